@@ -1,0 +1,1 @@
+"""The pure part: values, spaces, limits and statistics. No GPU, no files, no processes."""

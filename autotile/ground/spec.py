@@ -1,0 +1,136 @@
+"""A kernel with its search space, as declared in a search-space file and checked; see docs/file-format.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from autotile.ground.arrays import ArrayExpression
+from autotile.ground.expressions import Expression
+from autotile.ground.model import Value
+
+Access = Literal["in", "out", "inout"]
+Distribution = Literal["normal", "uniform", "zeros", "ones", "arange"]
+
+PROBLEM_DTYPE = "dtype"
+"""A buffer or scalar declared with this dtype takes the problem's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One tunable parameter; each value reaches the template as ``-DNAME=VALUE``."""
+
+    name: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A named condition that every valid configuration meets."""
+
+    name: str
+    expression: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Launch geometry and declared resources, as expressions over parameters, sizes and ``device.*``."""
+
+    block: tuple[Expression, ...]
+    grid: tuple[Expression, ...]
+    dynamic_smem_bytes: Expression | None
+    static_smem_bytes: Expression | None
+    """What the template declares statically, so that the first gate knows it before compiling."""
+    min_registers: Expression | None
+    """Registers that a thread needs at the very least (its accumulators, say)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the author accepts of a compiled candidate."""
+
+    min_occupancy: float
+    max_spill_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BufferArgument:
+    """A device array."""
+
+    name: str
+    dtype: str
+    shape: tuple[Expression, ...]
+    access: Access
+    init: Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarArgument:
+    """A value passed by the call.
+
+    A scalar whose value is an expression is bound by the problem (``M``); one whose value is a number is a default
+    that a caller may override (``alpha``).
+    """
+
+    name: str
+    dtype: str
+    value: Expression | float
+    check_value: float | None
+    """A second value, used at the ragged shape when verifying (``beta`` other than 0, say)."""
+
+
+Argument = BufferArgument | ScalarArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """How the right answer is computed, in float64."""
+
+    outputs: Mapping[str, ArrayExpression]
+    reduction: Expression
+    """Terms summed into each output element; the tolerance grows with its square root."""
+    tolerance: float | None
+    """Replaces the tolerance computed from dtype and ``reduction``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Operations and bytes that the problem needs at least, for TFLOP/s and GB/s."""
+
+    flops: Expression | None
+    bytes: Expression | None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """Everything a search-space file says, parsed and checked."""
+
+    name: str
+    summary: str
+    template: str
+    """File name of the template."""
+    entry: str
+    options: tuple[str, ...]
+    sizes: Mapping[str, int]
+    """Problem sizes with their defaults."""
+    ragged: Mapping[str, int]
+    """A second shape for verifying: no size a multiple of a tile."""
+    dtypes: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    default: Mapping[str, Value]
+    rules: tuple[Rule, ...]
+    launch: Launch
+    limits: Limits
+    arguments: tuple[Argument, ...]
+    reference: Reference
+    work: Work
+    source: str
+    """The file it was read from, as the user named it."""
+    text: str
+    """The file's text."""
+
+    @property
+    def buffers(self) -> tuple[BufferArgument, ...]:
+        """The array arguments, in order."""
+        return tuple(a for a in self.arguments if isinstance(a, BufferArgument))
