@@ -1,0 +1,248 @@
+"""Array expressions of a search-space file's [reference]: what the right answer is, computed in float64.
+
+A closed language like that of `autotile.ground.expressions`, over whole arrays: parsed once, every part checked, never
+executed as Python.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.ground.syntax import LanguageError, Place, SyntaxText, listing, nearest, one_line
+
+Array = NDArray[np.float64]
+MAX_OFFSET = 2**31 - 1
+"""Largest axis or offset that an expression may name."""
+
+Matmul = Callable[[Array, Array], Array]
+_Step = Callable[[Mapping[str, Any], Matmul], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayExpression:
+    """A parsed array expression.
+
+    Attributes
+    ----------
+    text
+        The text, on one line.
+    names
+        Every array and scalar in it.
+    """
+
+    text: str
+    names: frozenset[str]
+    place: Place = field(repr=False)
+    step: _Step = field(repr=False, compare=False)
+
+    def evaluate(self, env: Mapping[str, Any], matmul: Matmul | None = None) -> Array:
+        """Evaluate in float64.
+
+        Parameters
+        ----------
+        env
+            An array or number for each of ``names``, of any dtype.
+        matmul
+            What ``@`` does, where not `numpy.matmul`: a blocked or device-side product of two float64 arrays, say.
+
+        Returns
+        -------
+        numpy.ndarray
+            float64, of whatever shape the expression gives. Divisions by zero, overflows and logarithms of negative
+            numbers give infinities and NaNs, as they would on the device.
+
+        Raises
+        ------
+        SpecError
+            Shapes do not fit together.
+        """
+        try:
+            with np.errstate(all="ignore"):
+                return np.asarray(self.step(env, matmul or np.matmul), np.float64)
+        except LanguageError as error:
+            raise self.place.error(error.problem, column=error.column, expression=self.text) from None
+
+
+def parse_array_expression(
+    text: str, names: Iterable[str], *, source: str = "", key: str = "", line: int | None = None
+) -> ArrayExpression:
+    """Parse and check an array expression.
+
+    Parameters
+    ----------
+    text
+        The expression.
+    names
+        The arrays and scalars that may be used.
+    source, key, line
+        Where the expression stands, for messages.
+
+    Raises
+    ------
+    SpecError
+        The text is not in the language or uses an unknown name.
+    """
+    place = Place(source, key, line)
+    line_of_text = one_line(text)
+    parser = _Parser(SyntaxText(line_of_text), tuple(names))
+    try:
+        step = parser.step(parser.text.parse())
+    except LanguageError as error:
+        raise place.error(error.problem, column=error.column, expression=line_of_text) from None
+    return ArrayExpression(line_of_text, frozenset(parser.used), place, step)
+
+
+def shift(array: Array, *offsets: int) -> Array:
+    """Shift an array: ``result[i, j] = array[i + d0, j + d1]``, zero where that lies outside.
+
+    Raises
+    ------
+    ValueError
+        There is not one offset for each axis.
+    """
+    if len(offsets) != array.ndim:
+        raise ValueError(f"shift of a {array.ndim}-dimensional array takes {array.ndim} offsets, got {len(offsets)}")
+    result = np.zeros_like(array)
+    kept = [max(0, size - abs(offset)) for size, offset in zip(array.shape, offsets, strict=True)]
+    to = tuple(slice(max(0, -offset), max(0, -offset) + n) for offset, n in zip(offsets, kept, strict=True))
+    at = tuple(slice(max(0, offset), max(0, offset) + n) for offset, n in zip(offsets, kept, strict=True))
+    result[to] = array[at]
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    operation: Callable[..., Any]
+    usage: str
+    arrays: int = 1
+    whole_numbers: range = range(1)
+    """How many literal whole numbers may follow the arrays: an axis, or offsets."""
+
+
+_OPTIONAL_AXIS = range(2)
+_FUNCTIONS: Mapping[str, _Function] = {
+    "exp": _Function(np.exp, "exp(x)"),
+    "log": _Function(np.log, "log(x)"),
+    "sqrt": _Function(np.sqrt, "sqrt(x)"),
+    "abs": _Function(np.abs, "abs(x)"),
+    "tanh": _Function(np.tanh, "tanh(x)"),
+    "transpose": _Function(np.transpose, "transpose(x)"),
+    "maximum": _Function(np.maximum, "maximum(a, b)", arrays=2),
+    "minimum": _Function(np.minimum, "minimum(a, b)", arrays=2),
+    "sum": _Function(np.sum, "sum(x) or sum(x, axis)", whole_numbers=_OPTIONAL_AXIS),
+    "mean": _Function(np.mean, "mean(x) or mean(x, axis)", whole_numbers=_OPTIONAL_AXIS),
+    "max": _Function(np.max, "max(x) or max(x, axis)", whole_numbers=_OPTIONAL_AXIS),
+    "shift": _Function(shift, "shift(x, d0, d1, ...), one offset for each axis", whole_numbers=range(1, 9)),
+}
+
+ARRAY_FUNCTIONS = tuple(_FUNCTIONS)
+"""Functions that an array expression may call."""
+
+_OPERATIONS: Mapping[type[ast.operator], Callable[..., Any]] = {
+    ast.Add: np.add,
+    ast.Sub: np.subtract,
+    ast.Mult: np.multiply,
+    ast.Div: np.divide,
+    ast.Pow: np.power,
+}
+
+_LANGUAGE = f"use names, numbers, + - * / ** @ and the functions {', '.join(ARRAY_FUNCTIONS)}"
+
+
+class _Parser:
+    """Turns a syntax tree into one closure for each part; whatever it does not name is refused."""
+
+    def __init__(self, text: SyntaxText, known: tuple[str, ...]) -> None:
+        self.text = text
+        self.known = known
+        self.used: set[str] = set()
+
+    def step(self, tree: ast.expr) -> _Step:
+        match tree:
+            case ast.Constant():
+                return self._constant(tree)
+            case ast.Name(id=name):
+                return self._name(tree, name)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return self._apply(tree, np.negative, self.step(operand))
+            case ast.BinOp():
+                return self._binary(tree)
+            case ast.Call():
+                return self._call(tree)
+            case _:
+                raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_LANGUAGE}")
+
+    def _constant(self, tree: ast.Constant) -> _Step:
+        if isinstance(tree.value, bool) or not isinstance(tree.value, int | float):
+            raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not a number; {_LANGUAGE}")
+        try:
+            value = np.float64(tree.value)
+        except OverflowError:
+            raise self.text.error(tree, "the number does not fit in float64") from None
+        return lambda env, matmul: value
+
+    def _name(self, tree: ast.expr, name: str) -> _Step:
+        if name not in self.known:
+            cure = "; it is a function" if name in ARRAY_FUNCTIONS else nearest(name, self.known)
+            raise self.text.error(tree, f"unknown name {name!r}{cure} (known: {listing(self.known)})")
+        self.used.add(name)
+        return lambda env, matmul: np.asarray(env[name], np.float64)
+
+    def _binary(self, tree: ast.BinOp) -> _Step:
+        left, right = self.step(tree.left), self.step(tree.right)
+        if isinstance(tree.op, ast.MatMult):
+            return self._matmul(tree, left, right)
+        operation = _OPERATIONS.get(type(tree.op))
+        if operation is None:
+            raise self.text.error(tree, f"this operator is not accepted; {_LANGUAGE}")
+        return self._apply(tree, operation, left, right)
+
+    def _matmul(self, tree: ast.expr, left: _Step, right: _Step) -> _Step:
+        def product(env: Mapping[str, Any], matmul: Matmul) -> Any:
+            return self._guarded(tree, matmul, left(env, matmul), right(env, matmul))
+
+        return product
+
+    def _apply(self, tree: ast.expr, operation: Callable[..., Any], *operands: _Step) -> _Step:
+        def result(env: Mapping[str, Any], matmul: Matmul) -> Any:
+            return self._guarded(tree, operation, *(operand(env, matmul) for operand in operands))
+
+        return result
+
+    def _guarded(self, tree: ast.expr, operation: Callable[..., Any], *operands: Any) -> Any:
+        try:
+            return operation(*operands)
+        except ValueError as error:
+            shapes = " and ".join(str(np.shape(operand)) for operand in operands)
+            raise self.text.error(tree, f"operands of shape {shapes} do not fit: {error}") from None
+
+    def _call(self, tree: ast.Call) -> _Step:
+        name = tree.func.id if isinstance(tree.func, ast.Name) else ""
+        if name not in ARRAY_FUNCTIONS:
+            called = self.text.excerpt(tree.func)
+            raise self.text.error(tree, f"{called!r} cannot be called{nearest(called, ARRAY_FUNCTIONS)} ({_LANGUAGE})")
+        function = _FUNCTIONS[name]
+        arrays, whole = tree.args[: function.arrays], tree.args[function.arrays :]
+        plain = not tree.keywords and not any(isinstance(argument, ast.Starred) for argument in tree.args)
+        if not plain or len(arrays) < function.arrays or len(whole) not in function.whole_numbers:
+            raise self.text.error(tree, f"{name} is called as {function.usage}, with plain arguments")
+        numbers = [self._whole_number(argument) for argument in whole]
+        operands = [self.step(argument) for argument in arrays]
+        return self._apply(tree, lambda *values: function.operation(*values, *numbers), *operands)
+
+    def _whole_number(self, tree: ast.expr) -> int:
+        sign, literal = (-1, tree.operand) if _is_negation(tree) else (1, tree)
+        value = literal.value if isinstance(literal, ast.Constant) else None
+        if isinstance(value, bool) or not isinstance(value, int) or value > MAX_OFFSET:
+            raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not a literal whole number up to {MAX_OFFSET}")
+        return sign * value
+
+
+def _is_negation(tree: ast.expr) -> TypeGuard[ast.UnaryOp]:
+    return isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub)
