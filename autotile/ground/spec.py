@@ -134,3 +134,8 @@ class KernelSpec:
     def buffers(self) -> tuple[BufferArgument, ...]:
         """The array arguments, in order."""
         return tuple(a for a in self.arguments if isinstance(a, BufferArgument))
+
+    @property
+    def scalars(self) -> tuple[ScalarArgument, ...]:
+        """The scalar arguments, in order."""
+        return tuple(a for a in self.arguments if isinstance(a, ScalarArgument))

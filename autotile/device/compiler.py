@@ -1,0 +1,158 @@
+"""Compile CUDA C++ to a cubin with NVRTC and read what it uses; needs no GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from autotile.device.toolchain import include_folders, load_nvrtc, nvrtc_version
+from autotile.ground.dtypes import DTYPES
+from autotile.ground.errors import CompileError, ToolchainError
+from autotile.ground.model import Config, Resources, Value, canonical_json
+from autotile.ground.spec import KernelSpec
+
+_BASE_OPTIONS = ("--std=c++17", "--ptxas-options=-v")
+_ENTRY = re.compile(r"Compiling entry function '([^']+)'")
+_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_STATIC_SMEM = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileJob:
+    """All that one compilation depends on.
+
+    ``options`` holds macros and the author's options, not the include folders: those are found where the job runs, and
+    their content is covered by ``source_hash`` and the NVRTC version.
+    """
+
+    source: str
+    source_hash: str
+    template_path: str
+    entry: str
+    architecture: str
+    options: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """SHA-256 that names the cubin: equal for jobs that give the same cubin."""
+        identity = [self.source_hash, self.entry, self.architecture, list(self.options), nvrtc_version()]
+        return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionary, for the way to a compile worker."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CompileJob:
+        """Inverse of `to_json`."""
+        return cls(**{**data, "options": tuple(data["options"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """A cubin and what its entry function uses."""
+
+    cubin: bytes
+    resources: Resources
+
+
+def macro_options(config: Config, dtype: str) -> tuple[str, ...]:
+    """``-D`` options of a configuration; booleans become 1 and 0, ``DTYPE`` holds the element type's C name."""
+    macros = [f"-D{name}={_macro_value(value)}" for name, value in config.items()]
+    return (*macros, f"-DDTYPE={DTYPES[dtype].c_type}")
+
+
+def compile_job(
+    spec: KernelSpec, source: str, source_hash: str, template_path: Path, config: Config, dtype: str, architecture: str
+) -> CompileJob:
+    """The compilation that a configuration needs."""
+    options = (*spec.options, *macro_options(config, dtype))
+    return CompileJob(source, source_hash, str(template_path), spec.entry, architecture, options)
+
+
+def compile_cubin(job: CompileJob) -> Compilation:
+    """Compile.
+
+    Raises
+    ------
+    CompileError
+        The source does not compile, or has no ``extern "C"`` entry function of the given name.
+    ToolchainError
+        NVRTC is missing, or does not know the architecture.
+    """
+    nvrtc = load_nvrtc()
+    folders = (str(Path(job.template_path).parent), *include_folders())
+    options = [f"--gpu-architecture={job.architecture}", *_BASE_OPTIONS, *job.options, *(f"-I{f}" for f in folders)]
+    status, program = nvrtc.nvrtcCreateProgram(job.source.encode(), Path(job.template_path).name.encode(), 0, [], [])
+    _expect_success(nvrtc, status)
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        log = _read(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+        if status == nvrtc.nvrtcResult.NVRTC_ERROR_INVALID_OPTION:
+            raise ToolchainError(f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {log.strip()}")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompileError(_first_error(log) or f"NVRTC says {status.name}", log)
+        return Compilation(_read(nvrtc, program, "CUBIN"), parse_resources(log, job.entry))
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def parse_resources(log: str, entry: str) -> Resources:
+    """Read the assembler's report (``-Xptxas -v``) on one entry function.
+
+    Raises
+    ------
+    CompileError
+        The log reports no entry function of that name.
+    """
+    sections = _ENTRY.split(log)
+    reports = dict(zip(sections[1::2], sections[2::2], strict=True))
+    if entry not in reports:
+        found = ", ".join(sorted(reports)) or "none"
+        raise CompileError(f'no extern "C" __global__ function {entry!r} in the template; entry functions found: {found}')
+    report = reports[entry]
+    frame, registers = _FRAME.search(report), _REGISTERS.search(report)
+    if frame is None or registers is None:
+        raise ToolchainError(f"the assembler's report on {entry!r} has an unknown form: {report.strip()!r}")
+    static_smem = _STATIC_SMEM.search(report)
+    return Resources(
+        registers=int(registers[1]),
+        stack_bytes=int(frame[1]),
+        spill_store_bytes=int(frame[2]),
+        spill_load_bytes=int(frame[3]),
+        static_smem_bytes=int(static_smem[1]) if static_smem else 0,
+    )
+
+
+def _macro_value(value: Value) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _first_error(log: str) -> str:
+    """The compiler's first error with the lines that show the place."""
+    lines = [line.rstrip() for line in log.splitlines()]
+    for index, line in enumerate(lines):
+        if "error" in line.lower():
+            rest = [follow for follow in lines[index + 1 : index + 3] if follow.strip()]
+            return "\n".join([line, *rest])
+    return log.strip()
+
+
+def _read(nvrtc: ModuleType, program: Any, what: str) -> bytes:
+    status, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
+    _expect_success(nvrtc, status)
+    data = bytearray(size)
+    (status,) = getattr(nvrtc, f"nvrtcGet{what}")(program, data)
+    _expect_success(nvrtc, status)
+    return bytes(data)
+
+
+def _expect_success(nvrtc: ModuleType, status: Any) -> None:
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise ToolchainError(f"NVRTC {nvrtc_version()} failed with {status.name}")

@@ -1,0 +1,59 @@
+"""Load a cubin and launch its functions through CuPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autotile.device.toolchain import load_cupy
+
+# CUfunction_attribute, cuda.h
+_MAX_THREADS_PER_BLOCK = 0
+_SHARED_SIZE_BYTES = 1
+_LOCAL_SIZE_BYTES = 3
+_NUM_REGS = 4
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+
+OPT_IN_ABOVE_BYTES = 48 * 1024
+"""Dynamic shared memory beyond this must be opted in (CUDA C++ Programming Guide, shared memory of 7.x and later)."""
+
+
+class Function:
+    """An entry function of a loaded module."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def opt_in(self, dynamic_smem_bytes: int) -> None:
+        """Allow this much dynamic shared memory a block, where it is more than every kernel may have."""
+        if dynamic_smem_bytes > OPT_IN_ABOVE_BYTES:
+            driver = load_cupy().cuda.driver
+            driver.funcSetAttribute(self._function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_smem_bytes)
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: Sequence[Any],
+        dynamic_smem_bytes: int,
+    ) -> None:
+        """Queue a launch on CuPy's current stream; arguments are CuPy arrays or NumPy scalars of the exact type."""
+        self._function(grid, block, arguments, dynamic_smem_bytes)
+
+    def blocks_per_sm(self, threads: int, dynamic_smem_bytes: int) -> int:
+        """The driver's own occupancy answer, in blocks per SM."""
+        driver = load_cupy().cuda.driver
+        return int(driver.occupancyMaxActiveBlocksPerMultiprocessor(self._function.ptr, threads, dynamic_smem_bytes))
+
+
+class Module:
+    """A cubin loaded into the current context; unloaded when nothing refers to it any more."""
+
+    def __init__(self, path: Path) -> None:
+        self._module = load_cupy().cuda.function.Module()
+        self._module.load_file(str(path))
+
+    def function(self, name: str) -> Function:
+        """An ``extern "C"`` function by name."""
+        return Function(self._module.get_function(name))

@@ -1,0 +1,111 @@
+"""The worker's own kernels (``support.cu``), with a Python face."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.device.compiler import CompileJob
+from autotile.device.cubin_cache import CubinCache
+from autotile.device.module import Function, Module
+from autotile.device.toolchain import load_cupy
+from autotile.ground.dtypes import Dtype
+
+_SOURCE = Path(__file__).with_name("support.cu")
+_THREADS = 256
+_MAX_BLOCKS = 2048
+_MATMUL_TILE = 16
+
+
+class SupportKernels:
+    """Fill, compare and multiply on the device.
+
+    Parameters
+    ----------
+    cache
+        Where the compiled kernels are kept.
+    architecture
+        Such as ``"sm_90"``.
+    """
+
+    def __init__(self, cache: CubinCache, architecture: str) -> None:
+        self._cache = cache
+        self._architecture = architecture
+        self._functions: dict[tuple[str, str], Function] = {}
+        self._result = load_cupy().zeros(2, dtype=np.uint64)
+
+    def fill_words(self, pointer: int, words: int, pattern: int) -> None:
+        """Write a 32-bit pattern to ``words`` words."""
+        self._launch("fill_words", words, np.uint64(pointer), np.uint64(words), np.uint32(pattern))
+
+    def count_unlike_pattern(self, pointer: int, words: int, pattern: int) -> int:
+        """How many of ``words`` 32-bit words differ from a pattern."""
+        return self._count(
+            "count_unlike_pattern", words, np.uint64(pointer), np.uint64(words), np.uint32(pattern)
+        )
+
+    def count_unlike(self, a: int, b: int, words: int) -> int:
+        """How many 32-bit words differ between two buffers."""
+        return self._count("count_unlike", words, np.uint64(a), np.uint64(b), np.uint64(words))
+
+    def compare(
+        self, got: int, want: int, elements: int, dtype: Dtype, tolerance: float, scale: float
+    ) -> tuple[int, int]:
+        """Number of wrong elements and the first one's index; see ``compare_elements`` for what is wrong."""
+        self._result[:] = np.array([0, 2**64 - 1], dtype=np.uint64)
+        self._launch(
+            "compare_elements",
+            elements,
+            np.uint64(got),
+            np.uint64(want),
+            np.uint64(elements),
+            np.float64(tolerance),
+            np.float64(scale),
+            np.uint64(self._result.data.ptr),
+            dtype=dtype,
+        )
+        wrong, first = self._result.get()
+        return int(wrong), int(first)
+
+    def matmul(self, a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Product of two host matrices, shapes (M, K) and (K, N), in float64 on the device."""
+        cupy = load_cupy()
+        device_a, device_b = cupy.asarray(a, dtype=np.float64, order="C"), cupy.asarray(b, dtype=np.float64, order="C")
+        (m, k), n = a.shape, b.shape[1]
+        product = cupy.empty((m, n), dtype=np.float64)
+        grid = (-(-n // _MATMUL_TILE), -(-m // _MATMUL_TILE), 1)
+        pointers = [np.uint64(array.data.ptr) for array in (device_a, device_b, product)]
+        self._function("matmul_float64").launch(
+            grid, (_MATMUL_TILE * _MATMUL_TILE, 1, 1), (*pointers, np.int32(m), np.int32(n), np.int32(k)), 0
+        )
+        result: NDArray[np.float64] = product.get()
+        return result
+
+    def _count(self, name: str, elements: int, *arguments: Any) -> int:
+        self._result[:] = np.uint64(0)
+        self._launch(name, elements, *arguments, np.uint64(self._result.data.ptr))
+        return int(self._result.get()[0])
+
+    def _launch(self, name: str, elements: int, *arguments: Any, dtype: Dtype | None = None) -> None:
+        blocks = max(1, min(_MAX_BLOCKS, -(-elements // _THREADS)))
+        self._function(name, dtype).launch((blocks, 1, 1), (_THREADS, 1, 1), arguments, 0)
+
+    def _function(self, name: str, dtype: Dtype | None = None) -> Function:
+        type_name = dtype.name if dtype is not None else "float32"
+        function = self._functions.get((name, type_name))
+        if function is None:
+            function = Module(self._cache.get_or_compile(self._job(name, type_name, dtype)).path).function(name)
+            self._functions[name, type_name] = function
+        return function
+
+    def _job(self, entry: str, type_name: str, dtype: Dtype | None) -> CompileJob:
+        source = _SOURCE.read_text(encoding="utf-8")
+        options = (
+            f"-DDTYPE={dtype.c_type if dtype is not None else 'float'}",
+            f"-DDTYPE_IS_HALF={int(type_name == 'float16')}",
+            f"-DDTYPE_IS_BFLOAT16={int(type_name == 'bfloat16')}",
+        )
+        return CompileJob(source, source, str(_SOURCE), entry, self._architecture, options)

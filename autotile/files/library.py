@@ -1,0 +1,127 @@
+"""Find a kernel by name or by path and read its search space and template."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotile.files.settings import read_settings
+from autotile.ground.errors import InputError, SpecError, UnknownKernelError
+from autotile.ground.spec import KernelSpec
+from autotile.ground.spec_parser import parse_spec
+
+_QUOTED_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"\n]+)"', re.MULTILINE)
+_STRING_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A search space with its template's text.
+
+    Attributes
+    ----------
+    source
+        The template's text.
+    template_path
+        Where it was read from; its folder is the first include folder.
+    source_hash
+        SHA-256 over the template and the files that it includes with quotes, their includes too. Comments and
+        indentation do not count: a better comment must not throw away what was measured.
+    """
+
+    spec: KernelSpec
+    source: str
+    template_path: Path
+    source_hash: str
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.spec.name
+
+
+def load_kernel(name_or_path: str, folders: Sequence[Path] | None = None) -> Kernel:
+    """Read a kernel: a name is looked up in the kernel folders, anything with a slash or ``.toml`` is a path.
+
+    Raises
+    ------
+    UnknownKernelError
+        No such kernel; the message names the nearest ones.
+    SpecError
+        The search-space file is malformed.
+    InputError
+        A file cannot be read.
+    """
+    path = _find(name_or_path, folders if folders is not None else read_settings().kernel_folders)
+    spec = parse_spec(_read_text(path, "search-space file"), str(path))
+    template = _template_path(path, spec)
+    source = _read_text(template, "template")
+    return Kernel(spec, source, template, _hash_with_includes(template, source))
+
+
+def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:
+    """Names of the kernels that can be tuned by name."""
+    folders = folders if folders is not None else read_settings().kernel_folders
+    return sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
+
+
+def _find(name: str, folders: Sequence[Path]) -> Path:
+    if name.endswith(".toml") or "/" in name or "\\" in name:
+        path = Path(name).expanduser()
+        if path.suffix == ".toml" and path.is_file():
+            return path
+        raise UnknownKernelError(f"no search-space file {name!r}: expected the path of a .toml file that exists")
+    for folder in folders:
+        path = folder / f"{name}.toml"
+        if path.is_file():
+            return path
+    names = kernel_names(folders)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known kernels: {', '.join(names)}."
+    raise UnknownKernelError(f"no kernel named {name!r}; {hint} A kernel of your own is given as path/to/mine.toml")
+
+
+def _template_path(spec_path: Path, spec: KernelSpec) -> Path:
+    candidates = (spec_path.parent / spec.template, spec_path.parent.parent / "templates" / spec.template)
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    places = " nor ".join(str(candidate) for candidate in candidates)
+    raise SpecError(f"there is no template {places}", source=spec.source, key="kernel.template")
+
+
+def _read_text(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read the {what} {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"the {what} {path} is not UTF-8 text") from None
+
+
+def _hash_with_includes(path: Path, source: str) -> str:
+    """Hash of everything the author wrote; the toolkit's own headers are covered by the NVRTC version."""
+    digest = hashlib.sha256()
+    seen: set[Path] = set()
+    waiting = [(path, source)]
+    while waiting:
+        current, text = waiting.pop()
+        code = _without_comments(text)
+        digest.update(f"{current.name}\0{len(code)}\0{code}".encode())
+        for name in _QUOTED_INCLUDE.findall(text):
+            included = (current.parent / name).resolve()
+            if included not in seen and included.is_file():
+                seen.add(included)
+                waiting.append((included, _read_text(included, "included file")))
+    return digest.hexdigest()
+
+
+def _without_comments(text: str) -> str:
+    """The code alone: comments become a space, blank lines and indentation go."""
+    code = _STRING_OR_COMMENT.sub(lambda match: match[0] if match[0].startswith('"') else " ", text)
+    lines = (" ".join(line.split()) for line in code.splitlines())
+    return "\n".join(line for line in lines if line)

@@ -1,0 +1,96 @@
+"""The one place that reads the environment: where the database, the caches and the kernels lie."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from autotile.ground.errors import InputError
+
+_APPLICATION = "autotile"
+_KNOWN_KEYS = ("database", "cache", "kernels", "cache_limit_mib")
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where autotile reads and writes; each entry can be set in the environment or in ``config.toml``."""
+
+    database: str
+    """Path of an SQLite file, or a database URL (``AUTOTILE_DB``, ``database``)."""
+    cache: Path
+    """Folder of compiled cubins (``AUTOTILE_CACHE``, ``cache``)."""
+    cache_limit_bytes: int
+    """The cubin cache is trimmed to this (``AUTOTILE_CACHE_LIMIT_MIB``, ``cache_limit_mib``; default 1024 MiB)."""
+    kernel_folders: tuple[Path, ...]
+    """Folders with search-space files, first match wins (``AUTOTILE_KERNELS``, ``kernels``, then the built-in ones)."""
+    recording_folders: tuple[Path, ...]
+    """Folders with recordings for replay."""
+
+
+def read_settings() -> Settings:
+    """Settings from the environment, then the user's ``config.toml``, then the defaults.
+
+    Raises
+    ------
+    InputError
+        ``config.toml`` is malformed.
+    """
+    config = _read_config(platformdirs.user_config_path(_APPLICATION) / "config.toml")
+
+    def entry(variable: str, key: str, default: object) -> str:
+        return os.environ.get(variable) or str(config.get(key, default))
+
+    limit_mib = entry("AUTOTILE_CACHE_LIMIT_MIB", "cache_limit_mib", 1024)
+    if not limit_mib.isdecimal() or int(limit_mib) == 0:
+        raise InputError(f"the cubin cache limit is {limit_mib!r}, expected a positive number of MiB")
+    extra = entry("AUTOTILE_KERNELS", "kernels", "").split(os.pathsep)
+    return Settings(
+        database=entry("AUTOTILE_DB", "database", platformdirs.user_data_path(_APPLICATION) / "autotile.db"),
+        cache=Path(entry("AUTOTILE_CACHE", "cache", platformdirs.user_cache_path(_APPLICATION))).expanduser(),
+        cache_limit_bytes=int(limit_mib) * 2**20,
+        kernel_folders=(*(Path(folder).expanduser() for folder in extra if folder), data_folder("search_spaces")),
+        recording_folders=(data_folder("recordings"),),
+    )
+
+
+@lru_cache
+def data_folder(name: str) -> Path:
+    """One of the folders that travel with the package: ``templates``, ``search_spaces``, ``recordings``.
+
+    A wheel carries them inside the package; in a checkout they lie beside it.
+    """
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def child_environment() -> dict[str, str]:
+    """Environment for a child process: it imports the same autotile, installed or not."""
+    environment = dict(os.environ)
+    paths = [str(_PACKAGE.parent), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    return environment
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {error}; correct it or delete it") from None
+    unknown = sorted(set(config) - set(_KNOWN_KEYS))
+    if unknown:
+        raise InputError(f"{path}: unknown setting {unknown[0]!r}; known are {', '.join(_KNOWN_KEYS)}")
+    return config

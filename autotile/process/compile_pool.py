@@ -1,0 +1,113 @@
+"""Compile in parallel, ahead of the GPU; a compile that hangs or dies costs one candidate."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotile.device.compiler import CompileJob
+from autotile.device.cubin_cache import CachedCubin, CubinCache
+from autotile.ground.errors import ToolchainError, WorkerError, WorkerTimeoutError
+from autotile.ground.model import Outcome, Resources
+from autotile.process.child import Child
+
+_WORKER_MODULE = "autotile.process.compile_worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """How a compilation ended: a cubin, or an outcome with its reason."""
+
+    cubin: CachedCubin | None
+    seconds: float
+    outcome: Outcome = Outcome.OK
+    reason: str = ""
+
+
+class CompilePool:
+    """Compile workers, one a core; each thread of the pool owns one child process.
+
+    A job whose cubin is in the cache is answered without a worker, so a pool over a warm cache starts none.
+
+    Parameters
+    ----------
+    cache
+        Folder of the cubin cache.
+    limit_bytes
+        Size bound of the cache.
+    workers
+        Compilations at a time.
+    deadline_s
+        Seconds until a compilation is given up and its worker killed.
+    """
+
+    def __init__(self, cache: Path, limit_bytes: int, workers: int, deadline_s: float) -> None:
+        self._folder = cache
+        self._limit_bytes = limit_bytes
+        self._deadline_s = deadline_s
+        self._cache = CubinCache(cache, limit_bytes)
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="compile")
+        self._own = threading.local()
+        self._children: set[Child] = set()
+        self._lock = threading.Lock()
+        self._closing = False
+
+    def submit(self, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
+        """Compile in the background; the future never raises for a failed candidate.
+
+        The future raises `ToolchainError` when nothing can be compiled at all.
+        """
+        return self._threads.submit(self._compile, make_job)
+
+    def close(self) -> None:
+        """Give up what waits, kill what runs."""
+        self._closing = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            children = list(self._children)
+        for child in children:
+            child.kill()
+        self._threads.shutdown(wait=True)
+
+    def _compile(self, make_job: Callable[[], CompileJob]) -> Compiled:
+        start = time.perf_counter()
+        job = make_job()
+        cubin = self._cache.get(job.key)
+        if cubin is not None:
+            return Compiled(cubin, time.perf_counter() - start)
+        message = {"job": job.to_json(), "cache": str(self._folder), "limit_bytes": self._limit_bytes}
+        try:
+            reply = self._child().request(message, self._deadline_s)
+        except WorkerError as error:
+            self._drop_child()
+            hung = isinstance(error, WorkerTimeoutError)
+            outcome = Outcome.TIMED_OUT if hung else Outcome.COMPILE_FAILED
+            return Compiled(None, time.perf_counter() - start, outcome, f"the compiler failed: {error}")
+        seconds = time.perf_counter() - start
+        if reply.get("kind") == "setup":
+            raise ToolchainError(reply["error"])
+        if "error" in reply:
+            return Compiled(None, seconds, Outcome.COMPILE_FAILED, reply["error"])
+        cubin = CachedCubin(Path(reply["path"]), reply["cubin_hash"], Resources(**reply["resources"]))
+        return Compiled(cubin, seconds)
+
+    def _child(self) -> Child:
+        child: Child | None = getattr(self._own, "child", None)
+        if child is None:
+            child = Child(_WORKER_MODULE)
+            self._own.child = child
+            with self._lock:
+                self._children.add(child)
+            if self._closing:
+                child.kill()
+        return child
+
+    def _drop_child(self) -> None:
+        child = self._own.child
+        self._own.child = None
+        with self._lock:
+            self._children.discard(child)

@@ -1,0 +1,35 @@
+"""A child process that compiles one job at a time into the cubin cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from autotile.device.compiler import CompileJob
+from autotile.device.cubin_cache import CubinCache
+from autotile.ground.errors import CompileError, InputError, ToolchainError
+from autotile.process.serve import Stage, serve
+
+
+class CompileWorker:
+    """Answers ``{"job", "cache", "limit_bytes"}`` with the cubin's path and resources, or with the error."""
+
+    def __init__(self) -> None:
+        self._cache: CubinCache | None = None
+
+    def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+        try:
+            if self._cache is None:
+                self._cache = CubinCache(Path(message["cache"]), message["limit_bytes"])
+            cubin = self._cache.get_or_compile(CompileJob.from_json(message["job"]))
+        except CompileError as error:
+            return {"error": str(error), "kind": "compile"}
+        except (ToolchainError, InputError) as error:
+            return {"error": str(error), "kind": "setup"}
+        return {"path": str(cubin.path), "cubin_hash": cubin.cubin_hash, "resources": asdict(cubin.resources)}
+
+
+if __name__ == "__main__":
+    serve(CompileWorker())

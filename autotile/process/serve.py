@@ -1,0 +1,60 @@
+"""The child's end: read requests, answer them, leave when the parent is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Stage = Callable[[str], None]
+"""Called with the name of a stage before it is entered."""
+Handler = Callable[[Mapping[str, Any], Stage], Mapping[str, Any]]
+
+_PARENT_CHECK_S = 1.0
+
+
+class LastWords(Exception):  # noqa: N818 - it is an answer, not an error
+    """Raised by a handler to answer and then end the process: its CUDA context can no longer be trusted."""
+
+    def __init__(self, reply: Mapping[str, Any]) -> None:
+        self.reply = reply
+        super().__init__("the worker ends itself after this reply")
+
+
+def serve(handler: Handler) -> None:
+    """Answer requests from standard input until it closes.
+
+    Standard output becomes the message channel; whatever else prints there (a kernel's ``printf``) goes to standard
+    error instead.
+    """
+    channel = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    _leave_with_parent()
+
+    def send(message: Mapping[str, Any]) -> None:
+        channel.write(json.dumps(message).encode() + b"\n")
+        channel.flush()
+
+    for line in sys.stdin.buffer:
+        try:
+            send({"reply": handler(json.loads(line), lambda stage: send({"stage": stage}))})
+        except LastWords as last:
+            send({"reply": last.reply})
+            channel.flush()
+            os._exit(0)  # an ordinary exit would wait for the broken context
+
+
+def _leave_with_parent() -> None:
+    """End this process when its parent dies, even in the middle of a kernel that never returns."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_CHECK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
