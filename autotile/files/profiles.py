@@ -1,0 +1,174 @@
+"""What is known of GPUs without having one: profiles by name, limits by compute capability.
+
+The figures are in ``devices/*.toml`` (one GPU a file) and ``compute_capabilities.toml``, each with its source.
+Memory sizes are those of the data sheets, which count in GiB; a live device reports a little less.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from autotile.files.figures import read_figures, read_table
+from autotile.ground.errors import InputError
+from autotile.ground.hardware import DeviceProperties
+
+_FOLDER = resources.files("autotile.files")
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilityLimits:
+    """What every device of a compute capability has alike; each field as in `DeviceProperties`."""
+
+    warp_size: int
+    max_threads_per_block: int
+    max_threads_per_sm: int
+    max_blocks_per_sm: int
+    max_block_dim: tuple[int, int, int]
+    max_grid_dim: tuple[int, int, int]
+    registers_per_block: int
+    registers_per_sm: int
+    max_registers_per_thread: int
+    register_unit: int
+    warp_unit: int
+    smem_per_block_bytes: int
+    smem_per_block_optin_bytes: int
+    smem_per_sm_bytes: int
+    smem_reserved_per_block_bytes: int
+    smem_unit_bytes: int
+    fp32_lanes_per_sm: int
+
+
+_LIMITS = frozenset(field.name for field in fields(CapabilityLimits))
+_CHIP_FIGURES = frozenset({"sm_count", "clock_mhz", "memory_bytes", "memory_bandwidth_bytes_per_s", "l2_bytes"})
+
+
+def device_profile(name: str) -> DeviceProperties:
+    """Properties of a known GPU.
+
+    Parameters
+    ----------
+    name
+        A profile's name or the name that CUDA gives the device. Case, punctuation and the words NVIDIA, GeForce, Tesla
+        and RTX do not matter: ``"rtx-3060"``, ``"RTX 3060"`` and ``"NVIDIA GeForce RTX 3060"`` are one.
+
+    Raises
+    ------
+    InputError
+        No such profile; the message lists the nearest and all.
+    """
+    profiles = _profiles()
+    keys = {alias: key for key, device in profiles.items() for alias in (_plain(device.name), _plain(key))}
+    wanted = _plain(name)
+    if wanted in keys:
+        return profiles[keys[wanted]]
+    nearest = dict.fromkeys(keys[alias] for alias in difflib.get_close_matches(wanted, keys, n=3, cutoff=0.4))
+    hint = f"nearest: {', '.join(nearest)}; " if nearest else ""
+    raise InputError(f"no GPU profile is named {name!r}; {hint}known: {', '.join(profiles)}")
+
+
+def profile_names() -> list[str]:
+    """Names of the known GPUs, sorted."""
+    return list(_profiles())
+
+
+def limits_for(compute_capability: str) -> CapabilityLimits:
+    """Limits of a compute capability.
+
+    An unknown one has those of the nearest lower known one with the same major number, else of the newest known.
+
+    Raises
+    ------
+    InputError
+        ``compute_capability`` is not of the form ``"9.0"``.
+    """
+    wanted = _version(compute_capability)
+    known = _capabilities()
+    lower = [version for version in known if version[0] == wanted[0] and version <= wanted]
+    return known[max(lower, default=max(known))]
+
+
+def parse_profile(text: str, source: str) -> DeviceProperties:
+    """Read the text of a profile file.
+
+    Raises
+    ------
+    InputError
+        Malformed; the message names ``source`` and the figure.
+    """
+    table = read_table(text, source)
+    sources = table.pop("sources", None)
+    names = {key: table.pop(key, None) for key in ("name", "compute_capability")}
+    for key, value in names.items():
+        if not isinstance(value, str):
+            raise InputError(f"{source}: {key}: expected a string, got {value!r}")
+    figures = read_figures(table, sources, source)
+    _check_names(figures, _CHIP_FIGURES, source)
+    limits = asdict(limits_for(names["compute_capability"]))
+    return DeviceProperties.from_json({**names, **limits, **figures, "source": "profile"})
+
+
+def parse_capabilities(text: str, source: str) -> dict[tuple[int, int], CapabilityLimits]:
+    """Read the text of the table of compute capabilities.
+
+    Returns
+    -------
+    dict
+        Limits by major and minor number.
+
+    Raises
+    ------
+    InputError
+        Malformed; the message names ``source``, the row and the figure.
+    """
+    table = read_table(text, source)
+    sources = table.pop("sources", None)
+    rows: dict[str, dict[str, Any]] = {}
+    for capability, row in table.items():
+        place = f"{source}: [{capability}]"
+        figures = read_figures(row, sources, place)
+        like = figures.pop("like", None)
+        if like is not None and like not in rows:
+            raise InputError(f"{place}: like: {like!r} is not a row above this one")
+        rows[capability] = {**rows.get(like, {}), **figures}
+        _check_names(rows[capability], _LIMITS, place)
+    return {_version(capability): CapabilityLimits(**row) for capability, row in rows.items()}
+
+
+@cache
+def _profiles() -> Mapping[str, DeviceProperties]:
+    files = sorted(_FOLDER.joinpath("devices").iterdir(), key=lambda file: file.name)
+    return {
+        file.name.removesuffix(".toml"): parse_profile(file.read_text(encoding="utf-8"), f"devices/{file.name}")
+        for file in files
+        if file.name.endswith(".toml")
+    }
+
+
+@cache
+def _capabilities() -> Mapping[tuple[int, int], CapabilityLimits]:
+    file = _FOLDER.joinpath("compute_capabilities.toml")
+    return parse_capabilities(file.read_text(encoding="utf-8"), file.name)
+
+
+def _check_names(figures: Mapping[str, Any], expected: frozenset[str], place: str) -> None:
+    if missing := expected - figures.keys():
+        raise InputError(f"{place}: missing: {', '.join(sorted(missing))}")
+    if surplus := figures.keys() - expected:
+        raise InputError(f"{place}: does not belong here: {', '.join(sorted(surplus))}")
+
+
+def _version(compute_capability: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)\.(\d+)", compute_capability)
+    if match is None:
+        raise InputError(f"compute capability {compute_capability!r}: expected major and minor number, such as '9.0'")
+    return int(match[1]), int(match[2])
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"nvidia|geforce|tesla|rtx|[^a-z0-9]", "", name.lower())
