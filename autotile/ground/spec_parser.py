@@ -1,0 +1,221 @@
+"""From the text of a search-space file to a checked `KernelSpec`; docs/file-format.md states the format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from autotile.ground.dtypes import DTYPES
+from autotile.ground.expressions import Kind
+from autotile.ground.hardware import EXPRESSION_NAMES
+from autotile.ground.model import Value
+from autotile.ground.spec import KernelSpec, Launch, Limits, Parameter, Rule
+from autotile.ground.spec_arguments import parse_arguments, parse_reference, parse_work
+from autotile.ground.spec_names import check_names, is_c_identifier
+from autotile.ground.spec_table import Table, describe, read_document
+from autotile.ground.syntax import listing, nearest
+
+SECTIONS = ("kernel", "problem", "parameters", "default", "rules", "launch", "limits", "arguments", "reference", "work")
+
+ALLOWED_OPTIONS = (
+    "--use_fast_math",
+    "--extra-device-vectorization",
+    "--restrict",
+    *(f"--{name}={value}" for name in ("ftz", "prec-div", "prec-sqrt", "fmad") for value in ("true", "false")),
+    *(f"--std=c++{year}" for year in (14, 17, 20)),
+)
+"""NVRTC options that a file may set: those that shape the code of one kernel and reach nothing outside of it."""
+
+MAX_DIMENSIONS = 3
+
+_TEMPLATE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cu")
+_KERNEL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_\-]*")
+_STRING_VALUE = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)*|\.?\d[\w.]*", re.ASCII)
+
+# Odd, prime and uneven, so that no size is a multiple of a tile or of another; larger where fewer sizes share the work.
+_RAGGED_PRIMES = (389, 277, 149, 101, 67, 43, 29, 19, 13, 11, 7, 5, 3)
+_RAGGED_FIRST: Mapping[int, tuple[int, ...]] = {1: (100_003, 10_007, 1009, 613), 2: (1009, 613)}
+
+
+def parse_spec(text: str, source: str) -> KernelSpec:
+    """Parse and check a search-space file.
+
+    Parameters
+    ----------
+    text
+        The file's text.
+    source
+        The file's name, as the user gave it.
+
+    Raises
+    ------
+    SpecError
+        Anything at all is wrong with the file; the message gives the file, the key, the line and the cure.
+    """
+    document = read_document(text, source)
+    document.allow(SECTIONS)
+    kernel, problem = document.table("kernel"), document.table("problem")
+    kernel.allow(("name", "template", "entry", "summary", "options"))
+    problem.allow(("sizes", "ragged", "dtypes"))
+
+    taken: dict[str, str] = {}
+    sizes = _sizes(problem, taken)
+    ragged = _ragged(problem, sizes)
+    parameters = _parameters(document.table("parameters"), taken)
+
+    size_kinds: dict[str, Kind] = dict.fromkeys(sizes, "number")
+    all_kinds: dict[str, Kind] = {
+        **{parameter.name: _kind(parameter.values[0]) for parameter in parameters},
+        **size_kinds,
+        **{f"device.{name}": "number" for name in EXPRESSION_NAMES},
+    }
+    rules = _rules(document.table("rules", optional=True), all_kinds)
+    arguments = parse_arguments(document.table("arguments"), (sizes, ragged), taken)
+    return KernelSpec(
+        name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', a letter first"),
+        summary=kernel.text("summary", ""),
+        template=_matching(kernel, "template", _TEMPLATE, "a bare file name that ends in .cu, no directories"),
+        entry=_entry(kernel),
+        options=_listed(kernel, "options", ALLOWED_OPTIONS),
+        sizes=sizes,
+        ragged=ragged,
+        dtypes=_listed(problem, "dtypes", tuple(DTYPES)) or ("float32",),
+        parameters=parameters,
+        default=_default(document.table("default"), parameters, rules, sizes),
+        rules=rules,
+        launch=_launch(document.table("launch"), all_kinds),
+        limits=_limits(document.table("limits", optional=True)),
+        arguments=arguments,
+        reference=parse_reference(document.table("reference"), arguments, (sizes, ragged)),
+        work=parse_work(document.table("work", optional=True), sizes),
+        source=source,
+        text=text,
+    )
+
+
+def derived_ragged(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Choose a second shape for verifying where the file gives none.
+
+    Each size in turn takes the first unused prime that is not above its default, from a list that starts at 389, 277,
+    149 for three sizes or more, at 1009, 613 for two and at 100,003 for one. A size smaller than every unused prime
+    takes the largest odd number up to its default.
+    """
+    primes = [*_RAGGED_FIRST.get(len(sizes), ()), *_RAGGED_PRIMES]
+    ragged: dict[str, int] = {}
+    for name, size in sizes.items():
+        unused = (prime for prime in primes if prime <= size and prime not in ragged.values())
+        ragged[name] = next(unused, size - 1 + size % 2)
+    return ragged
+
+
+def _sizes(problem: Table, taken: dict[str, str]) -> dict[str, int]:
+    table = problem.table("sizes")
+    if not table.data:
+        raise problem.error("sizes", "no size is declared; name at least one, as in sizes = { N = 4096 }")
+    check_names(table, what="a size", taken=taken)
+    return {name: table.whole_number(name, least=1) for name in table.data}
+
+
+def _ragged(problem: Table, sizes: Mapping[str, int]) -> dict[str, int]:
+    table = problem.table("ragged", optional=True)
+    table.allow(sizes)
+    given = {name: table.whole_number(name, least=1) for name in table.data}
+    return {**derived_ragged(sizes), **given}
+
+
+def _parameters(table: Table, taken: dict[str, str]) -> tuple[Parameter, ...]:
+    if not table.data:
+        raise table.error("", "no parameter is declared; name at least one, as in BM = [64, 128]")
+    check_names(table, what="a parameter", taken=taken)
+    return tuple(Parameter(name, _values(table, name)) for name in table.data)
+
+
+def _values(table: Table, name: str) -> tuple[Value, ...]:
+    values = table.entries(name)
+    for position, value in enumerate(values):
+        if not isinstance(value, int | str):
+            raise table.error(name, f"a value is a whole number, a boolean or a string, not {describe(value)}")
+        if type(value) is not type(values[0]):
+            raise table.error(name, f"{describe(values[0])} and {describe(value)} are of different kinds; use one kind")
+        if value in values[:position]:
+            raise table.error(name, f"{describe(value)} is listed twice; remove one")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise table.error(name, f"{describe(value)} does not fit in 64 bits")
+        if isinstance(value, str) and not _STRING_VALUE.fullmatch(value):
+            raise table.error(name, f"{describe(value)} is neither a C identifier nor a C number")
+    return tuple(values)
+
+
+def _kind(value: Value) -> Kind:
+    if isinstance(value, str):
+        return "string"
+    return "boolean" if isinstance(value, bool) else "number"
+
+
+def _rules(table: Table, kinds: Mapping[str, Kind]) -> tuple[Rule, ...]:
+    for name in table.data:
+        if not is_c_identifier(name):
+            raise table.error(name, f"{name!r} is no name for a rule; use letters, digits and '_', no digit first")
+    return tuple(Rule(name, table.expression(name, kinds, "boolean")) for name in table.data)
+
+
+def _default(
+    table: Table, parameters: tuple[Parameter, ...], rules: tuple[Rule, ...], sizes: Mapping[str, int]
+) -> dict[str, Value]:
+    table.allow(parameter.name for parameter in parameters)
+    default: dict[str, Value] = {}
+    for parameter in parameters:
+        value = table.require(parameter.name)
+        if not any(type(known) is type(value) and known == value for known in parameter.values):
+            values = ", ".join(str(known) for known in parameter.values[:20])
+            raise table.error(
+                parameter.name, f"{describe(value)} is not among the values of {parameter.name}: {values}"
+            )
+        default[parameter.name] = value
+    known = {**sizes, **default}
+    for rule in rules:  # a rule about the device is left to the device
+        if rule.expression.names <= known.keys() and not rule.expression.evaluate(known):
+            raise table.error("", f"the default breaks the rule {rule.name!r} at default sizes: {rule.expression.text}")
+    return default
+
+
+def _launch(table: Table, kinds: Mapping[str, Kind]) -> Launch:
+    table.allow(("block", "grid", "dynamic_smem_bytes", "static_smem_bytes", "min_registers"))
+    return Launch(
+        block=table.expressions("block", kinds, most=MAX_DIMENSIONS),
+        grid=table.expressions("grid", kinds, most=MAX_DIMENSIONS),
+        dynamic_smem_bytes=table.optional_expression("dynamic_smem_bytes", kinds),
+        static_smem_bytes=table.optional_expression("static_smem_bytes", kinds),
+        min_registers=table.optional_expression("min_registers", kinds),
+    )
+
+
+def _limits(table: Table) -> Limits:
+    table.allow(("min_occupancy", "max_spill_bytes"))
+    min_occupancy = table.number("min_occupancy") if "min_occupancy" in table.data else 0.0
+    if not 0.0 <= min_occupancy <= 1.0:
+        raise table.error("min_occupancy", f"expected a share from 0 to 1, got {min_occupancy}")
+    has_spill = "max_spill_bytes" in table.data
+    return Limits(min_occupancy, table.whole_number("max_spill_bytes", least=0) if has_spill else None)
+
+
+def _matching(table: Table, name: str, pattern: re.Pattern[str], wanted: str) -> str:
+    text = table.text(name)
+    if not pattern.fullmatch(text):
+        raise table.error(name, f"expected {wanted}; got {describe(text)}")
+    return text
+
+
+def _entry(kernel: Table) -> str:
+    entry = kernel.text("entry")
+    if not is_c_identifier(entry):
+        raise kernel.error("entry", f'expected the name of an extern "C" function; got {describe(entry)}')
+    return entry
+
+
+def _listed(table: Table, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    chosen = table.texts(name, optional=True)
+    for text in chosen:
+        if text not in known:
+            raise table.error(name, f"{text[:60]!r} is not accepted{nearest(text, known)} (known: {listing(known)})")
+    return chosen

@@ -1,0 +1,212 @@
+"""A search-space file as checked tables: each value is asked for by name and type, and errors say where it stands."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotile.ground.errors import SpecError
+from autotile.ground.expressions import Expression, Kind, parse_expression
+from autotile.ground.syntax import Place, listing, nearest
+
+MAX_BYTES = 2**20
+"""Largest file accepted."""
+
+MAX_ENTRIES = 1000
+"""Most entries of one table or list."""
+
+_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]")
+_KEY = re.compile(r"\s*([A-Za-z0-9_.\-\"']+)\s*=")
+_POSITION = re.compile(r" \(at line (\d+), column \d+\)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Names of things in a file, for messages: its own name, and the line of every key."""
+
+    source: str
+    lines: Mapping[str, int]
+
+    def place(self, key: str) -> Place:
+        """Where a dotted key stands; the line is that of the nearest table around it that has one."""
+        path = key.split(".")
+        known = (".".join(path[:length]) for length in range(len(path), 0, -1))
+        line = next((self.lines[prefix] for prefix in known if prefix in self.lines), None)
+        return Place(self.source, key, line)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table of the file. A method that reads a key raises `SpecError` where it is missing or of the wrong type."""
+
+    document: Document
+    key: str
+    data: Mapping[str, Any]
+
+    def error(self, name: str, problem: str) -> SpecError:
+        """Make an error that points at a key of this table, or at the table itself where ``name`` is empty."""
+        return self.document.place(self.path(name)).error(problem)
+
+    def path(self, name: str) -> str:
+        """Dotted key of an entry."""
+        return ".".join(part for part in (self.key, name) if part)
+
+    def allow(self, names: Iterable[str]) -> None:
+        """Refuse entries other than these."""
+        known = tuple(names)
+        for name in self.data:
+            if name not in known:
+                what = "key" if self.key else "section"
+                raise self.error(name, f"unknown {what} {name!r}{nearest(name, known)} (known: {listing(known)})")
+
+    def require(self, name: str) -> Any:
+        """Value of an entry that must be there."""
+        if name not in self.data:
+            what = f"the key {name!r}" if self.key else f"the section [{name}]"
+            raise self.error("", f"{what} is missing; add it")
+        return self.data[name]
+
+    def table(self, name: str, *, optional: bool = False) -> Table:
+        """Give a table within this one; an optional one that is absent is empty."""
+        data = self.data.get(name, {}) if optional else self.require(name)
+        if not isinstance(data, dict):
+            raise self.error(name, f"expected a table, got {describe(data)}")
+        self._check_length(name, data)
+        return Table(self.document, self.path(name), data)
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Give a string on one line."""
+        value = self.data.get(name, default) if default is not None else self.require(name)
+        if not isinstance(value, str):
+            raise self.error(name, f"expected a string, got {describe(value)}")
+        if not value.isprintable():
+            raise self.error(name, "expected one line of printable characters")
+        return value
+
+    def entries(self, name: str, *, optional: bool = False) -> list[Any]:
+        """Give a list that is not empty; an optional one that is absent is."""
+        if optional and name not in self.data:
+            return []
+        value = self.require(name)
+        if not isinstance(value, list):
+            raise self.error(name, f"expected a list, got {describe(value)}")
+        if not value:
+            raise self.error(name, "the list is empty; give at least one value")
+        self._check_length(name, value)
+        return value
+
+    def texts(self, name: str, *, optional: bool = False) -> tuple[str, ...]:
+        """Give a list of different strings."""
+        values = self.entries(name, optional=optional)
+        for position, value in enumerate(values):
+            if not isinstance(value, str):
+                raise self.error(name, f"expected strings, got {describe(value)}")
+            if value in values[:position]:
+                raise self.error(name, f"{value!r} is listed twice; remove one")
+        return tuple(values)
+
+    def whole_number(self, name: str, *, least: int) -> int:
+        """Give a whole number of 64 bits, at least ``least``."""
+        value = self.require(name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(name, f"expected a whole number, got {describe(value)}")
+        if not least <= value < 2**63:
+            raise self.error(name, f"expected a whole number from {least} to 2**63 - 1, got {describe(value)}")
+        return value
+
+    def number(self, name: str) -> float:
+        """Give a finite number."""
+        value = self.require(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(name, f"expected a number, got {describe(value)}")
+        if not abs(value) <= 1.7e308:
+            raise self.error(name, f"expected a finite number, got {describe(value)}")
+        return float(value)
+
+    def expression(self, name: str, kinds: Mapping[str, Kind], wanted: Kind) -> Expression:
+        """Give an expression of one kind; a plain whole number stands for itself."""
+        return self.parse(name, self.require(name), kinds, wanted)
+
+    def optional_expression(self, name: str, kinds: Mapping[str, Kind]) -> Expression | None:
+        """Give an expression for a number, or None where there is none."""
+        return self.expression(name, kinds, "number") if name in self.data else None
+
+    def expressions(self, name: str, kinds: Mapping[str, Kind], *, most: int) -> tuple[Expression, ...]:
+        """Give a list of one to ``most`` expressions for numbers."""
+        values = self.entries(name)
+        if len(values) > most:
+            raise self.error(name, f"at most {most} expressions are accepted, got {len(values)}")
+        return tuple(self.parse(name, value, kinds, "number") for value in values)
+
+    def parse(self, name: str, value: Any, kinds: Mapping[str, Kind], wanted: Kind) -> Expression:
+        """Parse a value of the entry ``name`` as an expression of one kind."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if not isinstance(value, str):
+            raise self.error(name, f"expected an expression in a string, got {describe(value)}")
+        place = self.document.place(self.path(name))
+        expression = parse_expression(value, kinds, source=place.source, key=place.key, line=place.line)
+        if expression.kind != wanted:
+            raise place.error(f"expected a {wanted}, but this is a {expression.kind}", expression=expression.text)
+        return expression
+
+    def _check_length(self, name: str, entries: list[Any] | dict[str, Any]) -> None:
+        if len(entries) > MAX_ENTRIES:
+            raise self.error(name, f"{len(entries)} entries, at most {MAX_ENTRIES} are accepted; shorten it")
+
+
+def read_document(text: str, source: str) -> Table:
+    """Read TOML.
+
+    Raises
+    ------
+    SpecError
+        The text is too long, nested too deep, or not TOML.
+    """
+    size_bytes = len(text.encode(errors="replace"))
+    if size_bytes > MAX_BYTES:
+        raise SpecError(f"the file has {size_bytes} bytes, at most {MAX_BYTES} are accepted; shorten it", source=source)
+    try:
+        data = tomllib.loads(text)
+    except RecursionError:
+        raise SpecError("the file is nested too deep; use plain tables and lists", source=source) from None
+    except ValueError as error:  # TOMLDecodeError, and whole numbers of more digits than Python converts
+        raise _not_toml(str(error), source) from None
+    return Table(Document(source, _key_lines(text)), "", data)
+
+
+def describe(value: Any) -> str:
+    """Name a value and its TOML type, shortened to fit a message."""
+    if isinstance(value, bool):
+        return f"the boolean {str(value).lower()}"
+    if isinstance(value, int | float):
+        return f"the number {value}" if abs(value) < 10**30 else "a number of more than 30 digits"
+    if isinstance(value, str):
+        return f"the string {value[:60]!r}"
+    return {list: "a list", dict: "a table"}.get(type(value), f"a {type(value).__name__}")
+
+
+def _not_toml(message: str, source: str) -> SpecError:
+    position = _POSITION.search(message)
+    line = int(position[1]) if position else None
+    return SpecError(f"not TOML: {_POSITION.sub('', message)}", source=source, line=line)
+
+
+def _key_lines(text: str) -> dict[str, int]:
+    """First line of every dotted key, by the look of each line; the text is known to be TOML."""
+    lines: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            section = _plain(header[1])
+            lines.setdefault(section, number)
+        elif entry := _KEY.match(line):
+            lines.setdefault(f"{section}.{_plain(entry[1])}" if section else _plain(entry[1]), number)
+    return lines
+
+
+def _plain(key: str) -> str:
+    return key.replace('"', "").replace("'", "").replace(" ", "")
