@@ -1,0 +1,299 @@
+"""The tuning database: every trial is committed as it ends, and the best is read back from there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import Connection, Engine
+
+from autotile.ground.errors import DatabaseError
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.model import Problem, Trial, config_key
+from autotile.store.best import StoredBest, read_best
+from autotile.store.check import DatabaseCheck, check_database
+from autotile.store.dialect import now_text
+from autotile.store.engine import (
+    WRITE_OPTIONS,
+    DamagedDatabaseError,
+    Location,
+    check_readable,
+    check_writable,
+    parse_location,
+    reporting_errors,
+    server_engine,
+    sqlite_engine,
+)
+from autotile.store.keys import TuningKey
+from autotile.store.misses import StoredMiss, count_miss, read_misses
+from autotile.store.studies import (
+    StoredRun,
+    StudySummary,
+    find_study,
+    finish_run,
+    insert_run,
+    list_studies,
+    make_study,
+    read_runs,
+)
+from autotile.store.trials import Phase, StoredTrial, insert_trial, insert_trials, read_trials, trial_row
+from autotile.store.upgrade import ensure_schema, is_current, refuse_damage, schema_revision, set_aside
+
+
+class Database:
+    """An open tuning database; safe to use from several threads, and from several processes that each open their own.
+
+    Open it with `Database.open` to write or `Database.open_readonly` to read; close it, or use it in a ``with`` block.
+    Each method is one transaction, and raises `DatabaseError` when the database cannot be read or written.
+
+    Attributes
+    ----------
+    location
+        The path or URL, without a password.
+    notices
+        What the user should be told, such as that a damaged file was set aside.
+    """
+
+    def __init__(self, engine: Engine, location: Location, *, readonly: bool, notices: tuple[str, ...] = ()) -> None:
+        self.location = str(location)
+        self.notices = notices
+        self._place = location
+        self._readonly = readonly
+        self._engine = engine
+        self._writer = engine.execution_options(**WRITE_OPTIONS)
+        self._process = os.getpid()
+
+    @classmethod
+    def open(cls, location: str | Path) -> Self:
+        """Open a database for writing; it is made where it is missing, and brought to the present schema.
+
+        A damaged SQLite file is renamed and reported in `notices`, and a fresh one is begun.
+
+        Parameters
+        ----------
+        location
+            Path of an SQLite file, or ``postgresql+psycopg://user:password@host/name``.
+
+        Raises
+        ------
+        DatabaseError
+            It cannot be made or written, is no database, belongs to another program or to a newer autotile, or the
+            driver of the server is not installed.
+        """
+        place = parse_location(location)
+        if not isinstance(place, Path):
+            return cls._open_for_writing(place)
+        check_writable(place)
+        if not place.exists():
+            return cls._open_for_writing(place)
+        check_readable(place)
+        seen = place.stat()
+        try:
+            return cls._open_for_writing(place)
+        except DamagedDatabaseError:
+            notice = set_aside(place, seen)
+        return cls._open_for_writing(place, notices=(notice,) if notice else ())
+
+    @classmethod
+    def open_readonly(cls, location: str | Path) -> Self | None:
+        """Open a database for reading; None where there is none, or none with tables yet. No file is made.
+
+        Raises
+        ------
+        DatabaseError
+            It is there, but cannot be read or belongs to another program or to another version of autotile.
+        """
+        place = parse_location(location)
+        if isinstance(place, Path):
+            if not place.exists():
+                return None
+            check_readable(place)
+        engine = _engine(place, readonly=True)
+        try:
+            with reporting_errors(place), engine.connect() as connection:
+                revision = schema_revision(connection)
+                current = is_current(connection, place)
+        except BaseException:
+            engine.dispose()
+            raise
+        if current:
+            return cls(engine, place, readonly=True)
+        engine.dispose()
+        if revision is None:
+            return None
+        cls.open(location).close()  # an older database is brought up to date first
+        return cls(_engine(place, readonly=True), place, readonly=True)
+
+    @classmethod
+    def _open_for_writing(cls, place: Location, notices: tuple[str, ...] = ()) -> Self:
+        engine = _engine(place, readonly=False)
+        try:
+            with reporting_errors(place):
+                ensure_schema(engine, place)
+                if isinstance(place, Path):
+                    refuse_damage(engine, place)
+        except BaseException:
+            engine.dispose()
+            raise
+        return cls(engine, place, readonly=False, notices=notices)
+
+    def close(self) -> None:
+        """Let go of the database; a closed one opens itself again when it is used."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def study(self, key: TuningKey, device: DeviceProperties | None) -> int:
+        """Number of the study of a key, made where it is missing.
+
+        Parameters
+        ----------
+        device
+            Kept with a new study; None where an imported result does not say.
+        """
+        with self._writing() as connection:
+            return make_study(connection, key, device)
+
+    def find_study(self, key: TuningKey) -> int | None:
+        """Number of the study of a key, or None; nothing is made."""
+        with self._reading() as connection:
+            return find_study(connection, key)
+
+    def studies(self, kernel: str | None = None) -> list[StudySummary]:
+        """Every study, or those of one kernel, by kernel and then oldest first."""
+        with self._reading() as connection:
+            return list_studies(connection, kernel)
+
+    def start_run(
+        self,
+        study_id: int,
+        *,
+        sampler: str,
+        seed: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        driver: str = "",
+        host: str = "",
+        gates: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Record that a run begins, and return its number; settings and gates are kept as JSON."""
+        row = {
+            "study_id": study_id,
+            "sampler": sampler,
+            "seed": seed,
+            "settings": dict(settings or {}),
+            "driver": driver,
+            "host": host,
+            "gates": dict(gates or {}),
+        }
+        with self._writing() as connection:
+            return insert_run(connection, row)
+
+    def end_run(self, run_id: int, summary: Mapping[str, Any] | None = None) -> None:
+        """Record that a run has finished; from now on the winner of its finals is the study's best."""
+        with self._writing() as connection:
+            found = finish_run(connection, run_id, summary or {})
+        if not found:
+            raise DatabaseError(f"{self.location} has no run {run_id}; expected a number that start_run gave")
+
+    def runs(self, study_id: int) -> list[StoredRun]:
+        """Runs of a study, oldest first."""
+        with self._reading() as connection:
+            return read_runs(connection, study_id)
+
+    def add_trial(
+        self, study_id: int, run_id: int, trial: Trial, *, phase: Phase = "search", rank: int | None = None
+    ) -> int:
+        """Commit one trial and return its number; when this returns, the death of the process cannot lose it.
+
+        Parameters
+        ----------
+        rank
+            Place within the run's finals, 1 for the winner.
+        """
+        place = {"study_id": study_id, "run_id": run_id, "phase": phase, "rank": rank, "created_at": now_text()}
+        with self._writing() as connection:
+            return insert_trial(connection, place | trial_row(trial))
+
+    def add_trials(self, study_id: int, run_id: int, trials: Iterable[Trial]) -> None:
+        """Commit many trials of a search in one transaction, as an import does."""
+        place = {"study_id": study_id, "run_id": run_id, "phase": "search", "rank": None, "created_at": now_text()}
+        rows = [place | trial_row(trial) for trial in trials]
+        with self._writing() as connection:
+            insert_trials(connection, rows)
+
+    def stored_trials(
+        self, study_id: int, *, run_id: int | None = None, phase: Phase | None = None
+    ) -> list[StoredTrial]:
+        """Trials of a study with where and when they were recorded, oldest first."""
+        with self._reading() as connection:
+            return read_trials(connection, study_id, run_id, phase)
+
+    def trials(self, study_id: int, *, run_id: int | None = None, phase: Phase | None = None) -> list[Trial]:
+        """Trials of a study, oldest first."""
+        return [stored.trial for stored in self.stored_trials(study_id, run_id=run_id, phase=phase)]
+
+    def tried(self, study_id: int) -> dict[str, Trial]:
+        """Newest trial of each configuration of a study, by `config_key`, so that a killed run can go on."""
+        return {config_key(trial.config): trial for trial in self.trials(study_id)}
+
+    def best(
+        self,
+        kernel: str | None = None,
+        *,
+        dtype: str | None = None,
+        sizes: Mapping[str, int] | None = None,
+        gpu_name: str | None = None,
+        study_id: int | None = None,
+    ) -> list[StoredBest]:
+        """Best result of each study that matches what is given, newest first."""
+        with self._reading() as connection:
+            return read_best(connection, kernel, dtype=dtype, sizes=sizes, gpu_name=gpu_name, study_id=study_id)
+
+    def record_miss(self, problem: Problem, gpu_name: str, tier: str, count: int = 1) -> None:
+        """Count that a problem was asked for and that only ``tier`` could be served."""
+        with self._writing() as connection:
+            count_miss(connection, problem, gpu_name, tier, count)
+
+    def misses(self, kernel: str | None = None) -> list[StoredMiss]:
+        """Problems that were asked for in vain, most frequent first."""
+        with self._reading() as connection:
+            return read_misses(connection, kernel)
+
+    def check(self) -> DatabaseCheck:
+        """Look for damage and orphaned rows."""
+        with self._reading() as connection:
+            return check_database(connection, self.location)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        self._leave_parents_connections()
+        with reporting_errors(self._place), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        if self._readonly:
+            raise DatabaseError(f"{self.location} was opened for reading only; expected Database.open to write")
+        self._leave_parents_connections()
+        with reporting_errors(self._place), self._writer.begin() as connection:
+            yield connection
+
+    def _leave_parents_connections(self) -> None:
+        """After a fork, forget the parent's connections unclosed: https://sqlite.org/howtocorrupt.html, section 2.6."""
+        if os.getpid() != self._process:
+            self._engine.dispose(close=False)
+            self._process = os.getpid()
+
+
+def _engine(place: Location, *, readonly: bool) -> Engine:
+    return sqlite_engine(place, readonly=readonly) if isinstance(place, Path) else server_engine(place)

@@ -1,0 +1,223 @@
+"""Where a database lies and how it is connected to: an SQLite file, or a PostgreSQL server that a team shares."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+
+from autotile.ground.errors import DatabaseError
+
+LOCK_TIMEOUT_S = 30.0
+"""How long a writer waits for the others; each holds the lock for well under a millisecond."""
+
+Location = Path | URL
+"""An SQLite file, or a server; both print well, and SQLAlchemy keeps a URL's password out of its text."""
+
+_EXPECTED_LOCATION = "expected the path of an SQLite file or postgresql+psycopg://user:password@host/name"
+
+_MAGIC = b"SQLite format 3\0"
+"""First bytes of every SQLite database: https://sqlite.org/fileformat.html, "The Database Header"."""
+
+_NETWORK_FILE_SYSTEMS = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "gfs2", "glusterfs", "gpfs", "lustre"}
+    | {"nfs", "nfs4", "ocfs2", "smb3", "smbfs"}
+)
+"""Several hosts may have these mounted, and WAL needs memory shared by all writers: https://sqlite.org/wal.html."""
+
+_CURES = {
+    "SQLITE_BUSY": f"another process has held it for more than {LOCK_TIMEOUT_S:.0f} s; try again when that has ended",
+    "SQLITE_LOCKED": "another connection holds it; try again when that has ended",
+    "SQLITE_CORRUPT": "the file is damaged; `autotile db check` says where, and the next `autotile tune` sets it aside",
+    "SQLITE_NOTADB": "the file is not a database; move it away, or name another database",
+    "SQLITE_FULL": "the disk is full; make room, or name a database on another disk",
+    "SQLITE_READONLY": "it cannot be written; change its permissions and its folder's, or name another database",
+    "SQLITE_CANTOPEN": "it cannot be opened; check that its folder exists and may be written",
+    "SQLITE_IOERR": "the disk refused to read or write; check the disk, or name a database on another one",
+}
+
+
+class DamagedDatabaseError(DatabaseError):
+    """The file is an SQLite database that is damaged, rather than locked, full or out of reach."""
+
+
+def parse_location(location: str | Path) -> Location:
+    """Tell a path (or ``sqlite:///path``) from a PostgreSQL URL.
+
+    Raises
+    ------
+    DatabaseError
+        A URL of any other kind.
+    """
+    if isinstance(location, Path) or "://" not in location:
+        return Path(location).expanduser()
+    try:
+        url = make_url(location)
+    except ArgumentError:
+        raise DatabaseError(f"{location.split('@')[-1]!r} is no database URL; {_EXPECTED_LOCATION}") from None
+    backend = url.get_backend_name()
+    if backend == "sqlite" and url.database:
+        return Path(url.database).expanduser()
+    if backend in ("postgresql", "postgres"):
+        driver = url.drivername if "+" in url.drivername else "postgresql+psycopg"
+        return url.set(drivername=driver)
+    raise DatabaseError(f"a database of the kind {url.drivername!r} is not supported; {_EXPECTED_LOCATION}")
+
+
+def sqlite_engine(path: Path, *, readonly: bool) -> Engine:
+    """Engine of an SQLite file whose transactions take the write lock at once where `write_option` is set.
+
+    A transaction that reads first and asks for the lock later can be refused without waiting; one that begins with
+    ``BEGIN IMMEDIATE`` waits its turn: https://sqlite.org/lang_transaction.html.
+    """
+    journal = "DELETE" if _is_on_network(path) else "WAL"
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            _uri(path, readonly), uri=True, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            _configure(connection, None if readonly else journal)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, json_serializer=_compact_json)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def server_engine(url: URL) -> Engine:
+    """Engine of a PostgreSQL server.
+
+    Raises
+    ------
+    DatabaseError
+        The driver is not installed.
+    """
+    try:
+        return create_engine(url, pool_pre_ping=True, json_serializer=_compact_json)
+    except ModuleNotFoundError as error:
+        package = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary"}.get(error.name or "", error.name)
+        raise DatabaseError(f"{url} needs the Python package {error.name!r}: pip install '{package}'") from None
+
+
+WRITE_OPTIONS = {"autotile_write": True}
+"""Execution options of an engine whose transactions write."""
+
+
+@contextmanager
+def reporting_errors(location: Location) -> Iterator[None]:
+    """Turn a driver's error into a `DatabaseError` that says what to do."""
+    try:
+        yield
+    except DBAPIError as error:
+        code = getattr(error.orig, "sqlite_errorname", "")
+        cure = next((cure for prefix, cure in _CURES.items() if code.startswith(prefix)), "")
+        reason = str(error.orig).strip() or type(error.orig).__name__
+        kind = DamagedDatabaseError if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) else DatabaseError
+        raise kind(f"database {location}: {reason}" + (f": {cure}" if cure else "")) from error
+    except SQLAlchemyError as error:
+        raise DatabaseError(f"database {location}: {error}") from error
+
+
+def check_readable(path: Path) -> None:
+    """Refuse what is there but is no SQLite file, before SQLite gives a vaguer answer.
+
+    Raises
+    ------
+    DatabaseError
+        The path is a folder, cannot be read, or holds something else.
+    """
+    if path.is_dir():
+        raise DatabaseError(f"{path} is a folder; expected the path of a database file, such as {path / 'autotile.db'}")
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(len(_MAGIC))
+    except OSError as error:
+        raise DatabaseError(f"cannot read the database {path}: {error.strerror}; check its permissions") from None
+    if start and start != _MAGIC:
+        raise DatabaseError(f"{path} is not a database, so it is left as it is: move it away, or name another database")
+
+
+def check_writable(path: Path) -> None:
+    """Make the folder of a database, and see that the database can be written there.
+
+    Raises
+    ------
+    DatabaseError
+        The folder cannot be made, or folder or file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DatabaseError(f"cannot make the folder {path.parent}: {error.strerror}; name another database") from None
+    # SQLite keeps its log beside the file, so the folder must be writable too.
+    for place in (path.parent, path):
+        if place.exists() and not os.access(place, os.W_OK):
+            raise DatabaseError(
+                f"cannot write {place}: change its permissions, or name a database in a folder of your own"
+            )
+
+
+def _uri(path: Path, readonly: bool) -> str:
+    address = f"file:{quote(str(path.absolute()))}"
+    if not readonly:
+        return f"{address}?mode=rwc"
+    # On a read-only medium SQLite cannot make the files that WAL needs; with no log beside it, the file is complete.
+    log = path.with_name(path.name + "-wal")
+    return (
+        f"{address}?immutable=1" if not os.access(path.parent, os.W_OK) and not log.exists() else f"{address}?mode=ro"
+    )
+
+
+def _configure(connection: sqlite3.Connection, journal: str | None) -> None:
+    connection.execute("PRAGMA foreign_keys=ON")
+    if journal is not None:
+        _set_journal(connection, journal)
+        # In WAL mode a commit survives the death of the process, and a power cut leaves the file whole.
+        connection.execute(f"PRAGMA synchronous={'NORMAL' if journal == 'WAL' else 'FULL'}")
+
+
+def _set_journal(connection: sqlite3.Connection, journal: str) -> None:
+    """Set the journal mode, waiting for others: a change of mode is refused at once while another process reads."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            connection.execute(f"PRAGMA journal_mode={journal}")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("autotile_write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _compact_json(value: object) -> str:
+    import json
+
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _is_on_network(path: Path) -> bool:
+    """Whether the file lies on a network file system, from Linux's table of mounts; elsewhere the answer is no."""
+    try:
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return False
+    mounts = [(fields[1].replace("\\040", " "), fields[2]) for line in lines if len(fields := line.split()) > 2]
+    folder = path.absolute().parent.resolve()
+    kinds = [(len(point), kind) for point, kind in mounts if folder.is_relative_to(point)]
+    return max(kinds, default=(0, ""))[1] in _NETWORK_FILE_SYSTEMS
