@@ -3,8 +3,8 @@
 Four limits are counted on their own, and the least of them is the answer: the SM's threads, its registers, its
 shared memory and its block slots. The rule is the one that the CUDA driver applies in
 ``cuOccupancyMaxActiveBlocksPerMultiprocessor`` when the largest shared-memory carveout is available, as stated in
-NVIDIA's ``cuda_occupancy.h`` (CUDA 13) for compute capability 5 and later, and in the CUDA Occupancy Calculator
-spreadsheet (CUDA 6.5) for compute capability 1. docs/occupancy.md works through examples.
+NVIDIA's ``cuda_occupancy.h`` (CUDA 13) for compute capability 5 and later, and in section 4.2 of the CUDA C
+Programming Guide 4.2 for compute capability 1. docs/occupancy.md works through examples.
 
 Named barriers beyond the first and thread-block clusters are outside the rule: a kernel that uses them may get
 fewer blocks from the driver.
