@@ -121,7 +121,8 @@ def _buffer(table: Table, name: str, shapes: Shapes) -> BufferArgument:
     access = _one_of(table, "access", get_args(Access))
     if access == "out" and "init" in table.data:
         raise table.error("init", 'a buffer with access = "out" holds nothing before the run; remove init')
-    init = _one_of(table, "init", get_args(Distribution)) if "init" in table.data else "normal"
+    has_init = "init" in table.data
+    init: Distribution = _one_of(table, "init", get_args(Distribution)) if has_init else "normal"
     return BufferArgument(name, _dtype(table, "buffer"), shape, access, init)
 
 

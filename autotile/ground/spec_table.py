@@ -186,7 +186,7 @@ def describe(value: Any) -> str:
         return f"the number {value}" if abs(value) < 10**30 else "a number of more than 30 digits"
     if isinstance(value, str):
         return f"the string {value[:60]!r}"
-    return {list: "a list", dict: "a table"}.get(type(value), f"a {type(value).__name__}")
+    return "a table" if isinstance(value, dict) else f"a {type(value).__name__}"
 
 
 def _not_toml(message: str, source: str) -> SpecError:

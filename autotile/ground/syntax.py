@@ -97,7 +97,7 @@ def one_line(text: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest the known name nearest to a wrong one: ``"; did you mean 'BM'?"``, or nothing."""
-    matches = difflib.get_close_matches(name[:100], list(known), n=1)
+    matches = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 

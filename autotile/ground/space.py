@@ -1,0 +1,259 @@
+"""The search space: every configuration that meets the rules, and those that a device can hold, as one table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from autotile.ground.errors import SpecError
+from autotile.ground.expressions import Expression
+from autotile.ground.geometry import fixed_names
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.joining import Codes, SpaceStage, code_dtype, join, rank
+from autotile.ground.limits import LIMITS, Demand, broken_limit
+from autotile.ground.model import Config, Value
+from autotile.ground.spec import KernelSpec, Parameter
+from autotile.ground.syntax import nearest
+
+__all__ = ["SearchSpace", "SpaceStage", "check_config", "enumerate_space", "feasible_space"]
+
+MAX_COMBINATIONS = 2**63 - 1
+"""Most combinations a space may have before its rules, so that a rank fits in int64."""
+
+
+@dataclass(frozen=True, eq=False)
+class SearchSpace:
+    """A table of configurations, one row each, ordered as nested loops over the declared values would visit them."""
+
+    parameters: tuple[Parameter, ...]
+    codes: Codes
+    """Index into each parameter's values: shape (rows, parameters), column by column in memory, the smallest unsigned
+    dtype that holds every index."""
+    combinations: int
+    """Combinations before any rule."""
+    rules: tuple[SpaceStage, ...]
+    """What each rule left, cumulatively, in the order applied."""
+    limits: tuple[SpaceStage, ...]
+    """What each limit of the device left, cumulatively; empty before they are applied."""
+    seconds: float
+    """Wall time of the enumeration."""
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def config(self, row: int) -> dict[str, Value]:
+        """Configuration of a row, in the declared order of parameters.
+
+        Raises
+        ------
+        IndexError
+            There is no such row.
+        """
+        codes = self.codes[row].tolist()
+        return {parameter.name: parameter.values[code] for parameter, code in zip(self.parameters, codes, strict=True)}
+
+    def row_of(self, config: Config) -> int | None:
+        """Row of a configuration, or None where it is not in the table or names other parameters."""
+        if len(config) != len(self.parameters):
+            return None
+        wanted = 0
+        for parameter, positions in zip(self.parameters, self._positions, strict=True):
+            code = positions.get(config.get(parameter.name))
+            if code is None:
+                return None
+            wanted = wanted * len(positions) + code
+        row = int(np.searchsorted(self._ranks, wanted))
+        return row if row < len(self) and self._ranks[row] == wanted else None
+
+    def column(self, name: str) -> NDArray[np.generic]:
+        """Values of one parameter in every row: int64, bool or string, shape (rows,).
+
+        Raises
+        ------
+        KeyError
+            There is no such parameter.
+        """
+        index = self._index[name]
+        return np.array(self.parameters[index].values)[self.codes[:, index]]
+
+    def select(self, mask: ArrayLike, limits: tuple[SpaceStage, ...] = ()) -> SearchSpace:
+        """Keep the rows where ``mask`` (bool, shape (rows,)) is true, and note the limits that chose them."""
+        kept = np.asfortranarray(self.codes[np.asarray(mask, np.bool_)])
+        return replace(self, codes=kept, limits=self.limits + limits)
+
+    def evaluate(self, expression: Expression, fixed: Mapping[str, Value]) -> NDArray[np.generic]:
+        """Value of an expression in every row, shape (rows,).
+
+        The expression is evaluated once for each combination of its own parameters that occurs, unless those could be
+        more than the rows.
+
+        Parameters
+        ----------
+        expression
+            Over parameters and the names in ``fixed``.
+        fixed
+            Values of sizes and device properties.
+
+        Raises
+        ------
+        SpecError
+            The expression has no value in some row.
+        """
+        columns = [index for name, index in self._index.items() if name in expression.names]
+        if not columns:
+            return np.full(len(self), expression.evaluate(fixed))
+        sizes = [len(self.parameters[index].values) for index in columns]
+        if prod(sizes) > len(self):
+            return np.asarray(
+                expression.evaluate(
+                    {**fixed, **{self.parameters[i].name: self.column(self.parameters[i].name) for i in columns}}
+                )
+            )
+        ranks = rank([self.codes[:, index] for index in columns], sizes, len(self))
+        occurs = np.zeros(prod(sizes), np.bool_)
+        occurs[ranks] = True
+        cells = np.flatnonzero(occurs)
+        values = {
+            self.parameters[index].name: np.array(self.parameters[index].values)[codes]
+            for index, codes in zip(columns, np.unravel_index(cells, sizes), strict=True)
+        }
+        found = expression.evaluate({**fixed, **values})
+        table = np.zeros(prod(sizes), found.dtype)
+        table[cells] = found
+        return table[ranks]
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {parameter.name: index for index, parameter in enumerate(self.parameters)}
+
+    @cached_property
+    def _positions(self) -> list[dict[object, int]]:
+        return [{value: code for code, value in enumerate(parameter.values)} for parameter in self.parameters]
+
+    @cached_property
+    def _ranks(self) -> NDArray[np.int64]:
+        return rank(list(self.codes.T), [len(parameter.values) for parameter in self.parameters], len(self))
+
+
+def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> SearchSpace:
+    """Enumerate the configurations that meet the file's rules.
+
+    Parameters
+    ----------
+    spec
+        The kernel.
+    sizes
+        A value for every size.
+    device
+        What ``device.*`` in a rule stands for.
+
+    Raises
+    ------
+    SpecError
+        A rule leaves nothing, a rule cannot be evaluated, or the space is too large.
+    ProblemError
+        A size is missing.
+    """
+    started = time.perf_counter()
+    combinations = prod(len(parameter.values) for parameter in spec.parameters)
+    if combinations > MAX_COMBINATIONS:
+        raise SpecError(
+            f"{combinations:.3g} combinations, at most {MAX_COMBINATIONS:.3g} are accepted; list fewer values",
+            source=spec.source,
+            key="parameters",
+        )
+    columns, stages = join(spec.parameters, spec.rules, fixed_names(spec, sizes, device))
+    return SearchSpace(
+        parameters=spec.parameters,
+        codes=_ordered(columns, [len(parameter.values) for parameter in spec.parameters]),
+        combinations=combinations,
+        rules=tuple(stages),
+        limits=(),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def feasible_space(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> SearchSpace:
+    """Enumerate the configurations that meet the rules and that the device can hold, as far as the file declares it.
+
+    Parameters
+    ----------
+    spec, sizes, device
+        As for `enumerate_space`.
+
+    Raises
+    ------
+    SpecError
+        As for `enumerate_space`, or a limit of the device leaves nothing.
+    ProblemError
+        A size is missing.
+    """
+    started = time.perf_counter()
+    space = enumerate_space(spec, sizes, device)
+    fixed = fixed_names(spec, sizes, device)
+    demand = Demand.of(spec, lambda expression: space.evaluate(expression, fixed).astype(np.int64, copy=False))
+    fits = np.ones(len(space), np.bool_)
+    stages: list[SpaceStage] = []
+    for limit in LIMITS:
+        before = int(np.count_nonzero(fits))
+        fits &= limit.fits(demand, device, spec)
+        stages.append(SpaceStage(limit.name, int(np.count_nonzero(fits))))
+        if stages[-1].remaining == 0:
+            raise SpecError(
+                f"the limit {limit.name} of {device.name} leaves none of the {before:,} configurations that meet the "
+                "rules and the limits before it; add smaller values",
+                source=spec.source,
+                key="launch",
+            )
+    return replace(space.select(fits, tuple(stages)), seconds=time.perf_counter() - started)
+
+
+def check_config(spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> str:
+    """Say in one line why a configuration is not feasible; "" where it is.
+
+    Raises
+    ------
+    SpecError
+        An expression has no value for this configuration.
+    ProblemError
+        A size is missing.
+    """
+    stranger = _not_in_domains(spec, config)
+    if stranger:
+        return stranger
+    names = {**fixed_names(spec, sizes, device), **config}
+    for rule in spec.rules:
+        if not rule.expression.evaluate(names):
+            figures = ", ".join(f"{name} = {names[name]}" for name in sorted(rule.expression.names))
+            return f"the rule {rule.name!r} is broken: {rule.expression.text}, where {figures}"
+    return broken_limit(Demand.of(spec, lambda expression: np.array([int(expression.evaluate(names))])), device, spec)
+
+
+def _not_in_domains(spec: KernelSpec, config: Config) -> str:
+    known = {parameter.name: parameter.values for parameter in spec.parameters}
+    for name in config:
+        if name not in known:
+            return f"{name} is not a parameter of {spec.name}{nearest(name, known)}"
+    for name, values in known.items():
+        if name not in config:
+            return f"the parameter {name} is missing"
+        value = config[name]
+        if not any(value == other and isinstance(value, str) == isinstance(other, str) for other in values):
+            return f"{name} = {value} is not among its values {', '.join(map(str, values))}"
+    return ""
+
+
+def _ordered(columns: list[Codes], sizes: list[int]) -> Codes:
+    """Put columns side by side, with the rows in ascending rank."""
+    rows = len(columns[0])
+    order = np.argsort(rank(columns, sizes, rows))
+    codes = np.empty((rows, len(columns)), code_dtype(max(sizes)), order="F")
+    for index, column in enumerate(columns):
+        codes[:, index] = column[order]
+    return codes
