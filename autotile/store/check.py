@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, Table, func, select
@@ -31,13 +31,18 @@ class DatabaseCheck:
         """Whether nothing is wrong."""
         return not self.problems
 
+    @classmethod
+    def of_damage(cls, location: str, problems: Sequence[str]) -> DatabaseCheck:
+        """Report damage that makes the rest unreadable."""
+        return cls(location, revision="unknown", counts={}, unfinished_runs=0, problems=tuple(problems))
+
 
 def check_database(connection: Connection, location: str) -> DatabaseCheck:
     """Look for damaged pages, and for rows whose study or run is missing."""
     problems = _damaged_pages(connection)
     if problems:
         # Counting reads the damaged pages again, and would fail in place of reporting.
-        return DatabaseCheck(location, "unknown", {}, 0, tuple(problems))
+        return DatabaseCheck.of_damage(location, problems)
     counts = {name: _count(connection, table) for name, table in METADATA.tables.items()}
     unfinished = connection.execute(select(func.count()).where(RUNS.c.ended_at.is_(None))).scalar_one()
     return DatabaseCheck(

@@ -271,8 +271,11 @@ class Database:
 
     def check(self) -> DatabaseCheck:
         """Look for damage and orphaned rows."""
-        with self._reading() as connection:
-            return check_database(connection, self.location)
+        try:
+            with self._reading() as connection:
+                return check_database(connection, self.location)
+        except DamagedDatabaseError as error:  # so damaged that SQLite cannot even look through it
+            return DatabaseCheck.of_damage(self.location, [str(error)])
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import time
@@ -22,6 +23,9 @@ Location = Path | URL
 """An SQLite file, or a server; both print well, and SQLAlchemy keeps a URL's password out of its text."""
 
 _EXPECTED_LOCATION = "expected the path of an SQLite file or postgresql+psycopg://user:password@host/name"
+
+WRITE_OPTIONS = {"autotile_write": True}
+"""Execution options of an engine whose transactions write."""
 
 _MAGIC = b"SQLite format 3\0"
 """First bytes of every SQLite database: https://sqlite.org/fileformat.html, "The Database Header"."""
@@ -60,7 +64,7 @@ def parse_location(location: str | Path) -> Location:
         return Path(location).expanduser()
     try:
         url = make_url(location)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise DatabaseError(f"{location.split('@')[-1]!r} is no database URL; {_EXPECTED_LOCATION}") from None
     backend = url.get_backend_name()
     if backend == "sqlite" and url.database:
@@ -72,7 +76,7 @@ def parse_location(location: str | Path) -> Location:
 
 
 def sqlite_engine(path: Path, *, readonly: bool) -> Engine:
-    """Engine of an SQLite file whose transactions take the write lock at once where `write_option` is set.
+    """Engine of an SQLite file whose transactions take the write lock at once where `WRITE_OPTIONS` are set.
 
     A transaction that reads first and asks for the lock later can be refused without waiting; one that begins with
     ``BEGIN IMMEDIATE`` waits its turn: https://sqlite.org/lang_transaction.html.
@@ -108,10 +112,8 @@ def server_engine(url: URL) -> Engine:
     except ModuleNotFoundError as error:
         package = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary"}.get(error.name or "", error.name)
         raise DatabaseError(f"{url} needs the Python package {error.name!r}: pip install '{package}'") from None
-
-
-WRITE_OPTIONS = {"autotile_write": True}
-"""Execution options of an engine whose transactions write."""
+    except ArgumentError:
+        raise DatabaseError(f"no driver is known for {url}; {_EXPECTED_LOCATION}") from None
 
 
 @contextmanager
@@ -206,8 +208,6 @@ def _begin(connection: Connection) -> None:
 
 
 def _compact_json(value: object) -> str:
-    import json
-
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
