@@ -7,16 +7,11 @@ import zlib
 import numpy as np
 
 from autotile.ground.dtypes import DTYPES, Array
-from autotile.ground.spec import PROBLEM_DTYPE, BufferArgument
+from autotile.ground.spec import BufferArgument
 
 _SEED = 20_240_601
 _INTEGER_SPAN = 8
 """Random integers lie in [-8, 8] (unsigned: [0, 8]), so that sums of products stay exact in float64."""
-
-
-def buffer_dtype(buffer: BufferArgument, problem_dtype: str) -> str:
-    """Name of a buffer's element type for a problem."""
-    return problem_dtype if buffer.dtype == PROBLEM_DTYPE else buffer.dtype
 
 
 def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str) -> Array:

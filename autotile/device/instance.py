@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.device.buffers import GuardedBuffer
-from autotile.device.inputs import buffer_dtype, make_input
+from autotile.device.inputs import make_input
 from autotile.device.support import SupportKernels
+from autotile.device.toolchain import load_cupy
 from autotile.ground.dtypes import DTYPES, Array, Dtype
 from autotile.ground.errors import InputError
 from autotile.ground.model import Outcome
@@ -56,7 +57,7 @@ class ProblemInstance:
         for buffer in spec.buffers:
             self._buffers[buffer.name] = self._new_buffer(buffer)
             if buffer.access != "out":
-                host[buffer.name] = stored = make_input(buffer, self._shape(buffer), buffer_dtype(buffer, dtype))
+                host[buffer.name] = stored = make_input(buffer, buffer.extents(self.sizes), buffer.element_type(dtype))
                 self._pristine[buffer.name] = self._new_buffer(buffer)
                 self._pristine[buffer.name].write(stored)
                 self._buffers[buffer.name].write(stored)
@@ -106,8 +107,6 @@ class ProblemInstance:
 
     def _compute_reference(self, stored: Mapping[str, Array]) -> dict[str, tuple[Any, float, float]]:
         """Right answers on the device, each with its tolerance and the scale of its values."""
-        from autotile.device.toolchain import load_cupy
-
         cupy = load_cupy()
         environment: dict[str, Any] = {**self.sizes, **{name: float(v) for name, v in self._scalars.items()}}
         environment |= {name: self._element_type(name).decode(values) for name, values in stored.items()}
@@ -143,14 +142,11 @@ class ProblemInstance:
         return a @ b
 
     def _new_buffer(self, buffer: BufferArgument) -> GuardedBuffer:
-        return GuardedBuffer(self._shape(buffer), self._element_type(buffer.name), self._support)
-
-    def _shape(self, buffer: BufferArgument) -> tuple[int, ...]:
-        return tuple(int(extent.evaluate(self.sizes)) for extent in buffer.shape)  # type: ignore[arg-type]
+        return GuardedBuffer(buffer.extents(self.sizes), self._element_type(buffer.name), self._support)
 
     def _element_type(self, name: str) -> Dtype:
         buffer = next(b for b in self._spec.buffers if b.name == name)
-        return DTYPES[buffer_dtype(buffer, self._dtype)]
+        return DTYPES[buffer.element_type(self._dtype)]
 
     def _argument(self, argument: BufferArgument | ScalarArgument) -> Any:
         if isinstance(argument, BufferArgument):

@@ -16,7 +16,7 @@ from autotile.ground.stats import median_interval
 Launch = Callable[[], None]
 
 _PROBE_SAMPLES = 3
-_DISCARD_RATIO = 1.25
+DISCARD_RATIO = 1.25
 """A probe slower than the best by this is dropped: a 3-run race with this cut loses no winner at 0.8 % noise."""
 _TARGET_HALF_WIDTH = 0.005
 _LEAST_SAMPLES = 9
@@ -37,6 +37,11 @@ class Timing:
 
     measurement: Measurement
     discarded: bool
+
+
+def discard_reason(best_us: float) -> str:
+    """What is said of a candidate that was dropped."""
+    return f"clearly slower than the best so far ({best_us:.4g} us)"
 
 
 class Timer:
@@ -96,7 +101,7 @@ class Timer:
         """
         times = self.samples(launch, _PROBE_SAMPLES)
         probe = float(np.median(times))
-        if best_us is not None and probe > _DISCARD_RATIO * best_us:
+        if best_us is not None and probe > DISCARD_RATIO * best_us:
             return Timing(self._measurement(times), discarded=True)
         affordable = int(np.clip(_TIME_LIMIT_S * 1e6 / probe, _LEAST_SAMPLES, _MOST_SAMPLES))
         times += self.samples(launch, _LEAST_SAMPLES - len(times))

@@ -64,6 +64,14 @@ class BufferArgument:
     access: Access
     init: Distribution
 
+    def element_type(self, problem_dtype: str) -> str:
+        """Name of the element type for a problem of the given dtype."""
+        return problem_dtype if self.dtype == PROBLEM_DTYPE else self.dtype
+
+    def extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape at the given sizes."""
+        return tuple(int(extent.evaluate(sizes)) for extent in self.shape)  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True, slots=True)
 class ScalarArgument:

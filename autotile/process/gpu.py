@@ -39,6 +39,7 @@ class Gpu:
         self._workload = workload
         self._deadline_s = deadline_s
         self._deaths_in_a_row = 0
+        self._last_death = ""
         self._child: Child | None = None
         self.device: DeviceProperties = self._open()
 
@@ -50,6 +51,7 @@ class Gpu:
         WorkerError
             Five workers in a row died: the fault is not the candidates'.
         """
+        self._stop_if_dying()
         request = {"op": "evaluate", **candidate.to_json(), "best_us": best_us}
         try:
             reply = self._request(request, self._deadline_s)
@@ -65,7 +67,7 @@ class Gpu:
             if not died:
                 self._deaths_in_a_row = 0
                 return evaluation
-        self._bury(evaluation)
+        self._bury(evaluation.reason)
         return evaluation
 
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]]:
@@ -114,16 +116,18 @@ class Gpu:
             raise _setup_error(reply)
         return DeviceProperties.from_json(reply["device"])
 
-    def _bury(self, evaluation: Evaluation) -> None:
+    def _bury(self, reason: str) -> None:
         if self._child is not None:
             self._child.kill()
             self._child = None
         self._deaths_in_a_row += 1
+        self._last_death = reason
+
+    def _stop_if_dying(self) -> None:
         if self._deaths_in_a_row >= _MOST_DEATHS_IN_A_ROW:
             raise WorkerError(
-                f"{self._deaths_in_a_row} GPU workers died one after another, the last with: {evaluation.reason}. "
-                "What was measured is saved. Look at `autotile doctor` and at the kernel under compute-sanitizer",
-                evaluation.stage,
+                f"{self._deaths_in_a_row} GPU workers died one after another, the last with: {self._last_death}. "
+                "What was measured is saved. Look at `autotile doctor` and at the kernel under compute-sanitizer"
             )
 
 

@@ -16,7 +16,7 @@ from autotile.device.module import Function, Module
 from autotile.device.properties import live_device
 from autotile.device.support import SupportKernels
 from autotile.device.telemetry import Telemetry
-from autotile.device.timing import Launch, Timer
+from autotile.device.timing import Launch, Timer, discard_reason
 from autotile.device.toolchain import load_cupy
 from autotile.ground.errors import AutotileError, InputError
 from autotile.ground.geometry import launch_geometry
@@ -81,8 +81,8 @@ class Workbench:
         timing = self._timer.measure(launch, best_us)
         telemetry = self._telemetry.read()
         lap("measure")
-        outcome = Outcome.PRUNED if timing.discarded else Outcome.OK
-        reason = f"clearly slower than the best so far ({best_us:.4g} us)" if timing.discarded else ""
+        if best_us is not None and timing.discarded:
+            outcome, reason = Outcome.PRUNED, discard_reason(best_us)
         return Evaluation(outcome, reason, "measure", timing.measurement, seconds, telemetry)
 
     def race(self, candidates: list[Mapping[str, Any]], rounds: int, seed: int) -> list[list[float]]:

@@ -1,0 +1,51 @@
+"""Take any array that lives on a CUDA device: CuPy, PyTorch, JAX, Numba."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from autotile.device.toolchain import load_cupy
+from autotile.ground.errors import ArgumentError
+
+
+def as_cupy(array: Any, name: str) -> Any:
+    """A CuPy view of an array, without a copy.
+
+    Parameters
+    ----------
+    array
+        A CuPy array, or anything with ``__cuda_array_interface__`` or ``__dlpack__``.
+    name
+        The argument's name, for the error.
+
+    Raises
+    ------
+    ArgumentError
+        It is none of these, or does not lie on a CUDA device.
+    """
+    cupy = load_cupy()
+    if isinstance(array, cupy.ndarray):
+        return array
+    try:
+        if hasattr(array, "__cuda_array_interface__"):
+            return cupy.asarray(array)
+        if hasattr(array, "__dlpack__"):
+            return cupy.from_dlpack(array)
+    except (RuntimeError, TypeError, ValueError, BufferError, AttributeError) as error:
+        raise ArgumentError(f"{name}: this {type(array).__name__} cannot be used on the GPU: {error}") from None
+    raise ArgumentError(
+        f"{name}: expected an array on the GPU (CuPy, PyTorch, JAX, Numba, or anything with __cuda_array_interface__ "
+        f"or DLPack), got {type(array).__name__}; cupy.asarray moves a NumPy array there"
+    )
+
+
+def current_stream_pointer(arrays: tuple[Any, ...]) -> int | None:
+    """The CUDA stream that the arrays' own library works on; None for CuPy's current stream.
+
+    PyTorch keeps a current stream of its own, and its users expect a launch on their tensors to be ordered by it.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and any(isinstance(array, torch.Tensor) for array in arrays):
+        return int(torch.cuda.current_stream().cuda_stream)
+    return None

@@ -1,0 +1,145 @@
+"""Choose the configuration to serve: exact, nearest, transferred or default, and say why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from autotile.files.library import Kernel
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.model import Config, Measurement, Occupancy, Problem, Resources
+from autotile.ground.space import check_config, feasible_space
+from autotile.store.best import StoredBest
+from autotile.store.keys import TuningKey, space_hash
+
+Tier = Literal["exact", "nearest", "transferred", "default"]
+_TIERS: tuple[Tier, ...] = ("exact", "nearest", "transferred", "default")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A configuration with what is known of it.
+
+    Attributes
+    ----------
+    tier
+        ``exact``: tuned for this very problem on this GPU; ``nearest``: for other sizes on this GPU; ``transferred``:
+        on another GPU; ``default``: not tuned.
+    differences
+        Key fields in which the tuned problem differs from the asked one: name, tuned value, asked value.
+    """
+
+    tier: Tier
+    config: Config
+    measurement: Measurement | None = None
+    resources: Resources | None = None
+    occupancy: Occupancy | None = None
+    source: Literal["cuda", "replayed", ""] = ""
+    tuned_on: str = ""
+    tuned_at: datetime | None = None
+    tuned_sizes: Mapping[str, int] | None = None
+    differences: tuple[tuple[str, str, str], ...] = ()
+
+
+def choose(
+    kernel: Kernel, problem: Problem, device: DeviceProperties, nvrtc_version: str, stored: Iterable[StoredBest]
+) -> Choice:
+    """The best stored result that may be served for a problem, else the default configuration.
+
+    A result of another version of the kernel is never served: it was not verified for this one. A configuration
+    that breaks a rule or a limit at these sizes or on this device is passed over.
+
+    Parameters
+    ----------
+    kernel, problem, device, nvrtc_version
+        What is asked for.
+    stored
+        Best results of the kernel, in any order.
+    """
+    asked = _asked_key(kernel, problem, device, nvrtc_version)
+    current = [
+        best
+        for best in stored
+        if best.key.dtype == asked.dtype
+        and (best.key.template_hash, best.key.space_hash) == (asked.template_hash, asked.space_hash)
+        and best.key.options == asked.options
+        and not check_config(kernel.spec, best.trial.config, problem.sizes, device)
+    ]
+    if not current:
+        return Choice("default", _default_config(kernel, problem, device))
+    return _choice(min(current, key=lambda best: _rank(best, asked)), asked)
+
+
+def _rank(best: StoredBest, asked: TuningKey) -> tuple[int, float, int, float]:
+    """Lower is better: tier, distance in size, number of other differences, age."""
+    tier = _TIERS.index(_tier(best.key, asked))
+    other = sum(1 for name, _, _ in _differences(best.key, asked) if name not in ("sizes", "gpu_name"))
+    return tier, _distance(best.key.sizes, asked.sizes), other, -best.created_at.timestamp()
+
+
+def _tier(key: TuningKey, asked: TuningKey) -> Tier:
+    if _device_of(key) != _device_of(asked) or key.source != asked.source:
+        return "transferred"
+    return "exact" if key == asked else "nearest"
+
+
+def _distance(a: Mapping[str, int], b: Mapping[str, int]) -> float:
+    """How many doublings lie between two problems, over all sizes."""
+    return sum(abs(math.log2(a[name] / b[name])) for name in b)
+
+
+def _device_of(key: TuningKey) -> tuple[str, str, int, int]:
+    return key.gpu_name, key.compute_capability, key.sm_count, key.smem_per_block_optin_bytes
+
+
+def _differences(key: TuningKey, asked: TuningKey) -> tuple[tuple[str, str, str], ...]:
+    found = []
+    for name in ("sizes", "gpu_name", "sm_count", "nvrtc_version", "l2_mode", "source"):
+        tuned, wanted = getattr(key, name), getattr(asked, name)
+        if tuned != wanted:
+            found.append((name, _text(tuned), _text(wanted)))
+    return tuple(found)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={size}" for name, size in value.items())
+    return str(value)
+
+
+def _choice(best: StoredBest, asked: TuningKey) -> Choice:
+    return Choice(
+        tier=_tier(best.key, asked),
+        config=best.trial.config,
+        measurement=best.trial.measurement,
+        resources=best.trial.resources,
+        occupancy=best.trial.occupancy,
+        source=best.key.source,
+        tuned_on=best.key.gpu_name,
+        tuned_at=best.created_at,
+        tuned_sizes=best.key.sizes,
+        differences=_differences(best.key, asked),
+    )
+
+
+def _default_config(kernel: Kernel, problem: Problem, device: DeviceProperties) -> Config:
+    """The declared default, or the first valid configuration where the default cannot run here."""
+    if not check_config(kernel.spec, kernel.spec.default, problem.sizes, device):
+        return dict(kernel.spec.default)
+    return feasible_space(kernel.spec, problem.sizes, device).config(0)
+
+
+def _asked_key(kernel: Kernel, problem: Problem, device: DeviceProperties, nvrtc_version: str) -> TuningKey:
+    return TuningKey.for_device(
+        problem,
+        device,
+        template_hash=kernel.source_hash,
+        space_hash=space_hash(kernel.spec),
+        options=kernel.spec.options,
+        nvrtc_version=nvrtc_version,
+        l2_mode="cold",
+        source="replayed" if device.source == "replayed" else "cuda",
+    )

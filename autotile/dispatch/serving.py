@@ -1,0 +1,134 @@
+"""`get_best_kernel`: from a name and sizes to a bound kernel; a second call is a dictionary look-up."""
+
+from __future__ import annotations
+
+from autotile.device.properties import device_count, live_device
+from autotile.device.toolchain import load_cupy, nvrtc_version
+from autotile.dispatch.bound import BoundKernel
+from autotile.dispatch.choose import Choice, choose
+from autotile.files.library import load_kernel
+from autotile.files.profiles import device_profile
+from autotile.files.settings import read_settings
+from autotile.ground.errors import DatabaseError, ToolchainError
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.model import Problem
+from autotile.ground.problem import resolve_problem
+from autotile.store.best import StoredBest
+from autotile.store.database import Database
+
+_FALLBACK_PROFILE = "h200"
+"""Device to serve for where there is no GPU and nothing is tuned: the one that the recordings come from."""
+
+_served: dict[tuple[object, ...], BoundKernel] = {}
+
+
+def get_best_kernel(
+    name: str,
+    *,
+    dtype: str | None = None,
+    device: int | str | None = None,
+    database: str | None = None,
+    **sizes: int,
+) -> BoundKernel:
+    """The best known configuration of a kernel for a problem, ready to launch.
+
+    It never tunes, and never fails because a database is missing: the ``tier`` of what it returns says what it is.
+
+    Parameters
+    ----------
+    name
+        Name of a kernel, or path of its search-space file.
+    dtype
+        One of the kernel's; None for its first.
+    device
+        CUDA device index; None for CuPy's current device. Or the name of a GPU profile: then the configuration can be
+        looked at, but not launched.
+    database
+        Path or URL; None for the user's own.
+    **sizes
+        The problem's sizes, such as ``M=4096``.
+
+    Raises
+    ------
+    InputError
+        Unknown kernel, size or dtype, a malformed search-space file, or an empty space at these sizes.
+
+    Examples
+    --------
+    >>> kernel = get_best_kernel("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
+    >>> C = kernel(A, B)  # doctest: +SKIP
+    """
+    key = (name, dtype, _current_device() if device is None else device, database, *sizes.items())
+    kernel = _served.get(key)
+    if kernel is None:
+        kernel = _serve(name, dtype, device, database, sizes)
+        _served[key] = kernel
+    return kernel
+
+
+def forget_served() -> None:
+    """Forget what was served, so that new tuning results are seen."""
+    _served.clear()
+
+
+def _serve(
+    name: str, dtype: str | None, device: int | str | None, database: str | None, sizes: dict[str, int]
+) -> BoundKernel:
+    kernel = load_kernel(name)
+    problem = resolve_problem(kernel.spec, sizes, dtype)
+    location = database or read_settings().database
+    stored = _stored(location, problem)
+    index = device if isinstance(device, int) else _current_device()
+    properties = _device(device, index, stored)
+    choice = choose(kernel, problem, properties, _nvrtc_version(stored), stored)
+    if choice.tier != "exact":
+        _count_miss(location, problem, properties, choice)
+    return BoundKernel(kernel, problem, properties, index if index is not None else 0, choice)
+
+
+def _current_device() -> int | None:
+    """CuPy's current device; None where there is no device."""
+    if device_count() == 0:
+        return None
+    return int(load_cupy().cuda.runtime.getDevice())
+
+
+def _device(device: int | str | None, index: int | None, stored: list[StoredBest]) -> DeviceProperties:
+    """The device to serve for: the one asked for, the live one, or the one that was tuned last."""
+    if isinstance(device, str):
+        wanted = device_profile(device)
+        return next((b.device for b in stored if b.device is not None and b.key.gpu_name == wanted.name), wanted)
+    if index is not None:
+        return live_device(index)
+    return next((best.device for best in stored if best.device is not None), device_profile(_FALLBACK_PROFILE))
+
+
+def _stored(location: str, problem: Problem) -> list[StoredBest]:
+    """Best results of the kernel; none where the database is missing or cannot be read."""
+    try:
+        database = Database.open_readonly(location)
+    except DatabaseError:
+        return []
+    if database is None:
+        return []
+    with database:
+        return database.best(problem.kernel, dtype=problem.dtype)
+
+
+def _nvrtc_version(stored: list[StoredBest]) -> str:
+    """The NVRTC that would compile here; where there is none, the one that the newest result was compiled with."""
+    try:
+        return nvrtc_version()
+    except ToolchainError:
+        return stored[0].key.nvrtc_version if stored else ""
+
+
+def _count_miss(location: str, problem: Problem, device: DeviceProperties, choice: Choice) -> None:
+    """Remember once a process what could not be served exactly, so that it can be tuned."""
+    try:
+        if Database.open_readonly(location) is None:
+            return
+        with Database.open(location) as database:
+            database.record_miss(problem, device.name, choice.tier)
+    except DatabaseError:
+        return  # serving must not depend on being allowed to write

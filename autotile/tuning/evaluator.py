@@ -1,0 +1,104 @@
+"""Where a candidate's launch is answered: by a GPU, or by a recording of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.device.timing import DISCARD_RATIO, discard_reason
+from autotile.ground.errors import WorkerError
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.model import Outcome
+from autotile.ground.space import SearchSpace
+from autotile.process.gpu import Gpu
+from autotile.process.messages import Candidate, Evaluation
+from autotile.store.recording import Recording
+
+
+class Evaluator(Protocol):
+    """Runs candidates, one at a time."""
+
+    source: Literal["cuda", "replayed"]
+
+    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+        """Load, verify and measure one candidate."""
+
+    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
+        """Interleaved times in microseconds, one row a candidate; None where nothing can be run again."""
+
+    def available(self, space: SearchSpace) -> NDArray[np.bool_] | None:
+        """Rows that can be evaluated; None for all."""
+
+    def close(self) -> None:
+        """Release what is held."""
+
+
+class GpuEvaluator:
+    """A live GPU behind a worker process."""
+
+    source: Literal["cuda", "replayed"] = "cuda"
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
+    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+        """Run the candidate; a crash or hang is an outcome."""
+        return self._gpu.evaluate(candidate, best_us)
+
+    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
+        """Time the candidates in turn; None where the worker died of it."""
+        try:
+            return self._gpu.race(candidates, rounds, seed)
+        except WorkerError:
+            return None  # the search's own measurements stand
+
+    def available(self, space: SearchSpace) -> NDArray[np.bool_] | None:
+        """Every row."""
+        return None
+
+    def close(self) -> None:
+        """End the worker."""
+        self._gpu.close()
+
+
+class ReplayEvaluator:
+    """A recording of a GPU: launches are looked up, never invented."""
+
+    source: Literal["cuda", "replayed"] = "replayed"
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    @property
+    def device(self) -> DeviceProperties:
+        """The recorded device."""
+        return self._recording.device
+
+    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+        """Look the candidate up."""
+        result = self._recording.lookup(candidate.config)
+        if result is None:
+            return Evaluation(Outcome.NOT_AVAILABLE, "the recording does not hold this configuration", "replay")
+        measured = result.measurement
+        if best_us is not None and measured is not None and measured.time_us > DISCARD_RATIO * best_us:
+            return Evaluation(Outcome.PRUNED, discard_reason(best_us), "replay", measured)
+        return Evaluation(result.outcome, result.reason, "replay", result.measurement)
+
+    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
+        """Nothing can be timed again."""
+        return None
+
+    def available(self, space: SearchSpace) -> NDArray[np.bool_] | None:
+        """The rows that were recorded."""
+        mask = np.zeros(len(space), dtype=np.bool_)
+        for config in self._recording.configs():
+            row = space.row_of(config)
+            if row is not None:
+                mask[row] = True
+        return mask
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,66 @@
+"""What a user may choose about a tuning session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotile.ground.model import L2Mode
+
+DEFAULT_TRIALS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """Settings of one session.
+
+    Attributes
+    ----------
+    sampler
+        Name of a search method; see `autotile.search`.
+    trials
+        Trials that the study is to hold in the end, those of earlier sessions included. None: 200, or as many as the
+        budget allows where one is given.
+    budget_s
+        Wall time of the search, in seconds; the finals come on top.
+    seed
+        Makes the search repeatable.
+    l2
+        Whether inputs start in memory (``cold``) or where the last run left them (``hot``).
+    fresh
+        Measure again instead of resuming what the database holds.
+    finals
+        Candidates that are re-measured interleaved at the end; 0 for none.
+    workers
+        Compile processes; None: one a core.
+    compile_deadline_s, run_deadline_s
+        Seconds until a compilation or a candidate on the GPU is given up.
+    device_index
+        CUDA device.
+    replay
+        A recording file to answer launches from; ``"auto"``: a built-in one, even where there is a GPU; None: only
+        where there is no GPU.
+    database
+        Path or URL of the tuning database; None: the user's own.
+    """
+
+    sampler: str = "auto"
+    trials: int | None = None
+    budget_s: float | None = None
+    seed: int = 0
+    l2: L2Mode = "cold"
+    fresh: bool = False
+    finals: int = 12
+    workers: int | None = None
+    compile_deadline_s: float = 60.0
+    run_deadline_s: float = 30.0
+    device_index: int = 0
+    replay: str | Path | None = None
+    database: str | None = None
+
+    @property
+    def trial_target(self) -> int | None:
+        """Trials to stop at; None where only the budget ends the search."""
+        if self.trials is None and self.budget_s is None:
+            return DEFAULT_TRIALS
+        return self.trials

@@ -1,0 +1,122 @@
+"""What a tuning session found, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.model import Config, Outcome, Problem, Trial
+from autotile.ground.stats import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A session's state, shown while it runs."""
+
+    phase: str
+    """``starting``, ``searching`` or ``finals``."""
+    done: int
+    target: int | None
+    """Trials to reach; None where only the budget ends the search."""
+    elapsed_s: float
+    budget_s: float | None
+    outcomes: Mapping[Outcome, int]
+    gates: Mapping[str, int]
+    best: Trial | None
+    last: Trial | None = None
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Estimated seconds left of the search; None before there is anything to judge by."""
+        by_budget = max(0.0, self.budget_s - self.elapsed_s) if self.budget_s is not None else None
+        if self.target is None or not self.done:
+            return by_budget
+        by_trials = self.elapsed_s / self.done * max(0, self.target - self.done)
+        return by_trials if by_budget is None else min(by_trials, by_budget)
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """Outcome of a session.
+
+    Attributes
+    ----------
+    gates
+        Candidates left or rejected by each gate: ``combinations``, ``rules`` and ``limits`` (left after each),
+        ``compile_rejected``, ``resources_rejected``, ``launched``.
+    outcomes
+        Trials of the study, this session's and earlier ones', by outcome.
+    winner
+        The configuration to serve; None where nothing ran.
+    default
+        The default configuration's trial; None where it does not run here.
+    speedup
+        Time of the default over time of the winner.
+    ties
+        Configurations that cannot be told apart from the winner.
+    resumed
+        Trials that earlier sessions had stored.
+    """
+
+    problem: Problem
+    device: DeviceProperties
+    combinations: int
+    valid: int
+    gates: Mapping[str, int]
+    outcomes: Mapping[Outcome, int]
+    winner: Trial | None
+    default: Trial | None
+    speedup: Interval | None
+    ties: tuple[Config, ...]
+    seconds: float
+    resumed: int
+    interrupted: bool
+    database: str
+    flops: int | None
+    bytes: int | None
+    notices: tuple[str, ...] = ()
+
+    def gflops_per_s(self, trial: Trial | None) -> float | None:
+        """Rate of a trial, where the kernel states its operations."""
+        if trial is None or trial.time_us is None or self.flops is None:
+            return None
+        return self.flops / trial.time_us / 1e3
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that ``autotile tune --json`` prints."""
+        return {
+            "kernel": self.problem.kernel,
+            "problem": dict(self.problem.sizes),
+            "dtype": self.problem.dtype,
+            "device": {"name": self.device.name, "source": self.device.source},
+            "space": {"combinations": self.combinations, "valid": self.valid},
+            "gates": dict(self.gates),
+            "outcomes": {str(outcome): count for outcome, count in self.outcomes.items()},
+            "winner": self._entry(self.winner),
+            "default": self._entry(self.default),
+            "speedup": {"ratio": self.speedup.value, "interval": [self.speedup.low, self.speedup.high]}
+            if self.speedup is not None
+            else None,
+            "ties": [dict(config) for config in self.ties],
+            "seconds": round(self.seconds, 3),
+            "resumed": self.resumed,
+            "interrupted": self.interrupted,
+            "database": self.database,
+            "notices": list(self.notices),
+        }
+
+    def _entry(self, trial: Trial | None) -> dict[str, Any] | None:
+        if trial is None or trial.measurement is None:
+            return None
+        found = trial.occupancy
+        return {
+            "config": dict(trial.config),
+            "time_us": trial.measurement.time_us,
+            "interval_us": [trial.measurement.low_us, trial.measurement.high_us],
+            "gflops_per_s": self.gflops_per_s(trial),
+            "occupancy": found.occupancy if found is not None else None,
+            "limited_by": list(found.limited_by) if found is not None else [],
+            "registers": trial.resources.registers if trial.resources is not None else None,
+        }

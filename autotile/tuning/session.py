@@ -1,0 +1,290 @@
+"""Tune: the pipeline from a search space to a winner, readable from top to bottom."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+from autotile.device.toolchain import nvrtc_version
+from autotile.files.library import Kernel
+from autotile.files.settings import Settings, available_cores
+from autotile.ground.errors import InputError
+from autotile.ground.model import Config, Outcome, Problem, Trial, config_key
+from autotile.ground.problem import check_memory
+from autotile.ground.space import SearchSpace, feasible_space
+from autotile.process.compile_pool import CompilePool
+from autotile.process.messages import Workload
+from autotile.search.search import Search
+from autotile.store.database import Database
+from autotile.store.keys import TuningKey, space_hash
+from autotile.tuning.backend import Backend, choose_backend
+from autotile.tuning.evaluator import Evaluator
+from autotile.tuning.finals import Finals, choose_finalists, run_finals
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.pipeline import Pipeline
+from autotile.tuning.result import Progress, TuneResult
+
+Observer = Callable[[Progress], None]
+
+_HOPELESS_AFTER = 8
+"""When this many candidates, the default among them, fail alike and none runs, the fault is the kernel's own."""
+_HOPELESS = {
+    Outcome.COMPILE_FAILED: "no candidate compiles; the compiler says of the default configuration",
+    Outcome.WRONG_RESULT: "the reference disagrees with every candidate; correct [reference] or the template. The first",
+}
+
+
+def tune(
+    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, observe: Observer = lambda _: None
+) -> TuneResult:
+    """Search, verify, measure and persist; then race the best and name the winner.
+
+    Parameters
+    ----------
+    kernel, problem
+        What to tune.
+    settings
+        Where the caches and recordings lie.
+    options
+        How to tune.
+    observe
+        Called as the session goes on.
+
+    Raises
+    ------
+    InputError
+        The problem does not fit, the space is empty, the kernel is broken, or the database cannot be written.
+    ToolchainError
+        NVRTC, CuPy or the driver does not work.
+    """
+    workload = _workload(kernel, problem, settings, options)
+    backend = choose_backend(kernel, problem, options, workload, settings.recording_folders)
+    check_memory(kernel.spec, problem, backend.device)
+    space = feasible_space(kernel.spec, problem.sizes, backend.device)
+    with Database.open(options.database or settings.database) as database:
+        session = Session(kernel, problem, settings, options, backend, space, database, observe)
+        return session.run()
+
+
+class Session:
+    """The state of one tuning session; `tune` makes it and runs it once."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        settings: Settings,
+        options: TuneOptions,
+        backend: Backend,
+        space: SearchSpace,
+        database: Database,
+        observe: Observer,
+    ) -> None:
+        self._kernel = kernel
+        self._problem = problem
+        self._options = options
+        self._backend = backend
+        self._space = space
+        self._database = database
+        self._observe = observe
+        self._start = time.monotonic()
+        self._default: Config = dict(kernel.spec.default)
+        self._study_id = database.study(self._key(), backend.device)
+        self._trials: dict[str, Trial] = {} if options.fresh else self._stored_trials()
+        self._resumed = len(self._trials)
+        self._incumbent = next((best.trial.config for best in database.best(study_id=self._study_id)), None)
+        workers = options.workers or available_cores()
+        self._pool = CompilePool(settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s)
+        self._pipeline = Pipeline(kernel, problem, backend.device, self._pool, ahead=2 * workers)
+
+    def run(self) -> TuneResult:
+        """Search until the trials, the budget or the space run out, then hold the finals."""
+        run_id = self._start_run()
+        evaluator: Evaluator | None = None
+        interrupted = False
+        finals: Finals | None = None
+        try:
+            self._report("starting")
+            evaluator = self._backend.open()
+            self._search(run_id, evaluator)
+            finals = self._finals(run_id, evaluator)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            self._pool.close()
+            if evaluator is not None:
+                evaluator.close()
+        result = self._result(finals, interrupted)
+        if not interrupted:
+            self._database.end_run(run_id, result.to_json())
+        return result
+
+    def _search(self, run_id: int, evaluator: Evaluator) -> None:
+        """Try candidates; every trial is committed as it ends."""
+        search = Search(
+            self._space,
+            self._options.sampler,
+            self._options.seed,
+            first=[self._default],
+            available=evaluator.available(self._space),
+            trials=self._options.trial_target,
+        )
+        search.replay(list(self._trials.values()))
+        while not self._is_over():
+            self._pipeline.fill(search.propose, self._room())
+            pair = self._pipeline.next_trial(evaluator, self._best_us())
+            if pair is None:
+                return
+            row, trial = pair
+            self._database.add_trial(self._study_id, run_id, trial)
+            self._trials[config_key(trial.config)] = trial
+            search.tell(row, trial)
+            self._report("searching", trial)
+            self._stop_if_hopeless()
+
+    def _finals(self, run_id: int, evaluator: Evaluator) -> Finals | None:
+        finalists = choose_finalists(
+            list(self._trials.values()), self._default, self._incumbent, self._options.finals
+        )
+        if not any(trial.outcome is Outcome.OK for trial in finalists):
+            return None
+        self._report("finals")
+        compiled = [self._pipeline.compile(trial.config) for trial in finalists]
+        paths = [str(c.cubin.path) if (c := future.result()).cubin is not None else "" for future in compiled]
+        finals = run_finals(finalists, paths, evaluator, self._default, self._incumbent, self._options.seed)
+        for rank, trial in enumerate(finals.ranked, start=1):
+            self._database.add_trial(self._study_id, run_id, trial, phase="final", rank=rank)
+        return finals
+
+    def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:
+        fastest = self._best()
+        work = self._kernel.spec.work
+        sizes = self._problem.sizes
+        return TuneResult(
+            problem=self._problem,
+            device=self._backend.device,
+            combinations=self._space.combinations,
+            valid=len(self._space),
+            gates=self._gates(),
+            outcomes=self._outcomes(),
+            winner=finals.winner if finals is not None else fastest,
+            default=finals.default if finals is not None else self._trials.get(config_key(self._default)),
+            speedup=finals.speedup if finals is not None else None,
+            ties=finals.ties if finals is not None else (),
+            seconds=self._elapsed_s(),
+            resumed=self._resumed,
+            interrupted=interrupted,
+            database=self._database.location,
+            flops=int(work.flops.evaluate(sizes)) if work.flops is not None else None,
+            bytes=int(work.bytes.evaluate(sizes)) if work.bytes is not None else None,
+            notices=tuple(notice for notice in (self._backend.notice, *self._database.notices) if notice),
+        )
+
+    def _start_run(self) -> int:
+        settings = {k: str(v) if k == "replay" and v is not None else v for k, v in asdict(self._options).items()}
+        return self._database.start_run(
+            self._study_id,
+            sampler=self._options.sampler,
+            seed=self._options.seed,
+            settings=settings,
+            driver=self._backend.device.driver,
+            host=platform.node(),
+            gates=self._gates(),
+        )
+
+    def _key(self) -> TuningKey:
+        device = self._backend.device
+        return TuningKey.for_device(
+            self._problem,
+            device,
+            template_hash=self._kernel.source_hash,
+            space_hash=space_hash(self._kernel.spec),
+            options=self._kernel.spec.options,
+            nvrtc_version=nvrtc_version(),
+            l2_mode=self._options.l2,
+            source="replayed" if device.source == "replayed" else "cuda",
+        )
+
+    def _stored_trials(self) -> dict[str, Trial]:
+        """Newest trial of each configuration that earlier sessions tried."""
+        stored = self._database.trials(self._study_id, phase="search")
+        return {config_key(trial.config): trial for trial in stored}
+
+    def _is_over(self) -> bool:
+        target, budget_s = self._options.trial_target, self._options.budget_s
+        enough = target is not None and len(self._trials) >= target
+        return enough or (budget_s is not None and self._elapsed_s() >= budget_s)
+
+    def _room(self) -> int | None:
+        """Candidates that may still be proposed; None for any number."""
+        target = self._options.trial_target
+        return None if target is None else target - len(self._trials)
+
+    def _best(self) -> Trial | None:
+        ran = [trial for trial in self._trials.values() if trial.outcome is Outcome.OK]
+        return min(ran, key=lambda trial: trial.time_us or float("inf"), default=None)
+
+    def _best_us(self) -> float | None:
+        best = self._best()
+        return best.time_us if best is not None else None
+
+    def _outcomes(self) -> Counter[Outcome]:
+        return Counter(trial.outcome for trial in self._trials.values())
+
+    def _gates(self) -> dict[str, int]:
+        outcomes = self._outcomes()
+        after_rules = self._space.rules[-1].remaining if self._space.rules else self._space.combinations
+        compile_rejected = sum(1 for t in self._trials.values() if t.stage == "compile")
+        resources_rejected = sum(1 for t in self._trials.values() if t.stage == "resources")
+        return {
+            "combinations": self._space.combinations,
+            "rules": after_rules,
+            "limits": len(self._space),
+            "compile_rejected": compile_rejected,
+            "resources_rejected": resources_rejected,
+            "launched": outcomes.total() - compile_rejected - resources_rejected,
+        }
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._start
+
+    def _report(self, phase: str, last: Trial | None = None) -> None:
+        self._observe(
+            Progress(
+                phase=phase,
+                done=len(self._trials) - self._resumed,
+                target=self._options.trial_target,
+                elapsed_s=self._elapsed_s(),
+                budget_s=self._options.budget_s,
+                outcomes=self._outcomes(),
+                gates=self._gates(),
+                best=self._best(),
+                last=last,
+            )
+        )
+
+    def _stop_if_hopeless(self) -> None:
+        """Say once what is wrong with the kernel itself, instead of failing every candidate for the same reason."""
+        outcomes = self._outcomes()
+        if len(outcomes) != 1 or outcomes.total() < min(_HOPELESS_AFTER, len(self._space)):
+            return
+        (outcome,) = outcomes
+        if outcome in _HOPELESS:
+            shown = self._trials.get(config_key(self._default)) or next(iter(self._trials.values()))
+            raise InputError(f"{self._kernel.spec.source}: {_HOPELESS[outcome]}: {shown.reason}")
+
+
+def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Workload:
+    return Workload(
+        spec_text=kernel.spec.text,
+        spec_source=kernel.spec.source,
+        sizes=problem.sizes,
+        dtype=problem.dtype,
+        l2=options.l2,
+        cache=str(settings.cache),
+        cache_limit_bytes=settings.cache_limit_bytes,
+        device_index=options.device_index,
+    )
