@@ -82,11 +82,6 @@ def power(base: Operand, exponent: Operand, where: Rows) -> Operand:
     return result
 
 
-def negate(value: Operand, where: Rows) -> Operand:
-    """``-value``."""
-    return subtract(0, value, where)
-
-
 def minimum(left: Operand, right: Operand, where: Rows) -> Operand:
     """Lesser of the two."""
     return _choose(min, np.minimum, left, right)

@@ -46,7 +46,7 @@ class SpaceStage:
 
 
 def join(
-    parameters: Sequence[Parameter], rules: Sequence[Rule], fixed: Mapping[str, Value]
+    parameters: Sequence[Parameter], rules: Sequence[Rule], fixed: Mapping[str, Value], source: str = ""
 ) -> tuple[list[Codes], list[SpaceStage]]:
     """Find every combination that meets the rules.
 
@@ -58,6 +58,8 @@ def join(
         Conditions over parameters and the names in ``fixed``.
     fixed
         Values of sizes and device properties.
+    source
+        The file's name, for messages.
 
     Returns
     -------
@@ -74,7 +76,7 @@ def join(
     """
     domains = {parameter.name: np.array(parameter.values) for parameter in parameters}
     conditions = [_Condition.of(rule, domains, fixed) for rule in rules]
-    table = _GrowingTable(domains)
+    table = _GrowingTable(domains, source)
     table.apply_constant([condition for condition in conditions if not condition.names])
     for name in join_order(domains, conditions):
         bound = {name, *table.columns}
@@ -112,8 +114,7 @@ class _Condition:
         shape = tuple(len(domains[name]) for name in names)
         truth = None
         if prod(shape) <= MAX_GRID:
-            grid = np.ix_(*(domains[name] for name in names))
-            truth = np.broadcast_to(rule.expression.evaluate({**fixed, **dict(zip(names, grid, strict=True))}), shape)
+            truth = np.broadcast_to(rule.expression.evaluate({**fixed, **_open_grid(names, domains)}), shape)
         return cls(rule, names, domains, fixed, truth)
 
     @property
@@ -132,6 +133,12 @@ class _Condition:
         truth = np.moveaxis(self.truth, self.names.index(joined), -1)
         keys = rank([columns[name] for name in others], truth.shape[:-1], rows)
         return truth.reshape(-1, shape[1])[keys]
+
+
+def _open_grid(names: Sequence[str], domains: Domains) -> dict[str, NDArray[np.generic]]:
+    """Values of each parameter along an axis of its own, so that they broadcast to the grid of all."""
+    last = len(names) - 1
+    return {name: domains[name].reshape(-1, *[1] * (last - axis)) for axis, name in enumerate(names)}
 
 
 def join_order(domains: Domains, conditions: Sequence[_Condition]) -> list[str]:
@@ -159,8 +166,9 @@ def join_order(domains: Domains, conditions: Sequence[_Condition]) -> list[str]:
 class _GrowingTable:
     """The rows that meet every rule applied so far, over the parameters joined so far."""
 
-    def __init__(self, domains: Domains) -> None:
+    def __init__(self, domains: Domains, source: str) -> None:
         self.domains = domains
+        self.source = source
         self.rows = 1
         self.columns: dict[str, Codes] = {}
         self.stages: list[SpaceStage] = []
@@ -213,5 +221,6 @@ class _GrowingTable:
             raise SpecError(
                 f"joining {name} makes a table of at least {rows:,} combinations, at most {most:,} are accepted; add "
                 "rules that name few parameters, or list fewer values",
+                source=self.source,
                 key=f"parameters.{name}",
             )

@@ -119,8 +119,8 @@ def _explain_grid(demand: Demand, device: DeviceProperties, spec: KernelSpec) ->
 
 
 def _registers_fit(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    by_block = device.registers_per_block // np.maximum(demand.threads, 1)
-    return demand.registers <= np.minimum(by_block, device.max_registers_per_thread)
+    by_block: Column = device.registers_per_block // np.maximum(demand.threads, 1)
+    return (demand.registers <= by_block) & (demand.registers <= device.max_registers_per_thread)
 
 
 def _explain_registers(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
@@ -139,7 +139,7 @@ def _smem_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Ma
 def _explain_smem(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
     return (
         f"{_first(demand.static_smem_bytes)} bytes static and {_first(demand.dynamic_smem_bytes)} dynamic, "
-        f"{device.name} allows {device.smem_per_block_bytes:,} static and {device.smem_per_block_optin_bytes:,} together"
+        f"{device.name} allows {device.smem_per_block_bytes:,} static, {device.smem_per_block_optin_bytes:,} together"
     )
 
 
@@ -167,8 +167,8 @@ LIMITS = (
 
 
 def _within(dimensions: tuple[Column, ...], most: tuple[int, ...]) -> Mask:
-    fits = [(dimension >= 1) & (dimension <= limit) for dimension, limit in zip(dimensions, most, strict=False)]
-    return np.all(fits, axis=0)
+    pairs = zip(dimensions, most, strict=False)
+    return reduce(np.logical_and, [(dimension >= 1) & (dimension <= limit) for dimension, limit in pairs])
 
 
 def _by(dimensions: tuple[Column, ...] | tuple[int, ...]) -> str:

@@ -59,10 +59,10 @@ class Name:
     kind: Kind
 
     def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Look the name up; whole-number columns of any width become int64."""
+        """Look the name up; columns of numbers and booleans of any width become int64 and bool."""
         value = env[self.name]
-        if isinstance(value, np.ndarray) and self.kind == "number":
-            return value.astype(np.int64, copy=False)
+        if isinstance(value, np.ndarray) and self.kind != "string":
+            return value.astype(np.int64 if self.kind == "number" else np.bool_, copy=False)
         return value
 
 

@@ -26,6 +26,9 @@ __all__ = ["SearchSpace", "SpaceStage", "check_config", "enumerate_space", "feas
 MAX_COMBINATIONS = 2**63 - 1
 """Most combinations a space may have before its rules, so that a rank fits in int64."""
 
+_CHUNK_ROWS = 2**20
+"""Rows compared with the device's limits at once, which takes some ten int64 columns."""
+
 
 @dataclass(frozen=True, eq=False)
 class SearchSpace:
@@ -105,27 +108,21 @@ class SearchSpace:
         SpecError
             The expression has no value in some row.
         """
-        columns = [index for name, index in self._index.items() if name in expression.names]
-        if not columns:
+        named = [parameter for parameter in self.parameters if parameter.name in expression.names]
+        if not named:
             return np.full(len(self), expression.evaluate(fixed))
-        sizes = [len(self.parameters[index].values) for index in columns]
-        if prod(sizes) > len(self):
-            return np.asarray(
-                expression.evaluate(
-                    {**fixed, **{self.parameters[i].name: self.column(self.parameters[i].name) for i in columns}}
-                )
-            )
-        ranks = rank([self.codes[:, index] for index in columns], sizes, len(self))
-        occurs = np.zeros(prod(sizes), np.bool_)
+        sizes = [len(parameter.values) for parameter in named]
+        cells = prod(sizes)
+        if cells > len(self):
+            return np.asarray(expression.evaluate({**fixed, **{each.name: self.column(each.name) for each in named}}))
+        ranks = rank([self.codes[:, self._index[each.name]] for each in named], sizes, len(self))
+        occurs = np.zeros(cells, np.bool_)
         occurs[ranks] = True
-        cells = np.flatnonzero(occurs)
-        values = {
-            self.parameters[index].name: np.array(self.parameters[index].values)[codes]
-            for index, codes in zip(columns, np.unravel_index(cells, sizes), strict=True)
-        }
+        codes = np.unravel_index(np.flatnonzero(occurs), sizes)
+        values = {each.name: np.array(each.values)[code] for each, code in zip(named, codes, strict=True)}
         found = expression.evaluate({**fixed, **values})
-        table = np.zeros(prod(sizes), found.dtype)
-        table[cells] = found
+        table = np.zeros(cells, found.dtype)
+        table[occurs] = found
         return table[ranks]
 
     @cached_property
@@ -168,7 +165,7 @@ def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DevicePr
             source=spec.source,
             key="parameters",
         )
-    columns, stages = join(spec.parameters, spec.rules, fixed_names(spec, sizes, device))
+    columns, stages = join(spec.parameters, spec.rules, fixed_names(spec, sizes, device), spec.source)
     return SearchSpace(
         parameters=spec.parameters,
         codes=_ordered(columns, [len(parameter.values) for parameter in spec.parameters]),
@@ -197,21 +194,17 @@ def feasible_space(spec: KernelSpec, sizes: Mapping[str, int], device: DevicePro
     started = time.perf_counter()
     space = enumerate_space(spec, sizes, device)
     fixed = fixed_names(spec, sizes, device)
-    demand = Demand.of(spec, lambda expression: space.evaluate(expression, fixed).astype(np.int64, copy=False))
     fits = np.ones(len(space), np.bool_)
-    stages: list[SpaceStage] = []
-    for limit in LIMITS:
-        before = int(np.count_nonzero(fits))
-        fits &= limit.fits(demand, device, spec)
-        stages.append(SpaceStage(limit.name, int(np.count_nonzero(fits))))
-        if stages[-1].remaining == 0:
-            raise SpecError(
-                f"the limit {limit.name} of {device.name} leaves none of the {before:,} configurations that meet the "
-                "rules and the limits before it; add smaller values",
-                source=spec.source,
-                key="launch",
-            )
-    return replace(space.select(fits, tuple(stages)), seconds=time.perf_counter() - started)
+    remaining = [0] * len(LIMITS)
+    for start in range(0, len(space), _CHUNK_ROWS):
+        rows = slice(start, start + _CHUNK_ROWS)
+        demand = _demand(spec, replace(space, codes=space.codes[rows]), fixed)
+        for position, limit in enumerate(LIMITS):
+            fits[rows] &= limit.fits(demand, device, spec)
+            remaining[position] += int(np.count_nonzero(fits[rows]))
+    stages = tuple(SpaceStage(limit.name, count) for limit, count in zip(LIMITS, remaining, strict=True))
+    _refuse_empty(stages, len(space), device, spec)
+    return replace(space.select(fits, stages), seconds=time.perf_counter() - started)
 
 
 def check_config(spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> str:
@@ -233,6 +226,22 @@ def check_config(spec: KernelSpec, config: Config, sizes: Mapping[str, int], dev
             figures = ", ".join(f"{name} = {names[name]}" for name in sorted(rule.expression.names))
             return f"the rule {rule.name!r} is broken: {rule.expression.text}, where {figures}"
     return broken_limit(Demand.of(spec, lambda expression: np.array([int(expression.evaluate(names))])), device, spec)
+
+
+def _demand(spec: KernelSpec, space: SearchSpace, fixed: Mapping[str, Value]) -> Demand:
+    return Demand.of(spec, lambda expression: space.evaluate(expression, fixed).astype(np.int64, copy=False))
+
+
+def _refuse_empty(stages: tuple[SpaceStage, ...], before: int, device: DeviceProperties, spec: KernelSpec) -> None:
+    for stage in stages:
+        if stage.remaining == 0:
+            raise SpecError(
+                f"the limit {stage.name} of {device.name} leaves none of the {before:,} configurations that meet the "
+                "rules and the limits before it; add smaller values",
+                source=spec.source,
+                key="launch",
+            )
+        before = stage.remaining
 
 
 def _not_in_domains(spec: KernelSpec, config: Config) -> str:
