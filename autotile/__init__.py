@@ -4,6 +4,42 @@ The pipeline, one candidate's way::
 
     SearchSpace -> Config -> static limits -> source + macros -> cubin -> compiled resources, occupancy
                 -> load -> verify -> measure -> Trial -> database -> Best -> dispatch
+
+Importing this module is cheap; what a name needs is imported when the name is first used.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotile.dispatch.bound import BoundKernel
+    from autotile.dispatch.serving import get_best_kernel
+    from autotile.ground.errors import AutotileError, InputError
+    from autotile.ops import tune
+
 __version__ = "0.1.0"
+
+__all__ = ["AutotileError", "BoundKernel", "InputError", "__version__", "get_best_kernel", "tune"]
+
+_HOME = {
+    "AutotileError": "autotile.ground.errors",
+    "BoundKernel": "autotile.dispatch.bound",
+    "InputError": "autotile.ground.errors",
+    "get_best_kernel": "autotile.dispatch.serving",
+    "tune": "autotile.ops",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'autotile' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

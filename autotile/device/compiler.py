@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any
 
 from autotile.device.toolchain import include_folders, load_nvrtc, nvrtc_version
+from autotile.files.library import Kernel
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.errors import CompileError, ToolchainError
 from autotile.ground.model import Config, Resources, Value, canonical_json
-from autotile.ground.spec import KernelSpec
 
 _BASE_OPTIONS = ("--std=c++17", "--ptxas-options=-v")
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
@@ -68,12 +68,16 @@ def macro_options(config: Config, dtype: str) -> tuple[str, ...]:
     return (*macros, f"-DDTYPE={DTYPES[dtype].c_type}")
 
 
-def compile_job(
-    spec: KernelSpec, source: str, source_hash: str, template_path: Path, config: Config, dtype: str, architecture: str
-) -> CompileJob:
+def compile_job(kernel: Kernel, config: Config, dtype: str, architecture: str) -> CompileJob:
     """The compilation that a configuration needs."""
-    options = (*spec.options, *macro_options(config, dtype))
-    return CompileJob(source, source_hash, str(template_path), spec.entry, architecture, options)
+    return CompileJob(
+        source=kernel.source,
+        source_hash=kernel.source_hash,
+        template_path=str(kernel.template_path),
+        entry=kernel.spec.entry,
+        architecture=architecture,
+        options=(*kernel.spec.options, *macro_options(config, dtype)),
+    )
 
 
 def compile_cubin(job: CompileJob) -> Compilation:
@@ -115,7 +119,9 @@ def parse_resources(log: str, entry: str) -> Resources:
     reports = dict(zip(sections[1::2], sections[2::2], strict=True))
     if entry not in reports:
         found = ", ".join(sorted(reports)) or "none"
-        raise CompileError(f'no extern "C" __global__ function {entry!r} in the template; entry functions found: {found}')
+        raise CompileError(
+            f'no extern "C" __global__ function {entry!r} in the template; entry functions found: {found}'
+        )
     report = reports[entry]
     frame, registers = _FRAME.search(report), _REGISTERS.search(report)
     if frame is None or registers is None:

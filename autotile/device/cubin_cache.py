@@ -56,7 +56,9 @@ class CubinCache:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"cannot make the cubin cache {self._folder}: {error.strerror}; set AUTOTILE_CACHE") from None
+            raise InputError(
+                f"cannot make the cubin cache {self._folder}: {error.strerror}; set AUTOTILE_CACHE"
+            ) from None
 
     def get_or_compile(self, job: CompileJob) -> CachedCubin:
         """The job's cubin, from the cache or compiled now.
@@ -77,7 +79,8 @@ class CubinCache:
             data = cubin.read_bytes()
             if hashlib.sha256(data).hexdigest() != description["cubin_hash"]:
                 return None
-            os.utime(cubin)  # recently used
+            for file in (cubin, cubin.with_suffix(".json")):
+                os.utime(file)  # recently used
             return CachedCubin(cubin, description["cubin_hash"], Resources(**description["resources"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -97,7 +100,9 @@ class CubinCache:
             self._write(cubin.with_suffix(".json"), description.encode())
             self._write(cubin, compilation.cubin)
         except OSError as error:
-            raise InputError(f"cannot write the cubin cache {self._folder}: {error.strerror}; set AUTOTILE_CACHE") from None
+            raise InputError(
+                f"cannot write the cubin cache {self._folder}: {error.strerror}; set AUTOTILE_CACHE"
+            ) from None
         self._writes += 1
         if self._writes % _WRITES_BETWEEN_TRIMS == 0:
             self.trim()

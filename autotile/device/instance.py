@@ -92,7 +92,7 @@ class ProblemInstance:
         output = self._buffers[name]
         dtype = self._element_type(name)
         wrong, first = self._support.compare(
-            output.pointer, reference.data.ptr, output.elements, dtype, tolerance, scale
+            output.pointer, reference.data.ptr, output.elements, dtype, tolerance=tolerance, scale=scale
         )
         if not wrong:
             return ""

@@ -43,16 +43,14 @@ class SupportKernels:
 
     def count_unlike_pattern(self, pointer: int, words: int, pattern: int) -> int:
         """How many of ``words`` 32-bit words differ from a pattern."""
-        return self._count(
-            "count_unlike_pattern", words, np.uint64(pointer), np.uint64(words), np.uint32(pattern)
-        )
+        return self._count("count_unlike_pattern", words, np.uint64(pointer), np.uint64(words), np.uint32(pattern))
 
     def count_unlike(self, a: int, b: int, words: int) -> int:
         """How many 32-bit words differ between two buffers."""
         return self._count("count_unlike", words, np.uint64(a), np.uint64(b), np.uint64(words))
 
     def compare(
-        self, got: int, want: int, elements: int, dtype: Dtype, tolerance: float, scale: float
+        self, got: int, want: int, elements: int, dtype: Dtype, *, tolerance: float, scale: float
     ) -> tuple[int, int]:
         """Number of wrong elements and the first one's index; see ``compare_elements`` for what is wrong."""
         self._result[:] = np.array([0, 2**64 - 1], dtype=np.uint64)

@@ -20,10 +20,8 @@ DISCARD_RATIO = 1.25
 """A probe slower than the best by this is dropped: a 3-run race with this cut loses no winner at 0.8 % noise."""
 _TARGET_HALF_WIDTH = 0.005
 _LEAST_SAMPLES = 9
-"""Fewer than six samples have no distribution-free 95 % interval of the median; nine let it be narrower than the range."""
+"""Fewer than six samples have no distribution-free 95 % interval of the median; nine make it narrower."""
 _MOST_SAMPLES = 200
-_TIME_LIMIT_S = 0.25
-"""Most GPU time that one candidate's samples take; finals time the best ones longer."""
 _EVENT_RESOLUTION_US = 0.5
 """CUDA events tick in steps of about half a microsecond; no interval is narrower than half of that."""
 _WARM_UP_S = 0.3
@@ -53,11 +51,14 @@ class Timer:
         Size of the device's L2 cache.
     l2
         ``cold`` writes a buffer of the L2's size before each launch, so that inputs come from memory; ``hot`` does not.
+    limit_s
+        Most GPU time that the samples of one measurement take, once there are nine.
     """
 
-    def __init__(self, l2_bytes: int, l2: L2Mode) -> None:
+    def __init__(self, l2_bytes: int, l2: L2Mode, limit_s: float) -> None:
         self._cupy = load_cupy()
         self._l2 = l2
+        self._limit_us = 1e6 * limit_s
         self._flush_bytes = max(l2_bytes, 1 << 20)
         self._flush_memory: Any = self._cupy.cuda.alloc(self._flush_bytes)
         self._events = [(self._new_event(), self._new_event()) for _ in range(32)]
@@ -103,7 +104,7 @@ class Timer:
         probe = float(np.median(times))
         if best_us is not None and probe > DISCARD_RATIO * best_us:
             return Timing(self._measurement(times), discarded=True)
-        affordable = int(np.clip(_TIME_LIMIT_S * 1e6 / probe, _LEAST_SAMPLES, _MOST_SAMPLES))
+        affordable = int(np.clip(self._limit_us / probe, _LEAST_SAMPLES, _MOST_SAMPLES))
         times += self.samples(launch, _LEAST_SAMPLES - len(times))
         while not self._is_precise(times) and len(times) < affordable:
             times += self.samples(launch, min(len(times), affordable - len(times)))

@@ -189,7 +189,7 @@ class BoundKernel:
         with stream if stream is not None else nullcontext():
             given = self._with_outputs(arrays)
             views = [self._checked(b, array) for b, array in zip(self._kernel.spec.buffers, given, strict=True)]
-            values = self._arguments(views, scalars) 
+            values = self._arguments(views, scalars)
             function.launch(self._geometry.grid, self._geometry.block, values, self._geometry.dynamic_smem_bytes)
         outputs = tuple(a for b, a in zip(self._kernel.spec.buffers, given, strict=True) if b.access != "in")
         return outputs[0] if len(outputs) == 1 else outputs
@@ -262,15 +262,6 @@ class BoundKernel:
     def _compiled(self) -> CachedCubin:
         if self._cubin is None:
             settings = read_settings()
-            kernel = self._kernel
-            job = compile_job(
-                kernel.spec,
-                kernel.source,
-                kernel.source_hash,
-                kernel.template_path,
-                self.config,
-                self.problem.dtype,
-                self.device.architecture,
-            )
+            job = compile_job(self._kernel, self.config, self.problem.dtype, self.device.architecture)
             self._cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
         return self._cubin

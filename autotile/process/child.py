@@ -35,7 +35,7 @@ class Child:
 
     def __init__(self, module: str) -> None:
         self._module = module
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the child
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", module],
             stdin=subprocess.PIPE,

@@ -20,6 +20,7 @@ class CompileWorker:
         self._cache: CubinCache | None = None
 
     def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+        """Answer one request."""
         try:
             if self._cache is None:
                 self._cache = CubinCache(Path(message["cache"]), message["limit_bytes"])

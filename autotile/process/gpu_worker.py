@@ -50,7 +50,7 @@ class Workbench:
         ragged = {name: self._spec.ragged[name] for name in workload.sizes}
         self._checked = ProblemInstance(self._spec, ragged, workload.dtype, support, check=True)
         self._tuned = ProblemInstance(self._spec, workload.sizes, workload.dtype, support, check=False)
-        self._timer = Timer(self.device.l2_bytes, workload.l2)
+        self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
         self._telemetry = Telemetry(workload.device_index)
         self._warm = False
 
@@ -130,6 +130,7 @@ class GpuWorker:
         self._bench: Workbench | None = None
 
     def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+        """Answer one request."""
         cuda = load_cupy().cuda
         try:
             return self._answer(message, stage)

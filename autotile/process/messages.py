@@ -20,6 +20,7 @@ class Workload:
     l2: L2Mode
     cache: str
     cache_limit_bytes: int
+    sample_limit_s: float
     device_index: int = 0
 
     def to_json(self) -> dict[str, Any]:

@@ -30,7 +30,11 @@ class TuneOptions:
     fresh
         Measure again instead of resuming what the database holds.
     finals
-        Candidates that are re-measured interleaved at the end; 0 for none.
+        Candidates that are re-measured interleaved at the end; 0 for no finals.
+    discard
+        Drop a candidate that is clearly slower than the best after three samples.
+    sample_limit_s
+        GPU time that the samples of one candidate may take in the search; the finals time the best ones longer.
     workers
         Compile processes; None: one a core.
     compile_deadline_s, run_deadline_s
@@ -51,6 +55,8 @@ class TuneOptions:
     l2: L2Mode = "cold"
     fresh: bool = False
     finals: int = 12
+    discard: bool = True
+    sample_limit_s: float = 0.1
     workers: int | None = None
     compile_deadline_s: float = 60.0
     run_deadline_s: float = 30.0

@@ -119,13 +119,4 @@ class Pipeline:
         )
 
     def _job(self, config: Config) -> CompileJob:
-        kernel = self._kernel
-        return compile_job(
-            kernel.spec,
-            kernel.source,
-            kernel.source_hash,
-            kernel.template_path,
-            config,
-            self._problem.dtype,
-            self._device.architecture,
-        )
+        return compile_job(self._kernel, config, self._problem.dtype, self._device.architecture)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 
 from autotile.device.toolchain import nvrtc_version
@@ -33,7 +33,7 @@ _HOPELESS_AFTER = 8
 """When this many candidates, the default among them, fail alike and none runs, the fault is the kernel's own."""
 _HOPELESS = {
     Outcome.COMPILE_FAILED: "no candidate compiles; the compiler says of the default configuration",
-    Outcome.WRONG_RESULT: "the reference disagrees with every candidate; correct [reference] or the template. The first",
+    Outcome.WRONG_RESULT: "the reference disagrees with every candidate; correct it or the template",
 }
 
 
@@ -65,8 +65,16 @@ def tune(
     check_memory(kernel.spec, problem, backend.device)
     space = feasible_space(kernel.spec, problem.sizes, backend.device)
     with Database.open(options.database or settings.database) as database:
-        session = Session(kernel, problem, settings, options, backend, space, database, observe)
-        return session.run()
+        return Session(
+            kernel=kernel,
+            problem=problem,
+            settings=settings,
+            options=options,
+            backend=backend,
+            space=space,
+            database=database,
+            observe=observe,
+        ).run()
 
 
 class Session:
@@ -74,6 +82,7 @@ class Session:
 
     def __init__(
         self,
+        *,
         kernel: Kernel,
         problem: Problem,
         settings: Settings,
@@ -146,15 +155,22 @@ class Session:
             self._stop_if_hopeless()
 
     def _finals(self, run_id: int, evaluator: Evaluator) -> Finals | None:
-        finalists = choose_finalists(
-            list(self._trials.values()), self._default, self._incumbent, self._options.finals
-        )
+        if not self._options.finals:
+            return None
+        finalists = choose_finalists(list(self._trials.values()), self._default, self._incumbent, self._options.finals)
         if not any(trial.outcome is Outcome.OK for trial in finalists):
             return None
         self._report("finals")
         compiled = [self._pipeline.compile(trial.config) for trial in finalists]
         paths = [str(c.cubin.path) if (c := future.result()).cubin is not None else "" for future in compiled]
-        finals = run_finals(finalists, paths, evaluator, self._default, self._incumbent, self._options.seed)
+        finals = run_finals(
+            finalists,
+            paths,
+            evaluator,
+            default=self._default,
+            incumbent=self._incumbent,
+            seed=self._options.seed,
+        )
         for rank, trial in enumerate(finals.ranked, start=1):
             self._database.add_trial(self._study_id, run_id, trial, phase="final", rank=rank)
         return finals
@@ -228,7 +244,8 @@ class Session:
         return min(ran, key=lambda trial: trial.time_us or float("inf"), default=None)
 
     def _best_us(self) -> float | None:
-        best = self._best()
+        """What candidates are held against; None where none is to be dropped."""
+        best = self._best() if self._options.discard else None
         return best.time_us if best is not None else None
 
     def _outcomes(self) -> Counter[Outcome]:
@@ -286,5 +303,6 @@ def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: Tun
         l2=options.l2,
         cache=str(settings.cache),
         cache_limit_bytes=settings.cache_limit_bytes,
+        sample_limit_s=options.sample_limit_s,
         device_index=options.device_index,
     )
