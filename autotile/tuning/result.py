@@ -17,9 +17,11 @@ class Progress:
 
     phase: str
     """``starting``, ``searching`` or ``finals``."""
+    device: DeviceProperties
     done: int
+    """Trials of this session; ``outcomes`` counts those of earlier ones too."""
     target: int | None
-    """Trials to reach; None where only the budget ends the search."""
+    """Trials that the study is to hold; None where only the budget ends the search."""
     elapsed_s: float
     budget_s: float | None
     outcomes: Mapping[Outcome, int]
@@ -33,7 +35,8 @@ class Progress:
         by_budget = max(0.0, self.budget_s - self.elapsed_s) if self.budget_s is not None else None
         if self.target is None or not self.done:
             return by_budget
-        by_trials = self.elapsed_s / self.done * max(0, self.target - self.done)
+        left = max(0, self.target - sum(self.outcomes.values()))
+        by_trials = self.elapsed_s / self.done * left
         return by_trials if by_budget is None else min(by_trials, by_budget)
 
 

@@ -272,6 +272,7 @@ class Session:
         self._observe(
             Progress(
                 phase=phase,
+                device=self._backend.device,
                 done=len(self._trials) - self._resumed,
                 target=self._options.trial_target,
                 elapsed_s=self._elapsed_s(),
