@@ -58,14 +58,14 @@
 #ifndef BM
 #define BM 128
 #define BN 128
-#define BK 16
+#define BK 8
 #define TM 8
 #define TN 8
 #define LANES_X 8
 #define VEC 4
 #define STAGES 2
 #define PAD 4
-#define UNROLL 16
+#define UNROLL 8
 #define MIN_BLOCKS 2
 #endif
 

@@ -1,0 +1,170 @@
+// Runs one CUDA kernel on the CPU, so that a template can be proved right where there is no GPU.
+//
+// A block's threads are fibers that take turns: each runs until it reaches a barrier or its end, then the next one does.
+// The order is reversed after every barrier, so that a barrier too few shows as a wrong result. Shared memory holds NaN when
+// a block starts; each buffer ends at an unreadable page, so that a step beyond it ends the process.
+//
+//     g++ -std=c++17 -DKERNEL_FILE='"sgemm_2d.cu"' -DENTRY=sgemm_2d -DBM=128 ... cuda_on_cpu.cpp -o kernel
+//     ./kernel GRID_X GRID_Y GRID_Z BLOCK_X BLOCK_Y BLOCK_Z ARGUMENT...
+//
+// An argument is a file of raw values (a buffer: read before the run, written back after it) or, beginning with "=", a number.
+
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __shared__ static __attribute__((section("block_memory")))
+
+struct Index {
+    unsigned x, y, z;
+};
+
+static Index threadIdx, blockIdx, blockDim, gridDim;
+static void __syncthreads();
+using std::min;
+
+#include KERNEL_FILE
+
+// The linker marks where the section of all __shared__ variables starts and stops; a kernel without any has no section.
+extern "C" char __start_block_memory[] __attribute__((weak));
+extern "C" char __stop_block_memory[] __attribute__((weak));
+
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack = std::vector<char>(64 << 10);
+    Index index;
+    bool done;
+};
+
+static ucontext_t scheduler;
+static Fiber* running;
+static void (*thread_body)();
+
+static void __syncthreads()
+{
+    Fiber* self = running;
+    swapcontext(&self->context, &scheduler);
+    running = self;
+    threadIdx = self->index;
+}
+
+static void run_thread()
+{
+    thread_body();
+    running->done = true;
+}
+
+static void start(Fiber& fiber, unsigned i)
+{
+    fiber.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+    fiber.done = false;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.context.uc_link = &scheduler;
+    makecontext(&fiber.context, run_thread, 0);
+}
+
+static void run_block(std::vector<Fiber>& fibers)
+{
+    std::fill(__start_block_memory, __stop_block_memory, static_cast<char>(0xff));
+    std::vector<Fiber*> waiting;
+    for (unsigned i = 0; i < fibers.size(); ++i) {
+        start(fibers[i], i);
+        waiting.push_back(&fibers[i]);
+    }
+    while (!waiting.empty()) {
+        for (Fiber* fiber : waiting) {
+            running = fiber;
+            threadIdx = fiber->index;
+            swapcontext(&scheduler, &fiber->context);
+        }
+        waiting.erase(std::remove_if(waiting.begin(), waiting.end(), [](Fiber* f) { return f->done; }), waiting.end());
+        std::reverse(waiting.begin(), waiting.end());
+    }
+}
+
+// A copy of a file that ends where an unreadable page begins.
+struct GuardedBuffer {
+    std::string path;
+    size_t size;
+    char* data;
+
+    explicit GuardedBuffer(const std::string& file) : path(file)
+    {
+        std::ifstream stream(path, std::ios::binary);
+        const std::vector<char> content((std::istreambuf_iterator<char>(stream)), {});
+        const size_t page = sysconf(_SC_PAGESIZE);
+        size = content.size();
+        const size_t room = (size + page - 1) / page * page;
+        char* pages = static_cast<char*>(
+            mmap(nullptr, room + 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        mprotect(pages, page, PROT_NONE);
+        mprotect(pages + page + room, page, PROT_NONE);
+        data = pages + page + room - size;
+        std::memcpy(data, content.data(), size);
+    }
+
+    void write_back() const { std::ofstream(path, std::ios::binary).write(data, size); }
+};
+
+static std::vector<GuardedBuffer> buffers;
+
+template <typename T>
+static T parse_argument(const char* text)
+{
+    if constexpr (std::is_pointer_v<T>) {
+        buffers.emplace_back(text);
+        return reinterpret_cast<T>(buffers.back().data);
+    } else {
+        return static_cast<T>(std::atof(text + 1));
+    }
+}
+
+template <typename... Parameters, size_t... I>
+static auto parse_arguments(void (*)(Parameters...), char** texts, std::index_sequence<I...>)
+{
+    return std::tuple<Parameters...>{parse_argument<Parameters>(texts[I])...};
+}
+
+template <typename... Parameters>
+static auto parse_arguments(void (*kernel)(Parameters...), int count, char** texts)
+{
+    if (count != sizeof...(Parameters)) {
+        std::fprintf(stderr, "the kernel takes %zu arguments, not %d\n", sizeof...(Parameters), count);
+        std::exit(2);
+    }
+    return parse_arguments(kernel, texts, std::index_sequence_for<Parameters...>{});
+}
+
+int main(int argc, char** argv)
+{
+    const auto number = [&](int i) { return static_cast<unsigned>(std::atoi(argv[i])); };
+    gridDim = {number(1), number(2), number(3)};
+    blockDim = {number(4), number(5), number(6)};
+    static auto arguments = parse_arguments(ENTRY, argc - 7, argv + 7);
+    thread_body = [] { std::apply(ENTRY, arguments); };
+
+    std::vector<Fiber> fibers(blockDim.x * blockDim.y * blockDim.z);
+    for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
+        for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
+            for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) run_block(fibers);
+    for (const GuardedBuffer& buffer : buffers) buffer.write_back();
+}

@@ -1,0 +1,183 @@
+"""The templates compute what their search spaces say, at ragged shapes too: run on the CPU, with no GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import cuda_on_cpu
+import numpy as np
+import pytest
+
+from autotile.files.library import Kernel, load_kernel
+from autotile.files.profiles import device_profile
+from autotile.ground.dtypes import DTYPES
+from autotile.ground.expressions import Expression
+from autotile.ground.model import Config
+from autotile.ground.space import check_config
+from autotile.ground.spec import ScalarArgument
+from autotile.ground.tolerance import output_tolerance
+
+pytestmark = pytest.mark.skipif(bool(cuda_on_cpu.why_not()), reason=cuda_on_cpu.why_not())
+
+ROOT = Path(__file__).parents[2]
+H200 = device_profile("h200")
+FLOAT32 = DTYPES["float32"]
+
+Sizes = dict[str, int]
+Values = dict[str, np.ndarray | float]
+
+
+def kernel_named(name: str) -> Kernel:
+    file = f"{name}.toml"
+    return load_kernel(str(ROOT / ("examples/stencil_2d" if name == "stencil_2d" else "search_spaces") / file))
+
+
+def inputs(kernel: Kernel, sizes: Sizes, **scalars: float) -> Values:
+    """Random inputs; outputs and the inout buffer hold NaN unless ``beta`` asks for its old values."""
+    rng = np.random.default_rng(7)
+    values: Values = {}
+    for buffer in kernel.spec.buffers:
+        shape = tuple(extent.evaluate(sizes) for extent in buffer.shape)
+        read = buffer.access == "in" or (buffer.access == "inout" and scalars.get("beta", 0.0) != 0.0)
+        values[buffer.name] = (rng.standard_normal(shape) if read else np.full(shape, np.nan)).astype(np.float32)
+    for argument in kernel.spec.arguments:
+        if isinstance(argument, ScalarArgument) and isinstance(argument.value, Expression):
+            values[argument.name] = argument.value.evaluate(sizes)
+        elif isinstance(argument, ScalarArgument):
+            values[argument.name] = scalars.get(argument.name, argument.value)
+    return values
+
+
+def expect_right(kernel: Kernel, program: cuda_on_cpu.CpuKernel, sizes: Sizes, **scalars: float) -> None:
+    values = inputs(kernel, sizes, **scalars)
+    results = program.run(sizes, H200, values)
+    exact = {name: np.nan_to_num(np.float64(value)) for name, value in values.items()}
+    for name, expression in kernel.spec.reference.outputs.items():
+        expected = expression.evaluate(exact)
+        error = np.abs(results.pop(name) - expected).max() / np.sqrt(np.mean(expected**2))
+        tolerance = output_tolerance(FLOAT32, [FLOAT32], kernel.spec.reference.reduction.evaluate(sizes))
+        assert error <= tolerance, f"{name} at {sizes} is off by {error:.1e} of its RMS"
+    for name, untouched in results.items():
+        assert np.array_equal(untouched, values[name]), f"the kernel wrote to its input {name}"
+
+
+def compiled(kernel: Kernel, tmp_path: Path, overrides: Config, sizes: Sizes) -> cuda_on_cpu.CpuKernel:
+    config = {**kernel.spec.default, **overrides}
+    assert check_config(kernel.spec, config, sizes, H200) == ""
+    return cuda_on_cpu.CpuKernel(kernel, config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"BX": 4, "BY": 16, "UNROLL": 8}, {"BX": 64, "BY": 2, "COALESCED": False, "UNROLL": 1}],
+    ids=str,
+)
+def test_naive(overrides: Config, tmp_path: Path) -> None:
+    kernel = kernel_named("matmul_naive")
+    program = compiled(kernel, tmp_path, overrides, {"M": 67, "N": 45, "K": 33})
+    for M, N, K in [(1, 1, 1), (67, 45, 33), (3, 130, 2)]:
+        expect_right(kernel, program, {"M": M, "N": N, "K": K})
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"TILE": 4, "UNROLL": 2, "PAD": 1}, {"TILE": 32, "UNROLL": 32}, {"TILE": 8, "UNROLL": 4, "GUARDED": False}],
+    ids=str,
+)
+def test_tiled(overrides: Config, tmp_path: Path) -> None:
+    kernel = kernel_named("matmul_tiled")
+    shapes = [(8, 8, 8), (40, 24, 16)] if "GUARDED" in overrides else [(1, 1, 1), (67, 45, 33), (32, 64, 96)]
+    program = compiled(kernel, tmp_path, overrides, dict(zip("MNK", shapes[-1], strict=True)))
+    for M, N, K in shapes:
+        expect_right(kernel, program, {"M": M, "N": N, "K": K})
+
+
+# Each value of each parameter appears.
+SGEMM = [
+    {},
+    {"BM": 32, "BN": 32, "BK": 32, "TM": 4, "TN": 4, "LANES_X": 4, "STAGES": 1, "PAD": 0, "MIN_BLOCKS": 1},
+    {"BM": 256, "BN": 64, "BK": 16, "TM": 16, "TN": 4, "LANES_X": 16, "STAGES": 1, "UNROLL": 16},
+    {"BM": 64, "BN": 256, "BK": 8, "TM": 8, "TN": 16, "LANES_X": 16, "VEC": 2, "PAD": 0, "MIN_BLOCKS": 1},
+    {"BM": 64, "BN": 64, "BK": 16, "TM": 4, "TN": 8, "LANES_X": 8, "VEC": 1, "MIN_BLOCKS": 3},
+]
+
+
+@pytest.fixture(scope="module", params=SGEMM, ids=str)
+def sgemm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> cuda_on_cpu.CpuKernel:
+    kernel = kernel_named("sgemm_2d")
+    return compiled(kernel, tmp_path_factory.mktemp("sgemm"), request.param, dict(kernel.spec.sizes))
+
+
+@pytest.mark.parametrize(
+    ("M", "N", "K"),
+    [
+        (1, 1, 1),
+        (67, 45, 33),
+        (68, 44, 33),  # all buffers start on a vector boundary, the second row of A does not
+        (68, 45, 36),  # nor does the second row of B
+        (68, 44, 36),  # every row does, and the last vector ends where the buffer ends
+        (260, 132, 64),  # whole tiles along K, blocks that reach over two edges
+    ],
+)
+def test_sgemm(sgemm: cuda_on_cpu.CpuKernel, M: int, N: int, K: int) -> None:
+    kernel = kernel_named("sgemm_2d")
+    sizes = {"M": M, "N": N, "K": K}
+    expect_right(kernel, sgemm, sizes, alpha=0.75, beta=-0.5)
+    expect_right(kernel, sgemm, sizes)  # beta is 0 and C holds NaN
+
+
+@pytest.mark.parametrize("shifted", ["A", "B", "C"])
+def test_sgemm_takes_pointers_off_the_vector_boundary(sgemm: cuda_on_cpu.CpuKernel, shifted: str) -> None:
+    kernel = kernel_named("sgemm_2d")
+    sizes = {"M": 12, "N": 20, "K": 24}
+    values = inputs(kernel, sizes)
+    expected = values["A"] @ values["B"]
+    # Buffers end at a page's end: one float more moves the first by 4 bytes.
+    values[shifted] = np.append(values[shifted], np.float32(np.nan))
+    result = sgemm.run(sizes, H200, values)["C"].ravel()
+    np.testing.assert_allclose(result[: 12 * 20].reshape(12, 20), expected, rtol=1e-4, atol=1e-5)
+    assert np.isnan(result[12 * 20 :]).all()
+
+
+def test_sgemm_keeps_nan_and_infinity_where_they_belong(sgemm: cuda_on_cpu.CpuKernel) -> None:
+    kernel = kernel_named("sgemm_2d")
+    sizes = {"M": 37, "N": 41, "K": 29}
+    values = inputs(kernel, sizes)
+    values["A"][36, 28] = np.nan  # the element that clamped rows read again
+    values["B"][28, 40] = np.inf
+    result = sgemm.run(sizes, H200, values)["C"]
+    assert np.isfinite(result[:36, :40]).all()
+    assert np.isnan(result[36]).all()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"BX": 16, "BY": 4, "COLUMNS": 4, "ROWS": 2}, {"BX": 64, "BY": 1, "COLUMNS": 2, "ROWS": 8, "USE_SMEM": False}],
+    ids=str,
+)
+def test_stencil(overrides: Config, tmp_path: Path) -> None:
+    kernel = kernel_named("stencil_2d")
+    program = compiled(kernel, tmp_path, overrides, {"H": 67, "W": 45})
+    for H, W in [(1, 1), (67, 45), (5, 131), (64, 64)]:
+        expect_right(kernel, program, {"H": H, "W": W}, centre=0.5, neighbour=0.125)
+
+
+def test_the_emulator_sees_a_step_beyond_a_buffer(tmp_path: Path) -> None:
+    kernel = kernel_named("matmul_tiled")
+    sizes = {"M": 35, "N": 35, "K": 35}
+    unguarded = cuda_on_cpu.CpuKernel(kernel, {**kernel.spec.default, "GUARDED": False}, tmp_path)
+    with pytest.raises(AssertionError, match="exit code"):
+        unguarded.run(sizes, H200, inputs(kernel, sizes))
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+def test_the_emulator_sees_a_missing_barrier(missing: int, tmp_path: Path) -> None:
+    kernel = kernel_named("matmul_tiled")
+    barrier = "__syncthreads();"
+    parts = kernel.source.split(barrier)
+    racing = tmp_path / "racing.cu"
+    racing.write_text(barrier.join(parts[:missing]) + barrier.join(parts[missing:]))
+    program = cuda_on_cpu.CpuKernel(dataclasses.replace(kernel, template_path=racing), kernel.spec.default, tmp_path)
+    with pytest.raises(AssertionError, match="off by"):
+        expect_right(kernel, program, {"M": 40, "N": 40, "K": 40})

@@ -1,0 +1,101 @@
+"""The templates and their search spaces agree with each other and compile for real architectures; needs no GPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from autotile.device.compiler import compile_cubin, compile_job
+from autotile.files.library import Kernel, load_kernel
+from autotile.files.profiles import device_profile
+from autotile.ground.geometry import fixed_names, value_or_zero
+from autotile.ground.model import Config, Resources, Value
+from autotile.ground.space import SearchSpace, check_config, feasible_space
+
+ROOT = Path(__file__).parents[1]
+H200 = device_profile("h200")
+SPECS = [*sorted((ROOT / "search_spaces").glob("*.toml")), *sorted((ROOT / "examples").glob("*/*.toml"))]
+
+
+@pytest.fixture(scope="module", params=SPECS, ids=lambda path: path.stem)
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    return load_kernel(str(request.param))
+
+
+def spread(space: SearchSpace, count: int) -> Iterator[Config]:
+    """Configurations at even distances over the whole space, its first and last among them."""
+    last = len(space) - 1
+    return (space.config(last * i // (count - 1)) for i in range(count))
+
+
+def compiled(kernel: Kernel, config: Config, architecture: str) -> Resources:
+    return compile_cubin(compile_job(kernel, config, "float32", architecture)).resources
+
+
+def written_defaults(kernel: Kernel) -> dict[str, Value]:
+    """The macros that the template gives itself, as the search space would write them."""
+    macros = dict(re.findall(r"^#define (\w+) (\w+)$", kernel.source, re.MULTILINE))
+    kinds = {name: type(value) for name, value in kernel.spec.default.items()}
+    return {name: kinds[name](int(value)) for name, value in macros.items()}
+
+
+@pytest.mark.parametrize("device", ["h200", "rtx-3060"])
+def test_the_default_is_valid_at_both_shapes(kernel: Kernel, device: str) -> None:
+    for sizes in (kernel.spec.sizes, kernel.spec.ragged):
+        assert check_config(kernel.spec, kernel.spec.default, sizes, device_profile(device)) == ""
+
+
+def test_the_template_alone_has_the_default_of_the_search_space(kernel: Kernel) -> None:
+    assert written_defaults(kernel) == dict(kernel.spec.default)
+
+
+def test_the_template_explains_every_parameter(kernel: Kernel) -> None:
+    comment = kernel.source.partition("\n\n")[0]
+    for parameter in kernel.spec.parameters:
+        assert re.search(rf"^// {{3}}.*\b{parameter.name}\b.* {{2}}", comment, re.MULTILINE), parameter.name
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_the_default_compiles_without_spilling(kernel: Kernel, architecture: str) -> None:
+    resources = compiled(kernel, kernel.spec.default, architecture)
+    assert resources.spill_bytes == 0
+    assert resources.stack_bytes == 0
+
+
+def test_what_is_declared_is_what_the_compiler_says(kernel: Kernel) -> None:
+    launch = kernel.spec.launch
+    for config in spread(feasible_space(kernel.spec, kernel.spec.sizes, H200), count=6):
+        resources = compiled(kernel, config, "sm_90")
+        names: Mapping[str, Value] = {**fixed_names(kernel.spec, kernel.spec.sizes, H200), **config}
+        assert resources.static_smem_bytes == value_or_zero(launch.static_smem_bytes, names), config
+        if not resources.spill_bytes:
+            assert resources.registers >= value_or_zero(launch.min_registers, names), config
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_nvcc_compiles_the_template_alone(kernel: Kernel) -> None:
+    command = ["nvcc", "-arch=sm_90", "-Werror=all-warnings", "-c", str(kernel.template_path), "-o", "/dev/null"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"), [("matmul_naive", 100, 1000), ("matmul_tiled", 50, 500), ("sgemm_2d", 6_000, 15_000)]
+)
+def test_the_space_is_large_but_not_padded(name: str, least: int, most: int) -> None:
+    spec = load_kernel(str(ROOT / "search_spaces" / f"{name}.toml")).spec
+    assert least <= len(feasible_space(spec, {"M": 4096, "N": 4096, "K": 4096}, H200)) <= most
+
+
+def test_an_unguarded_tile_is_admitted_only_where_tiles_are_whole() -> None:
+    spec = load_kernel(str(ROOT / "search_spaces" / "matmul_tiled.toml")).spec
+    config = {**spec.default, "TILE": 16, "GUARDED": False}
+    whole = {"M": 64, "N": 32, "K": 48}
+    assert check_config(spec, config, whole, H200) == ""
+    for size in whole:
+        assert "unguarded_needs_whole_tiles" in check_config(spec, config, {**whole, size: 33}, H200)
