@@ -136,8 +136,8 @@ def _scalar(table: Table, name: str, shapes: Shapes) -> ScalarArgument:
         for sizes in shapes:
             expression.evaluate(sizes)
         return ScalarArgument(name, dtype, expression, None)
-    check = _constant(table, "check", dtype) if "check" in table.data else None
-    return ScalarArgument(name, dtype, _constant(table, "value", dtype), check)
+    value = _constant(table, "value", dtype)
+    return ScalarArgument(name, dtype, value, _constant(table, "check", dtype) if "check" in table.data else None)
 
 
 def _constant(table: Table, name: str, dtype: str) -> float:
