@@ -31,8 +31,8 @@
 // (`fetch`); it moves on to shared memory (`stash`) when the multiplication is done. With two stages, tiles alternate
 // between two buffers and one barrier a tile is enough.
 //
-// Global loads. Each tile element of A serves BN multiply-adds and each of B serves BM: a block does
-// BM * BN / (BM + BN) / 2 FLOP a byte, 16 for 128 x 128 (step 2: TILE / 4, so 8 for 32 x 32).
+// Arithmetic intensity. A float of A serves BN multiply-adds, a float of B serves BM: BM * BN / (2 * (BM + BN)) FLOP for a
+// byte from global memory, 32 for 128 x 128 (step 2: 8 for 32 x 32).
 //
 // Edges. Rows and columns beyond the matrix are clamped to the last one: their products are computed and never stored.
 // Only k beyond K must not count, so the last tile of K, and it alone, is fetched element by element and filled with zeros.
