@@ -35,7 +35,7 @@ class SupportKernels:
         self._cache = cache
         self._architecture = architecture
         self._functions: dict[tuple[str, str], Function] = {}
-        self._result = load_cupy().zeros(2, dtype=np.uint64)
+        self._result = load_cupy().empty(2, dtype=np.uint64)
 
     def fill_words(self, pointer: int, words: int, pattern: int) -> None:
         """Write a 32-bit pattern to ``words`` words."""
@@ -53,7 +53,7 @@ class SupportKernels:
         self, got: int, want: int, elements: int, dtype: Dtype, *, tolerance: float, scale: float
     ) -> tuple[int, int]:
         """Number of wrong elements and the first one's index; see ``compare_elements`` for what is wrong."""
-        self._result[:] = np.array([0, 2**64 - 1], dtype=np.uint64)
+        self._result.set(np.array([0, 2**64 - 1], dtype=np.uint64))
         self._launch(
             "compare_elements",
             elements,
@@ -83,7 +83,7 @@ class SupportKernels:
         return result
 
     def _count(self, name: str, elements: int, *arguments: Any) -> int:
-        self._result[:] = np.uint64(0)
+        self._result.set(np.zeros(2, dtype=np.uint64))
         self._launch(name, elements, *arguments, np.uint64(self._result.data.ptr))
         return int(self._result.get()[0])
 

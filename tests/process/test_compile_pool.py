@@ -17,7 +17,7 @@ template <int N> struct Fib { static constexpr unsigned value(unsigned x) {
     return Fib<N - 1>::value(x) + Fib<N - 2>::value(x + 1); } };
 template <> struct Fib<0> { static constexpr unsigned value(unsigned x) { return x; } };
 template <> struct Fib<1> { static constexpr unsigned value(unsigned x) { return x * 3; } };
-extern "C" __global__ void fill(unsigned* x) { constexpr unsigned v = Fib<26>::value(1); x[0] = v + x[Fib<24>::value(x[1])]; }
+extern "C" __global__ void fill(unsigned* x) { constexpr unsigned v = Fib<26>::value(1); x[0] = v; }
 """
 
 
