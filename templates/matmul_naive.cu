@@ -15,22 +15,22 @@
 //      |       |     |         C |
 //      +-------+     +-----------+
 //
-// Coalescing. The 32 threads of a warp load at the same time, and memory is delivered in pieces of 32 bytes. Threads whose
-// threadIdx.x differs by one sit side by side in a warp, so it matters which way threadIdx.x walks:
+// Coalescing. The 32 threads of a warp load at the same time, and memory is delivered in pieces of 32 bytes. Threads
+// whose threadIdx.x differs by one sit side by side in a warp, so it matters which way threadIdx.x walks:
 //
 //     COALESCED 1   along a row of C:     a warp reads 32 neighbouring floats of B and one float of A (broadcast)
 //     COALESCED 0   down a column of C:   a warp reads one float of B and 32 floats of A that lie K apart: 32 pieces
 //
-// Arithmetic intensity. For each k a thread loads 2 floats and does 1 multiply-add: 8 bytes for 2 FLOP, 0.25 FLOP a byte.
-// No memory feeds the arithmetic units at that rate; only the caches keep this kernel alive.
+// Arithmetic intensity. For each k a thread loads 2 floats and does 1 multiply-add: 8 bytes for 2 FLOP, 0.25 FLOP a
+// byte. No memory feeds the arithmetic units at that rate; only the caches keep this kernel alive.
 //
 // Macros
 //   BX, BY       threads of a block along threadIdx.x and threadIdx.y
 //   COALESCED    1: threadIdx.x walks along the rows of C; 0: down its columns
 //   UNROLL       steps of the dot product between two tests of the loop's end
 //
-// Launch: BX x BY threads; grid.x counts blocks down the rows of C (it may grow to 2^31 - 1, grid.y only to 65,535), grid.y
-// across its columns.
+// Launch: BX x BY threads; grid.x counts blocks down the rows of C (it may grow to 2^31 - 1, grid.y only to 65,535),
+// grid.y across its columns.
 //
 // Next: matmul_tiled.cu shares what neighbouring threads read.
 

@@ -2,9 +2,9 @@
 //
 //     C = A * B        A is M x K, B is K x N, C is M x N, fp32, row-major
 //
-// Idea. In step 1 each row of A is read again by every thread along a row of C, each column of B by every thread down a
-// column. A block of TILE x TILE threads can read both once, together, into shared memory and take them from there. Rows of
-// length K do not fit, so the block walks along K in tiles:
+// Idea. In step 1 each row of A is read again by every thread along a row of C, each column of B by every thread down
+// a column. A block of TILE x TILE threads can read both once, together, into shared memory and take them from there.
+// Rows of length K do not fit, so the block walks along K in tiles:
 //
 //                                  B
 //                          +---+-------+---+
@@ -21,13 +21,13 @@
 //      |              |    |   +-------+ C |
 //      +--------------+    +---------------+
 //
-// Arithmetic intensity. A float that is loaded once from global memory is used TILE times: 2 loads of 4 bytes for TILE
-// multiply-adds, TILE / 4 FLOP a byte (8 for TILE = 32, step 1: 0.25). Shared memory is now the limit: every multiply-add
-// still reads 2 floats from it.
+// Arithmetic intensity. A float that is loaded once from global memory is used TILE times: 2 loads of 4 bytes for
+// TILE multiply-adds, TILE / 4 FLOP a byte (8 for TILE = 32, step 1: 0.25). Shared memory is now the limit: every
+// multiply-add still reads 2 floats from it.
 //
-// Guards. At the edge of a matrix a tile reaches over it. Guarded loads put zeros there, which add nothing; the test costs
-// a little in every tile. GUARDED 0 leaves it out and is right only where M, N and K are multiples of TILE: the search
-// space admits it only there.
+// Guards. At the edge of a matrix a tile reaches over it. Guarded loads put zeros there, which add nothing; the test
+// costs a little in every tile. GUARDED 0 leaves it out and is right only where M, N and K are multiples of TILE: the
+// search space admits it only there.
 //
 // Macros
 //   TILE         edge of the square tiles, and of the block of threads

@@ -2,9 +2,10 @@
 //
 //     C = alpha * A * B + beta * C        A is M x K, B is K x N, C is M x N, fp32, row-major
 //
-// Idea. Step 2 reads two floats from shared memory for every multiply-add, and shared memory cannot feed the arithmetic
-// units at that rate. So tile once more: a block owns BM x BN elements of C, a thread owns TM x TN of them and keeps them
-// in registers. For one k it reads TM floats of A and TN of B and multiplies each with each, an outer product:
+// Idea. Step 2 reads two floats from shared memory for every multiply-add, and shared memory cannot feed the
+// arithmetic units at that rate. So tile once more: a block owns BM x BN elements of C, a thread owns TM x TN of them
+// and keeps them in registers. For one k it reads TM floats of A and TN of B and multiplies each with each, an outer
+// product:
 //
 //                        b b b b                TN floats from the tile of B
 //                      +---------
@@ -15,14 +16,15 @@
 //
 //                        K                              BN
 //                 +-----+-----+-----+             +-----------+
-//              BM |     | BK  |     |          BK |  tile of  |     As[k][row] holds the tile of A transposed, so that
-//                 |     |     |     |             |     B     |     both fragments are contiguous: one 128-bit read
-//                 +-----+-----+-----+             +-----------+     brings 4 floats.
+//              BM |     | BK  |     |          BK |  tile of  |     the tile of A is stored transposed, so that
+//                 |     |     |     |             |     B     |     both fragments are contiguous and one 128-bit
+//                 +-----+-----+-----+             +-----------+     read brings 4 floats
 //
-// Who owns what. A thread's TM x TN elements are not one patch but strips of 4 x 4 spread evenly over the block, so that
-// neighbouring threads touch neighbouring 16-byte pieces: shared reads have no bank conflicts, stores to C coalesce.
+// Who owns what. A thread's TM x TN elements are not one patch but strips of 4 x 4 spread evenly over the block, so
+// that neighbouring threads touch neighbouring 16-byte pieces: shared reads have no bank conflicts, stores to C
+// coalesce.
 //
-//     columns of the tile:   |t0  |t1  |t2  |t3  | ... |t0  |t1  |t2  |t3  | ...       "t0" is thread column 0: 4 floats
+//     columns of the tile:   |t0  |t1  |t2  |t3  | ... |t0  |t1  |t2  |t3  | ...    "t0": 4 floats of thread column 0
 //                             strip 0                   strip 1
 //
 // A warp covers LANES_X x (32 / LANES_X) of those threads: the squarer, the fewer different floats it reads for one k.
@@ -31,14 +33,16 @@
 // (`fetch`); it moves on to shared memory (`stash`) when the multiplication is done. With two stages, tiles alternate
 // between two buffers and one barrier a tile is enough.
 //
-// Arithmetic intensity. A float of A serves BN multiply-adds, a float of B serves BM: BM * BN / (2 * (BM + BN)) FLOP for a
-// byte from global memory, 32 for 128 x 128 (step 2: 8 for 32 x 32).
+// Arithmetic intensity. A float of A serves BN multiply-adds, a float of B serves BM: BM * BN / (2 * (BM + BN)) FLOP
+// for a byte from global memory, 32 for 128 x 128 (step 2: 8 for 32 x 32).
 //
 // Edges. Rows and columns beyond the matrix are clamped to the last one: their products are computed and never stored.
-// Only k beyond K must not count, so the last tile of K, and it alone, is fetched element by element and filled with zeros.
-// Vectors wider than one float need every row to start on a vector boundary. Whether that holds is decided once a launch,
-// from the sizes and the pointers, so any VEC is right for any M, N, K and for any pointers; where it does not hold, all
-// tiles take the careful way and a smaller VEC is faster.
+// Only k beyond K must not count, so a last tile that K does not fill, and it alone, is fetched element by element and
+// filled with zeros.
+//
+// Alignment. Vectors wider than one float need every row to start on a vector boundary. Whether that holds is decided
+// once a launch, from the sizes and the pointers, so any VEC is right for any M, N, K and for any pointers; where it
+// does not hold, all tiles take the careful way and a smaller VEC is faster.
 //
 // Macros
 //   BM, BN       rows and columns of C that a block computes
@@ -47,7 +51,7 @@
 //   LANES_X      threads of a warp that lie side by side along N
 //   VEC          floats in one global load or store: 1, 2 or 4
 //   STAGES       buffers in shared memory: 1 or 2
-//   PAD          floats added to each row of the transposed tile; 4 spread the transposing stores over more banks
+//   PAD          floats added to each row of the transposed tile; 4 spreads the transposing stores over more banks
 //   UNROLL       steps of k unrolled
 //   MIN_BLOCKS   blocks that must fit on an SM; caps the registers of a thread
 //
@@ -70,7 +74,7 @@
 #endif
 
 constexpr int WARP = 32;
-constexpr int STRIP = 4;  // floats in a 128-bit shared-memory read
+constexpr int STRIP = 4;          // floats in a 128-bit shared-memory read
 constexpr int K_UNROLL = UNROLL;  // a pragma takes a constant, not a macro
 
 constexpr int THREADS_X = BN / TN;
@@ -91,7 +95,7 @@ struct __align__(WIDTH * sizeof(float)) Vector {
     float lane[WIDTH];
 };
 
-// As[k][row] and Bs[k][column].
+// One pair of tiles in shared memory: A[k][row], transposed, and B[k][column].
 struct Tiles {
     float A[BK][BM + PAD];
     float B[BK][BN];
@@ -120,8 +124,15 @@ __device__ __forceinline__ bool on_vector_boundary(const void* pointer)
 }
 
 // Position of trip `i` of this thread in a tile whose rows hold `width` floats.
-__device__ __forceinline__ int tile_row(int i, int width) { return (threadIdx.x + i * THREADS) / (width / VEC); }
-__device__ __forceinline__ int tile_column(int i, int width) { return (threadIdx.x + i * THREADS) % (width / VEC) * VEC; }
+__device__ __forceinline__ int tile_row(int i, int width)
+{
+    return (threadIdx.x + i * THREADS) / (width / VEC);
+}
+
+__device__ __forceinline__ int tile_column(int i, int width)
+{
+    return (threadIdx.x + i * THREADS) % (width / VEC) * VEC;
+}
 
 // Global memory to registers: the tiles that start at k0.
 __device__ __forceinline__ void fetch(Cargo& cargo, const Operands& from, int k0)
@@ -178,7 +189,8 @@ __device__ __forceinline__ int strip_start(int i, int thread, int threads) { ret
 
 // The fragment that a thread needs of one row of a tile: COUNT strips of 4 floats.
 template <int COUNT>
-__device__ __forceinline__ void read_fragment(Vector<STRIP> (&fragment)[COUNT], const float* row, int thread, int threads)
+__device__ __forceinline__ void read_fragment(Vector<STRIP> (&fragment)[COUNT], const float* row, int thread,
+                                              int threads)
 {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
@@ -202,8 +214,8 @@ __device__ __forceinline__ void multiply(float (&sum)[TM][TN], const Tiles& tile
     }
 }
 
-// C = alpha * sum + beta * C for WIDTH neighbours, if they are inside the matrix. Where beta is 0, C is not read: it may
-// hold NaN.
+// C = alpha * sum + beta * C for WIDTH neighbours, if they are inside the matrix. Where beta is 0, C is not read: it
+// may hold NaN.
 template <int WIDTH>
 __device__ __forceinline__ void update(float* C, const float* sum, float alpha, float beta, bool inside)
 {
@@ -227,8 +239,9 @@ sgemm_2d(const float* __restrict__ A, const float* __restrict__ B, float* __rest
     const Operands from = {A + static_cast<size_t>(first_row) * K, B + first_column, M - first_row, N - first_column,
                            K, N, vectors};
 
-    // Lanes are numbered down pairs of columns: lanes 0 and 1 share a row of threads, lanes 0 and 2 a column. Neighbours
-    // that read the same 16 bytes let the hardware serve a 128-bit read of a whole warp in two passes instead of four.
+    // Lanes are numbered down pairs of columns: lanes 0 and 1 share a row of threads, lanes 0 and 2 a column.
+    // Neighbours that read the same 16 bytes let the hardware serve a 128-bit read of a whole warp in two passes
+    // instead of four.
     constexpr int LANES_Y = WARP / LANES_X;
     constexpr int WARPS_X = THREADS_X / LANES_X;
     const int warp = threadIdx.x / WARP;
@@ -257,7 +270,7 @@ sgemm_2d(const float* __restrict__ A, const float* __restrict__ B, float* __rest
     for (int m = 0; m < TM; ++m) {
         const int row = strip_start(m / STRIP, ty, THREADS_Y) + m % STRIP;
         const int columns = row < M - first_row ? N - first_column : 0;
-        float* C_row = C + static_cast<size_t>(first_row + row) * N + first_column;
+        float* C_row = C + (static_cast<size_t>(first_row) + row) * N + first_column;
 #pragma unroll
         for (int n = 0; n < TN; n += VEC) {
             const int column = strip_start(n / STRIP, tx, THREADS_X) + n % STRIP;

@@ -15,10 +15,11 @@
 //
 // Macros
 //   BX, BY         threads of a block across and down
-//   COLUMNS, ROWS  cells that a thread computes across and down, BX and BY apart so that warps stay on neighbouring cells
+//   COLUMNS, ROWS  cells that a thread computes across and down, BX and BY apart: warps stay on neighbours
 //   USE_SMEM       1: tile and halo in shared memory; 0: all five reads go to global memory and its caches
 //
-// Launch: BX x BY threads; grid.x counts tiles down the rows (it may grow to 2^31 - 1, grid.y only to 65,535), grid.y across.
+// Launch: BX x BY threads; grid.x counts tiles down the rows (it may grow to 2^31 - 1, grid.y only to 65,535), grid.y
+// across.
 
 #ifndef BX
 #define BX 32

@@ -1,13 +1,14 @@
 // Runs one CUDA kernel on the CPU, so that a template can be proved right where there is no GPU.
 //
-// A block's threads are fibers that take turns: each runs until it reaches a barrier or its end, then the next one does.
-// The order is reversed after every barrier, so that a barrier too few shows as a wrong result. Shared memory holds NaN when
-// a block starts; each buffer ends at an unreadable page, so that a step beyond it ends the process.
+// A block's threads are fibers that take turns: each runs until it reaches a barrier or its end, then the next one
+// does. The order is reversed after every barrier, so that a barrier too few shows as a wrong result. Shared memory
+// holds NaN when a block starts; each buffer ends at an unreadable page, so that a step beyond it ends the process.
 //
 //     g++ -std=c++17 -DKERNEL_FILE='"sgemm_2d.cu"' -DENTRY=sgemm_2d -DBM=128 ... cuda_on_cpu.cpp -o kernel
 //     ./kernel GRID_X GRID_Y GRID_Z BLOCK_X BLOCK_Y BLOCK_Z ARGUMENT...
 //
-// An argument is a file of raw values (a buffer: read before the run, written back after it) or, beginning with "=", a number.
+// An argument is a file of raw values (a buffer: read before the run, written back after it) or, beginning with "=",
+// a number.
 
 #include <sys/mman.h>
 #include <ucontext.h>
