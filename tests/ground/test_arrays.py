@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,16 @@ def test_refusals(text: str, column: int | None, parts: list[str]) -> None:
         assert caught.value.column == column
     for part in parts:
         assert part in caught.value.problem
+
+
+TOKENS = "A B v alpha N ( ) , + - * / ** @ exp sum shift maximum transpose 0 -1 2.5 1e400 . [ ] if = < λ"
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(TOKENS.split()), max_size=12).map(" ".join)))
+def test_any_text_gives_an_array_or_a_spec_error(text: str) -> None:
+    with contextlib.suppress(SpecError):
+        assert parse(text).evaluate(arrays()).dtype == np.float64
 
 
 def test_the_functions_are_those_of_the_format() -> None:

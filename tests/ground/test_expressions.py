@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -378,6 +379,16 @@ def test_nested_chains_and_choices_take_no_exponential_time() -> None:
     assert parse(chain).evaluate({"A": np.array([0, 2])}).tolist() == [False, False]
     choice = "(True if F else (1 if F else " * 15 + "A" + "))" * 15
     assert parse(choice).evaluate({"A": 5, "F": False}) == 5
+
+
+TOKENS = "A B F S device . sm_count ( ) [ ] , + - * // % ** < == ! and or not in is if else min 'x' 0 7 1e9 λ # = :"
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(TOKENS.split()), max_size=14).map(" ".join)))
+def test_any_text_gives_an_expression_or_a_spec_error(text: str) -> None:
+    with contextlib.suppress(SpecError):
+        parse(text).evaluate({"A": 3, "B": 2, "F": True, "S": "x", "device.sm_count": 132})
 
 
 def test_columns_count_characters_not_bytes() -> None:
