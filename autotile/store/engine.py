@@ -217,7 +217,8 @@ def _is_on_network(path: Path) -> bool:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
         return False
-    mounts = [(fields[1].replace("\\040", " "), fields[2]) for line in lines if len(fields := line.split()) > 2]
     folder = path.absolute().parent.resolve()
-    kinds = [(len(point), kind) for point, kind in mounts if folder.is_relative_to(point)]
-    return max(kinds, default=(0, ""))[1] in _NETWORK_FILE_SYSTEMS
+    mounts = [(fields[1].replace("\\040", " "), fields[2]) for line in lines if len(fields := line.split()) > 2]
+    # The longest mount point holds the folder; of several at one place, the last one covers the others.
+    around = [(len(point), order, kind) for order, (point, kind) in enumerate(mounts) if folder.is_relative_to(point)]
+    return max(around)[-1] in _NETWORK_FILE_SYSTEMS if around else False

@@ -203,7 +203,8 @@ def test_a_lock_that_is_never_released_is_explained(
 
 
 def test_network_file_systems_are_told_from_local_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts = f"/dev/a / ext4 rw 0 0\nserver:/home {tmp_path} nfs4 rw 0 0\n/dev/b {tmp_path}/scratch xfs rw 0 0\n"
+    places = (f"server:/home {tmp_path} nfs4", f"map {tmp_path}/scratch nfs", f"/dev/b {tmp_path}/scratch ext4")
+    mounts = "".join(f"{place} rw 0 0\n" for place in ("/dev/a / ext4", *places))
     monkeypatch.setattr(Path, "read_text", lambda self: mounts)
     assert _is_on_network(tmp_path / "tuning.db")
     assert not _is_on_network(tmp_path / "scratch" / "tuning.db")
