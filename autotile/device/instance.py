@@ -110,7 +110,7 @@ class ProblemInstance:
         cupy = load_cupy()
         environment: dict[str, Any] = {**self.sizes, **{name: float(v) for name, v in self._scalars.items()}}
         environment |= {name: self._element_type(name).decode(values) for name, values in stored.items()}
-        reduction = int(self._spec.reference.reduction.evaluate(self.sizes))  # type: ignore[arg-type]
+        reduction = int(self._spec.reference.reduction.evaluate(self.sizes))
         answers = {}
         for name, expression in self._spec.reference.outputs.items():
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from autotile.device.toolchain import load_cupy
@@ -33,7 +34,7 @@ class Telemetry:
         if self._nvml is None:
             return {}
         nvml, device = self._nvml, self._device
-        readings = {
+        readings: dict[str, Callable[[], float | int]] = {
             "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
             "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
             "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),

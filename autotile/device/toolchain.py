@@ -27,7 +27,8 @@ def load_nvrtc() -> ModuleType:
         nvrtc.nvrtcVersion()
     except Exception as error:  # the loader's own errors share no base class
         raise ToolchainError(f"the NVRTC library cannot be loaded ({error}); {_CURE}") from None
-    return nvrtc
+    module: ModuleType = nvrtc
+    return module
 
 
 @lru_cache

@@ -70,7 +70,7 @@ class BufferArgument:
 
     def extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape at the given sizes."""
-        return tuple(int(extent.evaluate(sizes)) for extent in self.shape)  # type: ignore[arg-type]
+        return tuple(int(extent.evaluate(sizes)) for extent in self.shape)
 
 
 @dataclass(frozen=True, slots=True)

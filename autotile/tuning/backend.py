@@ -6,15 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autotile.device.properties import device_count, live_device
 from autotile.files.library import Kernel
 from autotile.ground.errors import InputError, RecordingError
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Problem
+from autotile.ground.space import SearchSpace
 from autotile.process.gpu import Gpu
 from autotile.process.messages import Workload
 from autotile.store.keys import space_hash
-from autotile.store.recording import Recording, find_recording, list_recordings, read_recording
+from autotile.store.recording import Recording, read_recording
+from autotile.store.recording_files import find_recording, list_recordings
 from autotile.tuning.evaluator import Evaluator, GpuEvaluator, ReplayEvaluator
 from autotile.tuning.options import TuneOptions
 
@@ -27,12 +32,15 @@ class Backend:
     ----------
     open
         Starts what runs candidates; the device is not touched before.
+    available
+        Rows of a space that can be run; None for all.
     notice
         One line for the user, where the choice is not the obvious one.
     """
 
     device: DeviceProperties
     open: Callable[[], Evaluator]
+    available: Callable[[SearchSpace], NDArray[np.bool_] | None]
     notice: str = ""
 
 
@@ -48,33 +56,51 @@ def choose_backend(
     """
     if options.replay is None and device_count() > 0:
         device = live_device(options.device_index)
-        return Backend(device, lambda: GpuEvaluator(Gpu(workload, options.run_deadline_s)))
+        return Backend(device, lambda: GpuEvaluator(Gpu(workload, options.run_deadline_s)), lambda _: None)
     recording = _recording(problem, options, folders)
     _check_recording(recording, kernel, problem)
-    device = replace(recording.device, source="replayed")
+    device = replace(_recorded_device(recording), source="replayed")
     reason = "replay was asked for" if options.replay is not None else "there is no CUDA device here"
     notice = f"{reason}: launches are replayed from measurements recorded on {device.name}"
-    return Backend(device, lambda: ReplayEvaluator(recording), notice)
+    return Backend(device, lambda: ReplayEvaluator(recording), lambda space: _recorded_rows(recording, space), notice)
+
+
+def _recorded_rows(recording: Recording, space: SearchSpace) -> NDArray[np.bool_]:
+    rows = (space.row_of(recording.config(number)) for number in range(len(recording)))
+    mask = np.zeros(len(space), dtype=np.bool_)
+    mask[[row for row in rows if row is not None]] = True
+    return mask
 
 
 def _recording(problem: Problem, options: TuneOptions, folders: Sequence[Path]) -> Recording:
     if options.replay not in (None, "auto"):
-        return read_recording(Path(str(options.replay)))
-    path = find_recording(folders, problem.kernel, problem.sizes, problem.dtype)
-    if path is not None:
-        return read_recording(path)
-    known = [entry for entry in list_recordings(folders) if entry.kernel == problem.kernel]
-    sizes = "; ".join(" ".join(f"{name}={value}" for name, value in entry.sizes.items()) for entry in known)
-    recorded = f"recorded are: {sizes}" if known else f"nothing is recorded of {problem.kernel}"
-    raise InputError(f"there is no CUDA device here and no recording of {problem}; {recorded}. See `autotile doctor`")
+        return read_recording(Path(str(options.replay)), kernel=problem.kernel)
+    found = find_recording(folders, problem.kernel, problem.sizes, problem.dtype)
+    if found is not None:
+        return read_recording(found.path)
+    headers = [entry.header for entry in list_recordings(folders) if entry.header is not None]
+    known = [str(header.problem) for header in headers if header.problem.kernel == problem.kernel]
+    recorded = f"recorded are: {'; '.join(known)}" if known else f"nothing is recorded of {problem.kernel}"
+    where = "no CUDA device here and no" if options.replay is None else "no"
+    raise InputError(f"there is {where} recording of {problem}; {recorded}. See `autotile doctor`")
+
+
+def _recorded_device(recording: Recording) -> DeviceProperties:
+    if recording.header.device is None:
+        raise RecordingError(
+            f"the recording names the GPU {recording.header.key.gpu_name!r}, of which nothing is known; "
+            "replay needs the device's properties"
+        )
+    return recording.header.device
 
 
 def _check_recording(recording: Recording, kernel: Kernel, problem: Problem) -> None:
-    header = recording.header
-    if header.kernel != problem.kernel or dict(header.sizes) != dict(problem.sizes) or header.dtype != problem.dtype:
-        recorded = Problem(header.kernel, header.sizes, header.dtype)
-        raise RecordingError(f"the recording is of {recorded}, expected {problem}; name the sizes that it holds")
-    if header.template_hash != kernel.source_hash or header.space_hash != space_hash(kernel.spec):
+    key = recording.header.key
+    if recording.header.problem != problem:
+        raise RecordingError(
+            f"the recording is of {recording.header.problem}, expected {problem}; name the sizes that it holds"
+        )
+    if (key.template_hash, key.space_hash) != (kernel.source_hash, space_hash(kernel.spec)):
         raise RecordingError(
             f"the recording of {problem} was made with another version of the kernel; "
             "its times say nothing of this one: measure it anew with `autotile record` on a GPU"

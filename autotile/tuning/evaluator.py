@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from autotile.device.timing import DISCARD_RATIO, discard_reason
 from autotile.ground.errors import WorkerError
-from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Outcome
-from autotile.ground.space import SearchSpace
 from autotile.process.gpu import Gpu
 from autotile.process.messages import Candidate, Evaluation
 from autotile.store.recording import Recording
@@ -28,9 +23,6 @@ class Evaluator(Protocol):
 
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
         """Interleaved times in microseconds, one row a candidate; None where nothing can be run again."""
-
-    def available(self, space: SearchSpace) -> NDArray[np.bool_] | None:
-        """Rows that can be evaluated; None for all."""
 
     def close(self) -> None:
         """Release what is held."""
@@ -55,10 +47,6 @@ class GpuEvaluator:
         except WorkerError:
             return None  # the search's own measurements stand
 
-    def available(self, space: SearchSpace) -> NDArray[np.bool_] | None:
-        """Every row."""
-        return None
-
     def close(self) -> None:
         """End the worker."""
         self._gpu.close()
@@ -71,11 +59,6 @@ class ReplayEvaluator:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-
-    @property
-    def device(self) -> DeviceProperties:
-        """The recorded device."""
-        return self._recording.device
 
     def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
         """Look the candidate up."""
@@ -90,15 +73,6 @@ class ReplayEvaluator:
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
         """Nothing can be timed again."""
         return None
-
-    def available(self, space: SearchSpace) -> NDArray[np.bool_] | None:
-        """The rows that were recorded."""
-        mask = np.zeros(len(space), dtype=np.bool_)
-        for config in self._recording.configs():
-            row = space.row_of(config)
-            if row is not None:
-                mask[row] = True
-        return mask
 
     def close(self) -> None:
         """Nothing is held."""

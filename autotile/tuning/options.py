@@ -8,6 +8,7 @@ from pathlib import Path
 from autotile.ground.model import L2Mode
 
 DEFAULT_TRIALS = 200
+BRUTE_FORCE = "brute-force"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class TuneOptions:
     sampler
         Name of a search method; see `autotile.search`.
     trials
-        Trials that the study is to hold in the end, those of earlier sessions included. None: 200, or as many as the
-        budget allows where one is given.
+        Trials that the study is to hold in the end, those of earlier sessions included. None: 200; or the whole space
+        for ``brute-force``; or as many as the budget allows where one is given.
     budget_s
         Wall time of the search, in seconds; the finals come on top.
     seed
@@ -66,7 +67,6 @@ class TuneOptions:
 
     @property
     def trial_target(self) -> int | None:
-        """Trials to stop at; None where only the budget ends the search."""
-        if self.trials is None and self.budget_s is None:
-            return DEFAULT_TRIALS
-        return self.trials
+        """Trials to stop at; None where only the budget or the end of the space ends the search."""
+        unbounded = self.budget_s is not None or self.sampler == BRUTE_FORCE
+        return DEFAULT_TRIALS if self.trials is None and not unbounded else self.trials

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import platform
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 from autotile.device.toolchain import nvrtc_version
 from autotile.files.library import Kernel
 from autotile.files.settings import Settings, available_cores
 from autotile.ground.errors import InputError
-from autotile.ground.model import Config, Outcome, Problem, Trial, config_key
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.model import Config, Outcome, Problem, Trial
 from autotile.ground.problem import check_memory
 from autotile.ground.space import SearchSpace, feasible_space
 from autotile.process.compile_pool import CompilePool
@@ -23,6 +24,7 @@ from autotile.store.keys import TuningKey, space_hash
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.evaluator import Evaluator
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
+from autotile.tuning.ledger import Ledger
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import Pipeline
 from autotile.tuning.result import Progress, TuneResult
@@ -60,12 +62,21 @@ def tune(
     ToolchainError
         NVRTC, CuPy or the driver does not work.
     """
+    with open_session(kernel, problem, settings, options, observe) as session:
+        return session.run()
+
+
+@contextmanager
+def open_session(
+    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, observe: Observer
+) -> Iterator[Session]:
+    """A session with its device, space and open database; parameters and errors as for `tune`."""
     workload = _workload(kernel, problem, settings, options)
     backend = choose_backend(kernel, problem, options, workload, settings.recording_folders)
     check_memory(kernel.spec, problem, backend.device)
     space = feasible_space(kernel.spec, problem.sizes, backend.device)
     with Database.open(options.database or settings.database) as database:
-        return Session(
+        yield Session(
             kernel=kernel,
             problem=problem,
             settings=settings,
@@ -74,11 +85,11 @@ def tune(
             space=space,
             database=database,
             observe=observe,
-        ).run()
+        )
 
 
 class Session:
-    """The state of one tuning session; `tune` makes it and runs it once."""
+    """The state of one tuning session; it runs once."""
 
     def __init__(
         self,
@@ -101,13 +112,37 @@ class Session:
         self._observe = observe
         self._start = time.monotonic()
         self._default: Config = dict(kernel.spec.default)
-        self._study_id = database.study(self._key(), backend.device)
-        self._trials: dict[str, Trial] = {} if options.fresh else self._stored_trials()
-        self._resumed = len(self._trials)
+        self._study_id = database.study(self.key, backend.device)
+        self._ledger = Ledger(space, [] if options.fresh else database.trials(self._study_id, phase="search"))
         self._incumbent = next((best.trial.config for best in database.best(study_id=self._study_id)), None)
         workers = options.workers or available_cores()
         self._pool = CompilePool(settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s)
         self._pipeline = Pipeline(kernel, problem, backend.device, self._pool, ahead=2 * workers)
+
+    @property
+    def device(self) -> DeviceProperties:
+        """The device that candidates run on, or ran on when they were recorded."""
+        return self._backend.device
+
+    @property
+    def key(self) -> TuningKey:
+        """What the study's results belong to."""
+        device = self._backend.device
+        return TuningKey.for_device(
+            self._problem,
+            device,
+            template_hash=self._kernel.source_hash,
+            space_hash=space_hash(self._kernel.spec),
+            options=self._kernel.spec.options,
+            nvrtc_version=nvrtc_version(),
+            l2_mode=self._options.l2,
+            source="replayed" if device.source == "replayed" else "cuda",
+        )
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Newest trial of each configuration, earlier sessions' too."""
+        return self._ledger.trials
 
     def run(self) -> TuneResult:
         """Search until the trials, the budget or the space run out, then hold the finals."""
@@ -117,8 +152,10 @@ class Session:
         finals: Finals | None = None
         try:
             self._report("starting")
+            search = self._new_search()
+            self._pipeline.fill(search.propose, self._room())  # compiles while the worker starts
             evaluator = self._backend.open()
-            self._search(run_id, evaluator)
+            self._search(search, run_id, evaluator)
             finals = self._finals(run_id, evaluator)
         except KeyboardInterrupt:
             interrupted = True
@@ -131,17 +168,20 @@ class Session:
             self._database.end_run(run_id, result.to_json())
         return result
 
-    def _search(self, run_id: int, evaluator: Evaluator) -> None:
-        """Try candidates; every trial is committed as it ends."""
+    def _new_search(self) -> Search:
         search = Search(
             self._space,
             self._options.sampler,
             self._options.seed,
             first=[self._default],
-            available=evaluator.available(self._space),
+            available=self._backend.available(self._space),
             trials=self._options.trial_target,
         )
-        search.replay(list(self._trials.values()))
+        search.replay(self.trials)
+        return search
+
+    def _search(self, search: Search, run_id: int, evaluator: Evaluator) -> None:
+        """Try candidates; every trial is committed as it ends."""
         while not self._is_over():
             self._pipeline.fill(search.propose, self._room())
             pair = self._pipeline.next_trial(evaluator, self._best_us())
@@ -149,7 +189,7 @@ class Session:
                 return
             row, trial = pair
             self._database.add_trial(self._study_id, run_id, trial)
-            self._trials[config_key(trial.config)] = trial
+            self._ledger.add(trial)
             search.tell(row, trial)
             self._report("searching", trial)
             self._stop_if_hopeless()
@@ -157,7 +197,7 @@ class Session:
     def _finals(self, run_id: int, evaluator: Evaluator) -> Finals | None:
         if not self._options.finals:
             return None
-        finalists = choose_finalists(list(self._trials.values()), self._default, self._incumbent, self._options.finals)
+        finalists = choose_finalists(self.trials, self._default, self._incumbent, self._options.finals)
         if not any(trial.outcome is Outcome.OK for trial in finalists):
             return None
         self._report("finals")
@@ -176,7 +216,7 @@ class Session:
         return finals
 
     def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:
-        fastest = self._best()
+        fastest = self._ledger.best
         work = self._kernel.spec.work
         sizes = self._problem.sizes
         return TuneResult(
@@ -184,14 +224,14 @@ class Session:
             device=self._backend.device,
             combinations=self._space.combinations,
             valid=len(self._space),
-            gates=self._gates(),
-            outcomes=self._outcomes(),
+            gates=self._ledger.gates,
+            outcomes=self._ledger.outcomes,
             winner=finals.winner if finals is not None else fastest,
-            default=finals.default if finals is not None else self._trials.get(config_key(self._default)),
+            default=finals.default if finals is not None else self._ledger.find(self._default),
             speedup=finals.speedup if finals is not None else None,
             ties=finals.ties if finals is not None else (),
             seconds=self._elapsed_s(),
-            resumed=self._resumed,
+            resumed=self._ledger.resumed,
             interrupted=interrupted,
             database=self._database.location,
             flops=int(work.flops.evaluate(sizes)) if work.flops is not None else None,
@@ -208,62 +248,23 @@ class Session:
             settings=settings,
             driver=self._backend.device.driver,
             host=platform.node(),
-            gates=self._gates(),
+            gates=self._ledger.gates,
         )
-
-    def _key(self) -> TuningKey:
-        device = self._backend.device
-        return TuningKey.for_device(
-            self._problem,
-            device,
-            template_hash=self._kernel.source_hash,
-            space_hash=space_hash(self._kernel.spec),
-            options=self._kernel.spec.options,
-            nvrtc_version=nvrtc_version(),
-            l2_mode=self._options.l2,
-            source="replayed" if device.source == "replayed" else "cuda",
-        )
-
-    def _stored_trials(self) -> dict[str, Trial]:
-        """Newest trial of each configuration that earlier sessions tried."""
-        stored = self._database.trials(self._study_id, phase="search")
-        return {config_key(trial.config): trial for trial in stored}
 
     def _is_over(self) -> bool:
         target, budget_s = self._options.trial_target, self._options.budget_s
-        enough = target is not None and len(self._trials) >= target
+        enough = target is not None and len(self._ledger) >= target
         return enough or (budget_s is not None and self._elapsed_s() >= budget_s)
 
     def _room(self) -> int | None:
         """Candidates that may still be proposed; None for any number."""
         target = self._options.trial_target
-        return None if target is None else target - len(self._trials)
-
-    def _best(self) -> Trial | None:
-        ran = [trial for trial in self._trials.values() if trial.outcome is Outcome.OK]
-        return min(ran, key=lambda trial: trial.time_us or float("inf"), default=None)
+        return None if target is None else target - len(self._ledger)
 
     def _best_us(self) -> float | None:
         """What candidates are held against; None where none is to be dropped."""
-        best = self._best() if self._options.discard else None
+        best = self._ledger.best if self._options.discard else None
         return best.time_us if best is not None else None
-
-    def _outcomes(self) -> Counter[Outcome]:
-        return Counter(trial.outcome for trial in self._trials.values())
-
-    def _gates(self) -> dict[str, int]:
-        outcomes = self._outcomes()
-        after_rules = self._space.rules[-1].remaining if self._space.rules else self._space.combinations
-        compile_rejected = sum(1 for t in self._trials.values() if t.stage == "compile")
-        resources_rejected = sum(1 for t in self._trials.values() if t.stage == "resources")
-        return {
-            "combinations": self._space.combinations,
-            "rules": after_rules,
-            "limits": len(self._space),
-            "compile_rejected": compile_rejected,
-            "resources_rejected": resources_rejected,
-            "launched": outcomes.total() - compile_rejected - resources_rejected,
-        }
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._start
@@ -273,25 +274,25 @@ class Session:
             Progress(
                 phase=phase,
                 device=self._backend.device,
-                done=len(self._trials) - self._resumed,
+                done=len(self._ledger) - self._ledger.resumed,
                 target=self._options.trial_target,
                 elapsed_s=self._elapsed_s(),
                 budget_s=self._options.budget_s,
-                outcomes=self._outcomes(),
-                gates=self._gates(),
-                best=self._best(),
+                outcomes=self._ledger.outcomes,
+                gates=self._ledger.gates,
+                best=self._ledger.best,
                 last=last,
             )
         )
 
     def _stop_if_hopeless(self) -> None:
         """Say once what is wrong with the kernel itself, instead of failing every candidate for the same reason."""
-        outcomes = self._outcomes()
+        outcomes = self._ledger.outcomes
         if len(outcomes) != 1 or outcomes.total() < min(_HOPELESS_AFTER, len(self._space)):
             return
         (outcome,) = outcomes
         if outcome in _HOPELESS:
-            shown = self._trials.get(config_key(self._default)) or next(iter(self._trials.values()))
+            shown = self._ledger.find(self._default) or self.trials[0]
             raise InputError(f"{self._kernel.spec.source}: {_HOPELESS[outcome]}: {shown.reason}")
 
 

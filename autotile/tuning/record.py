@@ -1,0 +1,100 @@
+"""Measure a whole space, or a random part of it, and write it down for replay."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autotile.files.library import Kernel
+from autotile.files.settings import Settings
+from autotile.ground.errors import InputError
+from autotile.ground.model import Problem, Trial
+from autotile.store.recording import write_recording
+from autotile.store.recording_files import recording_name
+from autotile.store.recording_header import RecordingHeader
+from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+from autotile.tuning.session import Observer, open_session
+
+_SAMPLE_LIMIT_S = 0.02
+"""A recording holds thousands of configurations; more than nine samples only where they are cheap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A recording that was written.
+
+    Attributes
+    ----------
+    path
+        None where the user interrupted: the same command goes on from what the database holds.
+    configurations
+        How many were measured.
+    """
+
+    path: Path | None
+    header: RecordingHeader
+    configurations: int
+    seconds: float
+
+
+def record(
+    kernel: Kernel,
+    problem: Problem,
+    settings: Settings,
+    options: TuneOptions,
+    *,
+    sample: int | None = None,
+    output: Path | None = None,
+    observe: Observer = lambda _: None,
+) -> Recorded:
+    """Measure configurations on the GPU, none dropped early, and write them as a recording.
+
+    Every trial goes through the database as in tuning, so that a recording that was interrupted resumes.
+
+    Parameters
+    ----------
+    kernel, problem, settings, options, observe
+        As for `autotile.tuning.session.tune`; the number of trials and the sampler are set here.
+    sample
+        Record a random sample of this many configurations; None for all.
+    output
+        File or folder to write to; None for the current folder, under a name that says what it holds.
+
+    Raises
+    ------
+    InputError
+        There is no GPU: a recording cannot be made of a replay.
+    """
+    options = replace(
+        options,
+        sampler=BRUTE_FORCE if sample is None else "random",
+        trials=sample,
+        discard=False,
+        finals=0,
+        sample_limit_s=_SAMPLE_LIMIT_S,
+    )
+    with open_session(kernel, problem, settings, options, observe) as session:
+        if session.device.source == "replayed":
+            raise InputError("a recording is measured on a CUDA device, not made from a replay; see `autotile doctor`")
+        result = session.run()
+        header = RecordingHeader(
+            key=session.key,
+            parameters=kernel.spec.parameters,
+            device=session.device,
+            driver=session.device.driver,
+            settings={"sample_limit_s": options.sample_limit_s, "seed": options.seed, "host": platform.node()},
+            valid_configs=result.valid,
+            chosen="all" if len(session.trials) >= result.valid else f"{len(session.trials)} at random",
+        )
+        path = None if result.interrupted else _write(header, session.trials, output)
+        return Recorded(path, header, len(session.trials), result.seconds)
+
+
+def _write(header: RecordingHeader, trials: Sequence[Trial], output: Path | None) -> Path:
+    path = output if output is not None else Path()
+    if path.is_dir():
+        path /= recording_name(header)
+    write_recording(path, header, trials)
+    return path
