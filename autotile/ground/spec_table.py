@@ -18,6 +18,9 @@ MAX_BYTES = 2**20
 MAX_ENTRIES = 1000
 """Most entries of one table or list."""
 
+MAX_WHOLE_NUMBER = 2**31 - 1
+"""Largest size or number of bytes; sizes reach kernels as int32 by convention."""
+
 _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\-\"']+)\s*=")
 _POSITION = re.compile(r" \(at line (\d+), column \d+\)$")
@@ -109,12 +112,12 @@ class Table:
         return tuple(values)
 
     def whole_number(self, name: str, *, least: int) -> int:
-        """Give a whole number of 64 bits, at least ``least``."""
+        """Give a whole number from ``least`` to `MAX_WHOLE_NUMBER`."""
         value = self.require(name)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(name, f"expected a whole number, got {describe(value)}")
-        if not least <= value < 2**63:
-            raise self.error(name, f"expected a whole number from {least} to 2**63 - 1, got {describe(value)}")
+        if not least <= value <= MAX_WHOLE_NUMBER:
+            raise self.error(name, f"expected a whole number from {least} to {MAX_WHOLE_NUMBER}, got {describe(value)}")
         return value
 
     def number(self, name: str) -> float:

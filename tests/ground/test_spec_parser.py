@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import contextlib
+import textwrap
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spec_samples import SGEMM
 
+from autotile.ground.arrays import ARRAY_FUNCTIONS
+from autotile.ground.dtypes import DTYPES
 from autotile.ground.errors import SpecError
-from autotile.ground.expressions import Expression
+from autotile.ground.expressions import FUNCTIONS, Expression
+from autotile.ground.hardware import EXPRESSION_NAMES
 from autotile.ground.spec import BufferArgument, ScalarArgument
-from autotile.ground.spec_parser import ALLOWED_OPTIONS, derived_ragged, parse_spec
+from autotile.ground.spec_parser import ALLOWED_OPTIONS, SECTIONS, derived_ragged, parse_spec
 
 
 def refusal(text: str) -> SpecError:
@@ -131,6 +136,16 @@ def test_derived_ragged_sizes_are_odd_and_never_larger(sizes: dict[str, int]) ->
     assert len(set(large)) == len(large)
 
 
+def test_the_worked_example_of_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
+    example = page.split("`saxpy.toml`, beside it:\n\n")[1].split("\n\nA mistake in it")[0]
+    spec = parse_spec(textwrap.dedent(example), "saxpy.toml")
+    assert [parameter.name for parameter in spec.parameters] == ["BLOCK", "PER_THREAD"]
+    assert all(f"`{name}`" in page for name in (*EXPRESSION_NAMES, *DTYPES))
+    assert all(f"### {name}\n" in page for name in SECTIONS)
+    assert all(f"`{name}(" in page for name in (*FUNCTIONS, *ARRAY_FUNCTIONS))
+
+
 @pytest.mark.parametrize("option", ALLOWED_OPTIONS)
 def test_allowed_options(option: str) -> None:
     assert parse_spec(edited("--use_fast_math", option), "sgemm.toml").options == (option,)
@@ -159,7 +174,12 @@ PROBLEM = [
     ("{ M = 4096, N = 4096, K = 4096 }", "{ M = 0, N = 1, K = 1 }", "problem.sizes.M", ["whole number from 1"]),
     ("{ M = 4096, N = 4096, K = 4096 }", "{ M = 1.5, N = 1, K = 1 }", "problem.sizes.M", ["got the number 1.5"]),
     ("{ M = 4096, N = 4096, K = 4096 }", "{ M = true, N = 1, K = 1 }", "problem.sizes.M", ["got the boolean true"]),
-    ("{ M = 4096, N = 4096, K = 4096 }", f"{{ M = {2**63}, N = 1, K = 1 }}", "problem.sizes.M", ["2**63 - 1"]),
+    (
+        "{ M = 4096, N = 4096, K = 4096 }",
+        f"{{ M = {2**31}, N = 1, K = 1 }}",
+        "problem.sizes.M",
+        ["from 1 to 2147483647"],
+    ),
     ("{ M = 4096, N = 4096, K = 4096 }", "{}", "problem.sizes", ["no size is declared"]),
     ("{ M = 4096, N = 4096, K = 4096 }", "[4096]", "problem.sizes", ["expected a table, got a list"]),
     ("{ M = 389 }", "{ m = 389 }", "problem.ragged.m", ["unknown key 'm'", "known: M, N, K"]),
