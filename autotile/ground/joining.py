@@ -20,6 +20,8 @@ from autotile.ground.model import Value
 from autotile.ground.spec import Parameter, Rule
 
 Codes = NDArray[np.unsignedinteger]
+"""Indices into values, in the smallest unsigned type that holds them."""
+
 Columns = Mapping[str, Codes]
 Domains = Mapping[str, NDArray[np.generic]]
 """The values of each parameter, as an array."""
@@ -107,20 +109,17 @@ class _Condition:
     domains: Domains
     fixed: Mapping[str, Value]
     truth: NDArray[np.bool_] | None
+    share: float
+    """Share of its grid that the rule keeps; 1 where that is not known."""
 
     @classmethod
     def of(cls, rule: Rule, domains: Domains, fixed: Mapping[str, Value]) -> _Condition:
         names = tuple(name for name in domains if name in rule.expression.names)
         shape = tuple(len(domains[name]) for name in names)
-        truth = None
-        if prod(shape) <= MAX_GRID:
-            truth = np.broadcast_to(rule.expression.evaluate({**fixed, **_open_grid(names, domains)}), shape)
-        return cls(rule, names, domains, fixed, truth)
-
-    @property
-    def share(self) -> float:
-        """Share of its grid that the rule keeps; 1 where that is not known."""
-        return float(np.mean(self.truth)) if self.truth is not None else 1.0
+        if prod(shape) > MAX_GRID:
+            return cls(rule, names, domains, fixed, truth=None, share=1.0)
+        truth = np.broadcast_to(rule.expression.evaluate({**fixed, **_open_grid(names, domains)}), shape)
+        return cls(rule, names, domains, fixed, truth, share=float(np.mean(truth)))
 
     def holds(self, joined: str, columns: Columns, rows: int) -> NDArray[np.bool_]:
         """Whether each row meets the rule with each value of the parameter being joined: bool, (rows, values)."""

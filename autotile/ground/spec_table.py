@@ -18,10 +18,12 @@ MAX_BYTES = 2**20
 MAX_ENTRIES = 1000
 """Most entries of one table or list."""
 
+MAX_KEY_CHARACTERS = 100
+"""Longest key accepted."""
+
 MAX_WHOLE_NUMBER = 2**31 - 1
 """Largest size or number of bytes; sizes reach kernels as int32 by convention."""
 
-_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\-\"']+)\s*=")
 _POSITION = re.compile(r" \(at line (\d+), column \d+\)$")
 
@@ -178,7 +180,9 @@ def read_document(text: str, source: str) -> Table:
         raise SpecError("the file is nested too deep; use plain tables and lists", source=source) from None
     except ValueError as error:  # TOMLDecodeError, and whole numbers of more digits than Python converts
         raise _not_toml(str(error), source) from None
-    return Table(Document(source, _key_lines(text)), "", data)
+    document = Document(source, _key_lines(text))
+    _check_keys(data, document)
+    return Table(document, "", data)
 
 
 def describe(value: Any) -> str:
@@ -198,13 +202,25 @@ def _not_toml(message: str, source: str) -> SpecError:
     return SpecError(f"not TOML: {_POSITION.sub('', message)}", source=source, line=line)
 
 
+def _check_keys(data: Mapping[str, Any], document: Document) -> None:
+    """Refuse keys that would not print well in a message; the rest is checked where it is read."""
+    tables: list[tuple[str, Any]] = [("", data)]
+    for prefix, table in tables:
+        for name, value in table.items():
+            if len(name) > MAX_KEY_CHARACTERS or not name.isprintable():
+                problem = f"{name[:60]!r} is no key: use at most {MAX_KEY_CHARACTERS} printable characters"
+                raise document.place(prefix).error(problem)
+            if isinstance(value, dict):
+                tables.append((f"{prefix}.{name}" if prefix else name, value))
+
+
 def _key_lines(text: str) -> dict[str, int]:
     """First line of every dotted key, by the look of each line; the text is known to be TOML."""
     lines: dict[str, int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
-        if header := _HEADER.match(line):
-            section = _plain(header[1])
+        if line.lstrip().startswith("["):
+            section = _plain(line.strip().lstrip("[").partition("]")[0])
             lines.setdefault(section, number)
         elif entry := _KEY.match(line):
             lines.setdefault(f"{section}.{_plain(entry[1])}" if section else _plain(entry[1]), number)

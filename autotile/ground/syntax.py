@@ -33,8 +33,8 @@ class Place:
     line: int | None = None
 
     def error(self, problem: str, *, column: int | None = None, expression: str = "") -> SpecError:
-        """Make a `SpecError` that points here; an expression too long for a line is left out."""
-        shown = expression if len(expression) <= MAX_SHOWN else ""
+        """Make a `SpecError` that points here; an expression that does not print well on one line is left out."""
+        shown = expression if len(expression) <= MAX_SHOWN and expression.isprintable() else ""
         return SpecError(problem, source=self.source, key=self.key, line=self.line, column=column, expression=shown)
 
 

@@ -362,6 +362,9 @@ def test_keys_are_found_in_every_way_of_writing_a_table() -> None:
         ("kernel = 3", "expected a table, got the number 3"),
         ("[[kernel]]\nname = 'a'\n[problem]\n", "expected a table, got a list"),
         ("\ud800", ""),
+        ('"a\\u001b[2J" = 1', "'a\\x1b[2J' is no key"),
+        ("[kernel]\n" + "k" * 101 + " = 1", "at most 100 printable characters"),
+        ('x = """\n[' + " " * 100_000 + '\n"""', "unknown section 'x'"),
     ],
 )
 def test_what_is_no_such_file(text: str, part: str) -> None:
