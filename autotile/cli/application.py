@@ -1,0 +1,85 @@
+"""The application itself: how errors, interrupts and exit codes look, whatever the command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from autotile import __version__
+from autotile.cli.output import show_error
+from autotile.ground.errors import AutotileError, InputError
+
+NOTHING_FOUND = 1
+BAD_INPUT = 2
+INTERRUPTED = 130
+"""128 and the number of SIGINT, as shells count."""
+
+
+class CommandLine(TyperGroup):
+    """Turns whatever goes wrong into one message and an exit code, with a JSON document where one is expected."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command and exit with its code; ``standalone_mode`` makes no difference."""
+        words = list(sys.argv[1:] if args is None else args)
+        as_json = "--json" in words
+        try:
+            code = super().main(words, prog_name, complete_var, False, windows_expand_args, **extra)
+        except typer.TyperException as error:
+            show_error(_usage_text(error), "UsageError", as_json=as_json)
+            code = error.exit_code
+        except AutotileError as error:
+            show_error(str(error), type(error).__name__, as_json=as_json)
+            code = BAD_INPUT if isinstance(error, InputError) else NOTHING_FOUND
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+app = typer.Typer(
+    name="autotile",
+    cls=CommandLine,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Find, prove, remember and serve the fastest tile sizes of CUDA C++ kernels."""
+    if version:
+        typer.echo(f"autotile {__version__}")
+        raise typer.Exit
+    help_without_command(context)
+
+
+def help_without_command(context: typer.Context) -> None:
+    """Show a group's help where none of its commands is named."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help: command lines to copy."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+def _usage_text(error: typer.TyperException) -> str:
+    """What was wrong with the words, and where the help is."""
+    context = getattr(error, "ctx", None)
+    message = error.format_message().rstrip(".")
+    return f"{message}; see `{context.command_path} --help`" if context is not None else message

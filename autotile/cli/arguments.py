@@ -1,0 +1,74 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from autotile.cli.completion import complete_device, complete_dtype, complete_kernel
+from autotile.ground.errors import InputError
+
+KernelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="KERNEL",
+        help="Name of a kernel, or path of a search-space file (path/to/mine.toml).",
+        autocompletion=complete_kernel,
+        show_default=False,
+    ),
+]
+SizesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SIZE=N", help="Problem sizes, such as M=4096 N=4096.", show_default=False),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output; all else goes to standard error.")
+]
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--db",
+        metavar="PATH|URL",
+        help="Tuning database: an SQLite file or a postgresql:// URL.",
+        show_default="the user's own, see `autotile db path`",
+    ),
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="Element type, one of the kernel's.",
+        show_default="the kernel's first",
+        autocompletion=complete_dtype,
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|INDEX",
+        help="GPU to answer for: a profile of `autotile devices`, or the index of a GPU of this machine.",
+        show_default="this machine's GPU, else an H200",
+        autocompletion=complete_device,
+    ),
+]
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+_UNITS_S = (3600.0, 60.0, 1.0)
+
+
+def read_duration(text: str) -> float:
+    """Seconds of ``90s``, ``5m``, ``1h30m`` or ``90``.
+
+    Raises
+    ------
+    InputError
+        It is none of these, or nothing.
+    """
+    match = _DURATION.fullmatch(text.strip().lower())
+    parts = match.groups() if match is not None else ()
+    seconds = sum(float(part) * unit for part, unit in zip(parts, _UNITS_S, strict=False) if part is not None)
+    if seconds <= 0:
+        raise InputError(f"a budget of {text!r} cannot be read; expected a duration such as 90s, 5m or 1h30m")
+    return seconds

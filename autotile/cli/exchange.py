@@ -1,0 +1,165 @@
+"""``autotile record``, ``export`` and ``import``: results as files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from autotile.cli.application import INTERRUPTED, examples
+from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
+from autotile.cli.completion import complete_device
+from autotile.cli.output import console, notice, show
+
+
+def record(
+    kernel: KernelArgument,
+    sizes: SizesArgument = None,
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE.npz",
+            help="File or folder to write to.",
+            show_default="the current folder, under a name that says what it holds",
+        ),
+    ] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Record so many configurations at random.", show_default="all"),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random sample.")] = 0,
+    dtype: DtypeOption = None,
+    l2: Annotated[
+        Literal["cold", "hot"], typer.Option(help="Whether inputs start in memory or in the L2 cache.")
+    ] = "cold",
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Compile processes.", show_default="one a core")
+    ] = None,
+    device: Annotated[int, typer.Option(metavar="INDEX", min=0, help="CUDA device to measure on.")] = 0,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a whole search space on a GPU, for replay without one.
+
+    The same command goes on where an interrupted one stopped.
+    """
+    from autotile.ops.assignments import read_sizes
+    from autotile.ops.targets import open_problem
+    from autotile.ops.tuning import record_problem
+    from autotile.report.progress import TuneProgress
+    from autotile.report.rates import Workrate
+    from autotile.report.transfer import TransferReport
+    from autotile.tuning.options import TuneOptions
+
+    options = TuneOptions(seed=seed, l2=l2, workers=workers, device_index=device, database=database)
+    loaded, problem = open_problem(kernel, read_sizes(sizes or []), dtype)
+    with TuneProgress(console(sys.stderr), problem, Workrate.of(loaded.spec, problem)) as progress:
+        recorded = record_problem(loaded, problem, options, sample=sample, output=output, observe=progress)
+    if recorded.path is None:
+        notice(
+            f"interrupted: {recorded.configurations:,} configurations are measured; the same command goes on from there"
+        )
+        raise typer.Exit(INTERRUPTED)
+    gpu = recorded.header.key.gpu_name
+    more = {"valid": recorded.header.valid_configs, "seconds": round(recorded.seconds, 3)}
+    report = TransferReport("recorded", str(recorded.path), "recording", problem, gpu, recorded.configurations, more)
+    show(report, as_json=as_json)
+
+
+def export_results(
+    kernel: KernelArgument,
+    sizes: SizesArgument = None,
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="File to write.", show_default=False)],
+    file_format: Annotated[
+        Literal["t4", "kernel-tuner", "optuna", "recording"],
+        typer.Option(
+            "--format",
+            help="t4: the auto-tuning community's JSON; kernel-tuner: a cache file of Kernel Tuner; "
+            "optuna: an SQLite file for optuna-dashboard; recording: an .npz file for --replay.",
+        ),
+    ] = "t4",
+    dtype: DtypeOption = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Only results of this GPU.",
+            show_default="the newest of any GPU",
+            autocompletion=complete_device,
+        ),
+    ] = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the trials of a tuned problem to a file."""
+    from autotile.ops.assignments import read_sizes
+    from autotile.ops.exchange import export_study
+
+    given = read_sizes(sizes or [])
+    report = export_study(kernel, given, output, file_format, dtype=dtype, device=device, database=database)
+    show(report, as_json=as_json)
+
+
+def import_results(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Cache file of Kernel Tuner.", show_default=False)],
+    sizes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SIZE=N", help="Problem sizes by name.", show_default="those of the file, named x, y, z"
+        ),
+    ] = None,
+    *,
+    file_format: Annotated[
+        Literal["kernel-tuner"], typer.Option("--format", help="What wrote the file.")
+    ] = "kernel-tuner",
+    dtype: DtypeOption = None,
+    recording: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE.npz", help="Write a recording for --replay.", show_default="the database"
+        ),
+    ] = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read results of another tool.
+
+    They go into the database, or into a recording. They can be listed and compared, but are never served: the file does
+    not say which source they are of.
+    """
+    from autotile.ops.assignments import read_sizes
+    from autotile.ops.exchange import import_kernel_tuner
+
+    given = read_sizes(sizes or [])
+    report = import_kernel_tuner(file, given, dtype=dtype or "float32", recording=recording, database=database)
+    show(report, as_json=as_json)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(
+        epilog=examples(
+            "autotile record matmul_tiled M=4096 N=4096 K=4096",
+            "autotile record sgemm_2d M=4096 N=4096 K=4096 --sample 4000 -o sgemm_2d.npz",
+        )
+    )(record)
+    app.command(
+        "export",
+        epilog=examples(
+            "autotile export sgemm_2d M=4096 N=4096 K=4096 -o results.json",
+            "autotile export sgemm_2d M=4096 N=4096 K=4096 --format optuna -o study.db",
+        ),
+    )(export_results)
+    app.command(
+        "import",
+        epilog=examples(
+            "autotile import cache.json M=4096 N=4096 K=4096",
+            "autotile import cache.json N=1048576 -o vector_add.npz",
+        ),
+    )(import_results)

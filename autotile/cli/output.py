@@ -1,0 +1,48 @@
+"""What goes where: the answer to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import IO, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from autotile.report.base import Report
+
+_WIDE = 10_000
+"""Columns where nobody looks: a line that a script reads is never broken."""
+
+
+def show(report: Report, *, as_json: bool) -> None:
+    """Print a report: as one JSON document, or as a person reads it."""
+    if as_json:
+        print_json(report.to_json())
+    else:
+        console(sys.stdout).print(report)
+        sys.stdout.flush()
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document."""
+    print(json.dumps(document, indent=2), flush=True)
+
+
+def notice(text: str) -> None:
+    """Tell the user something that is not the answer; nothing where ``text`` is empty."""
+    if text:
+        console(sys.stderr).print(Text(text, style="dim"), soft_wrap=True)
+
+
+def show_error(message: str, kind: str, *, as_json: bool) -> None:
+    """Say what went wrong; where a document is expected, as a document too."""
+    console(sys.stderr).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    if as_json:
+        print_json({"error": {"kind": kind, "message": message}})
+
+
+def console(stream: IO[str]) -> Console:
+    """A console that prints text as it is: no markup, no emoji codes, no guessed colours."""
+    width = None if stream.isatty() else _WIDE
+    return Console(file=stream, markup=False, emoji=False, highlight=False, width=width)

@@ -1,0 +1,140 @@
+"""``autotile tune``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from autotile.cli.application import INTERRUPTED, NOTHING_FOUND, examples
+from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SizesArgument, read_duration
+from autotile.cli.completion import complete_sampler
+from autotile.cli.output import console, notice, show
+
+_REPLAY = "--replay"
+_BUILT_IN = "auto"
+_RECORDING_SUFFIX = ".npz"
+
+
+class TuneCommand(TyperCommand):
+    """Lets ``--replay`` stand alone: a word behind it is its value only if it names a recording."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Give a bare ``--replay`` its value."""
+        return super().parse_args(ctx, _with_replay_value(args))
+
+
+def _with_replay_value(words: list[str]) -> list[str]:
+    full: list[str] = []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        full.append(f"{_REPLAY}={_BUILT_IN}" if word == _REPLAY and not _is_recording(following) else word)
+    return full
+
+
+def _is_recording(word: str) -> bool:
+    return word.endswith(_RECORDING_SUFFIX) and not word.startswith("-")
+
+
+def tune(
+    kernel: KernelArgument,
+    sizes: SizesArgument = None,
+    *,
+    dtype: DtypeOption = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Trials that are to be stored in the end, those of earlier sessions included.",
+            show_default="200, or as many as --budget allows",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Wall time of the search, such as 90s, 5m or 1h.", show_default="none"),
+    ] = None,
+    sampler: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Search method: tpe, random, brute-force and others.", autocompletion=complete_sampler
+        ),
+    ] = "auto",
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the search; equal seeds search alike.")] = 0,
+    l2: Annotated[
+        Literal["cold", "hot"], typer.Option(help="Whether inputs start in memory or in the L2 cache.")
+    ] = "cold",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is stored already.")] = False,
+    finals: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Best candidates re-measured interleaved at the end; 0 for none.")
+    ] = 12,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Compile processes.", show_default="one a core")
+    ] = None,
+    replay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[FILE.npz]",
+            help="Replay launches from a recording; without a file, from a built-in one.",
+            show_default="only where there is no GPU",
+        ),
+    ] = None,
+    device: Annotated[int, typer.Option(metavar="INDEX", min=0, help="CUDA device to tune on.")] = 0,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the fastest configuration, verify it, and keep it.
+
+    The space is searched for valid configurations only; each one tried is compiled, verified against a float64
+    reference, measured and stored. The best of them are measured again side by side with the default. The same command
+    goes on where an interrupted one stopped.
+    """
+    from autotile.ops.assignments import read_sizes
+    from autotile.ops.targets import open_problem
+    from autotile.ops.tuning import serving_call, tune_problem
+    from autotile.report.progress import TuneProgress
+    from autotile.report.rates import Workrate
+    from autotile.report.tuning import TuneReport
+    from autotile.tuning.options import TuneOptions
+
+    options = TuneOptions(
+        sampler=sampler,
+        trials=trials,
+        budget_s=read_duration(budget) if budget is not None else None,
+        seed=seed,
+        l2=l2,
+        fresh=fresh,
+        finals=finals,
+        workers=workers,
+        device_index=device,
+        replay=replay if replay in (None, _BUILT_IN) else Path(replay),
+        database=database,
+    )
+    loaded, problem = open_problem(kernel, read_sizes(sizes or []), dtype)
+    with TuneProgress(console(sys.stderr), problem, Workrate.of(loaded.spec, problem)) as progress:
+        result = tune_problem(loaded, problem, options, progress)
+    for text in result.notices:
+        notice(text)
+    show(TuneReport(result, serving_call(kernel, problem, dtype=dtype, database=database)), as_json=as_json)
+    if result.interrupted:
+        stored = sum(result.outcomes.values())
+        notice(f"interrupted: {stored:,} trials are saved in {result.database}; the same command goes on from there")
+        raise typer.Exit(INTERRUPTED)
+    if result.winner is None:
+        raise typer.Exit(NOTHING_FOUND)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    options: dict[str, Any] = {"cls": TuneCommand}
+    app.command(
+        epilog=examples(
+            "autotile tune sgemm_2d M=4096 N=4096 K=4096",
+            "autotile tune sgemm_2d M=512 N=512 K=512 --budget 90s --sampler random --seed 7",
+            "autotile tune path/to/mine.toml N=1048576 --trials 1000",
+            "autotile tune sgemm_2d M=4096 N=4096 K=4096 --replay --json",
+        ),
+        **options,
+    )(tune)

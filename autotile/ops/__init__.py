@@ -1,0 +1,57 @@
+"""What a program calls: one thin function for each command, which returns a value and prints nothing.
+
+A module is imported when its function is first used: asking for an occupancy loads neither Optuna nor SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotile.ops.doctor import examine
+    from autotile.ops.explaining import block_occupancy, explain_config
+    from autotile.ops.results import check_database, database_location, list_studies, list_trials
+    from autotile.ops.serving import best
+    from autotile.ops.spaces import count_space
+    from autotile.ops.targets import known_devices, open_problem, target_device
+    from autotile.ops.tuning import tune
+
+__all__ = [
+    "best",
+    "block_occupancy",
+    "check_database",
+    "count_space",
+    "database_location",
+    "examine",
+    "explain_config",
+    "known_devices",
+    "list_studies",
+    "list_trials",
+    "open_problem",
+    "target_device",
+    "tune",
+]
+
+_HOME = {
+    "best": "serving",
+    "block_occupancy": "explaining",
+    "check_database": "results",
+    "count_space": "spaces",
+    "database_location": "results",
+    "examine": "doctor",
+    "explain_config": "explaining",
+    "known_devices": "targets",
+    "list_studies": "results",
+    "list_trials": "results",
+    "open_problem": "targets",
+    "target_device": "targets",
+    "tune": "tuning",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'autotile.ops' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"autotile.ops.{_HOME[name]}"), name)

@@ -1,0 +1,41 @@
+"""Look at what would be served."""
+
+from __future__ import annotations
+
+from autotile.dispatch.serving import get_best_kernel
+from autotile.ops.targets import check_device_index, open_problem
+from autotile.report.rates import Workrate
+from autotile.report.served import ServedReport
+
+
+def best(
+    kernel: str,
+    sizes: dict[str, int],
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    database: str | None = None,
+) -> ServedReport:
+    """The best known configuration of a kernel for a problem, and why it is the one that is served.
+
+    Parameters
+    ----------
+    kernel, sizes, dtype
+        The problem.
+    device
+        Name of a GPU profile, or the index of a GPU of this machine; None for the current one.
+    database
+        Path or URL; None for the user's own.
+
+    Raises
+    ------
+    InputError
+        Unknown kernel, size, dtype or device, or a malformed search-space file.
+    """
+    loaded, problem = open_problem(kernel, sizes, dtype)
+    place: int | str | None = device
+    if device is not None and device.isdecimal():
+        place = int(device)
+        check_device_index(place)
+    bound = get_best_kernel(kernel, dtype=dtype, device=place, database=database, **sizes)
+    return ServedReport(bound, Workrate.of(loaded.spec, problem))

@@ -1,0 +1,106 @@
+"""Tune a kernel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from autotile.files.library import Kernel
+from autotile.files.settings import read_settings
+from autotile.ground.errors import InputError
+from autotile.ground.model import Problem
+from autotile.ops.targets import check_device_index, open_problem
+from autotile.tuning import session
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.record import Recorded, record
+from autotile.tuning.result import Progress, TuneResult
+
+Observer = Callable[[Progress], None]
+
+
+def tune(
+    kernel: str,
+    /,
+    *,
+    dtype: str | None = None,
+    options: TuneOptions | None = None,
+    observe: Observer | None = None,
+    **sizes: int,
+) -> TuneResult:
+    """Find the fastest configuration of a kernel for a problem, prove it, and keep it in the database.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of its search-space file.
+    dtype
+        One of the kernel's; None for its first.
+    options
+        How to tune; None for the defaults.
+    observe
+        Called with a `Progress` as the session goes on.
+    **sizes
+        The problem's sizes, such as ``M=4096``.
+
+    Returns
+    -------
+    TuneResult
+        With the winner, the default, the ratio between them with its interval, and what the gates rejected.
+
+    Raises
+    ------
+    InputError
+        Kernel, size, dtype or option cannot be used, the space is empty, or the database cannot be written.
+    ToolchainError
+        NVRTC, CuPy or the driver does not work.
+    WorkerError
+        The GPU worker died again and again.
+
+    Examples
+    --------
+    >>> result = tune("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
+    >>> result.winner.config  # doctest: +SKIP
+    {'BM': 128, 'BN': 128, ...}
+    """
+    return tune_problem(*open_problem(kernel, sizes, dtype), options or TuneOptions(), observe)
+
+
+def tune_problem(kernel: Kernel, problem: Problem, options: TuneOptions, observe: Observer | None = None) -> TuneResult:
+    """`tune` for a kernel that is read already."""
+    if options.replay is None and options.device_index > 0:
+        check_device_index(options.device_index)
+    if options.replay not in (None, "auto") and not Path(str(options.replay)).is_file():
+        raise InputError(
+            f"no recording {options.replay}: expected the path of an .npz file that `autotile record` wrote"
+        )
+    return session.tune(kernel, problem, read_settings(), options, observe or (lambda _: None))
+
+
+def serving_call(kernel: str, problem: Problem, *, dtype: str | None, database: str | None) -> str:
+    """The line of Python that serves what was tuned, with what the user chose beyond the defaults."""
+    sizes = [f"{name}={value}" for name, value in problem.sizes.items()]
+    choices = [f"{name}={json.dumps(value)}" for name, value in (("dtype", dtype), ("database", database)) if value]
+    return f"kernel = autotile.get_best_kernel({', '.join([json.dumps(kernel), *sizes, *choices])})"
+
+
+def record_problem(
+    kernel: Kernel,
+    problem: Problem,
+    options: TuneOptions,
+    *,
+    sample: int | None = None,
+    output: Path | None = None,
+    observe: Observer | None = None,
+) -> Recorded:
+    """Measure a whole space, or a random sample of it, and write it down for replay.
+
+    Raises
+    ------
+    InputError
+        There is no GPU, or the file cannot be written.
+    """
+    check_device_index(options.device_index)
+    return record(
+        kernel, problem, read_settings(), options, sample=sample, output=output, observe=observe or (lambda _: None)
+    )

@@ -1,0 +1,151 @@
+"""One configuration on one device: which rules and limits it meets, what it uses, how many blocks an SM holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.model import LaunchGeometry, Problem, Resources, Value, config_text
+from autotile.report.layout import below, facts, table, title
+from autotile.report.occupancy import OccupancyReport, occupancy_document, occupancy_sentence, occupancy_table
+from autotile.report.text import device_text
+
+CheckKind = Literal["value", "rule", "limit", "compiled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One condition that a configuration has to meet."""
+
+    kind: CheckKind
+    name: str
+    holds: bool
+    detail: str
+    """A rule's expression; else what is wrong, empty where it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All that is known of a configuration without running it.
+
+    Attributes
+    ----------
+    checks
+        Values, rules and limits in the order they are applied, and what the compiled resources give.
+    fault
+        Why it cannot be used, in one line; empty where it can.
+    geometry
+        None where the launch cannot be worked out.
+    resources
+        What the compiler says; None where it was not compiled, and ``not_compiled`` says why.
+    occupancy
+        From the compiled resources, else from what the search-space file declares.
+    """
+
+    problem: Problem
+    device: DeviceProperties
+    config: Mapping[str, Value]
+    checks: tuple[Check, ...]
+    fault: str
+    geometry: LaunchGeometry | None
+    resources: Resources | None
+    not_compiled: str
+    occupancy: OccupancyReport | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, with null where something is not known."""
+        geometry, resources = self.geometry, self.resources
+        return {
+            "kernel": self.problem.kernel,
+            "problem": dict(self.problem.sizes),
+            "dtype": self.problem.dtype,
+            "device": {
+                "name": self.device.name,
+                "source": self.device.source,
+                "compute_capability": self.device.compute_capability,
+            },
+            "config": dict(self.config),
+            "valid": not self.fault,
+            "fault": self.fault,
+            "checks": [
+                {"kind": check.kind, "name": check.name, "holds": check.holds, "detail": check.detail}
+                for check in self.checks
+            ],
+            "geometry": {
+                "grid": list(geometry.grid),
+                "block": list(geometry.block),
+                "blocks": geometry.blocks,
+                "threads": geometry.threads,
+                "dynamic_smem_bytes": geometry.dynamic_smem_bytes,
+            }
+            if geometry is not None
+            else None,
+            "resources": {
+                "registers": resources.registers,
+                "static_smem_bytes": resources.static_smem_bytes,
+                "stack_bytes": resources.stack_bytes,
+                "spill_bytes": resources.spill_bytes,
+                "spill_store_bytes": resources.spill_store_bytes,
+                "spill_load_bytes": resources.spill_load_bytes,
+            }
+            if resources is not None
+            else None,
+            "not_compiled": self.not_compiled,
+            "occupancy": occupancy_document(self.occupancy.found) | {"compiled": resources is not None}
+            if self.occupancy is not None
+            else None,
+        }
+
+    def __rich__(self) -> RenderableType:
+        """Verdict, checks, launch and resources, occupancy."""
+        parts: list[RenderableType] = [
+            title(f"{self.problem} on {device_text(self.device)}"),
+            facts(self._facts()),
+            below(self._checks()),
+        ]
+        if self.occupancy is not None:
+            used = self.occupancy
+            shown = occupancy_table(self.device, used.threads, used.registers, used.smem_bytes, used.found)
+            source = "compiled" if self.resources is not None else "declared by the search-space file"
+            answer = facts([("resources", source), ("occupancy", occupancy_sentence(self.device, used.found))])
+            parts += [below(shown), below(answer)]
+        return Group(*parts)
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        yield "configuration", config_text(self.config)
+        yield "verdict", self.fault or "valid"
+        if self.geometry is not None:
+            grid, block = (_by(dims) for dims in (self.geometry.grid, self.geometry.block))
+            yield "grid", f"{grid}: {self.geometry.blocks:,} blocks"
+            yield "block", f"{block}: {self.geometry.threads:,} threads"
+        if self.resources is not None:
+            yield "registers", f"{self.resources.registers} a thread"
+            yield "spills", f"{self.resources.spill_bytes:,} B"
+            yield "shared memory", self._shared_memory(self.resources)
+        else:
+            yield "not compiled", self.not_compiled
+
+    def _shared_memory(self, resources: Resources) -> str:
+        dynamic = self.geometry.dynamic_smem_bytes if self.geometry is not None else 0
+        return f"{resources.static_smem_bytes:,} B static, {dynamic:,} B dynamic"
+
+    def _checks(self) -> Table:
+        shown = table("check", "name", "met", "detail")
+        for check in self.checks:
+            shown.add_row(
+                check.kind,
+                check.name,
+                "yes" if check.holds else "no",
+                check.detail,
+                style=None if check.holds else "bold red",
+            )
+        return shown
+
+
+def _by(dimensions: tuple[int, int, int]) -> str:
+    return " x ".join(f"{dimension:,}" for dimension in dimensions)

@@ -1,0 +1,51 @@
+"""What would be served for a problem, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+
+from autotile.dispatch.bound import BoundKernel
+from autotile.ground.model import config_text
+from autotile.report.layout import below, facts, title
+from autotile.report.occupancy import occupancy_sentence
+from autotile.report.rates import Workrate
+from autotile.report.text import interval_text, source_text, time_text
+
+
+@dataclass(frozen=True, slots=True)
+class ServedReport:
+    """A served kernel; ``rate`` turns its time into a rate."""
+
+    bound: BoundKernel
+    rate: Workrate
+
+    def to_json(self) -> dict[str, Any]:
+        """The kernel's own document."""
+        return self.bound.to_json()
+
+    def __rich__(self) -> RenderableType:
+        """What is served, then why."""
+        heading = f"{self.bound.problem} on {source_text(self.bound.device.name, self.bound.source)}"
+        return Group(title(heading), facts(self._facts()), below(self.bound.explain()))
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        bound = self.bound
+        yield "tier", bound.tier
+        yield "configuration", config_text(bound.config)
+        measured, resources, occupancy = bound.measurement, bound.resources, bound.occupancy
+        if measured is not None:
+            yield (
+                "time",
+                f"{time_text(measured.time_us)} (95 % interval {interval_text(measured.low_us, measured.high_us)})",
+            )
+        if measured is not None and bound.tier == "exact":
+            yield "rate", self.rate.text(measured.time_us, bound.device)
+        if resources is not None:
+            yield "registers", f"{resources.registers} a thread, {resources.spill_bytes} B spilled"
+            yield "shared memory", f"{resources.static_smem_bytes + bound.geometry.dynamic_smem_bytes:,} B a block"
+        if occupancy is not None:
+            yield "occupancy", occupancy_sentence(bound.device, occupancy)

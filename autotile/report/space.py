@@ -1,0 +1,63 @@
+"""How large a search space is, and what each rule and limit leaves of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.joining import SpaceStage
+from autotile.ground.model import Problem
+from autotile.ground.space import SearchSpace
+from autotile.report.layout import RIGHT, below, facts, table, title
+from autotile.report.text import device_text, duration_text
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceReport:
+    """A kernel's space for a problem on a device."""
+
+    problem: Problem
+    device: DeviceProperties
+    space: SearchSpace
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts after each rule and limit, and the values of each parameter."""
+        space = self.space
+        return {
+            "kernel": self.problem.kernel,
+            "problem": dict(self.problem.sizes),
+            "dtype": self.problem.dtype,
+            "device": {"name": self.device.name, "source": self.device.source},
+            "combinations": space.combinations,
+            "valid": len(space),
+            "rules": _stages(space.rules),
+            "limits": _stages(space.limits),
+            "parameters": {parameter.name: list(parameter.values) for parameter in space.parameters},
+            "seconds": round(space.seconds, 6),
+        }
+
+    def __rich__(self) -> RenderableType:
+        """Parameters, then the funnel."""
+        values = facts((p.name, " ".join(map(str, p.values))) for p in self.space.parameters)
+        found = f"{len(self.space):,} valid configurations, enumerated in {duration_text(self.space.seconds)}"
+        return Group(
+            title(f"{self.problem} on {device_text(self.device)}"), values, below(self._funnel()), below(found)
+        )
+
+    def _funnel(self) -> Table:
+        space = self.space
+        shown = table("after", f"{RIGHT}configurations left")
+        shown.add_row("all combinations", f"{space.combinations:,}")
+        for kind, stages in (("rule", space.rules), ("limit", space.limits)):
+            for stage in stages:
+                shown.add_row(f"{kind} {stage.name}", f"{stage.remaining:,}")
+        return shown
+
+
+def _stages(stages: Sequence[SpaceStage]) -> list[dict[str, Any]]:
+    return [{"name": stage.name, "remaining": stage.remaining} for stage in stages]

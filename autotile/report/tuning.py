@@ -1,0 +1,97 @@
+"""What a tuning session found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from autotile.ground.model import Outcome, Trial, config_text
+from autotile.report.funnel import funnel_text
+from autotile.report.layout import RIGHT, below, facts, table, title
+from autotile.report.rates import Workrate
+from autotile.report.text import NOTHING, device_text, duration_text, interval_text, percent_text, plural, time_text
+from autotile.tuning.result import TuneResult
+
+_TIES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TuneReport:
+    """A session's result.
+
+    Attributes
+    ----------
+    call
+        The line of Python that serves the winner.
+    """
+
+    result: TuneResult
+    call: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The session's document, every outcome counted, with the line that serves the winner."""
+        document = self.result.to_json()
+        counted = {str(outcome): self.result.outcomes.get(outcome, 0) for outcome in Outcome}
+        return {**document, "outcomes": counted, "call": self.call}
+
+    def __rich__(self) -> RenderableType:
+        """Winner and default side by side, then what a person does next."""
+        result = self.result
+        parts: list[RenderableType] = [title(f"{result.problem} on {device_text(result.device)}")]
+        if result.winner is not None:
+            parts += [self._comparison(), below(facts(self._facts()))]
+        else:
+            parts.append(facts([("winner", "none: no configuration ran"), *self._facts()]))
+        return Group(*parts)
+
+    def _comparison(self) -> Table:
+        shown = table("", f"{RIGHT}time", "95 % interval, us", f"{RIGHT}rate", "occupancy", "configuration")
+        rate = Workrate(self.result.flops, self.result.bytes, self.result.problem.dtype)
+        for label, trial in (("winner", self.result.winner), ("default", self.result.default)):
+            shown.add_row(label, *self._columns(trial, rate))
+        return shown
+
+    def _columns(self, trial: Trial | None, rate: Workrate) -> tuple[str, ...]:
+        if trial is None:
+            return (NOTHING, NOTHING, NOTHING, NOTHING, "not run")
+        measured = trial.measurement
+        interval = interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING
+        speed = rate.text(trial.time_us, self.result.device) if measured is not None else str(trial.outcome)
+        return (time_text(trial.time_us), interval, speed, occupancy_text(trial), config_text(trial.config))
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        result = self.result
+        if result.speedup is not None:
+            ratio = result.speedup
+            yield (
+                "speed-up",
+                f"{ratio.value:.3f}x over the default, 95 % interval {ratio.low:.3f}x to {ratio.high:.3f}x",
+            )
+        if result.ties:
+            yield "ties", "\n".join(self._ties())
+        yield "gates", funnel_text(result.gates, result.outcomes)
+        resumed = f", {plural(result.resumed, 'trial')} resumed" if result.resumed else ""
+        yield "took", duration_text(result.seconds) + resumed
+        yield "saved in", result.database
+        if result.winner is not None:
+            yield "serve it", self.call
+
+    def _ties(self) -> Iterator[str]:
+        ties = self.result.ties
+        yield f"{plural(len(ties), 'configuration')} cannot be told apart from the winner:"
+        for config in ties[:_TIES_SHOWN]:
+            yield f"  {config_text(config)}"
+        if len(ties) > _TIES_SHOWN:
+            yield f"  and {len(ties) - _TIES_SHOWN} more, listed by --json"
+
+
+def occupancy_text(trial: Trial) -> str:
+    """Occupancy with the limits that bind: ``25.0 % by registers``."""
+    found = trial.occupancy
+    if found is None:
+        return NOTHING
+    return f"{percent_text(found.occupancy)} by {', '.join(name.replace('_', ' ') for name in found.limited_by)}"
