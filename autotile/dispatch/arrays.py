@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from autotile.device.toolchain import load_cupy
@@ -40,12 +41,22 @@ def as_cupy(array: Any, name: str) -> Any:
     )
 
 
-def current_stream_pointer(arrays: tuple[Any, ...]) -> int | None:
-    """The CUDA stream that the arrays' own library works on; None for CuPy's current stream.
+def foreign_stream(arrays: tuple[Any, ...]) -> Any | None:
+    """The stream that the arrays' own library works on, for CuPy; None for CuPy's current stream.
 
     PyTorch keeps a current stream of its own, and its users expect a launch on their tensors to be ordered by it.
     """
     torch = sys.modules.get("torch")
     if torch is not None and any(isinstance(array, torch.Tensor) for array in arrays):
-        return int(torch.cuda.current_stream().cuda_stream)
+        return load_cupy().cuda.Stream.from_external(_StreamPointer(torch.cuda.current_stream().cuda_stream))
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamPointer:
+    """A CUDA stream by its address, in the protocol that CuPy takes streams by."""
+
+    pointer: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer

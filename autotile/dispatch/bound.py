@@ -15,7 +15,7 @@ from autotile.device.cubin_cache import CachedCubin, CubinCache
 from autotile.device.instance import scalar_value
 from autotile.device.module import Function, Module
 from autotile.device.toolchain import load_cupy
-from autotile.dispatch.arrays import as_cupy, current_stream_pointer
+from autotile.dispatch.arrays import as_cupy, foreign_stream
 from autotile.dispatch.choose import Choice, Tier
 from autotile.dispatch.explain import explain
 from autotile.files.library import Kernel
@@ -183,9 +183,7 @@ class BoundKernel:
             The template does not compile.
         """
         function = self._function or self._load()
-        stream_pointer = current_stream_pointer(arrays) if stream is None else None
-        if stream_pointer is not None:
-            stream = load_cupy().cuda.ExternalStream(stream_pointer)
+        stream = stream or foreign_stream(arrays)
         with stream if stream is not None else nullcontext():
             given = self._with_outputs(arrays)
             views = [self._checked(b, array) for b, array in zip(self._kernel.spec.buffers, given, strict=True)]

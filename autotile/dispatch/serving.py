@@ -126,8 +126,10 @@ def _nvrtc_version(stored: list[StoredBest]) -> str:
 def _count_miss(location: str, problem: Problem, device: DeviceProperties, choice: Choice) -> None:
     """Remember once a process what could not be served exactly, so that it can be tuned."""
     try:
-        if Database.open_readonly(location) is None:
+        present = Database.open_readonly(location)
+        if present is None:
             return
+        present.close()
         with Database.open(location) as database:
             database.record_miss(problem, device.name, choice.tier)
     except DatabaseError:

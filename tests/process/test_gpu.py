@@ -23,7 +23,7 @@ extern "C" __global__ void faulty(const float* x, float* y, int n) {
     if (FAULT == 1 && i == 0) y[n + 3] = 1.0f;
     if (FAULT == 2 && i == 5) return;
     if (FAULT == 3) { volatile float* p = (float*)16; *p = 1.0f; }
-    if (FAULT == 4) { volatile int forever = 1; while (forever) {} }
+    if (FAULT == 4) { while (((volatile const float*)x)[0] == ((volatile const float*)x)[0]) {} }
     if (FAULT == 5 && i == 0) ((float*)x)[7] = -1.0f;
     if (FAULT == 6) __trap();
     if (FAULT == 7 && n % 128 != 0 && i >= n) y[i] = 0.0f;
