@@ -38,7 +38,7 @@ class ArrayExpression:
 
     text: str
     names: frozenset[str]
-    place: Place = field(repr=False)
+    place: Place = field(repr=False, compare=False)
     step: _Step = field(repr=False, compare=False)
 
     def evaluate(self, env: Mapping[str, Any], matmul: Matmul | None = None) -> Array:

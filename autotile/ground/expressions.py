@@ -37,7 +37,7 @@ class Expression:
     text: str
     names: frozenset[str]
     kind: Kind
-    place: Place = field(repr=False)
+    place: Place = field(repr=False, compare=False)
     node: Node = field(repr=False)
 
     def evaluate(self, env: Mapping[str, Any]) -> Any:
@@ -52,7 +52,8 @@ class Expression:
         Returns
         -------
         int, bool, str or numpy.ndarray
-            A Python scalar where every value is one, else an array (int64, bool or string) of the broadcast shape.
+            A Python scalar where every value is one, else a read-only array (int64, bool or string) of the
+            broadcast shape.
 
         Raises
         ------
