@@ -75,7 +75,7 @@ def run_finals(
     def ratio(slower: int, faster: int) -> Interval:
         if times is not None:
             return paired_ratio(times[faster], times[slower])
-        return ratio_of(_interval(raced[slower]), _interval(raced[faster]))
+        return ratio_of(_interval(raced[faster]), _interval(raced[slower]))
 
     order = sorted(range(len(raced)), key=lambda i: _time_us(raced[i]))
     tied = [i for i in order if i == order[0] or ratio(i, order[0]).low <= 1.0]
