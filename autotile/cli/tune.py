@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +30,7 @@ class TuneCommand(TyperCommand):
 
 def _with_replay_value(words: list[str]) -> list[str]:
     full: list[str] = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         full.append(f"{_REPLAY}={_BUILT_IN}" if word == _REPLAY and not _is_recording(following) else word)
     return full
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from autotile.files.library import Kernel
 from autotile.files.settings import read_settings
-from autotile.ground.errors import InputError
 from autotile.ground.model import Problem
 from autotile.ops.targets import check_device_index, open_problem
 from autotile.tuning import session
@@ -70,10 +69,6 @@ def tune_problem(kernel: Kernel, problem: Problem, options: TuneOptions, observe
     """`tune` for a kernel that is read already."""
     if options.replay is None and options.device_index > 0:
         check_device_index(options.device_index)
-    if options.replay not in (None, "auto") and not Path(str(options.replay)).is_file():
-        raise InputError(
-            f"no recording {options.replay}: expected the path of an .npz file that `autotile record` wrote"
-        )
     return session.tune(kernel, problem, read_settings(), options, observe or (lambda _: None))
 
 

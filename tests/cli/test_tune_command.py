@@ -1,0 +1,188 @@
+from dataclasses import replace
+
+import pytest
+
+from autotile.cli.arguments import read_duration
+from autotile.cli.tune import _with_replay_value
+from autotile.ground.errors import InputError, WorkerError
+from autotile.ground.model import Outcome
+from autotile.ops import tuning
+from autotile.report.progress import TuneProgress
+from autotile.tuning.result import Progress, TuneResult
+
+SIZES = "n=1048576"
+
+
+class TestReplay:
+    def test_json_is_the_whole_of_standard_output(self, tune, scale_toml):
+        answer = tune("--json")
+        found = answer.document
+        assert answer.code == 0
+        assert found["kernel"] == "scale"
+        assert found["problem"] == {"n": 1048576}
+        assert found["dtype"] == "float32"
+        assert found["device"] == {"name": "NVIDIA H200", "source": "replayed"}
+        assert found["space"] == {"combinations": 12, "valid": 12}
+        assert found["outcomes"]["ok"] + found["outcomes"]["pruned"] == 11
+        assert found["outcomes"]["wrong_result"] == 1
+        assert set(found["outcomes"]) == set(Outcome)
+        assert found["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+        low, high = found["winner"]["interval_us"]
+        assert low <= found["winner"]["time_us"] <= high
+        assert found["winner"]["gflops_per_s"] == pytest.approx(1048576 / found["winner"]["time_us"] / 1e3)
+        assert found["default"]["config"] == {"THREADS": 128, "WORK": 1}
+        low, high = found["speedup"]["interval"]
+        assert low <= found["speedup"]["ratio"] <= high
+        assert found["speedup"]["ratio"] == pytest.approx(found["default"]["time_us"] / found["winner"]["time_us"])
+        assert found["call"] == f'kernel = autotile.get_best_kernel("{scale_toml}", n=1048576)'
+        assert found["seconds"] > 0
+
+    def test_a_person_reads_winner_gates_and_the_line_that_serves_it(self, tune):
+        answer = tune()
+        assert answer.code == 0
+        assert "scale n=1048576 float32 on NVIDIA H200 (replayed)" in answer.out
+        assert "THREADS=256 WORK=4" in answer.out
+        assert "12 combinations -> 12 valid -> 12 tried: " in answer.out
+        assert "over the default, 95 % interval" in answer.out
+        assert "of bandwidth)" in answer.out
+        assert "kernel = autotile.get_best_kernel(" in answer.out
+        assert "searching: " in answer.err
+        assert "replayed from measurements recorded on NVIDIA H200" in answer.err
+
+    def test_the_same_command_resumes(self, tune):
+        assert tune("--trials", "5", "--json").document["resumed"] == 0
+        again = tune("--json").document
+        assert again["resumed"] == 5
+        assert sum(again["outcomes"].values()) == 12
+
+    def test_fresh_measures_again(self, tune):
+        tune("--trials", "5")
+        assert tune("--trials", "5", "--fresh", "--json").document["resumed"] == 0
+
+    @pytest.mark.parametrize("sampler", ["random", "tpe", "brute-force"])
+    def test_samplers(self, tune, sampler):
+        found = tune("--sampler", sampler, "--trials", "12", "--json").document
+        assert found["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+
+    def test_what_is_tuned_is_served(self, tune, run, scale_toml):
+        tune()
+        found = run("best", scale_toml, "n=1048576", "--device", "h200", "--json").document
+        assert found["tier"] == "exact"
+        assert found["config"] == {"THREADS": 256, "WORK": 4}
+        assert found["source"] == "replayed"
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["n=abc"], "size n is 'abc'"),
+            (["n="], "expected NAME=VALUE"),
+            (["=3"], "expected NAME=VALUE"),
+            (["n"], "expected NAME=VALUE"),
+            (["n=-4"], "expected a whole number of at least 1"),
+            (["n=0"], "expected a whole number of at least 1"),
+            (["n=1.5"], "expected a whole number of at least 1"),
+            (["n=" + "9" * 5000], "expected a whole number of at least 1"),
+            (["n=٣"], "expected a whole number of at least 1"),
+            (["n=4", "n=5"], "given twice"),
+            (["n=999999999999"], "expected 1 to"),
+            (["m=4"], "has no size 'm'"),
+            ([], "needs the size n"),
+            (["n=4096", "--dtype", "float99"], "float99"),
+            (["n=4096", "--budget", "soon"], "budget of 'soon'"),
+            (["n=4096", "--trials", "0"], "--trials"),
+            (["n=4096", "--l2", "warm"], "--l2"),
+            (["n=4096", "--nonsense"], "--nonsense"),
+            (["n=4096", "--replay=missing.npz"], "missing.npz"),
+            (["n=2048", "--replay"], "no recording"),
+        ],
+    )
+    def test_bad_input_is_a_message_and_2(self, run, scale_toml, words, said):
+        answer = run("tune", scale_toml, *words)
+        assert answer.code == 2
+        assert said in answer.err
+        assert answer.out == ""
+
+    def test_a_misspelt_kernel_is_told_the_near_one(self, run):
+        answer = run("tune", "sgem_2d", "M=1")
+        assert (answer.code, answer.out) == (2, "")
+        assert "sgemm_2d" in answer.err
+
+    def test_json_of_an_error(self, run):
+        answer = run("tune", "nosuch", "--json")
+        assert answer.code == 2
+        assert answer.document["error"]["kind"] == "UnknownKernelError"
+        assert answer.document["error"]["message"] in answer.err
+
+    def test_json_of_a_usage_error(self, run):
+        answer = run("tune", "--json")
+        assert answer.code == 2
+        assert "KERNEL" in answer.document["error"]["message"]
+
+    def test_an_error_that_is_not_the_users_is_1(self, run, scale_toml, monkeypatch):
+        def broken(*_: object, **__: object) -> TuneResult:
+            raise WorkerError("five workers died")
+
+        monkeypatch.setattr(tuning.session, "tune", broken)
+        answer = run("tune", scale_toml, "n=4096")
+        assert (answer.code, answer.out) == (1, "")
+        assert "five workers died" in answer.err
+
+    def test_a_recording_of_other_sizes(self, run, scale_toml, recording):
+        answer = run("tune", scale_toml, "n=4096", f"--replay={recording}")
+        assert answer.code == 2
+        assert "n=1048576" in answer.err
+
+
+def test_a_run_without_a_winner_is_1(run, scale_toml, recording, monkeypatch):
+    tune = tuning.session.tune
+    without = {"winner": None, "default": None, "speedup": None, "ties": (), "outcomes": {Outcome.CRASHED: 12}}
+    monkeypatch.setattr(tuning.session, "tune", lambda *given: replace(tune(*given), **without))
+    answer = run("tune", scale_toml, SIZES, f"--replay={recording}", "--json")
+    assert answer.code == 1
+    assert answer.document["winner"] is None
+    assert answer.document["outcomes"]["ok"] == 0
+    assert "no configuration ran" in run("tune", scale_toml, SIZES, f"--replay={recording}").out
+
+
+def test_an_interrupt_says_what_is_saved_and_is_130(run, scale_toml, recording, monkeypatch):
+    def interrupting(self: TuneProgress, progress: Progress) -> None:
+        if progress.done == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(TuneProgress, "__call__", interrupting)
+    answer = run("tune", scale_toml, SIZES, f"--replay={recording}", "--json")
+    assert answer.code == 130
+    assert answer.document["interrupted"] is True
+    assert "interrupted: 3 trials are saved" in answer.err
+    assert len(run("trials", "scale", "--json").document) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "full"),
+    [
+        (["k", "n=1", "--replay"], ["k", "n=1", "--replay=auto"]),
+        (["--replay", "k", "n=1"], ["--replay=auto", "k", "n=1"]),
+        (["--replay", "mine.toml", "n=1"], ["--replay=auto", "mine.toml", "n=1"]),
+        (["k", "--replay", "a/b.npz", "n=1"], ["k", "--replay", "a/b.npz", "n=1"]),
+        (["k", "--replay=a/b.npz"], ["k", "--replay=a/b.npz"]),
+        (["k", "--replay", "--json"], ["k", "--replay=auto", "--json"]),
+        ([], []),
+    ],
+)
+def test_replay_may_stand_alone(words, full):
+    assert _with_replay_value(words) == full
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("90", 90), ("5m", 300), ("1h", 3600), ("1h30m", 5400), ("0.5s", 0.5)]
+)
+def test_durations(text, seconds):
+    assert read_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "5 minutes", "s", "1d", "nan", "inf"])
+def test_no_durations(text):
+    with pytest.raises(InputError, match="expected a duration such as"):
+        read_duration(text)
