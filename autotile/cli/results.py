@@ -43,13 +43,19 @@ def list_studies(
         ),
     ] = None,
     *,
+    recordings: Annotated[
+        bool, typer.Option("--recordings", help="List the recordings that can be replayed instead.")
+    ] = False,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List what was tuned, each problem with its best."""
-    from autotile.ops.results import list_studies as read_studies
+    from autotile.ops import results
 
-    show(read_studies(kernel, database=database), as_json=as_json)
+    if recordings:
+        show(results.installed_recordings(kernel), as_json=as_json)
+    else:
+        show(results.list_studies(kernel, database=database), as_json=as_json)
 
 
 def trials(
@@ -98,7 +104,9 @@ def register(app: typer.Typer) -> None:
             "autotile best sgemm_2d M=1000 N=1000 K=1000 --device rtx-3090 --json",
         )
     )(best)
-    app.command("list", epilog=examples("autotile list", "autotile list sgemm_2d --json"))(list_studies)
+    app.command(
+        "list", epilog=examples("autotile list", "autotile list sgemm_2d --json", "autotile list --recordings")
+    )(list_studies)
     app.command(
         epilog=examples(
             "autotile trials sgemm_2d --limit 20",

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autotile.ops.doctor import examine
     from autotile.ops.explaining import block_occupancy, explain_config
-    from autotile.ops.results import check_database, database_location, list_studies, list_trials
+    from autotile.ops.results import (
+        check_database,
+        database_location,
+        installed_recordings,
+        list_studies,
+        list_trials,
+    )
     from autotile.ops.serving import best
     from autotile.ops.spaces import count_space
     from autotile.ops.targets import known_devices, open_problem, target_device
@@ -24,6 +30,7 @@ __all__ = [
     "database_location",
     "examine",
     "explain_config",
+    "installed_recordings",
     "known_devices",
     "list_studies",
     "list_trials",
@@ -40,6 +47,7 @@ _HOME = {
     "database_location": "results",
     "examine": "doctor",
     "explain_config": "explaining",
+    "installed_recordings": "results",
     "known_devices": "targets",
     "list_studies": "results",
     "list_trials": "results",

@@ -11,7 +11,7 @@ from autotile.files.library import Kernel
 from autotile.files.profiles import device_profile
 from autotile.files.settings import read_settings
 from autotile.ground.errors import InputError
-from autotile.ground.model import Outcome, Problem
+from autotile.ground.model import Outcome, Problem, config_key
 from autotile.ops.targets import open_problem
 from autotile.report.text import sizes_text, source_text
 from autotile.report.transfer import TransferReport
@@ -76,7 +76,8 @@ def export_study(
         trials = opened.stored_trials(study.study_id)
     _WRITERS[file_format](_Export(path, loaded, study, trials))
     where = source_text(study.key.gpu_name, study.key.source)
-    return TransferReport("exported", str(path), file_format, problem, where, study.trials, {"study": study.study_id})
+    configurations = len({config_key(stored.trial.config) for stored in trials})
+    return TransferReport("exported", str(path), file_format, problem, where, configurations, {"study": study.study_id})
 
 
 def import_kernel_tuner(

@@ -9,9 +9,10 @@ from autotile.files.settings import read_settings
 from autotile.ground.errors import ProblemError
 from autotile.ground.model import Outcome
 from autotile.report.health import DatabaseReport, LocationReport
-from autotile.report.results import StudiesReport, StudyTrial, TrialsReport
+from autotile.report.results import RecordingsReport, StudiesReport, StudyTrial, TrialsReport
 from autotile.store.database import Database
 from autotile.store.engine import parse_location
+from autotile.store.recording_files import list_recordings
 from autotile.store.studies import StudySummary
 
 
@@ -34,6 +35,21 @@ def list_studies(kernel: str | None = None, *, database: str | None = None) -> S
         return StudiesReport([], str(parse_location(location)))
     with opened:
         return StudiesReport(_studies(opened, kernel), opened.location)
+
+
+def installed_recordings(kernel: str | None = None) -> RecordingsReport:
+    """The recordings that ``--replay`` finds by itself, or those of one kernel.
+
+    Raises
+    ------
+    InputError
+        There is no such kernel.
+    """
+    found = list_recordings(read_settings().recording_folders)
+    if kernel is None:
+        return RecordingsReport(found)
+    name = load_kernel(kernel).name
+    return RecordingsReport([one for one in found if one.header is not None and one.header.key.kernel == name])
 
 
 def list_trials(

@@ -86,7 +86,7 @@ class DatabaseReport:
             rows.append(("state", "not there yet; the first `autotile tune` makes it"))
             return facts(rows)
         rows.append(("schema", check.revision))
-        rows.append(("rows", ", ".join(f"{count:,} {name}" for name, count in check.counts.items()) or "unknown"))
+        rows.append(("rows", ", ".join(f"{name} {count:,}" for name, count in check.counts.items()) or "unknown"))
         if check.unfinished_runs:
             rows.append(("unfinished", f"{plural(check.unfinished_runs, 'run')}: still going, or killed"))
         rows.append(("state", "whole" if check.whole else "\n".join(check.problems)))

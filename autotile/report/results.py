@@ -21,6 +21,7 @@ from autotile.report.text import (
     time_text,
 )
 from autotile.store.keys import TuningKey
+from autotile.store.recording_files import RecordingFile
 from autotile.store.studies import StudySummary
 from autotile.store.trials import StoredTrial
 
@@ -54,6 +55,38 @@ class StudiesReport:
                 time_text(study.best_time_us),
                 config_text(study.best_config) if study.best_config is not None else NOTHING,
                 moment_text(study.last_at),
+            )
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingsReport:
+    """Recordings that can be replayed, damaged ones with their problem."""
+
+    recordings: Sequence[RecordingFile]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """One row a recording."""
+        return [_recording_document(found) for found in self.recordings]
+
+    def __rich__(self) -> RenderableType:
+        """One line a recording."""
+        if not self.recordings:
+            return Text("no recording is installed; `autotile record` makes one on a machine with a GPU")
+        shown = table("kernel", "problem", "device", f"{RIGHT}valid", "recorded", "made", "file")
+        for found in self.recordings:
+            header = found.header
+            if header is None:
+                shown.add_row("damaged", found.problem, NOTHING, NOTHING, NOTHING, NOTHING, str(found.path))
+                continue
+            shown.add_row(
+                header.key.kernel,
+                f"{sizes_text(header.key.sizes)} {header.key.dtype}",
+                header.key.gpu_name,
+                f"{header.valid_configs:,}",
+                header.chosen,
+                moment_text(header.created_at),
+                str(found.path),
             )
         return shown
 
@@ -103,6 +136,19 @@ def _study_document(study: StudySummary) -> dict[str, Any]:
         "best": best,
         "created_at": study.created_at.isoformat(),
         "last_at": study.last_at.isoformat() if study.last_at is not None else None,
+    }
+
+
+def _recording_document(found: RecordingFile) -> dict[str, Any]:
+    header = found.header
+    if header is None:
+        return {"file": str(found.path), "problem": found.problem}
+    return {
+        **_key_document(header.key),
+        "valid": header.valid_configs,
+        "recorded": header.chosen,
+        "created_at": header.created_at.isoformat(),
+        "file": str(found.path),
     }
 
 

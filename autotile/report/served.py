@@ -39,7 +39,7 @@ class ServedReport:
         measured, resources, occupancy = bound.measurement, bound.resources, bound.occupancy
         if measured is not None:
             yield (
-                "time",
+                "time" if bound.tier == "exact" else "time there",
                 f"{time_text(measured.time_us)} (95 % interval {interval_text(measured.low_us, measured.high_us)})",
             )
         if measured is not None and bound.tier == "exact":

@@ -9,11 +9,13 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autotile.ground.model import Outcome, Trial, config_text
+from autotile.ground.model import Outcome, config_key, config_text
+from autotile.ground.stats import Interval, is_tie
 from autotile.report.funnel import funnel_text
 from autotile.report.layout import RIGHT, below, facts, table, title
+from autotile.report.occupancy import occupancy_sentence
 from autotile.report.rates import Workrate
-from autotile.report.text import NOTHING, device_text, duration_text, interval_text, percent_text, plural, time_text
+from autotile.report.text import NOTHING, device_text, duration_text, interval_text, plural, time_text
 from autotile.tuning.result import TuneResult
 
 _TIES_SHOWN = 5
@@ -49,28 +51,28 @@ class TuneReport:
         return Group(*parts)
 
     def _comparison(self) -> Table:
-        shown = table("", f"{RIGHT}time", "95 % interval, us", f"{RIGHT}rate", "occupancy", "configuration")
+        shown = table("", f"{RIGHT}time", "95 % interval, us", "rate")
         rate = Workrate(self.result.flops, self.result.bytes, self.result.problem.dtype)
         for label, trial in (("winner", self.result.winner), ("default", self.result.default)):
-            shown.add_row(label, *self._columns(trial, rate))
+            measured = trial.measurement if trial is not None else None
+            if measured is not None:
+                interval = interval_text(measured.low_us, measured.high_us)
+                speed = rate.text(measured.time_us, self.result.device)
+                shown.add_row(label, time_text(measured.time_us), interval, speed)
+            else:
+                shown.add_row(label, NOTHING, NOTHING, str(trial.outcome) if trial is not None else "not run")
         return shown
-
-    def _columns(self, trial: Trial | None, rate: Workrate) -> tuple[str, ...]:
-        if trial is None:
-            return (NOTHING, NOTHING, NOTHING, NOTHING, "not run")
-        measured = trial.measurement
-        interval = interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING
-        speed = rate.text(trial.time_us, self.result.device) if measured is not None else str(trial.outcome)
-        return (time_text(trial.time_us), interval, speed, occupancy_text(trial), config_text(trial.config))
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         result = self.result
+        if result.winner is not None:
+            yield "winner", config_text(result.winner.config)
+            if result.winner.occupancy is not None:
+                yield "occupancy", occupancy_sentence(result.device, result.winner.occupancy)
+        if result.default is not None:
+            yield "default", config_text(result.default.config)
         if result.speedup is not None:
-            ratio = result.speedup
-            yield (
-                "speed-up",
-                f"{ratio.value:.3f}x over the default, 95 % interval {ratio.low:.3f}x to {ratio.high:.3f}x",
-            )
+            yield "speed-up", self._speedup(result.speedup)
         if result.ties:
             yield "ties", "\n".join(self._ties())
         yield "gates", funnel_text(result.gates, result.outcomes)
@@ -80,6 +82,13 @@ class TuneReport:
         if result.winner is not None:
             yield "serve it", self.call
 
+    def _speedup(self, ratio: Interval) -> str:
+        winner, default = self.result.winner, self.result.default
+        if winner is not None and default is not None and config_key(winner.config) == config_key(default.config):
+            return "none: the default configuration is the winner"
+        known = f"{ratio.value:.3f}x over the default, 95 % interval {ratio.low:.3f}x to {ratio.high:.3f}x"
+        return f"{known}: not told apart from the default" if is_tie(ratio) else known
+
     def _ties(self) -> Iterator[str]:
         ties = self.result.ties
         yield f"{plural(len(ties), 'configuration')} cannot be told apart from the winner:"
@@ -87,11 +96,3 @@ class TuneReport:
             yield f"  {config_text(config)}"
         if len(ties) > _TIES_SHOWN:
             yield f"  and {len(ties) - _TIES_SHOWN} more, listed by --json"
-
-
-def occupancy_text(trial: Trial) -> str:
-    """Occupancy with the limits that bind: ``25.0 % by registers``."""
-    found = trial.occupancy
-    if found is None:
-        return NOTHING
-    return f"{percent_text(found.occupancy)} by {', '.join(name.replace('_', ' ') for name in found.limited_by)}"

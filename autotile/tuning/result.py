@@ -35,7 +35,7 @@ class Progress:
         by_budget = max(0.0, self.budget_s - self.elapsed_s) if self.budget_s is not None else None
         if self.target is None or not self.done:
             return by_budget
-        left = max(0, self.target - sum(self.outcomes.values()))
+        left = max(0, min(self.target, self.gates["limits"]) - sum(self.outcomes.values()))
         by_trials = self.elapsed_s / self.done * left
         return by_trials if by_budget is None else min(by_trials, by_budget)
 
