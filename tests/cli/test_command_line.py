@@ -1,0 +1,189 @@
+"""What holds for every command: help, exit codes, one document on standard output, a lean start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from autotile import __version__
+from autotile.cli import app
+from autotile.files.settings import child_environment
+
+HEAVY = ("optuna", "kernel_tuner", "cupy", "sqlalchemy", "torch")
+
+COMMANDS = [
+    "tune",
+    "best",
+    "list",
+    "trials",
+    "space",
+    "explain",
+    "occupancy",
+    "devices",
+    "doctor",
+    "record",
+    "export",
+    "import",
+    "db",
+    "db check",
+    "db path",
+]
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command with its full name, groups too."""
+    waiting = [("", typer.main.get_command(app))]
+    while waiting:
+        name, command = waiting.pop(0)
+        yield name, command
+        for word, inner in getattr(command, "commands", {}).items():
+            waiting.append((f"{name} {word}".strip(), inner))
+
+
+def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A Python process that finds this checkout and nothing else of it."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, env=child_environment(), capture_output=True, text=True, timeout=60, check=False, **options
+    )
+
+
+def test_the_commands_are_these():
+    assert {name for name, _ in commands()} == {"", *COMMANDS}
+
+
+@pytest.mark.parametrize(("name", "command"), [pytest.param(n, c, id=n or "autotile") for n, c in commands()])
+def test_every_command_and_option_has_help(name, command):
+    assert command.help
+    assert command.help.strip().splitlines()[0].endswith(".")
+    for parameter in command.params:
+        assert parameter.help, f"{name}: {parameter.name}"
+    if not hasattr(command, "commands"):
+        assert "Examples:" in command.epilog
+        assert f"autotile {name}" in command.epilog
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_shown(run, name):
+    answer = run(*name.split(), "--help")
+    assert answer.code == 0
+    assert answer.out.startswith(f"Usage: autotile {name} ")
+    assert "[OPTIONS]" in answer.out
+
+
+@pytest.mark.parametrize("words", [[], ["db"]])
+def test_the_list_of_commands_is_not_cut_off(run, words):
+    assert "...\n" not in run(*words, "--help").out.split("Commands:")[1]
+
+
+@pytest.mark.parametrize("words", [["devices"], ["list"], ["db", "path"], ["db", "check"], ["list", "--recordings"]])
+def test_json_is_one_document(run, words):
+    answer = run(*words, "--json")
+    assert answer.code == 0
+    assert answer.document is not None
+
+
+@pytest.mark.parametrize("words", [["bogus"], ["space"], ["devices", "--bogus"], ["db", "bogus"], ["occupancy"]])
+def test_a_usage_error_says_where_the_help_is(run, words):
+    answer = run(*words, "--json")
+    assert answer.code == 2
+    assert "--help`" in answer.err
+    assert answer.document["error"]["kind"] == "UsageError"
+    assert answer.document["error"]["message"] in answer.err
+
+
+@pytest.mark.parametrize("words", [[], ["db"]])
+def test_a_group_alone_shows_its_help(run, words):
+    answer = run(*words)
+    assert (answer.code, answer.err) == (0, "")
+    assert "Commands:" in answer.out
+
+
+def test_version(run):
+    assert run("--version").out == f"autotile {__version__}\n"
+
+
+def test_a_kernel_with_brackets_in_its_name_is_shown_as_it_is(run):
+    assert "'[bold]x[/bold]'" in run("space", "[bold]x[/bold]").err
+
+
+def test_a_bug_is_not_hidden(run, monkeypatch):
+    def broken(name: str | None) -> None:
+        raise ZeroDivisionError(name)
+
+    monkeypatch.setattr("autotile.ops.targets.target_device", broken)
+    with pytest.raises(ZeroDivisionError):
+        run("occupancy", "--threads", "32")
+
+
+class TestProcesses:
+    def test_python_m_is_the_same_command(self, tmp_path):
+        done = python("-m", "autotile", "occupancy", "--threads=256", "--device=g80", "--json", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout)["device"]["name"] == "GeForce 8800 GTX"
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "import autotile",
+            "import autotile.cli, autotile.ops, autotile.report",
+            "import autotile, contextlib, io, sys\n"
+            "from autotile.cli import main\n"
+            "sys.argv = ['autotile', '--help']\n"
+            "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main()\n",
+        ],
+        ids=["import", "packages", "help"],
+    )
+    def test_start_is_lean(self, code):
+        done = python("-c", f"{code}\nimport sys\nprint([name for name in {HEAVY} if name in sys.modules])")
+        assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+    def test_a_closed_pipe_is_not_an_error(self, tmp_path):
+        script = tmp_path / "pipe.sh"
+        script.write_text(f"'{sys.executable}' -m autotile devices --json | head -c 1\n")
+        done = subprocess.run(
+            ["/bin/sh", str(script)], env=child_environment(), capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout == "{"
+        assert "Traceback" not in done.stderr
+        assert "Exception ignored" not in done.stderr
+
+    def test_ascii_terminals_are_served(self):
+        environment = {**child_environment(), "PYTHONIOENCODING": "ascii"}
+        words = [sys.executable, "-m", "autotile", "devices"]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "rtx-3060" in done.stdout
+
+
+class TestCompletion:
+    @pytest.mark.parametrize(
+        ("typed", "offered"),
+        [
+            ("autotile tu", "tune"),
+            ("autotile tune sgemm", "sgemm_2d"),
+            ("autotile tune sgemm_2d --sampler brute", "brute-force"),
+            ("autotile tune sgemm_2d --l2 c", "cold"),
+            ("autotile space sgemm_2d --device rtx-30", "rtx-3060"),
+            ("autotile trials sgemm_2d --outcome wrong", "wrong_result"),
+            ("autotile export sgemm_2d --format ker", "kernel-tuner"),
+        ],
+    )
+    def test_tab(self, typed, offered):
+        environment = {
+            **child_environment(),
+            "_AUTOTILE_COMPLETE": "complete_bash",
+            "COMP_WORDS": typed,
+            "COMP_CWORD": str(len(typed.split()) - 1),
+        }
+        code = "from autotile.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert offered in done.stdout.split()

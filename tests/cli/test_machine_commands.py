@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotile.files.profiles import device_profile, profile_names
+from autotile.ground.errors import ToolchainError
+from autotile.ops import doctor
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    for module in ("targets", "doctor"):
+        monkeypatch.setattr(f"autotile.ops.{module}.device_count", lambda: 0)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_devices_without_a_gpu(run):
+    found = run("devices", "--json").document
+    assert found["live"] == []
+    assert [row["profile"] for row in found["profiles"]] == profile_names()
+    h200 = next(row for row in found["profiles"] if row["profile"] == "h200")
+    assert h200["peak_fp32_flops_per_s"] == pytest.approx(66.9e12, rel=1e-2)
+    answer = run("devices")
+    assert "no CUDA device on this machine" in answer.out
+    assert "66.9 TFLOP/s" in answer.out
+
+
+def test_devices_with_a_gpu(run, monkeypatch):
+    monkeypatch.setattr("autotile.ops.targets.device_count", lambda: 1)
+    monkeypatch.setattr("autotile.ops.targets.live_device", lambda index: device_profile("h100"))
+    (live,) = run("devices", "--json").document["live"]
+    assert (live["index"], live["name"]) == (0, "NVIDIA H100 80GB HBM3")
+
+
+@pytest.mark.usefixtures("no_gpu")
+class TestDoctor:
+    def test_replay_is_enough(self, run, monkeypatch, recording):
+        settings = doctor.read_settings()
+        monkeypatch.setattr(doctor, "read_settings", lambda: with_recordings(settings, recording.parent))
+        answer = run("doctor", "--json")
+        assert answer.code == 0
+        status = {row["name"]: row["status"] for row in answer.document}
+        assert status["GPU"] == "warn"
+        assert status["NVRTC"] == status["compiler"] == status["database"] == status["recordings"] == "ok"
+        assert "tuning works here by replay, of 1 recorded problem" in run("doctor").out
+
+    def test_neither_gpu_nor_recording(self, run, monkeypatch, tmp_path):
+        settings = doctor.read_settings()
+        monkeypatch.setattr(doctor, "read_settings", lambda: with_recordings(settings, tmp_path / "none"))
+        answer = run("doctor", "--json")
+        assert answer.code == 1
+        status = {row["name"]: row for row in answer.document}
+        assert status["GPU"]["status"] == "fail"
+        assert status["recordings"]["cure"]
+
+    def test_a_damaged_recording_is_told(self, run, monkeypatch, recording):
+        recording.with_name("broken.npz").write_bytes(b"broken")
+        settings = doctor.read_settings()
+        monkeypatch.setattr(doctor, "read_settings", lambda: with_recordings(settings, recording.parent))
+        answer = run("doctor")
+        assert answer.code == 0
+        assert "broken.npz" in answer.out
+
+    def test_a_missing_compiler(self, run, monkeypatch):
+        def missing() -> str:
+            raise ToolchainError("no NVRTC; install the wheels")
+
+        monkeypatch.setattr(doctor, "nvrtc_version", missing)
+        answer = run("doctor", "--json")
+        assert answer.code == 1
+        assert "install the wheels" in next(row["detail"] for row in answer.document if row["name"] == "NVRTC")
+
+    def test_a_database_that_cannot_be_read(self, run, tmp_path):
+        (tmp_path / "notes.txt").write_text("no database")
+        answer = run("doctor", "--db", tmp_path / "notes.txt", "--json")
+        assert answer.code == 1
+        assert next(row["status"] for row in answer.document if row["name"] == "database") == "fail"
+
+    def test_a_broken_configuration_file(self, run, monkeypatch, tmp_path):
+        folder = tmp_path / "config" / "autotile"
+        folder.mkdir(parents=True)
+        (folder / "config.toml").write_text("database = \n")
+        answer = run("doctor", "--json")
+        assert answer.code == 1
+        assert "config.toml" in answer.document[0]["detail"]
+
+
+def with_recordings(settings, folder):
+    return replace(settings, recording_folders=(folder,))

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from autotile.store.recording import read_recording_header
+
+
+@pytest.fixture
+def tuned(tune):
+    """A database with one study."""
+    assert tune("--trials", "12").code == 0
+
+
+class TestWithoutADatabase:
+    def test_nothing_is_an_answer(self, run, scale_toml):
+        assert run("list", "--json").document == []
+        assert run("trials", scale_toml, "--json").document == []
+        assert "nothing is tuned yet" in run("list").out
+        assert run("db", "check", "--json").document["exists"] is False
+
+    def test_looking_makes_no_database(self, run, tmp_path, scale_toml):
+        for words in (["list"], ["trials", scale_toml], ["db", "check"], ["db", "path"], ["best", scale_toml, "n=64"]):
+            run(*words)
+        assert not (tmp_path / "tuning.db").exists()
+
+    def test_the_default_is_served(self, run, scale_toml):
+        answer = run("best", scale_toml, "n=4096", "--device", "h200", "--json")
+        assert answer.code == 0
+        found = answer.document
+        assert found["tier"] == "default"
+        assert found["config"] == {"THREADS": 128, "WORK": 1}
+        assert found["time_us"] is None
+        assert found["device"]["name"] == "NVIDIA H200"
+        assert "Nothing is tuned" in found["explain"]
+        assert "tier" in run("best", scale_toml, "n=4096", "--device", "h200").out
+
+    def test_a_misspelt_kernel_is_not_an_empty_list(self, run):
+        assert run("trials", "sgem_2d").code == 2
+        assert run("best", "sgem_2d", "M=1").code == 2
+
+    def test_nothing_to_export(self, run, scale_toml, tmp_path):
+        answer = run("export", scale_toml, "n=4096", "-o", tmp_path / "out.json")
+        assert answer.code == 2
+        assert "nothing is tuned yet" in answer.err
+
+
+@pytest.mark.usefixtures("tuned")
+class TestWithResults:
+    def test_list(self, run):
+        (study,) = run("list", "--json").document
+        assert study["kernel"] == "scale"
+        assert study["problem"] == {"n": 1048576}
+        assert study["device"] == {"name": "NVIDIA H200", "source": "replayed"}
+        assert study["best"]["config"] == {"THREADS": 256, "WORK": 4}
+        assert study["trials"] >= 12
+        assert "NVIDIA H200 (replayed)" in run("list", "scale").out
+
+    def test_list_of_a_kernel_that_was_never_tuned(self, run):
+        assert run("list", "sgemm_2d", "--json").document == []
+        assert run("list", "nosuch").code == 2
+
+    def test_trials_are_fastest_first(self, run):
+        rows = run("trials", "scale", "--json").document
+        times = [row["time_us"] for row in rows]
+        measured = [time for time in times if time is not None]
+        assert measured == sorted(measured)
+        assert times[len(measured) :] == [None] * (len(times) - len(measured))
+        assert all(row["source"] == "replayed" for row in rows)
+
+    def test_trials_by_outcome_size_and_number(self, run):
+        (wrong,) = run("trials", "scale", "--outcome", "wrong_result", "--json").document
+        assert wrong["reason"] == "y[3] is 0, expected 1"
+        assert wrong["config"] == {"THREADS": 32, "WORK": 4}
+        assert len(run("trials", "scale", "n=1048576", "--limit", "2", "--json").document) == 2
+        assert run("trials", "scale", "n=1", "--json").document == []
+        assert "THREADS=32 WORK=4" in run("trials", "scale", "--outcome", "wrong_result").out
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["--outcome", "splendid"], "expected one of ok, infeasible"),
+            (["m=1"], "no size 'm'"),
+            (["--limit", "0"], "--limit"),
+            (["n=x"], "whole number"),
+        ],
+    )
+    def test_trials_refusals(self, run, words, said):
+        answer = run("trials", "scale", *words)
+        assert answer.code == 2
+        assert said in answer.err
+
+    def test_best_of_other_sizes_is_the_nearest(self, run, scale_toml):
+        found = run("best", scale_toml, "n=1000000", "--device", "h200", "--json").document
+        assert found["tier"] == "nearest"
+        assert found["config"] == {"THREADS": 256, "WORK": 4}
+
+    def test_check(self, run):
+        answer = run("db", "check", "--json")
+        assert answer.code == 0
+        assert answer.document["ok"] is True
+        assert answer.document["rows"]["studies"] == 1
+        assert "whole" in run("db", "check").out
+
+    def test_check_finds_lost_rows(self, run, tmp_path):
+        with sqlite3.connect(tmp_path / "tuning.db") as connection:
+            connection.execute("PRAGMA foreign_keys=OFF")
+            connection.execute("DELETE FROM studies")
+        connection.close()
+        answer = run("db", "check", "--json")
+        assert answer.code == 1
+        assert answer.document["problems"]
+
+    def test_another_database(self, run, tmp_path):
+        assert run("list", "--db", tmp_path / "other.db", "--json").document == []
+
+
+@pytest.mark.usefixtures("tuned")
+class TestExchange:
+    def test_kernel_tuner_there_and_back(self, run, scale_toml, tmp_path):
+        path = tmp_path / "cache.json"
+        done = run("export", scale_toml, "n=1048576", "--format", "kernel-tuner", "-o", path, "--json").document
+        assert done["configurations"] == 12
+        assert len(json.loads(path.read_text())["cache"]) == 12
+        answer = run("import", path, "n=1048576", "--db", tmp_path / "other.db", "--json")
+        assert answer.code == 0
+        assert answer.document["configurations"] == 12
+        (study,) = run("list", "--db", tmp_path / "other.db", "--json").document
+        assert study["best"]["config"] == {"THREADS": 256, "WORK": 4}
+
+    def test_import_as_a_recording(self, run, scale_toml, tmp_path):
+        path = tmp_path / "cache.json"
+        run("export", scale_toml, "n=1048576", "--format", "kernel-tuner", "-o", path)
+        answer = run("import", path, "n=1048576", "-o", tmp_path / "made.npz")
+        assert answer.code == 0
+        assert read_recording_header(tmp_path / "made.npz").problem.sizes == {"n": 1048576}
+
+    def test_t4(self, run, scale_toml, tmp_path):
+        assert run("export", scale_toml, "n=1048576", "-o", tmp_path / "t4.json").code == 0
+        assert json.loads((tmp_path / "t4.json").read_text())["schema_version"] == "1.0.0"
+
+    def test_optuna(self, run, scale_toml, tmp_path):
+        assert run("export", scale_toml, "n=1048576", "--format", "optuna", "-o", tmp_path / "study.db").code == 0
+        with sqlite3.connect(tmp_path / "study.db") as connection:
+            (trials,) = connection.execute("SELECT count(*) FROM trials").fetchone()
+        connection.close()
+        assert trials == 12
+
+    def test_what_was_replayed_is_not_recorded_again(self, run, scale_toml, tmp_path):
+        answer = run("export", scale_toml, "n=1048576", "--format", "recording", "-o", tmp_path / "x.npz")
+        assert answer.code == 2
+        assert "replayed from a recording" in answer.err
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["n=7", "-o", "x.json"], "tuned are: n=1048576 on NVIDIA H200"),
+            (["n=1048576", "-o", "x.json", "--device", "t4"], "was not tuned on Tesla T4"),
+            (["n=1048576", "-o", "x.json", "--format", "xml"], "--format"),
+            (["n=1048576"], "--output"),
+            (["n=1048576", "-o", "no/such/folder/x.json"], "cannot write"),
+        ],
+    )
+    def test_refusals(self, run, scale_toml, words, said):
+        answer = run("export", scale_toml, *words)
+        assert answer.code == 2
+        assert said in answer.err
+
+    def test_import_of_something_else(self, run, tmp_path):
+        (tmp_path / "x.json").write_text("{}")
+        answer = run("import", tmp_path / "x.json", "n=1")
+        assert answer.code == 2
+        assert "cache file of Kernel Tuner" in answer.err
+        assert run("import", tmp_path / "missing.json", "n=1").code == 2
+
+
+def test_a_file_that_is_no_database_is_left_alone(run, tmp_path):
+    path = Path(tmp_path / "notes.txt")
+    path.write_text("not a database")
+    answer = run("list", "--db", path)
+    assert answer.code == 2
+    assert "is not a database" in answer.err
+    assert path.read_text() == "not a database"
+
+
+def test_where_the_database_is(run, tmp_path):
+    assert run("db", "path").out == f"{tmp_path / 'tuning.db'}\n"
+    assert run("db", "path", "--json").document == {"database": str(tmp_path / "tuning.db")}
+    assert "secret" not in run("db", "path", "--db", "postgresql://me:secret@host/tuning").out

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotile.ground.occupancy import UNLIMITED
+
+
+class TestOccupancy:
+    @pytest.mark.parametrize(
+        ("device", "tile", "blocks", "smem_blocks"),
+        [("g80", 16, 3, 8), ("g80", 32, 0, 2), ("rtx-3060", 32, 1, 11), ("rtx-3060", 16, 6, 33)],
+    )
+    def test_known_answers_of_tiled_matrix_multiplication(self, run, device, tile, blocks, smem_blocks):
+        words = ["--threads", str(tile**2), "--smem", str(2 * 4 * tile**2), "--device", device]
+        found = run("occupancy", *words, "--json").document
+        assert found["blocks_per_sm"] == blocks
+        assert found["limited_by"] == ["threads"]
+        assert found["limits"]["shared_memory"] == smem_blocks
+        assert min(found["limits"].values()) == blocks
+        assert found["limits"]["registers"] == UNLIMITED
+
+    def test_registers_count(self, run):
+        words = ["--threads", "256", "--registers", "128", "--device", "h200"]
+        found = run("occupancy", *words, "--json").document
+        assert (found["blocks_per_sm"], found["limited_by"], found["occupancy"]) == (2, ["registers"], 0.25)
+
+    def test_a_person_sees_which_limit_binds(self, run):
+        words = ["--threads", "1024", "--registers", "32", "--smem", "8192", "--device", "rtx-3060"]
+        answer = run("occupancy", *words)
+        lines = {line.split("  ")[0]: line for line in answer.out.splitlines()}
+        assert "binds" in lines["threads"]
+        assert "binds" not in lines["registers"]
+        assert "8,192 B + 1,024 B reserved" in lines["shared memory"]
+        assert "66.7 %: 1 block on an SM, 32 of 48 warps; limited by threads" in answer.out
+
+    @pytest.mark.parametrize(
+        "words", [["--threads", "0"], ["--threads", "-1"], ["--threads", "32", "--smem", "-1"], []]
+    )
+    def test_refusals(self, run, words):
+        assert run("occupancy", *words, "--device", "h200").code == 2
+
+    def test_an_unknown_device_is_told_the_near_ones(self, run):
+        answer = run("occupancy", "--threads", "32", "--device", "rtx-3061")
+        assert answer.code == 2
+        assert "rtx-3060" in answer.err
+
+    def test_without_a_gpu_the_device_is_said(self, run, monkeypatch):
+        monkeypatch.setattr("autotile.ops.targets.device_count", lambda: 0)
+        answer = run("occupancy", "--threads", "32", "--json")
+        assert answer.document["device"] == {"name": "NVIDIA H200", "source": "profile"}
+        assert "no CUDA device here: the answer is for the NVIDIA H200" in answer.err
+
+    def test_a_gpu_that_is_not_there(self, run, monkeypatch):
+        monkeypatch.setattr("autotile.ops.targets.device_count", lambda: 2)
+        answer = run("occupancy", "--threads", "32", "--device", "2")
+        assert answer.code == 2
+        assert "there are 0 to 1" in answer.err
+
+
+class TestSpace:
+    def test_json_counts_every_stage(self, run, scale_toml):
+        found = run("space", scale_toml, "n=100", "--device", "h200", "--json").document
+        assert found["kernel"] == "scale"
+        assert found["combinations"] == 12
+        assert found["rules"] == [{"name": "enough_blocks", "remaining": 3}]
+        assert found["limits"][-1] == {"name": "occupancy", "remaining": 3}
+        assert found["valid"] == 3
+        assert found["parameters"] == {"THREADS": [32, 64, 128, 256], "WORK": [1, 2, 4]}
+        assert found["seconds"] >= 0
+
+    def test_sizes_may_be_left_out(self, run, scale_toml):
+        assert run("space", scale_toml, "--device", "h200", "--json").document["problem"] == {"n": 4096}
+
+    def test_a_person_reads_the_funnel(self, run, scale_toml):
+        answer = run("space", scale_toml, "n=100", "--device", "h200")
+        assert "rule enough_blocks" in answer.out
+        assert "3 valid configurations" in answer.out
+
+    def test_nothing_left_says_which_rule(self, run, scale_toml):
+        answer = run("space", scale_toml, "n=8", "--device", "h200")
+        assert answer.code == 2
+        assert "enough_blocks" in answer.err
+
+    @pytest.mark.parametrize("name", ["matmul_naive", "matmul_tiled", "sgemm_2d"])
+    def test_built_in_kernels(self, run, name):
+        assert run("space", name, "--device", "h200", "--json").document["valid"] > 0
+
+
+class TestExplain:
+    def test_parameters_and_sizes_may_be_mixed(self, run, scale_toml):
+        found = run("explain", scale_toml, "THREADS=64", "n=1000", "WORK=2", "--device", "h200", "--json").document
+        assert found["config"] == {"THREADS": 64, "WORK": 2}
+        assert found["problem"] == {"n": 1000}
+        assert found["valid"] is True
+        assert found["fault"] == ""
+        assert found["geometry"]["grid"] == [8, 1, 1]
+        assert found["geometry"]["threads"] == 64
+        assert found["resources"]["registers"] > 0
+        assert found["resources"]["spill_bytes"] == 0
+        assert found["occupancy"]["blocks_per_sm"] == 32
+        assert found["occupancy"]["limited_by"] == ["threads", "blocks"]
+        assert found["occupancy"]["compiled"] is True
+
+    def test_missing_parameters_are_the_defaults(self, run, scale_toml):
+        found = run("explain", scale_toml, "--device", "h200", "--json").document
+        assert found["config"] == {"THREADS": 128, "WORK": 1}
+
+    def test_a_broken_rule_is_named(self, run, scale_toml):
+        answer = run("explain", scale_toml, "THREADS=256", "n=100", "--device", "h200", "--json")
+        assert answer.code == 0
+        assert answer.document["valid"] is False
+        assert "'enough_blocks' is broken" in answer.document["fault"]
+        assert [c["name"] for c in answer.document["checks"] if not c["holds"]] == ["enough_blocks"]
+        assert answer.document["resources"] is None
+        assert answer.document["occupancy"]["compiled"] is False
+
+    def test_a_value_that_is_not_listed(self, run, scale_toml):
+        found = run("explain", scale_toml, "THREADS=96", "--device", "h200", "--json").document
+        assert found["valid"] is False
+        assert "not among its values" in found["fault"]
+
+    def test_a_tile_that_the_first_cuda_chip_cannot_hold(self, run):
+        found = run("explain", "matmul_tiled", "TILE=32", "--device", "g80", "--json").document
+        assert found["valid"] is False
+        assert "allows 512" in found["fault"]
+
+    def test_a_tile_on_an_rtx_3060(self, run):
+        answer = run("explain", "matmul_tiled", "TILE=32", "--device", "rtx-3060")
+        assert "8,192 B static" in answer.out
+        assert "1,024 threads" in answer.out
+        assert "limited by threads" in answer.out
+
+    def test_booleans_are_read_as_words_and_digits(self, run):
+        for text, value in (("false", False), ("0", False), ("True", True), ("1", True)):
+            found = run("explain", "matmul_tiled", f"GUARDED={text}", "--device", "h200", "--json").document
+            assert found["config"]["GUARDED"] is value
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["THREAD=64"], "neither a parameter nor a size 'THREAD'"),
+            (["THREADS=big"], "not among its values 32, 64, 128, 256"),
+            (["THREADS=64", "THREADS=32"], "given twice"),
+            (["n=0"], "whole number of at least 1"),
+            (["THREADS"], "expected NAME=VALUE"),
+        ],
+    )
+    def test_refusals(self, run, scale_toml, words, said):
+        answer = run("explain", scale_toml, *words, "--device", "h200")
+        assert answer.code == 2
+        assert said in answer.err
+
+    def test_a_kernel_that_does_not_compile_is_explained_all_the_same(self, run, scale_toml):
+        template = Path(scale_toml).with_name("scale.cu")
+        template.write_text("this is no CUDA\n")
+        found = run("explain", scale_toml, "--device", "h200", "--json").document
+        assert "error" in found["not_compiled"]
+        assert found["occupancy"]["compiled"] is False

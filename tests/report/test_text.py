@@ -1,0 +1,103 @@
+from datetime import UTC, datetime
+
+import pytest
+
+from autotile.files.profiles import device_profile
+from autotile.ground.model import Outcome
+from autotile.report import text
+from autotile.report.funnel import funnel_text, outcomes_text
+from autotile.report.rates import Workrate, bandwidth_text, flops_text
+
+
+@pytest.mark.parametrize(
+    ("time_us", "shown"),
+    [
+        (None, "-"),
+        (0.5, "0.500 us"),
+        (4.4063, "4.406 us"),
+        (12.345, "12.35 us"),
+        (123.45, "123.5 us"),
+        (4790.1, "4,790 us"),
+        (1234567.8, "1,234,568 us"),
+    ],
+)
+def test_times(time_us, shown):
+    assert text.time_text(time_us) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "0 B"),
+        (1023, "1,023 B"),
+        (1024, "1 KiB"),
+        (232448, "227 KiB"),
+        (151397597184, "141 GiB"),
+        (2**41, "2,048 GiB"),
+    ],
+)
+def test_bytes(count, shown):
+    assert text.bytes_text(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.054, "0.05 s"), (21.34, "21.3 s"), (59.96, "60.0 s"), (125, "2 min 05 s"), (3720, "1 h 02 min")],
+)
+def test_durations(seconds, shown):
+    assert text.duration_text(seconds) == shown
+
+
+def test_other_texts():
+    assert text.percent_text(0.429) == "42.9 %"
+    assert text.interval_text(4788.2, 4795.1) == "4,788 to 4,795"
+    assert text.sizes_text({"M": 4096, "N": 8}) == "M=4096 N=8"
+    assert text.plural(1, "study", "studies") == "1 study"
+    assert text.plural(1200, "trial") == "1,200 trials"
+    assert text.moment_text(None) == "-"
+    assert len(text.moment_text(datetime(2025, 1, 2, 3, 4, tzinfo=UTC))) == len("2025-01-02 03:04")
+    assert text.device_text(device_profile("h200")) == "NVIDIA H200 (profile)"
+    assert text.source_text("NVIDIA H200", "replayed") == "NVIDIA H200 (replayed)"
+    assert text.source_text("NVIDIA H200", "cuda") == "NVIDIA H200"
+
+
+def test_rates():
+    assert flops_text(28.7e12) == "28.7 TFLOP/s"
+    assert flops_text(812e9) == "812 GFLOP/s"
+    assert bandwidth_text(4.276e12) == "4,276 GB/s"
+    assert bandwidth_text(42e9) == "42 GB/s"
+
+
+class TestWorkrate:
+    h200 = device_profile("h200")
+    sgemm = Workrate(flops=2 * 4096**3, bytes=12 * 4096**2, dtype="float32")
+
+    def test_matrix_multiplication_is_set_against_the_fp32_peak(self):
+        assert self.sgemm.text(4790, self.h200) == "28.7 TFLOP/s (42.9 % of fp32 peak)"
+
+    def test_a_copy_is_set_against_the_bandwidth(self):
+        copy = Workrate(flops=None, bytes=2**30, dtype="float32")
+        assert copy.text(251.1, self.h200) == "4,276 GB/s (89.1 % of bandwidth)"
+
+    def test_work_that_is_both_is_set_against_the_nearer_limit(self):
+        scale = Workrate(flops=2**28, bytes=2**31, dtype="float32")
+        assert scale.text(500, self.h200).endswith("of bandwidth)")
+
+    def test_other_types_have_peaks_of_their_own(self):
+        half = Workrate(flops=2 * 4096**3, bytes=6 * 4096**2, dtype="float16")
+        assert half.text(200, self.h200) == "687 TFLOP/s"
+
+    def test_nothing_known_is_nothing_said(self):
+        assert Workrate(None, None, "float32").text(1.0, self.h200) == "-"
+        assert self.sgemm.text(None, self.h200) == "-"
+        assert self.sgemm.text(4790, None) == "28.7 TFLOP/s"
+
+
+def test_the_funnel_is_one_line():
+    gates = {"combinations": 8294400, "limits": 24906}
+    outcomes = {Outcome.PRUNED: 12, Outcome.OK: 180, Outcome.COMPILE_FAILED: 8, Outcome.CRASHED: 0}
+    assert outcomes_text(outcomes) == "180 ok, 8 compile_failed, 12 pruned"
+    assert funnel_text(gates, outcomes) == (
+        "8,294,400 combinations -> 24,906 valid -> 200 tried: 180 ok, 8 compile_failed, 12 pruned"
+    )
+    assert funnel_text(gates, {}) == "8,294,400 combinations -> 24,906 valid -> 0 tried"

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from autotile.files.profiles import device_profile
+from autotile.ground.model import Measurement, Outcome, Problem, Trial
+from autotile.ground.stats import Interval
+from autotile.report.progress import TuneProgress, plain_line
+from autotile.report.rates import Workrate
+from autotile.report.tuning import TuneReport
+from autotile.tuning.result import Progress, TuneResult
+
+H200 = device_profile("h200")
+PROBLEM = Problem("sgemm", {"M": 4096, "N": 4096, "K": 4096}, "float32")
+RATE = Workrate(flops=2 * 4096**3, bytes=12 * 4096**2, dtype="float32")
+
+
+def trial(tile: int, time_us: float) -> Trial:
+    return Trial({"BM": tile}, Outcome.OK, measurement=Measurement(time_us, time_us - 2, time_us + 5))
+
+
+PROGRESS = Progress(
+    phase="searching",
+    device=H200,
+    done=30,
+    target=200,
+    elapsed_s=3.0,
+    budget_s=None,
+    outcomes={Outcome.OK: 45, Outcome.PRUNED: 5},
+    gates={"combinations": 8294400, "limits": 24906},
+    best=trial(128, 4790),
+)
+RESULT = TuneResult(
+    problem=PROBLEM,
+    device=H200,
+    combinations=8294400,
+    valid=24906,
+    gates=PROGRESS.gates,
+    outcomes=PROGRESS.outcomes,
+    winner=trial(128, 4790),
+    default=trial(64, 7185),
+    speedup=Interval(1.5, 1.49, 1.51),
+    ties=(),
+    seconds=21.3,
+    resumed=20,
+    interrupted=False,
+    database="tuning.db",
+    flops=RATE.flops,
+    bytes=RATE.bytes,
+)
+
+
+def shown(result: TuneResult, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
+    console.print(TuneReport(result, 'kernel = autotile.get_best_kernel("sgemm", M=4096)'))
+    return console.file.getvalue()
+
+
+class TestReport:
+    def test_winner_and_default_stand_side_by_side(self):
+        lines = shown(RESULT).splitlines()
+        assert any(
+            "winner" in line and "4,790 us" in line and "28.7 TFLOP/s (42.9 % of fp32 peak)" in line for line in lines
+        )
+        assert any("default" in line and "7,185 us" in line for line in lines)
+
+    def test_the_speed_up_comes_with_its_interval(self):
+        assert "1.500x over the default, 95 % interval 1.490x to 1.510x" in shown(RESULT)
+
+    def test_what_is_not_resolved_is_said(self):
+        assert "not told apart from the default" in shown(replace(RESULT, speedup=Interval(1.001, 0.99, 1.01)))
+
+    def test_a_default_that_wins_is_no_speed_up(self):
+        assert "the default configuration is the winner" in shown(replace(RESULT, default=RESULT.winner))
+
+    def test_few_ties_are_listed_and_many_counted(self):
+        assert "1 configuration cannot be told apart" in shown(replace(RESULT, ties=({"BM": 256},)))
+        many = shown(replace(RESULT, ties=tuple({"BM": tile} for tile in range(9))))
+        assert "BM=4" in many
+        assert "BM=5" not in many
+        assert "and 4 more" in many
+
+    def test_a_default_that_failed_says_how(self):
+        failed = Trial({"BM": 64}, Outcome.RESOURCE_EXCEEDED, "spills")
+        assert "resource_exceeded" in shown(replace(RESULT, default=failed, speedup=None))
+        assert "not run" in shown(replace(RESULT, default=None, speedup=None))
+
+    def test_nothing_that_ran_is_said(self):
+        assert "none: no configuration ran" in shown(replace(RESULT, winner=None, default=None, speedup=None))
+
+    def test_replayed_results_say_so(self):
+        assert "NVIDIA H200 (replayed)" in shown(replace(RESULT, device=replace(H200, source="replayed")))
+
+    def test_it_fits_eighty_columns(self):
+        assert max(len(line) for line in shown(RESULT, width=80).splitlines()) <= 80
+        assert "4,790 us" in shown(RESULT, width=80)
+
+    def test_every_outcome_is_counted_in_the_document(self):
+        outcomes = TuneReport(RESULT, "call").to_json()["outcomes"]
+        assert outcomes == {**dict.fromkeys(map(str, Outcome), 0), "ok": 45, "pruned": 5}
+
+
+class TestProgress:
+    def test_a_plain_line_says_it_all(self):
+        assert plain_line(PROGRESS, RATE) == (
+            "searching: 50/200 trials; best 4,790 us, 28.7 TFLOP/s (42.9 % of fp32 peak), BM=128; "
+            "8,294,400 combinations -> 24,906 valid -> 50 tried: 45 ok, 5 pruned; 3.00 s elapsed; about 15.0 s left"
+        )
+
+    def test_a_small_space_is_the_target(self):
+        small = replace(PROGRESS, gates={"combinations": 90, "limits": 60})
+        assert "50/60 trials" in plain_line(small, RATE)
+        assert "about 1.00 s left" in plain_line(small, RATE)
+
+    def test_a_budget_alone_counts_seconds(self):
+        budget = replace(PROGRESS, target=None, budget_s=60.0)
+        assert "50 trials" in plain_line(budget, RATE)
+        assert "about 57.0 s left" in plain_line(budget, RATE)
+
+    def test_before_anything_ran(self):
+        assert "best: none yet" in plain_line(replace(PROGRESS, best=None, outcomes={}, done=0), RATE)
+
+    def test_elsewhere_than_on_a_terminal_lines_are_rare(self):
+        stream = io.StringIO()
+        with TuneProgress(Console(file=stream, width=200, markup=False), PROBLEM, RATE) as progress:
+            for phase in ("starting", "searching", "searching", "searching", "finals"):
+                progress(replace(PROGRESS, phase=phase))
+        assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == ["starting", "searching", "finals"]
+
+    @pytest.mark.parametrize("budget_s", [None, 60.0])
+    @pytest.mark.parametrize("phase", ["starting", "searching", "finals"])
+    def test_a_terminal_shows_a_live_picture(self, phase, budget_s):
+        console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None, markup=False)
+        target = None if budget_s else 200
+        with TuneProgress(console, PROBLEM, RATE) as progress:
+            progress(replace(PROGRESS, phase=phase, budget_s=budget_s, target=target))
+        drawn = console.file.getvalue()
+        assert "sgemm M=4096 N=4096 K=4096 float32 on NVIDIA H200" in drawn
+        assert "28.7 TFLOP/s (42.9 % of fp32 peak)" in drawn
+        assert "45 ok, 5 pruned" in drawn
+        assert ("trials" in drawn.split("best")[0]) == (phase == "searching")
