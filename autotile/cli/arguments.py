@@ -10,15 +10,14 @@ import typer
 from autotile.cli.completion import complete_device, complete_dtype, complete_kernel
 from autotile.ground.errors import InputError
 
-KernelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="KERNEL",
-        help="Name of a kernel, or path of a search-space file (path/to/mine.toml).",
-        autocompletion=complete_kernel,
-        show_default=False,
-    ),
-]
+_KERNEL = typer.Argument(
+    metavar="KERNEL",
+    help="Name of a kernel, or path of a search-space file (path/to/mine.toml).",
+    autocompletion=complete_kernel,
+    show_default=False,
+)
+KernelArgument = Annotated[str, _KERNEL]
+OptionalKernelArgument = Annotated[str | None, _KERNEL]
 SizesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="SIZE=N", help="Problem sizes, such as M=4096 N=4096.", show_default=False),

@@ -46,13 +46,21 @@ def list_studies(
     recordings: Annotated[
         bool, typer.Option("--recordings", help="List the recordings that can be replayed instead.")
     ] = False,
+    misses: Annotated[
+        bool, typer.Option("--misses", help="List what programs asked for and could not be served exactly instead.")
+    ] = False,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List what was tuned, each problem with its best."""
+    from autotile.ops import misses as missed
     from autotile.ops import results
 
-    if recordings:
+    if recordings and misses:
+        raise InputError("--recordings and --misses are two lists; name one of them")
+    if misses:
+        show(missed.list_misses(kernel, database=database), as_json=as_json)
+    elif recordings:
         show(results.installed_recordings(kernel), as_json=as_json)
     else:
         show(results.list_studies(kernel, database=database), as_json=as_json)

@@ -5,15 +5,30 @@ from __future__ import annotations
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
 from autotile.cli.application import INTERRUPTED, NOTHING_FOUND, examples
-from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SizesArgument, read_duration
+from autotile.cli.arguments import (
+    DatabaseOption,
+    DtypeOption,
+    JsonOption,
+    OptionalKernelArgument,
+    SizesArgument,
+    read_duration,
+)
 from autotile.cli.completion import complete_sampler
 from autotile.cli.output import console, notice, show
+from autotile.ground.errors import AutotileError, InputError
+from autotile.ground.model import Problem
+from autotile.report.text import plural
+
+if TYPE_CHECKING:
+    from autotile.files.library import Kernel
+    from autotile.report.tuning import TuneReport
+    from autotile.tuning.options import TuneOptions
 
 _REPLAY = "--replay"
 _BUILT_IN = "auto"
@@ -40,7 +55,7 @@ def _is_recording(word: str) -> bool:
 
 
 def tune(
-    kernel: KernelArgument,
+    kernel: OptionalKernelArgument = None,
     sizes: SizesArgument = None,
     *,
     dtype: DtypeOption = None,
@@ -82,6 +97,9 @@ def tune(
             show_default="only where there is no GPU",
         ),
     ] = None,
+    from_misses: Annotated[
+        bool, typer.Option("--from-misses", help="Tune what programs asked for and could not be served exactly.")
+    ] = False,
     device: Annotated[int, typer.Option(metavar="INDEX", min=0, help="CUDA device to tune on.")] = 0,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
@@ -92,12 +110,6 @@ def tune(
     reference, measured and stored. The best of them are measured again side by side with the default. The same command
     goes on where an interrupted one stopped.
     """
-    from autotile.ops.assignments import read_sizes
-    from autotile.ops.targets import open_problem
-    from autotile.ops.tuning import serving_call, tune_problem
-    from autotile.report.progress import TuneProgress
-    from autotile.report.rates import Workrate
-    from autotile.report.tuning import TuneReport
     from autotile.tuning.options import TuneOptions
 
     options = TuneOptions(
@@ -113,17 +125,75 @@ def tune(
         replay=replay if replay in (None, _BUILT_IN) else Path(replay),
         database=database,
     )
+    if from_misses:
+        _tune_missed(kernel, sizes, options, as_json=as_json)
+    elif kernel is not None:
+        _tune_one(kernel, sizes, dtype, options, as_json=as_json)
+    else:
+        raise InputError("no kernel is named; expected `autotile tune KERNEL SIZE=N ...`, or --from-misses")
+
+
+def _tune_one(kernel: str, sizes: list[str] | None, dtype: str | None, options: TuneOptions, *, as_json: bool) -> None:
+    from autotile.ops.assignments import read_sizes
+    from autotile.ops.targets import open_problem
+    from autotile.ops.tuning import serving_call
+
     loaded, problem = open_problem(kernel, read_sizes(sizes or []), dtype)
-    with TuneProgress(console(sys.stderr), problem, Workrate.of(loaded.spec, problem)) as progress:
-        result = tune_problem(loaded, problem, options, progress)
+    call = serving_call(kernel, problem, dtype=dtype, database=options.database)
+    report = _run(loaded, problem, options, call)
+    show(report, as_json=as_json)
+    _exit([report])
+
+
+def _tune_missed(kernel: str | None, sizes: list[str] | None, options: TuneOptions, *, as_json: bool) -> None:
+    """Tune one problem after the other; one that cannot be tuned does not stop the others."""
+    from autotile.ops.misses import missed_problems
+    from autotile.ops.tuning import serving_call
+    from autotile.report.misses import TunedReport
+
+    if sizes:
+        raise InputError("--from-misses takes its sizes from the database; leave them out")
+    reports: list[TuneReport] = []
+    failed = False
+    for missed in missed_problems(kernel, options):
+        notice(f"{missed.problem}: asked for {plural(missed.count, 'time')}")
+        call = serving_call(
+            missed.problem.kernel, missed.problem, dtype=missed.problem.dtype, database=options.database
+        )
+        try:
+            reports.append(_run(missed.kernel, missed.problem, options, call))
+        except AutotileError as error:
+            failed = True
+            notice(f"{missed.problem} is left out: {error}")
+        if reports and reports[-1].result.interrupted:
+            break
+    show(TunedReport(reports), as_json=as_json)
+    _exit(reports)
+    if failed:
+        raise typer.Exit(NOTHING_FOUND)
+
+
+def _run(kernel: Kernel, problem: Problem, options: TuneOptions, call: str) -> TuneReport:
+    from autotile.ops.tuning import tune_problem
+    from autotile.report.progress import TuneProgress
+    from autotile.report.rates import Workrate
+    from autotile.report.tuning import TuneReport
+
+    with TuneProgress(console(sys.stderr), problem, Workrate.of(kernel.spec, problem)) as progress:
+        result = tune_problem(kernel, problem, options, progress)
     for text in result.notices:
         notice(text)
-    show(TuneReport(result, serving_call(kernel, problem, dtype=dtype, database=database)), as_json=as_json)
-    if result.interrupted:
-        stored = sum(result.outcomes.values())
-        notice(f"interrupted: {stored:,} trials are saved in {result.database}; the same command goes on from there")
-        raise typer.Exit(INTERRUPTED)
-    if result.winner is None:
+    return TuneReport(result, call)
+
+
+def _exit(reports: list[TuneReport]) -> None:
+    """Leave with the code that the sessions' ends call for; go on where all found a winner."""
+    for result in (report.result for report in reports):
+        if result.interrupted:
+            stored = plural(sum(result.outcomes.values()), "trial")
+            notice(f"interrupted: {stored} saved in {result.database}; the same command goes on from there")
+            raise typer.Exit(INTERRUPTED)
+    if any(report.result.winner is None for report in reports):
         raise typer.Exit(NOTHING_FOUND)
 
 
@@ -136,6 +206,7 @@ def register(app: typer.Typer) -> None:
             "autotile tune sgemm_2d M=512 N=512 K=512 --budget 90s --sampler random --seed 7",
             "autotile tune path/to/mine.toml N=1048576 --trials 1000",
             "autotile tune sgemm_2d M=4096 N=4096 K=4096 --replay --json",
+            "autotile tune --from-misses --budget 5m",
         ),
         **options,
     )(tune)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autotile.ops.doctor import examine
     from autotile.ops.explaining import block_occupancy, explain_config
+    from autotile.ops.misses import list_misses, missed_problems
     from autotile.ops.results import (
         check_database,
         database_location,
@@ -32,8 +33,10 @@ __all__ = [
     "explain_config",
     "installed_recordings",
     "known_devices",
+    "list_misses",
     "list_studies",
     "list_trials",
+    "missed_problems",
     "open_problem",
     "target_device",
     "tune",
@@ -49,8 +52,10 @@ _HOME = {
     "explain_config": "explaining",
     "installed_recordings": "results",
     "known_devices": "targets",
+    "list_misses": "misses",
     "list_studies": "results",
     "list_trials": "results",
+    "missed_problems": "misses",
     "open_problem": "targets",
     "target_device": "targets",
     "tune": "tuning",

@@ -10,6 +10,9 @@ from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Config, Outcome, Problem, Trial
 from autotile.ground.stats import Interval
 
+_JUDGED_BY = 5
+"""Trials before the time left is estimated; the first ones wait for the compiler."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -33,7 +36,7 @@ class Progress:
     def remaining_s(self) -> float | None:
         """Estimated seconds left of the search; None before there is anything to judge by."""
         by_budget = max(0.0, self.budget_s - self.elapsed_s) if self.budget_s is not None else None
-        if self.target is None or not self.done:
+        if self.target is None or self.done < _JUDGED_BY:
             return by_budget
         left = max(0, min(self.target, self.gates["limits"]) - sum(self.outcomes.values()))
         by_trials = self.elapsed_s / self.done * left

@@ -4,10 +4,13 @@ import pytest
 
 from autotile.cli.arguments import read_duration
 from autotile.cli.tune import _with_replay_value
+from autotile.dispatch.serving import forget_served
+from autotile.files.settings import read_settings
 from autotile.ground.errors import InputError, WorkerError
 from autotile.ground.model import Outcome
 from autotile.ops import tuning
 from autotile.report.progress import TuneProgress
+from autotile.store.database import Database
 from autotile.tuning.result import Progress, TuneResult
 
 SIZES = "n=1048576"
@@ -115,7 +118,7 @@ class TestRefusals:
         assert answer.document["error"]["kind"] == "UnknownKernelError"
         assert answer.document["error"]["message"] in answer.err
 
-    def test_json_of_a_usage_error(self, run):
+    def test_no_kernel(self, run):
         answer = run("tune", "--json")
         assert answer.code == 2
         assert "KERNEL" in answer.document["error"]["message"]
@@ -133,6 +136,44 @@ class TestRefusals:
         answer = run("tune", scale_toml, "n=4096", f"--replay={recording}")
         assert answer.code == 2
         assert "n=1048576" in answer.err
+
+
+class TestMisses:
+    @pytest.fixture
+    def missed(self, run, tune, scale_toml, recording, monkeypatch):
+        """A database in which the recorded problem was asked for twice before it was tuned, and another one once."""
+        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+        Database.open(read_settings().database).close()
+        for sizes in ("n=1048576", "n=1048576", "n=2048"):
+            run("best", "scale", sizes, "--device", "h200")
+            forget_served()
+
+    @pytest.mark.usefixtures("missed")
+    def test_what_was_asked_for_is_tuned(self, run, recording):
+        rows = run("list", "--misses", "--json").document
+        assert [(row["problem"]["n"], row["count"]) for row in rows] == [(1048576, 2), (2048, 1)]
+        assert "NVIDIA H200" in run("list", "--misses").out
+        answer = run("tune", "--from-misses", f"--replay={recording}", "--json")
+        assert [found["problem"] for found in answer.document] == [{"n": 1048576}]
+        assert answer.document[0]["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+        assert "n=2048 float32 is left out" in answer.err
+        assert answer.code == 1
+
+    @pytest.mark.usefixtures("missed")
+    def test_what_is_tuned_since_is_not_tuned_again(self, run, tune, recording):
+        tune()
+        answer = run("tune", "scale", "--from-misses", f"--replay={recording}")
+        assert "1048576: asked" not in answer.err
+        assert "nothing was tuned" in answer.out
+
+    def test_no_misses(self, run):
+        assert run("tune", "--from-misses", "--json").document == []
+        assert run("list", "--misses", "--json").document == []
+        assert "nothing was asked for in vain" in run("list", "--misses").out
+
+    def test_sizes_are_not_given(self, run):
+        assert run("tune", "scale", "n=4", "--from-misses").code == 2
+        assert run("list", "--misses", "--recordings").code == 2
 
 
 def test_a_run_without_a_winner_is_1(run, scale_toml, recording, monkeypatch):
@@ -155,7 +196,7 @@ def test_an_interrupt_says_what_is_saved_and_is_130(run, scale_toml, recording, 
     answer = run("tune", scale_toml, SIZES, f"--replay={recording}", "--json")
     assert answer.code == 130
     assert answer.document["interrupted"] is True
-    assert "interrupted: 3 trials are saved" in answer.err
+    assert "interrupted: 3 trials saved" in answer.err
     assert len(run("trials", "scale", "--json").document) == 3
 
 
