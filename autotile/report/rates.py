@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autotile.ground.errors import SpecError
+from autotile.ground.expressions import Expression
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Problem
 from autotile.ground.spec import KernelSpec
@@ -31,12 +33,8 @@ class Workrate:
     @classmethod
     def of(cls, spec: KernelSpec, problem: Problem) -> Workrate:
         """Evaluate what a kernel states of its work."""
-        work = spec.work
-        return cls(
-            flops=int(work.flops.evaluate(problem.sizes)) if work.flops is not None else None,
-            bytes=int(work.bytes.evaluate(problem.sizes)) if work.bytes is not None else None,
-            dtype=problem.dtype,
-        )
+        flops, bytes_needed = (_amount(expression, problem) for expression in (spec.work.flops, spec.work.bytes))
+        return cls(flops, bytes_needed, problem.dtype)
 
     def text(self, time_us: float | None, device: DeviceProperties | None) -> str:
         """Rate against the limit that the problem comes nearer to: ``28.7 TFLOP/s (42.9 % of fp32 peak)``.
@@ -68,6 +66,16 @@ def bandwidth_text(bytes_per_s: float) -> str:
     """Bytes a second: ``4,276 GB/s``."""
     gigabytes = bytes_per_s / 1e9
     return f"{gigabytes:,.0f} GB/s" if gigabytes >= 100 else f"{gigabytes:.3g} GB/s"
+
+
+def _amount(expression: Expression | None, problem: Problem) -> int | None:
+    """Value of an expression; None where it leaves 64 bits, which is more work than any device is asked for."""
+    if expression is None:
+        return None
+    try:
+        return int(expression.evaluate(problem.sizes))
+    except SpecError:
+        return None
 
 
 def _share(rate: float | None, limit: float) -> float:

@@ -118,6 +118,18 @@ class TestRefusals:
         assert answer.document["error"]["kind"] == "UnknownKernelError"
         assert answer.document["error"]["message"] in answer.err
 
+    def test_a_problem_beyond_any_memory(self, run):
+        sizes = [f"{name}=2147483647" for name in "MNK"]
+        answer = run("tune", "matmul_naive", *sizes, "--replay")
+        assert answer.code == 2
+        assert "no recording" in answer.err or "GiB" in answer.err
+
+    def test_recording_needs_a_gpu(self, run, scale_toml, monkeypatch):
+        monkeypatch.setattr("autotile.ops.targets.device_count", lambda: 0)
+        answer = run("record", scale_toml, "n=4096", "--json")
+        assert answer.code == 2
+        assert "no CUDA device 0 on this machine" in answer.document["error"]["message"]
+
     def test_no_kernel(self, run):
         answer = run("tune", "--json")
         assert answer.code == 2
