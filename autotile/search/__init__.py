@@ -1,0 +1,16 @@
+"""The search: Optuna's samplers, held to the rows of a search space that are valid and were not tried yet.
+
+=============================== ===========================================================================
+`autotile.search.search`        `Search`: propose a row, tell its trial, replay what earlier sessions tried
+`autotile.search.samplers`      the samplers by name: `make_sampler`, `SAMPLERS`
+`autotile.search.feasible`      `FeasibleSampler`: any Optuna sampler, over the rows of a space only
+`autotile.search.tpe`           `FeasibleTPESampler`: the same, with candidates that are rows to begin with
+`autotile.search.direct`        samplers that need no model: uniform, and every row in order
+`autotile.search.row_sampler`   `RowSampler`: what they share, among it never proposing a row twice
+`autotile.search.mirror`        the study that a wrapped sampler sees
+`autotile.search.candidates`    the rows that are left: look-up, uniform choice, nearest
+`autotile.search.studies`       trials as an Optuna study, for its plots and its dashboard
+=============================== ===========================================================================
+
+The package re-exports nothing, so that a program that lists the samplers does not pay for loading Optuna.
+"""

@@ -1,0 +1,142 @@
+"""The samplers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from autotile.ground.errors import InputError
+from autotile.ground.space import SearchSpace
+from autotile.ground.syntax import nearest
+
+if TYPE_CHECKING:
+    from autotile.search.row_sampler import RowSampler
+
+_Make = Callable[[SearchSpace, int, ArrayLike | None], "RowSampler"]
+
+_POPULATION = 20
+"""Trials of one generation: ten generations in 200 trials."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerKind:
+    """A search method that can be asked for by name.
+
+    Attributes
+    ----------
+    summary
+        One line for a list of the samplers.
+    needs
+        A package that must be installed besides autotile's own, if any.
+    """
+
+    summary: str
+    make: _Make
+    needs: str = ""
+
+
+def _tpe(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
+    from autotile.search.tpe import FeasibleTPESampler
+
+    return FeasibleTPESampler(space, seed, available)
+
+
+def _random(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
+    from autotile.search.direct import UniformSampler
+
+    return UniformSampler(space, seed, available)
+
+
+def _brute_force(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
+    from autotile.search.direct import InOrderSampler
+
+    return InOrderSampler(space, seed, available)
+
+
+def _nsga2(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
+    from optuna.samplers import NSGAIISampler
+
+    from autotile.search.feasible import FeasibleSampler
+
+    inner = partial(NSGAIISampler, population_size=_POPULATION)
+    return FeasibleSampler(space, inner, seed, available=available, startup=_POPULATION)
+
+
+def _cmaes(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
+    from optuna.samplers import CmaEsSampler
+
+    from autotile.search.feasible import FeasibleSampler
+
+    inner = partial(CmaEsSampler, with_margin=True, warn_independent_sampling=False)
+    return FeasibleSampler(space, inner, seed, available=available, startup=1, ordered=True)
+
+
+def _gp(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
+    from optuna.samplers import GPSampler
+
+    from autotile.search.feasible import FeasibleSampler
+
+    inner = partial(GPSampler, n_startup_trials=1, warn_independent_sampling=False)
+    # A second draw would find the same maximum of the same model.
+    return FeasibleSampler(space, inner, seed, available=available, draws=1, ordered=True)
+
+
+SAMPLERS: Mapping[str, SamplerKind] = MappingProxyType(
+    {
+        "tpe": SamplerKind("tree-structured Parzen estimator: models where the fast configurations lie", _tpe),
+        "gp": SamplerKind("Gaussian process: few but slow proposals", _gp, "torch"),
+        "cmaes": SamplerKind("CMA-ES: an evolution strategy over the order of the values", _cmaes, "cmaes"),
+        "nsga2": SamplerKind("genetic algorithm: crosses and mutates the best configurations", _nsga2),
+        "random": SamplerKind("uniform over the configurations that are left", _random),
+        "brute-force": SamplerKind("every configuration, in order", _brute_force),
+    }
+)
+"""Every sampler but ``auto``, which stands for one of them; see `resolve_sampler`."""
+
+
+def resolve_sampler(
+    name: str, space: SearchSpace, available: ArrayLike | None = None, trials: int | None = None
+) -> str:
+    """Name of the sampler that ``auto`` stands for; any other name is returned as it is.
+
+    Where the trials that are granted cover every row that can be tried, ``auto`` is ``brute-force``, else ``tpe``.
+    """
+    if name != "auto":
+        return name
+    rows = len(space) if available is None else int(np.count_nonzero(available))
+    return "brute-force" if trials is not None and trials >= rows else "tpe"
+
+
+def make_sampler(name: str, space: SearchSpace, seed: int, available: ArrayLike | None = None) -> RowSampler:
+    """Make a sampler over the rows of a space.
+
+    Parameters
+    ----------
+    name
+        One of `SAMPLERS`, or ``auto``.
+    space
+        The configurations.
+    seed
+        Makes the proposals repeatable.
+    available
+        Rows that may be proposed at all, bool, shape (rows,); None for all.
+
+    Raises
+    ------
+    InputError
+        There is no such sampler, or it needs a package that is not installed.
+    """
+    kind = SAMPLERS.get(resolve_sampler(name, space, available))
+    if kind is None:
+        known = ["auto", *SAMPLERS]
+        raise InputError(f"there is no sampler {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+    if kind.needs and find_spec(kind.needs) is None:
+        raise InputError(f"the sampler {name!r} needs {kind.needs}: pip install {kind.needs}, or choose tpe")
+    return kind.make(space, seed, available)

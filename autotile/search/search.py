@@ -1,0 +1,122 @@
+"""One search over a space: propose a row, tell how it ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import optuna
+from numpy.typing import ArrayLike
+
+from autotile.ground.errors import ConfigError
+from autotile.ground.model import Config, Trial
+from autotile.ground.space import SearchSpace
+from autotile.search.samplers import make_sampler, resolve_sampler
+from autotile.search.study import FAILED, Objective, attributes_of, distributions_of, failed, finished_trial, new_study
+
+
+class Search:
+    """Asks a sampler for rows and tells it their trials; no row is proposed twice.
+
+    Parameters
+    ----------
+    space
+        The valid configurations.
+    sampler
+        Name of the sampler, see `autotile.search.samplers`.
+    seed
+        Makes the search repeatable: the same seed and the same trials give the same proposals.
+    first
+        Configurations to propose before any other, where they are rows that can be proposed.
+    available
+        Rows that may be proposed at all, bool, shape (rows,); None for all.
+    trials
+        Trials that are granted in all, by which ``auto`` chooses; None where they are not counted.
+
+    Attributes
+    ----------
+    study
+        The trials as an Optuna study, in the order of the proposals; it minimises the time in microseconds.
+    sampler
+        Name of the sampler at work.
+
+    Raises
+    ------
+    InputError
+        There is no such sampler, or it needs a package that is not installed.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        sampler: str = "auto",
+        seed: int = 0,
+        *,
+        first: Iterable[Config] = (),
+        available: ArrayLike | None = None,
+        trials: int | None = None,
+    ) -> None:
+        self.sampler = resolve_sampler(sampler, space, available, trials)
+        self._rows = make_sampler(self.sampler, space, seed, available)
+        self.study: optuna.Study = new_study(sampler=self._rows)
+        self._space = space
+        self._distributions = distributions_of(space.parameters)
+        self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
+        self._objective = Objective()
+        self._pending: dict[int, optuna.Trial] = {}
+
+    def replay(self, trials: Iterable[Trial]) -> int:
+        """Learn from trials of earlier sessions, oldest first, and never propose them again.
+
+        Trials of configurations that the space can no longer express are left out; those that it can, but that are
+        not valid any more, are kept in the study and teach nothing.
+
+        Returns
+        -------
+        int
+            Trials that taught something.
+        """
+        learned = 0
+        for trial in trials:
+            learned += self._space.row_of(trial.config) is not None
+            if self._can_express(trial.config):
+                self.study.add_trial(finished_trial(trial, self._distributions, self._objective))
+        return learned
+
+    def propose(self) -> tuple[int, Config] | None:
+        """The next row and its configuration, or None when every row was proposed."""
+        if not self._rows.left(self.study):
+            return None
+        while self._first:
+            row = self._first.popleft()
+            if self._rows.candidates.free[row]:
+                self.study.enqueue_trial(self._space.config(row))
+                break
+        asked = self.study.ask(dict(self._distributions))
+        config = asked.params
+        proposed = self._space.row_of(config)
+        assert proposed is not None
+        self._pending[proposed] = asked
+        return proposed, config
+
+    def tell(self, row: int, trial: Trial) -> None:
+        """Say how a proposed row ended.
+
+        Raises
+        ------
+        ConfigError
+            The row was not proposed, or was told already.
+        """
+        asked = self._pending.pop(row, None)
+        if asked is None:
+            raise ConfigError(f"row {row} was not proposed or was told already; tell each proposal once")
+        for name, value in attributes_of(trial).items():
+            asked.set_user_attr(name, value)
+        asked.set_constraint(FAILED, float(failed(trial)))
+        state, time_us = self._objective.result(trial)
+        self.study.tell(asked, time_us, state)
+
+    def _can_express(self, config: Config) -> bool:
+        return config.keys() == self._distributions.keys() and all(
+            value in self._distributions[name].choices for name, value in config.items()
+        )

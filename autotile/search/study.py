@@ -1,0 +1,129 @@
+"""Trials as an Optuna study: what a study is told of each, and how one is built from trials that are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from autotile.ground.model import Outcome, Trial, Value
+from autotile.ground.spec import Parameter
+from autotile.search.quiet import quiet_optuna
+
+FAILED = "failed"
+"""The constraint of every trial: 1 (violated) where the candidate failed, else 0."""
+
+_UNMEASURED_US = 1e6
+"""Told of a failure while nothing has been measured: a second, which few kernels reach."""
+
+
+class Objective:
+    """What a study is told of each trial: its time in microseconds, or more than any so far where it failed.
+
+    Optuna's samplers ignore trials that are told as failed, so a bad candidate is told as complete: with twice the
+    longest time measured so far, for samplers that look at values only, and with the constraint `FAILED` violated,
+    which keeps it out of Optuna's best trial and among the bad ones in TPE whatever is measured later. A pruned
+    candidate is told its time. Only a candidate of which nothing can be known is told as failed, and is ignored.
+    """
+
+    def __init__(self) -> None:
+        self._longest_us = 0.0
+
+    def result(self, trial: Trial) -> tuple[TrialState, float | None]:
+        """State and value of a trial; trials are to be asked about in the order they ended."""
+        if trial.outcome is Outcome.NOT_AVAILABLE:
+            return TrialState.FAIL, None
+        if failed(trial) or trial.time_us is None:
+            return TrialState.COMPLETE, 2 * self._longest_us or _UNMEASURED_US
+        self._longest_us = max(self._longest_us, trial.time_us)
+        return TrialState.COMPLETE, trial.time_us
+
+
+def failed(trial: Trial) -> bool:
+    """Whether a candidate has no time."""
+    return not trial.outcome.has_time or trial.time_us is None
+
+
+def distributions_of(parameters: Iterable[Parameter]) -> dict[str, CategoricalDistribution]:
+    """Each parameter's own values as choices, so that Optuna's plots show them."""
+    return {parameter.name: CategoricalDistribution(parameter.values) for parameter in parameters}
+
+
+def attributes_of(trial: Trial) -> dict[str, str | int | float]:
+    """What is shown beside a trial in Optuna's tables and dashboard."""
+    shown: dict[str, str | int | float] = {"outcome": str(trial.outcome), "source": trial.source}
+    if trial.reason:
+        shown |= {"reason": trial.reason, "stage": trial.stage}
+    if trial.geometry is not None:
+        shown |= {"threads": trial.geometry.threads, "dynamic_smem_bytes": trial.geometry.dynamic_smem_bytes}
+    if trial.resources is not None:
+        shown |= {
+            "registers": trial.resources.registers,
+            "spill_bytes": trial.resources.spill_bytes,
+            "static_smem_bytes": trial.resources.static_smem_bytes,
+        }
+    if trial.occupancy is not None:
+        shown |= {
+            "occupancy": trial.occupancy.occupancy,
+            "blocks_per_sm": trial.occupancy.blocks_per_sm,
+            "limited_by": ", ".join(trial.occupancy.limited_by),
+        }
+    if trial.measurement is not None:
+        shown |= {"low_us": trial.measurement.low_us, "high_us": trial.measurement.high_us}
+    return shown
+
+
+def new_study(name: str | None = None, sampler: BaseSampler | None = None) -> optuna.Study:
+    """An empty study in memory that minimises a time in microseconds."""
+    with quiet_optuna():
+        study = optuna.create_study(study_name=name, sampler=sampler, direction="minimize")
+        study.set_metric_names(["time_us"])
+    return study
+
+
+def finished_trial(
+    trial: Trial, distributions: Mapping[str, CategoricalDistribution], objective: Objective
+) -> FrozenTrial:
+    """A trial as Optuna keeps it.
+
+    Raises
+    ------
+    ValueError
+        The configuration has a parameter or a value that ``distributions`` lacks.
+    """
+    state, value = objective.result(trial)
+    return create_trial(
+        state=state,
+        value=value,
+        params=dict(trial.config),
+        distributions={name: distributions[name] for name in trial.config if name in distributions},
+        user_attrs=attributes_of(trial),
+        constraints={FAILED: float(failed(trial))},
+    )
+
+
+def study_of_trials(parameters: Sequence[Parameter], trials: Iterable[Trial], name: str | None = None) -> optuna.Study:
+    """Build a study in memory from stored trials, for Optuna's plots or for `study_to_storage`.
+
+    Parameters
+    ----------
+    parameters
+        Of the search space; values that occur only in the trials are added to its own.
+    trials
+        Oldest first.
+    name
+        Of the study; None lets Optuna choose one.
+    """
+    kept = list(trials)
+    values: dict[str, dict[Value, None]] = {each.name: dict.fromkeys(each.values) for each in parameters}
+    for trial in kept:
+        for parameter, value in trial.config.items():
+            values.setdefault(parameter, {})[value] = None
+    distributions = {parameter: CategoricalDistribution(tuple(choices)) for parameter, choices in values.items()}
+    objective = Objective()
+    study = new_study(name)
+    study.add_trials(finished_trial(trial, distributions, objective) for trial in kept)
+    return study
