@@ -17,7 +17,7 @@ from autotile.ground.errors import CompileError, ToolchainError
 from autotile.ground.model import Config, Resources, Value, canonical_json
 
 _BASE_OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--no-cache")
-"""NVRTC's own cache (12.9 and later, where a driver is installed) answers without the assembler's report: it stays off."""
+"""NVRTC's own cache (12.9 and later, with a driver) answers without the assembler's report, so it stays off."""
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
