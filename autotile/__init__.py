@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from autotile.dispatch.serving import get_best_kernel
     from autotile.ground.errors import AutotileError, InputError
     from autotile.ops import tune
+    from autotile.tuning.options import TuneOptions
 
 __version__ = "0.1.0"
 
-__all__ = ["AutotileError", "BoundKernel", "InputError", "__version__", "get_best_kernel", "tune"]
+__all__ = ["AutotileError", "BoundKernel", "InputError", "TuneOptions", "__version__", "get_best_kernel", "tune"]
 
 _HOME = {
     "AutotileError": "autotile.ground.errors",
     "BoundKernel": "autotile.dispatch.bound",
     "InputError": "autotile.ground.errors",
+    "TuneOptions": "autotile.tuning.options",
     "get_best_kernel": "autotile.dispatch.serving",
     "tune": "autotile.ops",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
@@ -182,15 +182,36 @@ class BoundKernel:
         CompileError
             The template does not compile.
         """
-        function = self._function or self._load()
         stream = stream or foreign_stream(arrays)
         with stream if stream is not None else nullcontext():
             given = self._with_outputs(arrays)
-            views = [self._checked(b, array) for b, array in zip(self._kernel.spec.buffers, given, strict=True)]
-            values = self._arguments(views, scalars)
-            function.launch(self._geometry.grid, self._geometry.block, values, self._geometry.dynamic_smem_bytes)
+            self._launcher(given, scalars)()
         outputs = tuple(a for b, a in zip(self._kernel.spec.buffers, given, strict=True) if b.access != "in")
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def bind(self, *arrays: Any, **scalars: float) -> Callable[[], None]:
+        """A launch on fixed arrays, checked once: each call of what it returns launches on CuPy's current stream.
+
+        Parameters
+        ----------
+        *arrays
+            All of the kernel's buffers, in order. They are kept alive by what is returned.
+        **scalars
+            Scalars with a default, such as ``alpha``.
+
+        Raises
+        ------
+        ArgumentError, ToolchainError, CompileError
+            As for a call.
+        """
+        return self._launcher(self._with_outputs(arrays), scalars)
+
+    def _launcher(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
+        function = self._function or self._load()
+        views = [self._checked(b, array) for b, array in zip(self._kernel.spec.buffers, arrays, strict=True)]
+        values = self._arguments(views, scalars)
+        geometry = self._geometry
+        return lambda: function.launch(geometry.grid, geometry.block, values, geometry.dynamic_smem_bytes)
 
     def _with_outputs(self, arrays: Sequence[Any]) -> list[Any]:
         """The arrays in the kernel's order, with the outputs that were left out."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from autotile.dispatch.serving import forget_served
 from autotile.files.library import Kernel
 from autotile.files.settings import read_settings
 from autotile.ground.model import Problem
@@ -69,7 +70,9 @@ def tune_problem(kernel: Kernel, problem: Problem, options: TuneOptions, observe
     """`tune` for a kernel that is read already."""
     if options.replay is None and options.device_index > 0:
         check_device_index(options.device_index)
-    return session.tune(kernel, problem, read_settings(), options, observe or (lambda _: None))
+    result = session.tune(kernel, problem, read_settings(), options, observe or (lambda _: None))
+    forget_served()  # the next get_best_kernel sees what was found
+    return result
 
 
 def serving_call(kernel: str, problem: Problem, *, dtype: str | None, database: str | None) -> str:
