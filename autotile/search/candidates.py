@@ -81,10 +81,10 @@ def positions(values: Sequence[Value]) -> NDArray[np.int64] | None:
     return np.argsort(np.argsort(np.array(values))).astype(np.int64)
 
 
-def _distances(values: Sequence[Value]) -> NDArray[np.floating]:
+def _distances(values: Sequence[Value]) -> NDArray[np.float32]:
     """Distance between any two values of a parameter, 0 to 1."""
     places = positions(values)
     if places is None:
         return 1 - np.eye(len(values), dtype=np.float32)
-    steps = np.abs(places[:, None] - places[None, :])
+    steps: NDArray[np.int64] = np.abs(places[:, None] - places[None, :])
     return (steps / max(1, len(values) - 1)).astype(np.float32)

@@ -16,7 +16,8 @@ from autotile.search.quiet import quiet_optuna
 from autotile.search.row_sampler import RowSampler
 
 _KEEPS_STATE_IN_TRIALS = (BaseGASampler, CmaEsSampler)
-"""Samplers that mark the trials they draw with a generation and learn from no others."""
+"""Samplers that mark the trials they draw for with a generation, and learn from no others: they draw once for every
+trial, whether the draw counts or not."""
 
 
 class FeasibleSampler(RowSampler):
@@ -58,7 +59,7 @@ class FeasibleSampler(RowSampler):
     >>> optuna.logging.set_verbosity(optuna.logging.WARNING)
     >>> study = optuna.create_study(sampler=sampler)
     >>> study.optimize(
-    ...     lambda trial: trial.suggest_categorical("BM", (32, 64, 128)) / trial.suggest_categorical("TM", (4, 8))
+    ...     lambda trial: trial.suggest_categorical("BM", (32, 64, 128)) * trial.suggest_categorical("TM", (4, 8))
     ... )
     >>> len(study.trials), study.best_params
     (4, {'BM': 32, 'TM': 4})
@@ -85,16 +86,13 @@ class FeasibleSampler(RowSampler):
         self._ended_well = 0
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
-        mirror, _ = self._open_mirror(study, number, rng)
+        mirror = self._open_mirror(study, number, rng)
         row = self._draw(mirror, number, rng)
         mirror.place(number, self.candidates.space.codes[row])
         return row
 
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
-        mirror, inner = self._open_mirror(study, number, rng)
-        if isinstance(inner, _KEEPS_STATE_IN_TRIALS):
-            mirror.draw(number)
-        mirror.place(number, self.candidates.space.codes[row])
+        self._open_mirror(study, number, rng).place(number, self.candidates.space.codes[row])
 
     def _learn(self, trial: FrozenTrial) -> None:
         assert self._mirror is not None
@@ -103,19 +101,21 @@ class FeasibleSampler(RowSampler):
             self._ended += 1
             self._ended_well += all(violation <= 0 for violation in trial.constraints.values())
 
-    def _open_mirror(self, study: Study, number: int, rng: np.random.Generator) -> tuple[Mirror, BaseSampler]:
+    def _open_mirror(self, study: Study, number: int, rng: np.random.Generator) -> Mirror:
         if self._mirror is None:
             self._mirror = Mirror(self.candidates.space.parameters, study.directions, self._ordered)
         with quiet_optuna():
             inner = self._inner(seed=int(rng.integers(2**31)))
         self._mirror.begin(number, inner)
-        return self._mirror, inner
+        if isinstance(inner, _KEEPS_STATE_IN_TRIALS):
+            self._mirror.draw(number)
+        return self._mirror
 
     def _draw(self, mirror: Mirror, number: int, rng: np.random.Generator) -> int:
+        if self._ended < self._startup or not self._ended_well:
+            return self.candidates.uniform(rng)
         for _ in range(self._draws):
             codes = mirror.draw(number)
-            if self._ended < self._startup or not self._ended_well:
-                return self.candidates.uniform(rng)
             row = int(self.candidates.free_rows_of(codes[None])[0])
             if row >= 0:
                 return row

@@ -74,7 +74,7 @@ def _cmaes(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSam
 
     from autotile.search.feasible import FeasibleSampler
 
-    inner = partial(CmaEsSampler, with_margin=True, warn_independent_sampling=False)
+    inner = partial(CmaEsSampler, warn_independent_sampling=False)
     return FeasibleSampler(space, inner, seed, available=available, startup=1, ordered=True)
 
 

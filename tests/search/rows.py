@@ -1,0 +1,79 @@
+"""Small search spaces for the tests of the samplers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+
+import numpy as np
+from hypothesis import strategies as st
+
+from autotile.ground.model import Config, Measurement, Outcome, Trial, Value
+from autotile.ground.space import SearchSpace
+from autotile.ground.spec import Parameter
+
+TILES = {
+    "BM": (32, 64, 128, 256),
+    "BN": (32, 64, 128, 256),
+    "TM": (2, 4, 8),
+    "LAYOUT": ("row", "column"),
+    "ASYNC": (False, True),
+}
+
+
+def make_space(
+    values: Mapping[str, Sequence[Value]], keep: Callable[[Config], bool] = lambda config: True
+) -> SearchSpace:
+    """The combinations that ``keep`` accepts, in the order of nested loops."""
+    parameters = tuple(Parameter(name, tuple(choices)) for name, choices in values.items())
+    grid = product(*(range(len(each.values)) for each in parameters))
+    codes = [c for c in grid if keep({p.name: p.values[i] for p, i in zip(parameters, c, strict=True)})]
+    table = np.asfortranarray(np.array(codes, np.uint8).reshape(-1, len(parameters)))
+    combinations = int(np.prod([len(each.values) for each in parameters]))
+    return SearchSpace(parameters, table, combinations, rules=(), limits=(), seconds=0.0)
+
+
+def tile_space() -> SearchSpace:
+    """Tiles of at least 4096 elements: 132 of 192 combinations."""
+    return make_space(TILES, lambda c: int(c["BM"]) * int(c["BN"]) // int(c["TM"]) >= 2048)
+
+
+def tile_time_us(config: Config) -> float:
+    """A smooth landscape with its minimum of 100 us at BM=128 BN=64 TM=4 LAYOUT=column ASYNC=True."""
+    away = (
+        abs(np.log2(int(config["BM"]) / 128))
+        + abs(np.log2(int(config["BN"]) / 64))
+        + abs(np.log2(int(config["TM"]) / 4))
+    )
+    return float(
+        100 * (1 + 0.4 * away) * (1.0 if config["LAYOUT"] == "column" else 1.5) * (1.0 if config["ASYNC"] else 1.2)
+    )
+
+
+def ok(config: Config, time_us: float, outcome: Outcome = Outcome.OK) -> Trial:
+    """A trial with a time."""
+    return Trial(dict(config), outcome, measurement=Measurement(time_us, 0.99 * time_us, 1.01 * time_us))
+
+
+def broken(config: Config, outcome: Outcome = Outcome.WRONG_RESULT) -> Trial:
+    """A trial without one."""
+    return Trial(dict(config), outcome, "element 3 is 7, expected 5", "verify")
+
+
+_VALUES = st.one_of(
+    st.lists(st.integers(1, 512), min_size=1, max_size=5, unique=True),
+    st.lists(st.sampled_from(["row", "column", "tiled", "swizzled"]), min_size=1, max_size=4, unique=True),
+    st.just([False, True]),
+)
+
+
+@st.composite
+def spaces(draw: st.DrawFn) -> SearchSpace:
+    """Spaces of one to four parameters of any kind, with a random part of their combinations."""
+    lists = draw(st.lists(_VALUES, min_size=1, max_size=4))
+    values = {f"P{index}": choices for index, choices in enumerate(lists)}
+    whole = make_space(values)
+    share = draw(st.floats(0.05, 1.0))
+    kept = np.random.default_rng(draw(st.integers(0, 2**32))).random(len(whole)) < share
+    kept[draw(st.integers(0, len(whole) - 1))] = True
+    return whole.select(kept)

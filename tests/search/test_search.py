@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from rows import broken, make_space, ok, tile_space, tile_time_us
+
+from autotile.ground.errors import ConfigError, InputError
+from autotile.ground.model import Config, Outcome, Trial
+from autotile.search.samplers import SAMPLERS
+from autotile.search.search import Search
+from autotile.search.study import FAILED
+
+INSTALLED = [name for name, kind in SAMPLERS.items() if not kind.needs or find_spec(kind.needs)]
+DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}
+
+
+def trial_of(config: Config) -> Trial:
+    """What a pretended device answers: a quarter of the tiles fail, the slow ones are dropped early."""
+    if config["BM"] == 256:
+        return broken(config)
+    time_us = tile_time_us(config)
+    return ok(config, time_us, Outcome.PRUNED if time_us > 300 else Outcome.OK)
+
+
+def advance(search: Search, trials: int) -> list[Trial]:
+    """Propose and tell one at a time."""
+    done = []
+    for _ in range(trials):
+        proposal = search.propose()
+        assert proposal is not None
+        row, config = proposal
+        done.append(trial_of(config))
+        search.tell(row, done[-1])
+    return done
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_the_default_comes_first_and_then_every_other_row(name: str) -> None:
+    space = make_space({"A": (1, 2, 4), "B": ("x", "y", "z"), "C": (5,)}, lambda c: c["A"] != 2 or c["B"] != "y")
+    search = Search(space, name, seed=4, first=[{"A": 4, "B": "y", "C": 5}])
+    done = advance_any(search, len(space))
+    assert done[0] == {"A": 4, "B": "y", "C": 5}
+    assert sorted(map(str, done)) == sorted(str(space.config(row)) for row in range(len(space)))
+    assert search.propose() is None
+
+
+def advance_any(search: Search, trials: int) -> list[Config]:
+    proposals = []
+    for index in range(trials):
+        row, config = search.propose() or pytest.fail("too few rows")
+        proposals.append(config)
+        search.tell(row, ok(config, 10.0 + index) if index % 3 else broken(config))
+    return proposals
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_a_resumed_search_goes_on_as_the_first_one_would_have(name: str) -> None:
+    space = tile_space()
+    whole = Search(space, name, seed=7, first=[DEFAULT])
+    done = advance(whole, 50)
+    resumed = Search(space, name, seed=7, first=[DEFAULT])
+    assert resumed.replay(done[:30]) == 30
+    assert [trial.config for trial in advance(resumed, 20)] == [trial.config for trial in done[30:]]
+
+
+def test_replayed_trials_that_left_the_space_are_ignored() -> None:
+    space = make_space({"A": (1, 2, 4), "B": (1, 2)}, lambda c: c["A"] != 2)
+    search = Search(space, "random", first=[{"A": 1, "B": 1}])
+    earlier = [
+        ok({"A": 1, "B": 1}, 5.0),
+        ok({"A": 2, "B": 1}, 4.0),  # not valid any more
+        ok({"A": 3, "B": 1}, 3.0),  # a value that the space lost
+        ok({"A": 1}, 2.0),  # before B was a parameter
+    ]
+    assert search.replay(earlier) == 1
+    assert len(search.study.trials) == 2
+    assert {str(config) for config in advance_any(search, 3)} == {
+        "{'A': 1, 'B': 2}",
+        "{'A': 4, 'B': 1}",
+        "{'A': 4, 'B': 2}",
+    }
+    assert search.propose() is None
+
+
+def test_several_rows_can_be_pending() -> None:
+    search = Search(tile_space(), "tpe", first=[DEFAULT])
+    pending = [search.propose() for _ in range(16)]
+    rows = [proposal[0] for proposal in pending if proposal]
+    for row, config in [proposal for proposal in pending if proposal][::-1]:
+        search.tell(row, trial_of(config))
+    rows += [proposal[0] for _ in range(30) if (proposal := search.propose())]
+    assert len(set(rows)) == 46
+
+
+def test_a_default_that_cannot_be_proposed_is_skipped() -> None:
+    space = tile_space()
+    available = np.ones(len(space), np.bool_)
+    available[space.row_of(DEFAULT)] = False
+    proposal = Search(space, "brute-force", first=[DEFAULT, {"BM": 7}], available=available).propose()
+    assert proposal is not None
+    assert proposal[1] != DEFAULT
+
+
+def test_each_proposal_is_told_once() -> None:
+    search = Search(tile_space(), "random")
+    row, config = search.propose() or pytest.fail("nothing proposed")
+    search.tell(row, trial_of(config))
+    with pytest.raises(ConfigError, match=f"row {row} was not proposed or was told already"):
+        search.tell(row, trial_of(config))
+
+
+def test_auto_says_what_it_became() -> None:
+    space = tile_space()
+    assert Search(space, trials=10_000).sampler == "brute-force"
+    assert Search(space, trials=50).sampler == "tpe"
+    with pytest.raises(InputError, match="no sampler 'best'"):
+        Search(space, "best")
+
+
+def test_the_study_shows_times_in_microseconds_and_failures_as_the_worst() -> None:
+    search = Search(make_space({"A": (1, 2, 3, 4, 5)}), "brute-force")
+    for trial in (
+        broken({"A": 1}),
+        ok({"A": 2}, 20.0),
+        ok({"A": 3}, 50.0, Outcome.PRUNED),
+        broken({"A": 4}, Outcome.CRASHED),
+        Trial({"A": 5}, Outcome.NOT_AVAILABLE, "not in the recording"),
+    ):
+        row, config = search.propose() or pytest.fail("nothing proposed")
+        assert config == trial.config
+        search.tell(row, trial)
+    trials = search.study.trials
+    assert [trial.value for trial in trials] == [1e6, 20.0, 50.0, 100.0, None]
+    assert [trial.constraints[FAILED] for trial in trials] == [1.0, 0.0, 0.0, 1.0, 1.0]
+    assert [trial.user_attrs["outcome"] for trial in trials] == [
+        "wrong_result",
+        "ok",
+        "pruned",
+        "crashed",
+        "not_available",
+    ]
+    assert trials[0].user_attrs["reason"] == "element 3 is 7, expected 5"
+    assert search.study.best_params == {"A": 2}
+    assert search.study.metric_names == ["time_us"]
