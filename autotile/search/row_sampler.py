@@ -33,12 +33,19 @@ class RowSampler(BaseSampler):
     space
         The configurations; the study's parameters are suggested with `distributions_of` its parameters.
     seed
-        Makes the proposals repeatable.
+        Makes the proposals repeatable; not negative.
     available
         Rows that may be proposed at all, bool, shape (rows,); None for all.
+
+    Raises
+    ------
+    InputError
+        The seed is negative.
     """
 
     def __init__(self, space: SearchSpace, seed: int, available: ArrayLike | None = None) -> None:
+        if seed < 0:
+            raise InputError(f"the seed is {seed}, expected 0 or more")
         self.candidates = Candidates(space, available)
         self._distributions = distributions_of(space.parameters)
         self._seed = seed

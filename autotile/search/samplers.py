@@ -33,6 +33,8 @@ class SamplerKind:
     ----------
     summary
         One line for a list of the samplers.
+    make
+        Makes the sampler from a space, a seed and the rows that may be proposed.
     needs
         A package that must be installed besides autotile's own, if any.
     """
@@ -131,7 +133,7 @@ def make_sampler(name: str, space: SearchSpace, seed: int, available: ArrayLike 
     Raises
     ------
     InputError
-        There is no such sampler, or it needs a package that is not installed.
+        There is no such sampler, it needs a package that is not installed, or the seed is negative.
     """
     kind = SAMPLERS.get(resolve_sampler(name, space, available))
     if kind is None:

@@ -12,7 +12,7 @@ from autotile.ground.errors import ConfigError
 from autotile.ground.model import Config, Trial
 from autotile.ground.space import SearchSpace
 from autotile.search.samplers import make_sampler, resolve_sampler
-from autotile.search.study import FAILED, Objective, attributes_of, distributions_of, failed, finished_trial, new_study
+from autotile.search.study import Objective, attributes_of, constraints_of, distributions_of, finished_trial, new_study
 
 
 class Search:
@@ -25,7 +25,7 @@ class Search:
     sampler
         Name of the sampler, see `autotile.search.samplers`.
     seed
-        Makes the search repeatable: the same seed and the same trials give the same proposals.
+        Makes the search repeatable: the same seed and the same trials give the same proposals. Not negative.
     first
         Configurations to propose before any other, where they are rows that can be proposed.
     available
@@ -43,7 +43,7 @@ class Search:
     Raises
     ------
     InputError
-        There is no such sampler, or it needs a package that is not installed.
+        There is no such sampler, it needs a package that is not installed, or the seed is negative.
     """
 
     def __init__(
@@ -112,7 +112,8 @@ class Search:
             raise ConfigError(f"row {row} was not proposed or was told already; tell each proposal once")
         for name, value in attributes_of(trial).items():
             asked.set_user_attr(name, value)
-        asked.set_constraint(FAILED, float(failed(trial)))
+        for name, violation in constraints_of(trial).items():
+            asked.set_constraint(name, violation)
         state, time_us = self._objective.result(trial)
         self.study.tell(asked, time_us, state)
 

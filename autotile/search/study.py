@@ -36,15 +36,16 @@ class Objective:
         """State and value of a trial; trials are to be asked about in the order they ended."""
         if trial.outcome is Outcome.NOT_AVAILABLE:
             return TrialState.FAIL, None
-        if failed(trial) or trial.time_us is None:
+        time_us = _measured_us(trial)
+        if time_us is None:
             return TrialState.COMPLETE, 2 * self._longest_us or _UNMEASURED_US
-        self._longest_us = max(self._longest_us, trial.time_us)
-        return TrialState.COMPLETE, trial.time_us
+        self._longest_us = max(self._longest_us, time_us)
+        return TrialState.COMPLETE, time_us
 
 
-def failed(trial: Trial) -> bool:
-    """Whether a candidate has no time."""
-    return not trial.outcome.has_time or trial.time_us is None
+def constraints_of(trial: Trial) -> dict[str, float]:
+    """What a study is told of whether a candidate works."""
+    return {FAILED: float(_measured_us(trial) is None)}
 
 
 def distributions_of(parameters: Iterable[Parameter]) -> dict[str, CategoricalDistribution]:
@@ -101,7 +102,7 @@ def finished_trial(
         params=dict(trial.config),
         distributions={name: distributions[name] for name in trial.config if name in distributions},
         user_attrs=attributes_of(trial),
-        constraints={FAILED: float(failed(trial))},
+        constraints=constraints_of(trial),
     )
 
 
@@ -127,3 +128,7 @@ def study_of_trials(parameters: Sequence[Parameter], trials: Iterable[Trial], na
     study = new_study(name)
     study.add_trials(finished_trial(trial, distributions, objective) for trial in kept)
     return study
+
+
+def _measured_us(trial: Trial) -> float | None:
+    return trial.time_us if trial.outcome.has_time else None

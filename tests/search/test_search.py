@@ -117,6 +117,8 @@ def test_auto_says_what_it_became() -> None:
     assert Search(space, trials=50).sampler == "tpe"
     with pytest.raises(InputError, match="no sampler 'best'"):
         Search(space, "best")
+    with pytest.raises(InputError, match="the seed is -1, expected 0 or more"):
+        Search(space, "random", seed=-1)
 
 
 def test_the_study_shows_times_in_microseconds_and_failures_as_the_worst() -> None:
