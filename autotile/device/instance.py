@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from autotile.device.buffers import GuardedBuffer
 from autotile.device.inputs import make_input
+from autotile.device.scalars import decode_scalar, scalar_value
 from autotile.device.support import SupportKernels
 from autotile.device.toolchain import load_cupy
 from autotile.ground.dtypes import DTYPES, Array, Dtype
@@ -40,7 +41,8 @@ class ProblemInstance:
     Raises
     ------
     InputError
-        The reference cannot be computed, has another shape than the output, or is not finite.
+        The reference cannot be computed, has another shape than the output, or is not finite; or a scalar does not fit
+        in its type.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class ProblemInstance:
         self._spec = spec
         self._dtype = dtype
         self._support = support
-        self._scalars = {a.name: scalar_value(a, sizes, check=check) for a in spec.scalars}
+        self._scalars = {a.name: scalar_value(a, sizes, dtype, check=check) for a in spec.scalars}
         self._buffers: dict[str, GuardedBuffer] = {}
         self._pristine: dict[str, GuardedBuffer] = {}
         host: dict[str, Array] = {}
@@ -108,7 +110,8 @@ class ProblemInstance:
     def _compute_reference(self, stored: Mapping[str, Array]) -> dict[str, tuple[Any, float, float]]:
         """Right answers on the device, each with its tolerance and the scale of its values."""
         cupy = load_cupy()
-        environment: dict[str, Any] = {**self.sizes, **{name: float(v) for name, v in self._scalars.items()}}
+        environment: dict[str, Any] = dict(self.sizes)
+        environment |= {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in self._spec.scalars}
         environment |= {name: self._element_type(name).decode(values) for name, values in stored.items()}
         reduction = int(self._spec.reference.reduction.evaluate(self.sizes))
         answers = {}
@@ -155,14 +158,3 @@ class ProblemInstance:
 
     def _sizes_text(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.sizes.items())
-
-
-def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], *, check: bool) -> Any:
-    """A scalar argument's value, as a NumPy scalar of its exact type."""
-    if isinstance(scalar.value, int | float):
-        value: Any = scalar.check_value if check and scalar.check_value is not None else scalar.value
-    else:
-        value = scalar.value.evaluate(sizes)
-    dtype = DTYPES[scalar.dtype]
-    stored: Any = dtype.encode(np.asarray(value))
-    return stored[()]

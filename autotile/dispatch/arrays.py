@@ -47,9 +47,12 @@ def foreign_stream(arrays: tuple[Any, ...]) -> Any | None:
     PyTorch keeps a current stream of its own, and its users expect a launch on their tensors to be ordered by it.
     """
     torch = sys.modules.get("torch")
-    if torch is not None and any(isinstance(array, torch.Tensor) for array in arrays):
-        return load_cupy().cuda.Stream.from_external(_StreamPointer(torch.cuda.current_stream().cuda_stream))
-    return None
+    if torch is None:
+        return None
+    tensor = next((array for array in arrays if isinstance(array, torch.Tensor) and array.is_cuda), None)
+    if tensor is None:
+        return None
+    return load_cupy().cuda.Stream.from_external(_StreamPointer(torch.cuda.current_stream(tensor.device).cuda_stream))
 
 
 @dataclass(frozen=True, slots=True)

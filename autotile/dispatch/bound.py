@@ -12,8 +12,8 @@ import numpy as np
 
 from autotile.device.compiler import compile_job
 from autotile.device.cubin_cache import CachedCubin, CubinCache
-from autotile.device.instance import scalar_value
 from autotile.device.module import Function, Module
+from autotile.device.scalars import encode_scalar, scalar_value
 from autotile.device.toolchain import load_cupy
 from autotile.dispatch.arrays import as_cupy, foreign_stream
 from autotile.dispatch.choose import Choice, Tier
@@ -50,10 +50,22 @@ class BoundKernel:
         The device that it is served for.
     source
         ``cuda`` for a result measured here, ``replayed`` for one from a recording, empty for the default.
+
+    Parameters
+    ----------
+    kernel, problem, device, choice
+        What is served, and for what.
+    device_index
+        CUDA device to launch on; None where the kernel can only be looked at.
+
+    Raises
+    ------
+    ArgumentError
+        A scalar that the problem binds does not fit in its type.
     """
 
     def __init__(
-        self, kernel: Kernel, problem: Problem, device: DeviceProperties, device_index: int, choice: Choice
+        self, kernel: Kernel, problem: Problem, device: DeviceProperties, device_index: int | None, choice: Choice
     ) -> None:
         self.kernel = kernel.name
         self.problem = problem
@@ -62,9 +74,10 @@ class BoundKernel:
         self._choice = choice
         self._device_index = device_index
         self._geometry = launch_geometry(kernel.spec, choice.config, problem.sizes, device)
-        self._shapes = {b.name: b.extents(problem.sizes) for b in kernel.spec.buffers}
-        self._dtypes = {b.name: np.dtype(DTYPES[b.element_type(problem.dtype)].storage) for b in kernel.spec.buffers}
-        self._scalars = {s.name: scalar_value(s, problem.sizes, check=False) for s in kernel.spec.scalars}
+        sizes, dtype = problem.sizes, problem.dtype
+        self._shapes = {b.name: b.extents(sizes) for b in kernel.spec.buffers}
+        self._dtypes = {b.name: np.dtype(DTYPES[b.element_type(dtype)].storage) for b in kernel.spec.buffers}
+        self._scalars = {s.name: scalar_value(s, sizes, dtype, check=False) for s in kernel.spec.scalars}
         self._cubin: CachedCubin | None = None
         self._function: Function | None = None
         self._lock = threading.Lock()
@@ -102,7 +115,7 @@ class BoundKernel:
     @property
     def resources(self) -> Resources | None:
         """Registers, spills and static shared memory; compiled now where they are not known, None without NVRTC."""
-        if self._choice.resources is not None:
+        if self._choice.resources is not None and self._choice.tuned_on == self.device.name:
             return self._choice.resources
         try:
             return self._compiled().resources
@@ -112,8 +125,6 @@ class BoundKernel:
     @property
     def occupancy(self) -> Occupancy | None:
         """Blocks per SM and the limit that binds; None where the resources are unknown."""
-        if self._choice.occupancy is not None and self._choice.tuned_on == self.device.name:
-            return self._choice.occupancy
         resources = self.resources
         return compiled_occupancy(self._geometry, resources, self.device) if resources is not None else None
 
@@ -183,7 +194,7 @@ class BoundKernel:
             The template does not compile.
         """
         stream = stream or foreign_stream(arrays)
-        with stream if stream is not None else nullcontext():
+        with load_cupy().cuda.Device(self._device_index), stream if stream is not None else nullcontext():
             given = self._with_outputs(arrays)
             self._launcher(given, scalars)()
         outputs = tuple(a for b, a in zip(self._kernel.spec.buffers, given, strict=True) if b.access != "in")
@@ -260,15 +271,14 @@ class BoundKernel:
         if scalar is None:
             known = ", ".join(free) or "none"
             raise ArgumentError(f"{self.kernel} has no scalar {name!r} to set; scalars with a default: {known}")
-        stored: Any = DTYPES[scalar.dtype].encode(np.asarray(value))
-        return stored[()]
+        return encode_scalar(scalar, value, self.problem.dtype)
 
     def _load(self) -> Function:
         """Compile or find the cubin and load it, once."""
-        if self.device.source != "cuda":
+        if self._device_index is None:
             raise ToolchainError(
-                f"{self.kernel} cannot be launched: there is no CUDA device here, and it is served for "
-                f"{self.device.name} ({self.device.source})"
+                f"{self.kernel} was served for a look at {self.device.name}, not for a CUDA device of this machine; "
+                "to launch it, call get_best_kernel where there is one, and without the device's name"
             )
         with self._lock:
             if self._function is None:

@@ -9,8 +9,10 @@ from datetime import datetime
 from typing import Literal
 
 from autotile.files.library import Kernel
+from autotile.ground.geometry import launch_geometry
 from autotile.ground.hardware import DeviceProperties
-from autotile.ground.model import Config, Measurement, Occupancy, Problem, Resources
+from autotile.ground.model import Config, Measurement, Problem, Resources, Trial
+from autotile.ground.resource_gate import compiled_occupancy, resource_fault
 from autotile.ground.space import check_config, feasible_space
 from autotile.store.best import StoredBest
 from autotile.store.keys import TuningKey, space_hash
@@ -36,7 +38,6 @@ class Choice:
     config: Config
     measurement: Measurement | None = None
     resources: Resources | None = None
-    occupancy: Occupancy | None = None
     source: Literal["cuda", "replayed", ""] = ""
     tuned_on: str = ""
     tuned_at: datetime | None = None
@@ -50,7 +51,8 @@ def choose(
     """The best stored result that may be served for a problem, else the default configuration.
 
     A result of another version of the kernel is never served: it was not verified for this one. A configuration
-    that breaks a rule or a limit at these sizes or on this device is passed over.
+    that breaks a rule or a limit at these sizes or on this device is passed over; so is one that, with the resources it
+    was compiled to where it was tuned, could not run here or not as its author asks.
 
     Parameters
     ----------
@@ -67,10 +69,19 @@ def choose(
         and (best.key.template_hash, best.key.space_hash) == (asked.template_hash, asked.space_hash)
         and best.key.options == asked.options
         and not check_config(kernel.spec, best.trial.config, problem.sizes, device)
+        and not _resource_fault(kernel, best.trial, problem, device)
     ]
     if not current:
         return Choice("default", _default_config(kernel, problem, device))
     return _choice(min(current, key=lambda best: _rank(best, asked)), asked)
+
+
+def _resource_fault(kernel: Kernel, trial: Trial, problem: Problem, device: DeviceProperties) -> str:
+    if trial.resources is None:
+        return ""
+    geometry = launch_geometry(kernel.spec, trial.config, problem.sizes, device)
+    found = compiled_occupancy(geometry, trial.resources, device)
+    return resource_fault(kernel.spec.limits, geometry, trial.resources, found, device)
 
 
 def _rank(best: StoredBest, asked: TuningKey) -> tuple[int, float, int, float]:
@@ -116,7 +127,6 @@ def _choice(best: StoredBest, asked: TuningKey) -> Choice:
         config=best.trial.config,
         measurement=best.trial.measurement,
         resources=best.trial.resources,
-        occupancy=best.trial.occupancy,
         source=best.key.source,
         tuned_on=best.key.gpu_name,
         tuned_at=best.created_at,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotile.device.properties import device_count, live_device
 from autotile.device.toolchain import load_cupy, nvrtc_version
 from autotile.dispatch.bound import BoundKernel
-from autotile.dispatch.choose import Choice, choose
+from autotile.dispatch.choose import choose
 from autotile.files.library import load_kernel
 from autotile.files.profiles import device_profile
 from autotile.files.settings import read_settings
@@ -59,11 +59,14 @@ def get_best_kernel(
     >>> C = kernel(A, B)  # doctest: +SKIP
     """
     key = (name, dtype, _current_device() if device is None else device, database, *sizes.items())
-    kernel = _served.get(key)
-    if kernel is None:
-        kernel = _serve(name, dtype, device, database, sizes)
-        _served[key] = kernel
-    return kernel
+    served = _served.get(key)
+    if served is None:
+        location = database or read_settings().database
+        kernel = _serve(name, dtype, device, location, sizes)
+        served = _served.setdefault(key, kernel)  # of threads that ask together, all are served the same
+        if served is kernel and kernel.tier != "exact":
+            _count_miss(location, kernel)
+    return served
 
 
 def forget_served() -> None:
@@ -71,19 +74,17 @@ def forget_served() -> None:
     _served.clear()
 
 
-def _serve(
-    name: str, dtype: str | None, device: int | str | None, database: str | None, sizes: dict[str, int]
-) -> BoundKernel:
+def _serve(name: str, dtype: str | None, device: int | str | None, location: str, sizes: dict[str, int]) -> BoundKernel:
     kernel = load_kernel(name)
     problem = resolve_problem(kernel.spec, sizes, dtype)
-    location = database or read_settings().database
     stored = _stored(location, problem)
-    index = device if isinstance(device, int) else _current_device()
-    properties = _device(device, index, stored)
+    if isinstance(device, str):
+        index, properties = None, _absent_device(device, stored)
+    else:
+        index = _current_device() if device is None else device
+        properties = live_device(index) if index is not None else _absent_device(None, stored)
     choice = choose(kernel, problem, properties, _nvrtc_version(stored), stored)
-    if choice.tier != "exact":
-        _count_miss(location, problem, properties, choice)
-    return BoundKernel(kernel, problem, properties, index if index is not None else 0, choice)
+    return BoundKernel(kernel, problem, properties, index, choice)
 
 
 def _current_device() -> int | None:
@@ -93,26 +94,29 @@ def _current_device() -> int | None:
     return int(load_cupy().cuda.runtime.getDevice())
 
 
-def _device(device: int | str | None, index: int | None, stored: list[StoredBest]) -> DeviceProperties:
-    """The device to serve for: the one asked for, the live one, or the one that was tuned last."""
-    if isinstance(device, str):
-        wanted = device_profile(device)
-        return next((b.device for b in stored if b.device is not None and b.key.gpu_name == wanted.name), wanted)
-    if index is not None:
-        return live_device(index)
-    return next((best.device for best in stored if best.device is not None), device_profile(_FALLBACK_PROFILE))
+def _absent_device(name: str | None, stored: list[StoredBest]) -> DeviceProperties:
+    """A device to look at: the one named, else the one that was tuned last; a measured one before a replayed one."""
+    measured_first = sorted(stored, key=lambda best: best.key.source != "cuda")
+    tuned = [best.device for best in measured_first if best.device is not None]
+    if name is None:
+        return tuned[0] if tuned else device_profile(_FALLBACK_PROFILE)
+    by_name = {device.name.lower(): device for device in reversed(tuned)}
+    if name.lower() in by_name:
+        return by_name[name.lower()]
+    profile = device_profile(name)
+    return by_name.get(profile.name.lower(), profile)
 
 
 def _stored(location: str, problem: Problem) -> list[StoredBest]:
     """Best results of the kernel; none where the database is missing or cannot be read."""
     try:
         database = Database.open_readonly(location)
+        if database is None:
+            return []
+        with database:
+            return database.best(problem.kernel, dtype=problem.dtype)
     except DatabaseError:
         return []
-    if database is None:
-        return []
-    with database:
-        return database.best(problem.kernel, dtype=problem.dtype)
 
 
 def _nvrtc_version(stored: list[StoredBest]) -> str:
@@ -123,7 +127,7 @@ def _nvrtc_version(stored: list[StoredBest]) -> str:
         return stored[0].key.nvrtc_version if stored else ""
 
 
-def _count_miss(location: str, problem: Problem, device: DeviceProperties, choice: Choice) -> None:
+def _count_miss(location: str, kernel: BoundKernel) -> None:
     """Remember once a process what could not be served exactly, so that it can be tuned."""
     try:
         present = Database.open_readonly(location)
@@ -131,6 +135,6 @@ def _count_miss(location: str, problem: Problem, device: DeviceProperties, choic
             return
         present.close()
         with Database.open(location) as database:
-            database.record_miss(problem, device.name, choice.tier)
+            database.record_miss(kernel.problem, kernel.device.name, kernel.tier)
     except DatabaseError:
         return  # serving must not depend on being allowed to write

@@ -87,6 +87,10 @@ class ScalarArgument:
     check_value: float | None
     """A second value, used at the ragged shape when verifying (``beta`` other than 0, say)."""
 
+    def element_type(self, problem_dtype: str) -> str:
+        """Name of the type for a problem of the given dtype."""
+        return problem_dtype if self.dtype == PROBLEM_DTYPE else self.dtype
+
 
 Argument = BufferArgument | ScalarArgument
 
