@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from autotile.ground.errors import InputError, SpecError, UnknownKernelError
 from autotile.ground.spec import KernelSpec
 from autotile.ground.spec_parser import parse_spec
 
-_QUOTED_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"\n]+)"', re.MULTILINE)
-_STRING_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"\n]+)[>"]', re.MULTILINE)
+_LITERAL_OR_COMMENT = re.compile(r"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|//[^\n]*|/\*.*?\*/""", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Kernel:
     template_path
         Where it was read from; its folder is the first include folder.
     source_hash
-        SHA-256 over the template and the files that it includes with quotes, their includes too. Comments and
+        SHA-256 over the template and the author's own files that it includes, their includes too. Comments and
         indentation do not count: a better comment must not throw away what was measured.
     """
 
@@ -71,18 +72,25 @@ def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:
 
 def _find(name: str, folders: Sequence[Path]) -> Path:
     if name.endswith(".toml") or "/" in name or "\\" in name:
-        path = Path(name).expanduser()
-        if path.suffix == ".toml" and path.is_file():
+        path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises where there is no such user
+        if path.suffix == ".toml" and _is_file(path):
             return path
         raise UnknownKernelError(f"no search-space file {name!r}: expected the path of a .toml file that exists")
     for folder in folders:
         path = folder / f"{name}.toml"
-        if path.is_file():
+        if _is_file(path):
             return path
     names = kernel_names(folders)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known kernels: {', '.join(names)}."
     raise UnknownKernelError(f"no kernel named {name!r}; {hint} A kernel of your own is given as path/to/mine.toml")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no file can have: too long, say
+        return False
 
 
 def _template_path(spec_path: Path, spec: KernelSpec) -> Path:
@@ -112,16 +120,17 @@ def _hash_with_includes(path: Path, source: str) -> str:
         current, text = waiting.pop()
         code = _without_comments(text)
         digest.update(f"{current.name}\0{len(code)}\0{code}".encode())
-        for name in _QUOTED_INCLUDE.findall(text):
-            included = (current.parent / name).resolve()
-            if included not in seen and included.is_file():
-                seen.add(included)
-                waiting.append((included, _read_text(included, "included file")))
+        for name in _INCLUDE.findall(text):
+            for folder in (current.parent, path.parent):  # where the compiler looks before the toolkit's headers
+                included = (folder / name).resolve()
+                if included not in seen and _is_file(included):
+                    seen.add(included)
+                    waiting.append((included, _read_text(included, "included file")))
     return digest.hexdigest()
 
 
 def _without_comments(text: str) -> str:
     """The code alone: comments become a space, blank lines and indentation go."""
-    code = _STRING_OR_COMMENT.sub(lambda match: match[0] if match[0].startswith('"') else " ", text)
+    code = _LITERAL_OR_COMMENT.sub(lambda match: match[1] or " ", text)
     lines = (" ".join(line.split()) for line in code.splitlines())
     return "\n".join(line for line in lines if line)

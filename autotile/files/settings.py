@@ -93,4 +93,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     unknown = sorted(set(config) - set(_KNOWN_KEYS))
     if unknown:
         raise InputError(f"{path}: unknown setting {unknown[0]!r}; known are {', '.join(_KNOWN_KEYS)}")
+    for key, value in config.items():
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise InputError(f"{path}: {key} is {value!r}, expected a string; folders are separated by {os.pathsep!r}")
     return config
