@@ -105,15 +105,18 @@ class Gpu:
         return self._child.request(message, deadline_s)
 
     def _open(self) -> DeviceProperties:
-        self._child = Child(_WORKER_MODULE)
+        child = Child(_WORKER_MODULE)
         try:
-            reply = self._child.request({"op": "open", "workload": self._workload.to_json()}, _OPEN_DEADLINE_S)
+            reply = child.request({"op": "open", "workload": self._workload.to_json()}, _OPEN_DEADLINE_S)
+            if "error" in reply:
+                raise _setup_error(reply)
         except WorkerError as error:
-            self.close()
+            child.kill()
             raise ToolchainError(f"the GPU worker cannot start: {error}; see `autotile doctor`") from None
-        if "error" in reply:
-            self.close()
-            raise _setup_error(reply)
+        except BaseException:  # Ctrl-C, too, must not leave it behind
+            child.kill()
+            raise
+        self._child = child
         return DeviceProperties.from_json(reply["device"])
 
     def _bury(self, reason: str) -> None:

@@ -132,10 +132,17 @@ class GpuWorker:
     def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Answer one request."""
         cuda = load_cupy().cuda
+        entered = ""
+
+        def enter(name: str) -> None:
+            nonlocal entered
+            entered = name
+            stage(name)
+
         try:
-            return self._answer(message, stage)
+            return self._answer(message, enter)
         except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
-            return self._failure(message["op"], error)
+            return self._failure(message["op"], entered, error)
         except cuda.memory.OutOfMemoryError as error:
             return {"error": f"the problem does not fit in the device's memory: {error}", "kind": "input"}
         except AutotileError as error:
@@ -161,11 +168,11 @@ class GpuWorker:
             case unknown:
                 raise InputError(f"the worker knows no request {unknown!r}")
 
-    def _failure(self, request: str, error: Any) -> Mapping[str, Any]:
+    def _failure(self, request: str, stage: str, error: Any) -> Mapping[str, Any]:
         """A refused launch is an answer like another; anything else ends the worker."""
         outcome = _REFUSED.get(int(error.status))
         if request == "evaluate":
-            reply = Evaluation(outcome or Outcome.CRASHED, str(error)).to_json()
+            reply = Evaluation(outcome or Outcome.CRASHED, str(error), stage).to_json()
         else:
             reply = {"error": str(error), "kind": "cuda"}
         if outcome is None:
