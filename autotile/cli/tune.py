@@ -181,8 +181,6 @@ def _run(kernel: Kernel, problem: Problem, options: TuneOptions, call: str) -> T
 
     with TuneProgress(console(sys.stderr), problem, Workrate.of(kernel.spec, problem)) as progress:
         result = tune_problem(kernel, problem, options, progress)
-    for text in result.notices:
-        notice(text)
     return TuneReport(result, call)
 
 

@@ -70,6 +70,9 @@ class TuneProgress:
 
     def __call__(self, progress: Progress) -> None:
         """Take note of how far the session has come."""
+        if self._latest is None:
+            for notice in progress.notices:
+                self._console.print(Text(notice, style="dim"), soft_wrap=True)
         self._latest = progress
         self._received_s = time.monotonic()
         if self._live is None:
@@ -150,5 +153,7 @@ def _tried(progress: Progress) -> int:
 
 
 def _target(progress: Progress) -> int | None:
-    """Trials to reach; never more than there are configurations."""
-    return None if progress.target is None else min(progress.target, progress.gates["limits"])
+    """Trials to reach: never more than there are configurations, never fewer than there are trials."""
+    if progress.target is None:
+        return None
+    return max(_tried(progress), min(progress.target, progress.gates["limits"]))

@@ -31,6 +31,8 @@ class Progress:
     gates: Mapping[str, int]
     best: Trial | None
     last: Trial | None = None
+    notices: tuple[str, ...] = ()
+    """What the user should know of the session; the same from its start to its end."""
 
     @property
     def remaining_s(self) -> float | None:
