@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from autotile.device.properties import device_count, live_device
 from autotile.files.library import Kernel
+from autotile.files.settings import Settings
 from autotile.ground.errors import InputError, RecordingError
 from autotile.ground.hardware import DeviceProperties
-from autotile.ground.model import Problem
+from autotile.ground.model import L2Mode, Problem
 from autotile.ground.space import SearchSpace
 from autotile.process.gpu import Gpu
 from autotile.process.messages import Workload
@@ -44,9 +45,7 @@ class Backend:
     notice: str = ""
 
 
-def choose_backend(
-    kernel: Kernel, problem: Problem, options: TuneOptions, workload: Workload, folders: Sequence[Path]
-) -> Backend:
+def choose_backend(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Backend:
     """A GPU where there is one and no replay is asked for, else a recording.
 
     Raises
@@ -56,13 +55,28 @@ def choose_backend(
     """
     if options.replay is None and device_count() > 0:
         device = live_device(options.device_index)
+        workload = _workload(kernel, problem, settings, options)
         return Backend(device, lambda: GpuEvaluator(Gpu(workload, options.run_deadline_s)), lambda _: None)
-    recording = _recording(problem, options, folders)
-    _check_recording(recording, kernel, problem)
+    recording = _recording(problem, options, settings.recording_folders)
+    _check_recording(recording, kernel, problem, options.l2)
     device = replace(_recorded_device(recording), source="replayed")
     reason = "replay was asked for" if options.replay is not None else "there is no CUDA device here"
     notice = f"{reason}: launches are replayed from measurements recorded on {device.name}"
     return Backend(device, lambda: ReplayEvaluator(recording), lambda space: _recorded_rows(recording, space), notice)
+
+
+def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Workload:
+    return Workload(
+        spec_text=kernel.spec.text,
+        spec_source=kernel.spec.source,
+        sizes=problem.sizes,
+        dtype=problem.dtype,
+        l2=options.l2,
+        cache=str(settings.cache),
+        cache_limit_bytes=settings.cache_limit_bytes,
+        sample_limit_s=options.sample_limit_s,
+        device_index=options.device_index,
+    )
 
 
 def _recorded_rows(recording: Recording, space: SearchSpace) -> NDArray[np.bool_]:
@@ -94,7 +108,7 @@ def _recorded_device(recording: Recording) -> DeviceProperties:
     return recording.header.device
 
 
-def _check_recording(recording: Recording, kernel: Kernel, problem: Problem) -> None:
+def _check_recording(recording: Recording, kernel: Kernel, problem: Problem, l2: L2Mode) -> None:
     key = recording.header.key
     if recording.header.problem != problem:
         raise RecordingError(
@@ -104,4 +118,9 @@ def _check_recording(recording: Recording, kernel: Kernel, problem: Problem) -> 
         raise RecordingError(
             f"the recording of {problem} was made with another version of the kernel; "
             "its times say nothing of this one: measure it anew with `autotile record` on a GPU"
+        )
+    if key.l2_mode != l2:
+        raise RecordingError(
+            f"the recording of {problem} was measured with a {key.l2_mode} L2 cache, expected {l2}; "
+            f"replay it with --l2 {key.l2_mode}, or record it with --l2 {l2}"
         )

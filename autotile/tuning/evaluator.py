@@ -67,8 +67,8 @@ class ReplayEvaluator:
             return Evaluation(Outcome.NOT_AVAILABLE, "the recording does not hold this configuration", "replay")
         measured = result.measurement
         if best_us is not None and measured is not None and measured.time_us > DISCARD_RATIO * best_us:
-            return Evaluation(Outcome.PRUNED, discard_reason(best_us), "replay", measured)
-        return Evaluation(result.outcome, result.reason, "replay", result.measurement)
+            return Evaluation(Outcome.PRUNED, discard_reason(best_us), result.stage, measured)
+        return Evaluation(result.outcome, result.reason, result.stage, measured)
 
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
         """Nothing can be timed again."""
