@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from autotile.device.shots import BATCH_BELOW_US, BatchShot, Launch, Shot, SingleShot
 from autotile.device.toolchain import load_cupy
 from autotile.ground.model import L2Mode, Measurement
 from autotile.ground.stats import median_interval
-
-Launch = Callable[[], None]
 
 _PROBE_SAMPLES = 3
 DISCARD_RATIO = 1.25
@@ -22,8 +21,8 @@ _TARGET_HALF_WIDTH = 0.005
 _LEAST_SAMPLES = 9
 """Fewer than six samples have no distribution-free 95 % interval of the median; nine make it narrower."""
 _MOST_SAMPLES = 200
-_EVENT_RESOLUTION_US = 0.5
-"""CUDA events tick in steps of about half a microsecond; no interval is narrower than half of that."""
+_QUEUED_SAMPLES = 16
+"""Samples queued before the host waits, so that the GPU never waits for the host."""
 _WARM_UP_S = 0.3
 _WARM_UP_LIMIT_S = 2.0
 _SETTLED = 0.01
@@ -43,7 +42,7 @@ def discard_reason(best_us: float) -> str:
 
 
 class Timer:
-    """Times launches on the current stream.
+    """Times launches on a stream of its own.
 
     Parameters
     ----------
@@ -56,12 +55,12 @@ class Timer:
     """
 
     def __init__(self, l2_bytes: int, l2: L2Mode, limit_s: float) -> None:
-        self._cupy = load_cupy()
+        cupy = load_cupy()
         self._l2 = l2
         self._limit_us = 1e6 * limit_s
+        self._stream: Any = cupy.cuda.Stream()
         self._flush_bytes = max(l2_bytes, 1 << 20)
-        self._flush_memory: Any = self._cupy.cuda.alloc(self._flush_bytes)
-        self._events = [(self._new_event(), self._new_event()) for _ in range(32)]
+        self._flush_memory: Any = cupy.cuda.alloc(self._flush_bytes)
 
     def warm_up(self, launch: Launch) -> None:
         """Run until the clock has settled: at least 0.3 s, then until two medians in a row agree within 1 %."""
@@ -76,22 +75,18 @@ class Timer:
             last = median
 
     def event_floor_us(self) -> float:
-        """What two events with an empty memset between them read, in microseconds: the least that can be seen."""
+        """What two events with nothing between them read, in microseconds: the least that can be seen."""
         return float(np.median(self.samples(lambda: None, 20)))
 
     def samples(self, launch: Launch, count: int) -> list[float]:
-        """Times of ``count`` launches, in microseconds."""
-        times: list[float] = []
-        while len(times) < count:
-            batch = self._events[: count - len(times)]
-            for start, stop in batch:
-                self._sample(launch, start, stop)
-            batch[-1][1].synchronize()
-            times += [1e3 * self._cupy.cuda.get_elapsed_time(start, stop) for start, stop in batch]
-        return times
+        """Times of ``count`` single launches, in microseconds."""
+        with self._stream:
+            return self._sample([SingleShot(launch, self._flush) for _ in range(min(count, _QUEUED_SAMPLES))], count)
 
     def measure(self, launch: Launch, best_us: float | None) -> Timing:
         """Median time with its interval, to half a percent or to the limits of time and samples.
+
+        A kernel shorter than 50 us is timed in CUDA graphs of many launches.
 
         Parameters
         ----------
@@ -101,14 +96,20 @@ class Timer:
             Best time so far; a candidate clearly slower is dropped after three samples and its value kept.
         """
         times = self.samples(launch, _PROBE_SAMPLES)
-        probe = float(np.median(times))
-        if best_us is not None and probe > DISCARD_RATIO * best_us:
-            return Timing(self._measurement(times), discarded=True)
-        affordable = int(np.clip(self._limit_us / probe, _LEAST_SAMPLES, _MOST_SAMPLES))
-        times += self.samples(launch, _LEAST_SAMPLES - len(times))
-        while not self._is_precise(times) and len(times) < affordable:
-            times += self.samples(launch, min(len(times), affordable - len(times)))
-        return Timing(self._measurement(times), discarded=False)
+        probe_us = float(np.median(times))
+        with self._stream:
+            shots = self._shots(launch, probe_us)
+            if probe_us < BATCH_BELOW_US:
+                times = self._sample(shots, _PROBE_SAMPLES)
+            typical_us = float(np.median(times))
+            resolution_us = shots[0].resolution_us
+            if best_us is not None and typical_us > DISCARD_RATIO * best_us:
+                return Timing(self._measurement(times, resolution_us), discarded=True)
+            affordable = int(np.clip(self._limit_us / probe_us, _LEAST_SAMPLES, _MOST_SAMPLES))
+            times += self._sample(shots, _LEAST_SAMPLES - len(times))
+            while not _is_precise(times, resolution_us) and len(times) < affordable:
+                times += self._sample(shots, min(len(times), affordable - len(times)))
+        return Timing(self._measurement(times, resolution_us), discarded=False)
 
     def race(self, launches: Sequence[Launch], rounds: int, seed: int) -> list[list[float]]:
         """Time several candidates in turn, in a new order each round; one row of microseconds a candidate.
@@ -116,29 +117,44 @@ class Timer:
         Drift of clock and temperature then hits all alike, and times of one round can be compared in pairs.
         """
         generator = np.random.default_rng(seed)
+        fastest_us = min(min(self.samples(launch, _PROBE_SAMPLES)) for launch in launches)
         times: list[list[float]] = [[] for _ in launches]
-        for _ in range(rounds):
-            for index in generator.permutation(len(launches)):
-                times[index] += self.samples(launches[index], 1)
+        with self._stream:
+            shots = [self._shots(launch, fastest_us)[0] for launch in launches]
+            for _ in range(rounds):
+                order = generator.permutation(len(launches))
+                for index in order:
+                    shots[index].fire()
+                for index in order:
+                    times[index].append(shots[index].time_us())
         return times
 
-    def _is_precise(self, times: Sequence[float]) -> bool:
-        interval = median_interval(times)
-        half_width = (interval.high - interval.low) / 2
-        return half_width <= max(_TARGET_HALF_WIDTH * interval.value, _EVENT_RESOLUTION_US / 2)
+    def _shots(self, launch: Launch, probe_us: float) -> Sequence[Shot]:
+        """What to fire for a launch of about ``probe_us``, several of it so that samples can queue up."""
+        if probe_us < BATCH_BELOW_US:
+            return [BatchShot(launch, self._flush, probe_us)]
+        return [SingleShot(launch, self._flush) for _ in range(_QUEUED_SAMPLES)]
 
-    def _measurement(self, times: Sequence[float]) -> Measurement:
-        interval = median_interval(times)
-        slack = _EVENT_RESOLUTION_US / 2
-        low, high = min(interval.low, interval.value - slack), max(interval.high, interval.value + slack)
-        return Measurement(interval.value, low, high, tuple(round(t, 3) for t in times), self._l2)
+    @staticmethod
+    def _sample(shots: Sequence[Shot], count: int) -> list[float]:
+        times: list[float] = []
+        while len(times) < count:
+            queued = shots[: count - len(times)]
+            for shot in queued:
+                shot.fire()
+            times += [shot.time_us() for shot in queued]
+        return times
 
-    def _sample(self, launch: Launch, start: Any, stop: Any) -> None:
+    def _flush(self) -> None:
         if self._l2 == "cold":
             self._flush_memory.memset_async(0, self._flush_bytes)
-        start.record()
-        launch()
-        stop.record()
 
-    def _new_event(self) -> Any:
-        return self._cupy.cuda.Event()
+    def _measurement(self, times: Sequence[float], resolution_us: float) -> Measurement:
+        interval, slack_us = median_interval(times), resolution_us / 2
+        low, high = min(interval.low, interval.value - slack_us), max(interval.high, interval.value + slack_us)
+        return Measurement(interval.value, low, high, tuple(round(t, 3) for t in times), self._l2)
+
+
+def _is_precise(times: Sequence[float], resolution_us: float) -> bool:
+    interval = median_interval(times)
+    return (interval.high - interval.low) / 2 <= max(_TARGET_HALF_WIDTH * interval.value, resolution_us / 2)

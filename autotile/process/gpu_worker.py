@@ -14,9 +14,10 @@ from autotile.device.cubin_cache import CubinCache
 from autotile.device.instance import ProblemInstance
 from autotile.device.module import Function, Module
 from autotile.device.properties import live_device
+from autotile.device.shots import Launch
 from autotile.device.support import SupportKernels
 from autotile.device.telemetry import Telemetry
-from autotile.device.timing import Launch, Timer, discard_reason
+from autotile.device.timing import Timer, discard_reason
 from autotile.device.toolchain import load_cupy
 from autotile.ground.errors import AutotileError, InputError
 from autotile.ground.geometry import launch_geometry

@@ -1,0 +1,245 @@
+"""How many configurations a second: autotile and Kernel Tuner over the same configurations of the same kernel.
+
+    python benchmarks/tuning_speed.py [--shape 4096,4096,4096] [--configurations 200] [--rounds 3] [--output speed.json]
+
+Both try the same configurations of sgemm_2d, each verified against the same product and measured, on the same GPU, in
+alternating rounds, each round in a fresh process with empty caches. Kernel Tuner runs its CuPy backend, brute force,
+seven repetitions; autotile runs brute force with its usual settings, finals included. The winners that the two name are
+then timed interleaved by one independent timer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+KERNEL = "sgemm_2d"
+
+
+def main() -> None:
+    """Run the rounds, or one tool's round in a child process."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="4096,4096,4096", metavar="M,N,K")
+    parser.add_argument("--configurations", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--child", choices=sorted(TOOLS), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    sizes = dict(zip("MNK", (int(size) for size in arguments.shape.split(",")), strict=True))
+    if arguments.child:
+        print(json.dumps(TOOLS[arguments.child](sizes, arguments.folder)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write_kernel(Path(folder), sizes, arguments.configurations)
+        rounds = [
+            {"tool": tool, "round": number, **run_child(tool, arguments.shape, Path(folder))}
+            for number in range(arguments.rounds)
+            for tool in TOOLS
+        ]
+        duel = time_winners(rounds, sizes, Path(folder))
+    show(rounds, duel)
+    if arguments.output:
+        arguments.output.write_text(json.dumps({"sizes": sizes, "rounds": rounds, "winners": duel}, indent=1))
+
+
+def write_kernel(folder: Path, sizes: dict[str, int], count: int) -> None:
+    """Copy the kernel, narrowed to a random sample of its valid configurations by one more rule."""
+    from autotile.device.properties import live_device
+    from autotile.files.library import load_kernel
+    from autotile.ground.space import feasible_space
+
+    kernel = load_kernel(KERNEL)
+    space = feasible_space(kernel.spec, sizes, live_device())
+    rows = np.random.default_rng(0).choice(len(space), size=min(count, len(space)), replace=False)
+    configs = [space.config(int(row)) for row in sorted(rows)]
+    if dict(kernel.spec.default) not in configs:
+        configs[0] = dict(kernel.spec.default)
+    (folder / "configs.json").write_text(json.dumps(configs))
+    (folder / kernel.spec.template).write_text(kernel.source)
+    (folder / f"{KERNEL}.toml").write_text(kernel.spec.text)
+
+
+def run_child(tool: str, shape: str, folder: Path) -> dict[str, Any]:
+    """One tool's round in a fresh process with empty caches; adds the wall time of the whole process."""
+    with tempfile.TemporaryDirectory() as caches:
+        environment = {
+            **os.environ,
+            "AUTOTILE_DB": f"{caches}/tuning.db",
+            "AUTOTILE_CACHE": f"{caches}/autotile",
+            "CUPY_CACHE_DIR": f"{caches}/cupy",
+            "CUDA_CACHE_DISABLE": "1",
+        }
+        command = [sys.executable, __file__, "--child", tool, "--folder", str(folder), "--shape", shape]
+        start = time.perf_counter()
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        wall_s = time.perf_counter() - start
+    return {"wall_s": wall_s, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def run_autotile(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
+    """Brute force over the sample with autotile."""
+    from autotile.files.library import load_kernel
+    from autotile.files.settings import available_cores, read_settings
+    from autotile.ground.model import Outcome
+    from autotile.ground.problem import resolve_problem
+    from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+    from autotile.tuning.result import Progress
+    from autotile.tuning.session import open_session
+
+    kernel = load_kernel(str(folder / f"{KERNEL}.toml"))
+    configs = json.loads((folder / "configs.json").read_text())
+    first_s: list[float] = []
+    start = time.perf_counter()
+
+    def watch(progress: Progress) -> None:
+        if progress.last is not None and not first_s:
+            first_s.append(time.perf_counter() - start)
+
+    problem = resolve_problem(kernel.spec, sizes)
+    options = TuneOptions(sampler=BRUTE_FORCE)
+    with open_session(kernel, problem, read_settings(), options, watch) as session:
+        session.restrict(configs)
+        result = session.run()
+        seconds = [trial.seconds for trial in session.trials]
+    cores = available_cores()
+    compile_s = sum(s.get("compile", 0.0) for s in seconds)
+    gpu_s = sum(s.get(stage, 0.0) for s in seconds for stage in ("load", "verify", "measure"))
+    searched_s = result.seconds_of("search")
+    return {
+        "configurations": len(seconds),
+        "launched": result.gates["launched"],
+        "compile_s": compile_s,
+        "verify_s": sum(s.get("verify", 0.0) for s in seconds),
+        "measure_s": sum(s.get("measure", 0.0) for s in seconds),
+        "search_s": searched_s,
+        "finals_s": result.seconds_of("finals"),
+        "first_trial_s": first_s[0],
+        "gpu_busy": gpu_s / (searched_s - first_s[0]),
+        "compile_cores_busy": compile_s / cores / searched_s,
+        "failed": sum(count for outcome, count in result.outcomes.items() if not Outcome(outcome).has_time),
+        "winner": dict(result.winner.config) if result.winner else None,
+    }
+
+
+def run_kernel_tuner(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
+    """Brute force over the sample with Kernel Tuner's CuPy backend."""
+    import kernel_tuner
+
+    m, n, k = sizes["M"], sizes["N"], sizes["K"]
+    generator = np.random.default_rng(0)
+    a, b = (generator.standard_normal(shape, dtype=np.float32) for shape in ((m, k), (k, n)))
+    c = np.zeros((m, n), dtype=np.float32)
+    answer = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float32)
+    configs = json.loads((folder / "configs.json").read_text())
+    for config in configs:
+        config["block_size_x"] = (config["BM"] // config["TM"]) * (config["BN"] // config["TN"])
+    names = list(configs[0])
+    allowed = {tuple(config[name] for name in names) for config in configs}
+    results, environment = kernel_tuner.tune_kernel(
+        KERNEL,
+        (folder / f"{KERNEL}.cu").read_text(),
+        (m, n),
+        [a, b, c, np.int32(m), np.int32(n), np.int32(k), np.float32(1.0), np.float32(0.0)],
+        {name: sorted({config[name] for config in configs}) for name in names},
+        grid_div_x=["BM"],
+        grid_div_y=["BN"],
+        restrictions=lambda config: tuple(config[name] for name in names) in allowed,
+        answer=[None, None, answer, None, None, None, None, None],
+        atol=1e-2,
+        lang="CUPY",
+        compiler_options=["--std=c++17"],
+        strategy="brute_force",
+        quiet=True,
+    )
+    del environment
+    timed = [result for result in results if isinstance(result["time"], float)]
+    best = min(timed, key=lambda result: result["time"])
+    return {
+        "configurations": len(results),
+        "launched": len(timed),
+        **{f"{part}_s": sum(r[f"{key}_time"] for r in results) / 1e3 for part, key in PARTS.items()},
+        "winner": {name: best[name] for name in names if name != "block_size_x"},
+    }
+
+
+PARTS = {"compile": "compile", "verify": "verification", "measure": "benchmark"}
+EXTRAS = {
+    "GPU busy": "gpu_busy",
+    "compile cores busy": "compile_cores_busy",
+    "first trial s": "first_trial_s",
+    "finals s": "finals_s",
+}
+TOOLS = {"autotile": run_autotile, "kernel-tuner": run_kernel_tuner}
+
+
+def time_winners(rounds: list[dict[str, Any]], sizes: dict[str, int], folder: Path) -> list[dict[str, Any]]:
+    """Time every winner named in any round, interleaved; one entry a winner."""
+    import cupy
+
+    from autotile.device.compiler import compile_cubin, compile_job
+    from autotile.device.module import Module
+    from autotile.device.properties import live_device
+    from autotile.device.timing import Timer
+    from autotile.files.library import load_kernel
+    from autotile.ground.geometry import launch_geometry
+    from autotile.ground.stats import median_interval
+
+    device = live_device()
+    kernel = load_kernel(str(folder / f"{KERNEL}.toml"))
+    m, n, k = sizes["M"], sizes["N"], sizes["K"]
+    generator = np.random.default_rng(0)
+    a, b = (cupy.asarray(generator.standard_normal(s, dtype=np.float32)) for s in ((m, k), (k, n)))
+    c = cupy.empty((m, n), dtype=np.float32)
+    values = (a, b, c, np.int32(m), np.int32(n), np.int32(k), np.float32(1.0), np.float32(0.0))
+    winners = {json.dumps(entry["winner"], sort_keys=True): entry["winner"] for entry in rounds}
+    launches = []
+    for index, config in enumerate(winners.values()):
+        path = folder / f"winner{index}.cubin"
+        path.write_bytes(compile_cubin(compile_job(kernel, config, "float32", device.architecture)).cubin)
+        function = Module(path).function(kernel.spec.entry)
+        geometry = launch_geometry(kernel.spec, config, sizes, device)
+        launches.append(lambda f=function, g=geometry: f.launch(g.grid, g.block, values, g.dynamic_smem_bytes))
+    timer = Timer(device.l2_bytes, "cold", limit_s=0.1)
+    timer.warm_up(launches[0])
+    times = timer.race(launches, rounds=100, seed=0)
+    entries = []
+    for (key, config), samples in zip(winners.items(), times, strict=True):
+        interval = median_interval(samples)
+        named_by = [f"{r['tool']} {r['round']}" for r in rounds if json.dumps(r["winner"], sort_keys=True) == key]
+        entries.append({"config": config, "named_by": named_by, "time_us": interval.value,
+                        "interval_us": [interval.low, interval.high]})  # fmt: skip
+    return entries
+
+
+def show(rounds: list[dict[str, Any]], duel: list[dict[str, Any]]) -> None:
+    """Print a line a round, the ratio, and the winners."""
+    table = Table("tool", "round", "configs", "wall s", "configs/s", "compile s", "verify s", "measure s", *EXTRAS)
+    for r in rounds:
+        parts = [f"{r[key]:.1f}" for key in ("compile_s", "verify_s", "measure_s")]
+        extras = [f"{r[key]:.2f}" if key in r else "" for key in EXTRAS.values()]
+        rate_text = f"{r['configurations'] / r['wall_s']:.2f}"
+        table.add_row(
+            r["tool"], str(r["round"]), str(r["configurations"]), f"{r['wall_s']:.1f}", rate_text, *parts, *extras
+        )
+    Console(width=160).print(table)
+    rate = {tool: np.median([r["configurations"] / r["wall_s"] for r in rounds if r["tool"] == tool]) for tool in TOOLS}
+    print(f"autotile tries {rate['autotile'] / rate['kernel-tuner']:.1f} times as many configurations a second")
+    for entry in sorted(duel, key=lambda e: e["time_us"]):
+        config = " ".join(f"{name}={value}" for name, value in entry["config"].items())
+        print(f"{entry['time_us']:10.1f} us  {', '.join(entry['named_by'])}: {config}")
+
+
+if __name__ == "__main__":
+    main()
