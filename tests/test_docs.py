@@ -1,0 +1,155 @@
+"""The documentation keeps to the program: commands, options, links, settings and constants are those that there are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from autotile.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES += sorted(ROOT.glob("examples/*/README.md"))
+SET_UP = [
+    'python3 -m venv .venv && .venv/bin/pip install -e ".[cuda13]" && '
+    ".venv/bin/autotile tune sgemm_2d M=4096 N=4096 K=4096",
+    'python3 -m venv .venv && .venv/bin/pip install -e ".[cuda13,test]" && .venv/bin/pytest',
+]
+MEASURING = ("device.timing", "device.shots", "tuning.finals", "ground.tolerance")
+"""Modules of which docs/measurement.md names every number."""
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"^ {4}.*$", re.MULTILINE)
+SPAN = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+CALL = re.compile(r"(?:^|[\s/`$(])autotile ((?:db )?[a-z]+)((?: +[^\s`|;#)]+)*)", re.MULTILINE)
+OPTION = re.compile(r"--[a-z][a-z0-9-]*|(?<= )-[a-z]\b")
+CONSTANT = re.compile(r"^\| `([\w.]+)` \| ([\d.]+) \|", re.MULTILINE)
+MODULE = re.compile(r"`((?:ground|files|device|process|store|search|tuning|dispatch|report|ops|cli)/[^`]*)`")
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def code(page: Path) -> Iterator[str]:
+    """Everything on a page that is set as code."""
+    text = page.read_text(encoding="utf-8")
+    for fence in FENCE.finditer(text):
+        yield fence[2]
+    prose = FENCE.sub("", text)
+    yield from INDENTED.findall(prose)
+    yield from SPAN.findall(prose)
+
+
+def calls(page: Path) -> Iterator[tuple[str, str]]:
+    """Commands that a page names, with the words behind each."""
+    for piece in code(page):
+        for found in CALL.finditer(piece):
+            yield found[1], found[2]
+
+
+def commands() -> dict[str, Any]:
+    """The program's commands by their full names."""
+    known: dict[str, Any] = vars(typer.main.get_command(app))["commands"].copy()
+    for name, group in list(known.items()):
+        known |= {f"{name} {inner}": command for inner, command in getattr(group, "commands", {}).items()}
+    return known
+
+
+def anchor(heading: str) -> str:
+    """A heading's anchor, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def value_of(name: str) -> Any:
+    """A constant of the package by its dotted name; of a dataclass's field, the default."""
+    parts = name.split(".")
+    for depth in range(len(parts) - 1, 0, -1):
+        try:
+            found: Any = import_module(".".join(["autotile", *parts[:depth]]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[depth:]:
+            found = default_of(found, part) if is_dataclass(found) else getattr(found, part)
+        return found
+    raise AssertionError(f"no module of {name}")
+
+
+def default_of(kind: Any, name: str) -> Any:
+    return next(field.default for field in fields(kind) if field.name == name)
+
+
+@pytest.mark.parametrize("command", SET_UP)
+def test_the_readme_has_the_set_up_word_for_word(command: str) -> None:
+    fences = FENCE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert [body for _, body in fences if body.strip() == command]
+
+
+@pages
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if "://" in target:
+            continue
+        path, _, fragment = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        if fragment:
+            headings = HEADING.findall(FENCE.sub("", file.read_text(encoding="utf-8")))
+            assert fragment in [anchor(heading) for heading in headings], target
+
+
+@pages
+def test_every_command_and_option_exists(page: Path) -> None:
+    known = commands()
+    for name, words in calls(page):
+        assert name in known, f"autotile {name}"
+        options = {option for parameter in known[name].params for option in parameter.opts}
+        unknown = set(OPTION.findall(words)) - options - {"--help"}
+        assert not unknown, f"autotile {name}{words}"
+
+
+def test_every_command_is_in_the_guide() -> None:
+    named = {name for page in (ROOT / "README.md", ROOT / "docs" / "guide.md") for name, _ in calls(page)}
+    assert set(commands()) - {"db"} <= named
+
+
+def test_every_variable_is_read_by_the_settings() -> None:
+    settings = (ROOT / "autotile" / "files" / "settings.py").read_text(encoding="utf-8")
+    known = set(re.findall(r"AUTOTILE_[A-Z_]+", settings))
+    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(AUTOTILE_[A-Z_]+)`", guide, re.MULTILINE)) == known
+    for page in PAGES:
+        named = set(re.findall(r"AUTOTILE_[A-Z_]+", page.read_text(encoding="utf-8")))
+        assert {name for name in named if not name.startswith("AUTOTILE_TEST_")} <= known, page
+
+
+@pages
+def test_python_on_the_page_is_python(page: Path) -> None:
+    for language, body in FENCE.findall(page.read_text(encoding="utf-8")):
+        if language == "python":
+            ast.parse(body)
+
+
+def test_the_constants_of_measuring_are_those_of_the_code() -> None:
+    stated = dict(CONSTANT.findall((ROOT / "docs" / "measurement.md").read_text(encoding="utf-8")))
+    for name, value in stated.items():
+        assert value_of(name) == pytest.approx(float(value)), name
+    for module in MEASURING:
+        own = vars(import_module(f"autotile.{module}")).items()
+        numbers = {name for name, value in own if name.isupper() and isinstance(value, int | float)}
+        assert numbers
+        assert numbers <= {name.rpartition(".")[2] for name in stated}
+
+
+def test_every_file_of_the_architecture_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for name in MODULE.findall(text):
+        assert (ROOT / "autotile" / name).exists(), name
