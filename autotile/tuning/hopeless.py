@@ -15,18 +15,23 @@ _FAULTS = {
 }
 
 
-def kernel_fault(outcomes: Mapping[Outcome, int], example: Trial, most: int) -> str:
+def kernel_fault(outcomes: Mapping[Outcome, int], last: Trial, default: Trial | None, most: int) -> str:
     """What is wrong with the kernel itself, where every candidate failed for the same reason; else empty.
 
     Parameters
     ----------
     outcomes
         Trials by how they ended.
-    example
-        One of them, whose reason is shown.
+    last
+        The newest of them.
+    default
+        The default configuration's, where it was tried. The default is expected to run: without it nothing is said
+        before all have failed.
     most
-        Candidates that can be tried at all, where those are few.
+        Candidates that are to be tried.
     """
-    if len(outcomes) != 1 or sum(outcomes.values()) < min(_ENOUGH, most) or example.outcome not in _FAULTS:
+    enough = most if default is None else min(_ENOUGH, most)
+    if len(outcomes) != 1 or sum(outcomes.values()) < enough or last.outcome not in _FAULTS:
         return ""
+    example = default or last
     return f"{_FAULTS[example.outcome]} {config_text(example.config)}: {example.reason}"

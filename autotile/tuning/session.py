@@ -201,7 +201,7 @@ class Session:
             self._ledger.add(trial)
             search.tell(row, trial)
             self._report("searching", trial)
-            self._stop_if_hopeless()
+            self._stop_if_hopeless(trial)
 
     def _finals(self, run_id: int, evaluator: Evaluator) -> Finals | None:
         if not self._options.finals:
@@ -300,11 +300,10 @@ class Session:
             )
         )
 
-    def _stop_if_hopeless(self) -> None:
+    def _stop_if_hopeless(self, last: Trial) -> None:
         """Say once what is wrong with the kernel itself, instead of failing every candidate for the same reason."""
         candidates = len(self._space) if self._available is None else int(self._available.sum())
         most = min(candidates, self._options.trial_target or candidates)
-        example = self._ledger.find(self._default) or self.trials[0]
-        fault = kernel_fault(self._ledger.outcomes, example, most)
+        fault = kernel_fault(self._ledger.outcomes, last, self._ledger.find(self._default), most)
         if fault:
             raise InputError(f"{self._kernel.spec.source}: {fault}")

@@ -1,0 +1,133 @@
+"""A tiny kernel with recordings of made-up times, and sessions that replay them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.device.toolchain import nvrtc_version
+from autotile.files.library import Kernel, load_kernel
+from autotile.files.profiles import device_profile
+from autotile.files.settings import read_settings
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.model import Config, L2Mode, Measurement, Outcome, Problem, Trial
+from autotile.ground.problem import resolve_problem
+from autotile.ground.space import feasible_space
+from autotile.store.database import Database
+from autotile.store.keys import TuningKey, space_hash
+from autotile.store.recording import write_recording
+from autotile.store.recording_header import RecordingHeader
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.result import Progress, TuneResult
+from autotile.tuning.session import tune
+
+SIZE = 4096
+Judge = Callable[[Config], Trial]
+
+
+def timed(config: Config, time_us: float, outcome: Outcome = Outcome.OK) -> Trial:
+    """A trial that was measured to one percent."""
+    return Trial(config, outcome, "", "measure", measurement=Measurement(time_us, 0.99 * time_us, 1.01 * time_us))
+
+
+def failed(config: Config, outcome: Outcome, reason: str = "because", stage: str = "verify") -> Trial:
+    """A trial that was not measured."""
+    return Trial(config, outcome, reason, stage)
+
+
+def by_threads(config: Config) -> Trial:
+    """More threads are faster, and more work a thread helps a little: THREADS=256 WORK=4 wins by 8 %."""
+    return timed(config, 1000 / int(config["THREADS"]) + 2 / int(config["WORK"]))
+
+
+@dataclass
+class Bench:
+    """A kernel that can be tuned by replay.
+
+    Attributes
+    ----------
+    device
+        The GPU that the recordings are of.
+    """
+
+    kernel: Kernel
+    folder: Path
+    device: DeviceProperties
+
+    def problem(self, n: int = SIZE) -> Problem:
+        return resolve_problem(self.kernel.spec, {"n": n})
+
+    def configs(self, n: int = SIZE) -> list[dict[str, Any]]:
+        space = feasible_space(self.kernel.spec, {"n": n}, self.device)
+        return [space.config(row) for row in range(len(space))]
+
+    def key(self, n: int = SIZE, l2: L2Mode = "cold", **changes: Any) -> TuningKey:
+        """Key of the recorded results, with fields changed."""
+        key = TuningKey.for_device(
+            self.problem(n),
+            self.device,
+            template_hash=self.kernel.source_hash,
+            space_hash=space_hash(self.kernel.spec),
+            options=self.kernel.spec.options,
+            nvrtc_version=nvrtc_version(),
+            l2_mode=l2,
+        )
+        return replace(key, **changes)
+
+    def record(
+        self, judge: Judge = by_threads, configs: Iterable[Config] | None = None, *, n: int = SIZE, **changes: Any
+    ) -> Path:
+        """Write a recording; ``changes`` are of the key."""
+        trials = [judge(config) for config in (configs if configs is not None else self.configs(n))]
+        path = self.folder / f"{len(list(self.folder.glob('*.npz')))}.npz"
+        header = RecordingHeader(key=self.key(n, **changes), parameters=self.kernel.spec.parameters, device=self.device)
+        write_recording(path, header, trials)
+        return path
+
+    def tune(
+        self,
+        replay: Path | None,
+        observe: Callable[[Progress], None] = lambda _: None,
+        *,
+        n: int = SIZE,
+        **options: Any,
+    ) -> TuneResult:
+        """Run a session on the test's own database."""
+        chosen = TuneOptions(replay=replay, **{"workers": 1, **options})
+        return tune(self.kernel, self.problem(n), read_settings(), chosen, observe)
+
+    def stored(self, phase: Any = "search") -> list[Trial]:
+        """Trials in the database, oldest first, of all studies."""
+        with Database.open(read_settings().database) as database:
+            studies = [study.study_id for study in database.studies()]
+            return [trial for study in studies for trial in database.trials(study, phase=phase)]
+
+
+@pytest.fixture
+def bench(scale_toml: Path, tmp_path: Path) -> Bench:
+    return Bench(load_kernel(str(scale_toml)), tmp_path, device_profile("h200"))
+
+
+@pytest.fixture
+def rewrite(scale_toml: Path, tmp_path: Path) -> Callable[[Mapping[str, str]], Bench]:
+    """The tiny kernel with parts of its search space or template replaced."""
+
+    def make(changes: Mapping[str, str]) -> Bench:
+        for file in (scale_toml, scale_toml.with_suffix(".cu")):
+            text = file.read_text()
+            for old, new in changes.items():
+                text = text.replace(old, new)
+            file.write_text(text)
+        return Bench(load_kernel(str(scale_toml)), tmp_path, device_profile("h200"))
+
+    return make
+
+
+@pytest.fixture
+def judges() -> dict[str, Any]:
+    """Ways to judge a configuration, for tests that mix them."""
+    return {"timed": timed, "failed": failed, "by_threads": by_threads}

@@ -1,0 +1,150 @@
+"""What answers launches, and which recordings are refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.files.library import load_kernel
+from autotile.files.settings import Settings, read_settings
+from autotile.ground.errors import InputError, RecordingError
+from autotile.ground.model import Outcome
+from autotile.ground.problem import resolve_problem
+from autotile.process.messages import Candidate
+from autotile.store.recording import read_recording, write_recording
+from autotile.store.recording_header import RecordingHeader
+from autotile.tuning import backend as backends
+from autotile.tuning.backend import Backend, choose_backend
+from autotile.tuning.evaluator import ReplayEvaluator
+from autotile.tuning.options import TuneOptions
+
+CANDIDATE = {"THREADS": 64, "WORK": 2}
+
+
+@pytest.fixture
+def choose(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Backend]:
+    """Choose on a machine without a GPU."""
+    monkeypatch.setattr(backends, "device_count", lambda: 0)
+
+    def with_options(folders: tuple[Path, ...] = (), **options: Any) -> Backend:
+        settings: Settings = replace(read_settings(), recording_folders=folders)
+        return choose_backend(bench.kernel, bench.problem(), settings, TuneOptions(**options))
+
+    return with_options
+
+
+def test_a_recording_stands_in_for_a_missing_gpu(bench: Any, choose: Callable[..., Backend]) -> None:
+    bench.record()
+    chosen = choose((bench.folder,))
+    assert (chosen.device.name, chosen.device.source) == ("NVIDIA H200", "replayed")
+    assert chosen.notice.startswith("there is no CUDA device here: launches are replayed")
+    evaluator = chosen.open()
+    assert evaluator.source == "replayed"
+    assert evaluator.evaluate(Candidate(CANDIDATE, ""), None).outcome is Outcome.OK
+
+
+def test_replay_that_is_asked_for_says_so(bench: Any, choose: Callable[..., Backend]) -> None:
+    assert choose(replay=bench.record()).notice.startswith("replay was asked for")
+    assert choose((bench.folder,), replay="auto").notice.startswith("replay was asked for")
+
+
+def test_a_gpu_is_used_where_there_is_one(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "device_count", lambda: 1)
+    monkeypatch.setattr(backends, "live_device", lambda index: replace(bench.device, source="cuda"))
+    chosen = choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions())
+    assert (chosen.device.source, chosen.notice) == ("cuda", "")
+    assert chosen.available(None) is None  # type: ignore[arg-type]
+
+
+def test_nothing_is_recorded(choose: Callable[..., Backend]) -> None:
+    with pytest.raises(InputError, match=r"no CUDA device here and no recording of scale n=4096.*nothing is recorded"):
+        choose()
+    with pytest.raises(InputError, match=r"there is no recording of scale"):
+        choose(replay="auto")
+
+
+def test_other_sizes_are_recorded(bench: Any, choose: Callable[..., Backend]) -> None:
+    recording = bench.record(n=8192)
+    with pytest.raises(InputError, match=r"recorded are: scale n=8192 float32"):
+        choose((bench.folder,))
+    with pytest.raises(RecordingError, match=r"is of scale n=8192 float32, expected scale n=4096 float32"):
+        choose(replay=recording)
+
+
+def test_another_kernel(bench: Any) -> None:
+    tiled = load_kernel("matmul_tiled")
+    problem = resolve_problem(tiled.spec, {}, defaults=True)
+    with pytest.raises(RecordingError, match="'scale'"):
+        choose_backend(tiled, problem, read_settings(), TuneOptions(replay=bench.record()))
+
+
+@pytest.mark.parametrize("changed", ["template_hash", "space_hash"])
+def test_another_version_of_the_kernel(bench: Any, choose: Callable[..., Backend], changed: str) -> None:
+    recording = bench.record(**{changed: "0" * 64})
+    with pytest.raises(RecordingError, match=r"another version of the kernel.*autotile record"):
+        choose(replay=recording)
+
+
+def test_the_other_l2_mode(bench: Any, choose: Callable[..., Backend]) -> None:
+    with pytest.raises(RecordingError, match=r"with a hot L2 cache, expected cold; replay it with --l2 hot"):
+        choose(replay=bench.record(l2="hot"))
+    with pytest.raises(RecordingError, match=r"with a cold L2 cache, expected hot; replay it with --l2 cold"):
+        choose(replay=bench.record(), l2="hot")
+    assert choose(replay=bench.record(l2="hot"), l2="hot").device.source == "replayed"
+
+
+def test_a_gpu_of_which_nothing_is_known(bench: Any, choose: Callable[..., Backend]) -> None:
+    header = RecordingHeader(key=bench.key(gpu_name="Mystery"), parameters=bench.kernel.spec.parameters, device=None)
+    write_recording(bench.folder / "mystery.npz", header, [])
+    with pytest.raises(RecordingError, match="'Mystery', of which nothing is known"):
+        choose(replay=bench.folder / "mystery.npz")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a recording", b"PK\x03\x04 half a zip"])
+def test_a_damaged_recording(bench: Any, choose: Callable[..., Backend], content: bytes) -> None:
+    path = bench.folder / "damaged.npz"
+    path.write_bytes(content)
+    with pytest.raises(RecordingError, match=r"damaged\.npz"):
+        choose(replay=path)
+
+
+def test_a_missing_recording(choose: Callable[..., Backend]) -> None:
+    with pytest.raises(RecordingError, match=r"nowhere\.npz"):
+        choose(replay=Path("nowhere.npz"))
+
+
+class TestReplay:
+    @pytest.fixture
+    def evaluator(self, bench: Any, judges: dict[str, Any]) -> ReplayEvaluator:
+        def judge(config: Any) -> Any:
+            if config["WORK"] == 4:
+                return judges["failed"](config, Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify")
+            return judges["by_threads"](config)
+
+        configs = [config for config in bench.configs() if config["THREADS"] != 32]
+        return ReplayEvaluator(read_recording(bench.record(judge, configs)))
+
+    def test_a_time(self, evaluator: ReplayEvaluator) -> None:
+        found = evaluator.evaluate(Candidate(CANDIDATE, ""), None)
+        assert found.measurement is not None
+        assert found.measurement.time_us == pytest.approx(1000 / 64 + 1, rel=1e-6)
+        assert (found.outcome, found.stage) == (Outcome.OK, "measure")
+
+    def test_a_failure(self, evaluator: ReplayEvaluator) -> None:
+        found = evaluator.evaluate(Candidate({"THREADS": 64, "WORK": 4}, ""), None)
+        assert (found.outcome, found.reason, found.stage) == (Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify")
+        assert found.measurement is None
+
+    def test_a_clearly_slower_one(self, evaluator: ReplayEvaluator) -> None:
+        assert evaluator.evaluate(Candidate(CANDIDATE, ""), 14.0).outcome is Outcome.OK
+        found = evaluator.evaluate(Candidate(CANDIDATE, ""), 13.0)
+        assert found.outcome is Outcome.PRUNED
+        assert found.measurement is not None
+
+    def test_one_that_is_not_recorded(self, evaluator: ReplayEvaluator) -> None:
+        assert evaluator.evaluate(Candidate({"THREADS": 32, "WORK": 1}, ""), None).outcome is Outcome.NOT_AVAILABLE
+
+    def test_no_race(self, evaluator: ReplayEvaluator) -> None:
+        assert evaluator.race([Candidate(CANDIDATE, "")], 9, 0) is None

@@ -1,0 +1,136 @@
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import pytest
+
+from autotile.ground.model import Config, Outcome, Trial
+from autotile.process.messages import Candidate, Evaluation
+from autotile.tuning.finals import Finals, choose_finalists, run_finals
+
+A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
+
+
+class Racer:
+    """Answers races with made-up times; None where nothing can be raced."""
+
+    source: Literal["cuda", "replayed"] = "cuda"
+
+    def __init__(self, times_us: dict[int, Sequence[float]] | None) -> None:
+        self._times_us = times_us
+        self.rounds = 0
+
+    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+        raise AssertionError("finals only race")
+
+    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
+        self.rounds = rounds
+        if self._times_us is None:
+            return None
+        return [list(self._times_us[int(c.config["TILE"])]) for c in candidates]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def ran(judges: dict[str, Any]) -> Callable[..., Trial]:
+    return judges["timed"]
+
+
+def hold(finalists: list[Trial], racer: Racer, default: Config = D, incumbent: Config | None = None) -> Finals:
+    paths = [f"{number}.cubin" for number in range(len(finalists))]
+    return run_finals(finalists, paths, racer, default=default, incumbent=incumbent, seed=0)
+
+
+class TestChoice:
+    def test_the_fastest_and_the_default(self, ran: Callable[..., Trial]) -> None:
+        trials = [ran(A, 3.0), ran(B, 1.0), ran(C, 2.0), ran(D, 9.0)]
+        assert [t.config for t in choose_finalists(trials, D, None, 2)] == [B, C, D]
+
+    def test_the_incumbent_runs_again(self, ran: Callable[..., Trial]) -> None:
+        trials = [ran(A, 3.0), ran(B, 1.0), ran(C, 2.0), ran(D, 9.0)]
+        assert [t.config for t in choose_finalists(trials, D, A, 1)] == [B, A, D]
+
+    def test_a_pruned_default_is_invited_but_no_other_pruned_one(self, ran: Callable[..., Trial]) -> None:
+        trials = [ran(A, 3.0), ran(B, 4.0, Outcome.PRUNED), ran(D, 9.0, Outcome.PRUNED)]
+        assert [t.config for t in choose_finalists(trials, D, None, 12)] == [A, D]
+
+    def test_failures_are_not(self, ran: Callable[..., Trial], judges: dict[str, Any]) -> None:
+        trials = [judges["failed"](D, Outcome.WRONG_RESULT), ran(A, 3.0), judges["failed"](B, Outcome.CRASHED)]
+        assert [t.config for t in choose_finalists(trials, D, B, 12)] == [A]
+
+    def test_nothing_ran(self, judges: dict[str, Any]) -> None:
+        assert choose_finalists([judges["failed"](D, Outcome.CRASHED)], D, None, 12) == []
+
+
+class TestRace:
+    def test_paired_times_decide_whatever_the_search_measured(self, ran: Callable[..., Trial]) -> None:
+        drift = [1.0 + 0.05 * i for i in range(9)]
+        racer = Racer({1: [10 * d for d in drift], 2: [9.9 * d for d in drift], 4: [20 * d for d in drift]})
+        finals = hold([ran(A, 1.0), ran(B, 2.0), ran(D, 3.0)], racer)
+        assert [t.config for t in finals.ranked] == [B, A, D]
+        assert finals.ties == ()
+        assert finals.speedup is not None
+        assert finals.speedup.value == pytest.approx(20 / 9.9)
+        assert finals.default is not None
+        assert finals.default.time_us == pytest.approx(24.0)
+        assert finals.winner.stage == "finals"
+        assert finals.winner.measurement is not None
+        assert len(finals.winner.measurement.samples_us) == 9
+
+    def test_what_cannot_be_told_apart_is_a_tie(self, ran: Callable[..., Trial]) -> None:
+        racer = Racer({1: [10, 11, 10, 11, 10, 11, 10, 11, 10.4], 2: [10.5] * 9, 4: [20] * 9})
+        finals = hold([ran(A, 1.0), ran(B, 2.0), ran(D, 3.0)], racer)
+        assert finals.winner.config == A
+        assert finals.ties == (B,)
+
+    def test_among_ties_the_incumbent_wins(self, ran: Callable[..., Trial]) -> None:
+        racer = Racer({1: [10, 11, 10, 11, 10, 11, 10, 11, 10.4], 2: [10.5] * 9, 4: [20] * 9})
+        finals = hold([ran(A, 1.0), ran(B, 2.0), ran(D, 3.0)], racer, incumbent=B)
+        assert finals.winner.config == B
+        assert finals.ties == (A,)
+        assert finals.speedup is not None
+        assert finals.speedup.value == pytest.approx(20 / 10.5)
+
+    def test_a_slower_incumbent_loses(self, ran: Callable[..., Trial]) -> None:
+        racer = Racer({1: [10.0] * 9, 2: [10.5] * 9, 4: [20.0] * 9})
+        assert hold([ran(A, 1.0), ran(B, 2.0), ran(D, 3.0)], racer, incumbent=B).winner.config == A
+
+    def test_a_pruned_default_that_ran_the_race_is_measured_for_good(self, ran: Callable[..., Trial]) -> None:
+        finals = hold([ran(A, 1.0), ran(D, 3.0, Outcome.PRUNED)], Racer({1: [10.0] * 9, 4: [20.0] * 9}))
+        assert finals.default is not None
+        assert finals.default.outcome is Outcome.OK
+
+    def test_the_default_may_win(self, ran: Callable[..., Trial]) -> None:
+        finals = hold([ran(A, 1.0), ran(D, 3.0)], Racer({1: [10.0] * 9, 4: [5.0] * 9}))
+        assert finals.winner.config == D
+        assert finals.speedup is not None
+        assert (finals.speedup.low, finals.speedup.high) == (1.0, 1.0)
+
+    def test_one_finalist_needs_no_race(self, ran: Callable[..., Trial]) -> None:
+        racer = Racer({})
+        finals = hold([ran(A, 1.0)], racer)
+        assert (finals.winner.config, finals.default, finals.speedup, finals.ties) == (A, None, None, ())
+        assert racer.rounds == 0
+
+    @pytest.mark.parametrize(("time_us", "rounds"), [(10.0, 60), (30_000.0, 50), (2e6, 9)])
+    def test_long_kernels_run_fewer_rounds(self, ran: Callable[..., Trial], time_us: float, rounds: int) -> None:
+        racer = Racer(None)
+        hold([ran(A, time_us), ran(B, time_us)], racer)
+        assert racer.rounds == rounds
+
+
+class TestWithoutRace:
+    """In replay, and where the worker died of the race."""
+
+    def test_recorded_intervals_decide(self, ran: Callable[..., Trial]) -> None:
+        finals = hold([ran(A, 10.0), ran(B, 10.1), ran(C, 11.0), ran(D, 20.0)], Racer(None))
+        assert [t.config for t in finals.ranked] == [A, B, C, D]
+        assert finals.ties == (B,)
+        assert finals.speedup is not None
+        assert finals.speedup.value == 2.0
+        assert finals.speedup.low < 2.0 < finals.speedup.high
+
+    def test_the_incumbent_stays_among_ties(self, ran: Callable[..., Trial]) -> None:
+        assert hold([ran(A, 10.0), ran(B, 10.1)], Racer(None), incumbent=B).winner.config == B
+        assert hold([ran(A, 10.0), ran(C, 11.0)], Racer(None), incumbent=C).winner.config == A

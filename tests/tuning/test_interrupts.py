@@ -1,0 +1,196 @@
+"""Ctrl-C and kill at every stage: what ended is kept, no child is left, and the same command goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.ground.model import config_key
+from autotile.store.database import Database
+from autotile.tuning import session
+from autotile.tuning.result import Progress
+
+SIZES = ("M=2048", "N=2048", "K=2048")
+CONFIGURATIONS = 72
+"""Of matmul_tiled at these sizes, all of them recorded."""
+_PATIENCE_S = 15.0
+
+
+class TestCtrlC:
+    """`KeyboardInterrupt` in the tuning process, stage by stage."""
+
+    @pytest.fixture(autouse=True)
+    def _no_child_is_left(self) -> Iterator[None]:
+        yield
+        assert workers_with(f"PPid:\t{os.getpid()}\n") == []
+
+    @pytest.mark.parametrize(("phase", "done"), [("starting", 0), ("searching", 1), ("searching", 7), ("finals", 12)])
+    def test_the_same_command_goes_on(self, bench: Any, phase: str, done: int) -> None:
+        def interrupt(progress: Progress) -> None:
+            if (progress.phase, progress.done) == (phase, done):
+                raise KeyboardInterrupt
+
+        recording = bench.record()
+        result = bench.tune(recording, interrupt)
+        assert result.interrupted
+        assert sum(result.outcomes.values()) == len(bench.stored()) == done
+        again = bench.tune(recording)
+        assert not again.interrupted
+        assert again.resumed == done
+        assert again.winner.config == {"THREADS": 256, "WORK": 4}
+        assert set(count_configs(bench.stored()).values()) == {1}
+
+    def test_while_the_gpu_worker_starts(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        recording = bench.record()
+        choose = session.choose_backend
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "choose_backend", lambda *given: replace(choose(*given), open=interrupt))
+            assert bench.tune(recording).interrupted
+        assert bench.stored() == []
+        assert bench.tune(recording).resumed == 0
+
+    def test_while_a_trial_is_written(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        add_trial = Database.add_trial
+        written: list[int] = []
+
+        def interrupted_after_three(self: Database, *given: Any, **named: Any) -> int:
+            if len(written) == 3:
+                raise KeyboardInterrupt
+            written.append(add_trial(self, *given, **named))
+            return written[-1]
+
+        recording = bench.record()
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "add_trial", interrupted_after_three)
+            assert bench.tune(recording).interrupted
+        assert len(bench.stored()) == 3
+        assert bench.tune(recording).resumed == 3
+
+    def test_an_unfinished_final_crowns_nobody(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The best of the search is served until finals have ended."""
+
+        def interrupt(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        recording = bench.record()
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "run_finals", interrupt)
+            result = bench.tune(recording)
+        assert result.interrupted
+        assert result.winner.config == {"THREADS": 256, "WORK": 4}
+        with Database.open(os.environ["AUTOTILE_DB"]) as database:
+            (best,) = database.best("scale")
+            assert not best.confirmed
+            assert [run.ended_at for run in database.runs(best.study_id)] == [None]
+
+
+class TestProcess:
+    """A whole `autotile tune` that gets a signal while its compilers run."""
+
+    @pytest.fixture
+    def start(self, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+        """Start a tune with a cold cubin cache, so that compiling takes a while."""
+        started: list[subprocess.Popen[str]] = []
+        environment = {
+            **os.environ,
+            "AUTOTILE_DB": str(tmp_path / "signals.db"),
+            "AUTOTILE_CACHE": str(tmp_path / "signals-cache"),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+
+        def command(*words: str) -> subprocess.Popen[str]:
+            call = [sys.executable, "-m", "autotile", "tune", "matmul_tiled", *SIZES, "--replay", "--json", *words]
+            pipe = subprocess.PIPE
+            started.append(subprocess.Popen(call, env=environment, text=True, stdout=pipe, stderr=pipe))
+            return started[-1]
+
+        yield command
+        for process in started:
+            process.kill()
+            process.communicate()
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+    def test_every_trial_that_ended_is_kept(
+        self, start: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
+    ) -> None:
+        location = tmp_path / "signals.db"
+        first = start("--workers", "2", "--sampler", "tpe", "--trials", str(CONFIGURATIONS))
+        seen = wait_for_trials(location, 5)
+        first.send_signal(number)
+        errors = first.communicate(timeout=_PATIENCE_S)[1]
+        assert first.returncode == (130 if number is signal.SIGINT else -number)
+        assert "Traceback" not in errors
+        wait_until_gone(f"AUTOTILE_DB={location}")
+
+        with Database.open(location) as database:
+            assert database.check().whole
+            kept = database.trials(1)
+            assert len(kept) >= seen
+            assert set(count_configs(kept).values()) == {1}
+        second = start("--trials", str(CONFIGURATIONS))
+        assert f'"resumed": {len(kept)},' in second.communicate(timeout=_PATIENCE_S)[0]
+        assert second.returncode == 0
+        with Database.open(location) as database:
+            trials = database.trials(1, phase="search")
+            assert len(trials) == CONFIGURATIONS
+            assert set(count_configs(trials).values()) == {1}
+            (best,) = database.best("matmul_tiled")
+            assert best.confirmed
+
+
+def count_configs(trials: list[Any]) -> Counter[str]:
+    return Counter(config_key(trial.config) for trial in trials)
+
+
+def wait_for_trials(location: Path, count: int) -> int:
+    """Look into the database from outside until so many trials are in it."""
+    for _ in range(int(_PATIENCE_S / 0.01)):
+        time.sleep(0.01)
+        try:
+            connection = sqlite3.connect(f"file:{location}?mode=ro", uri=True)
+            try:
+                (found,) = connection.execute("SELECT count(*) FROM trials").fetchone()
+            finally:
+                connection.close()
+        except sqlite3.OperationalError:  # not made yet
+            continue
+        if found >= count:
+            return int(found)
+    pytest.fail(f"no {count} trials within {_PATIENCE_S} s")
+
+
+def wait_until_gone(mark: str) -> None:
+    for _ in range(int(_PATIENCE_S / 0.05)):
+        left = workers_with(mark)
+        if not left:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"workers outlived their parent: {left}")
+
+
+def workers_with(mark: str) -> list[int]:
+    """Worker processes with a mark in their environment or status."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+            text = (folder / "environ").read_bytes() + (folder / "status").read_bytes()
+        except OSError:  # gone, or another user's
+            continue
+        if b"autotile.process." in command and mark.encode() in text:
+            found.append(int(folder.name))
+    return found

@@ -1,0 +1,315 @@
+"""Whole sessions by replay: what is searched, kept, resumed, raced and refused."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.files.settings import read_settings
+from autotile.ground.errors import InputError
+from autotile.ground.model import Config, Outcome, Trial, config_key
+from autotile.store.database import Database
+from autotile.tuning.result import Progress
+
+BEST = {"THREADS": 256, "WORK": 4}
+DEFAULT = {"THREADS": 128, "WORK": 1}
+
+
+def keys(trials: list[Trial]) -> list[str]:
+    return [config_key(trial.config) for trial in trials]
+
+
+class TestSearch:
+    def test_the_fastest_wins_over_the_default(self, bench: Any) -> None:
+        result = bench.tune(bench.record())
+        assert result.winner.config == BEST
+        assert result.default.config == DEFAULT
+        assert result.speedup.value == pytest.approx(result.default.time_us / result.winner.time_us)
+        assert result.speedup.low > 1
+        assert result.ties == ()
+        assert sum(result.outcomes.values()) == result.valid == 12
+        assert not result.interrupted
+
+    def test_the_default_is_tried_first(self, bench: Any) -> None:
+        bench.tune(bench.record(), sampler="random", trials=3)
+        assert bench.stored()[0].config == DEFAULT
+
+    def test_every_trial_is_stored_with_its_story(self, bench: Any) -> None:
+        bench.tune(bench.record())
+        for trial in bench.stored():
+            assert trial.source == "replayed"
+            assert trial.geometry.threads == trial.config["THREADS"]
+            assert trial.resources.registers > 0
+            assert trial.occupancy.blocks_per_sm > 0
+            assert trial.cubin_hash
+            assert "compile" in trial.seconds
+            assert trial.stage == "measure"
+
+    def test_a_clearly_slower_candidate_is_dropped_and_its_time_kept(self, bench: Any) -> None:
+        bench.tune(bench.record())
+        pruned = [trial for trial in bench.stored() if trial.outcome is Outcome.PRUNED]
+        assert pruned
+        assert all(trial.time_us is not None and "slower" in trial.reason for trial in pruned)
+        bench.tune(bench.record(), fresh=True, discard=False)
+        assert all(trial.outcome is Outcome.OK for trial in bench.stored()[-12:])
+
+    def test_gates_add_up(self, rewrite: Callable[[Mapping[str, str]], Any], judges: dict[str, Any]) -> None:
+        bench = rewrite({"WORK;\n": "WORK;\n#if WORK == 4 && THREADS == 32\n#error no such tile\n#endif\n"})
+        result = bench.tune(bench.record())
+        assert result.gates["compile_rejected"] == result.outcomes[Outcome.COMPILE_FAILED] == 1
+        assert result.gates["launched"] == 11
+        failure = next(trial for trial in bench.stored() if trial.outcome is Outcome.COMPILE_FAILED)
+        assert failure.stage == "compile"
+        assert "no such tile" in failure.reason
+        assert result.winner.config == BEST
+
+    def test_a_recorded_failure_keeps_its_stage(self, bench: Any, judges: dict[str, Any]) -> None:
+        def judge(config: Config) -> Trial:
+            if config["WORK"] == 2:
+                return judges["failed"](config, Outcome.CRASHED, "illegal address", "measure")
+            return judges["by_threads"](config)
+
+        result = bench.tune(bench.record(judge))
+        crashed = [trial for trial in bench.stored() if trial.outcome is Outcome.CRASHED]
+        assert {(trial.stage, trial.reason) for trial in crashed} == {("measure", "illegal address")}
+        assert result.outcomes[Outcome.CRASHED] == 4
+
+    def test_only_what_is_recorded_is_tried(self, bench: Any) -> None:
+        some = bench.configs()[4:9]
+        result = bench.tune(bench.record(configs=some))
+        assert sorted(keys(bench.stored())) == sorted(map(config_key, some))
+        assert Outcome.NOT_AVAILABLE not in result.outcomes
+
+    def test_hot_inputs_are_replayed_as_hot(self, bench: Any) -> None:
+        result = bench.tune(bench.record(l2="hot"), l2="hot")
+        assert result.winner.config == BEST
+
+
+class TestEnds:
+    def test_no_budget_searches_nothing(self, bench: Any) -> None:
+        result = bench.tune(bench.record(), budget_s=0.0)
+        assert (result.winner, sum(result.outcomes.values())) == (None, 0)
+        assert bench.stored() == []
+
+    def test_no_budget_races_what_is_stored(self, bench: Any) -> None:
+        recording = bench.record()
+        bench.tune(recording)
+        assert bench.tune(recording, budget_s=0.0).winner.config == BEST
+
+    def test_fewer_trials_than_stored_race_again(self, bench: Any) -> None:
+        recording = bench.record()
+        bench.tune(recording)
+        before = len(bench.stored("final"))
+        result = bench.tune(recording, trials=3)
+        assert len(bench.stored()) == result.resumed == 12
+        assert len(bench.stored("final")) == 2 * before
+        assert result.winner.config == BEST
+
+    def test_more_trials_than_there_are(self, bench: Any) -> None:
+        result = bench.tune(bench.record(), trials=1000, sampler="tpe")
+        assert sum(result.outcomes.values()) == len(bench.stored()) == 12
+
+    def test_one_trial_is_the_default(self, bench: Any) -> None:
+        result = bench.tune(bench.record(), trials=1)
+        assert result.winner.config == result.default.config == DEFAULT
+        assert result.speedup.contains(1.0)
+
+    def test_without_finals_the_fastest_is_named(self, bench: Any) -> None:
+        result = bench.tune(bench.record(), finals=0)
+        assert result.winner.config == BEST
+        assert result.speedup is None
+        assert bench.stored("final") == []
+
+
+class TestDefault:
+    """The default where it cannot run."""
+
+    def test_it_breaks_a_rule_at_these_sizes(self, bench: Any) -> None:
+        result = bench.tune(bench.record(n=100), n=100)
+        assert bench.kernel.spec.default not in [dict(trial.config) for trial in bench.stored()]
+        assert (result.default, result.speedup) == (None, None)
+        assert result.winner.config == {"THREADS": 64, "WORK": 1}
+
+    def test_it_was_not_recorded(self, bench: Any) -> None:
+        result = bench.tune(bench.record(configs=[c for c in bench.configs() if c != DEFAULT]))
+        assert (result.default, result.speedup) == (None, None)
+        assert result.winner.config == BEST
+
+    def test_it_fails(self, bench: Any, judges: dict[str, Any]) -> None:
+        def judge(config: Config) -> Trial:
+            return judges["failed"](config, Outcome.WRONG_RESULT) if config == DEFAULT else judges["by_threads"](config)
+
+        result = bench.tune(bench.record(judge))
+        assert (result.default, result.speedup) == (None, None)
+        assert result.winner.config == BEST
+
+
+class TestResume:
+    def test_what_is_stored_is_not_tried_again(self, bench: Any) -> None:
+        recording = bench.record()
+        bench.tune(recording, trials=5, sampler="random")
+        result = bench.tune(recording)
+        assert result.resumed == 5
+        assert sorted(keys(bench.stored())) == sorted(map(config_key, bench.configs()))
+
+    def test_fresh_measures_again(self, bench: Any) -> None:
+        recording = bench.record()
+        bench.tune(recording)
+        result = bench.tune(recording, fresh=True)
+        assert result.resumed == 0
+        assert len(bench.stored()) == 24
+
+    def test_a_short_fresh_search_tries_the_reigning_winner(self, bench: Any) -> None:
+        recording = bench.record()
+        bench.tune(recording)
+        result = bench.tune(recording, fresh=True, trials=2)
+        assert {config_key(t.config) for t in bench.stored()[-2:]} == {config_key(DEFAULT), config_key(BEST)}
+        assert result.winner.config == BEST
+
+    def test_a_search_that_drops_nothing_measures_again_what_was_dropped(self, bench: Any) -> None:
+        recording = bench.record()
+        dropped = bench.tune(recording).outcomes[Outcome.PRUNED]
+        result = bench.tune(recording, discard=False)
+        assert result.resumed == 12 - dropped
+        assert result.outcomes == {Outcome.OK: 12}
+
+    def test_a_value_taken_out_of_the_space_cannot_win(self, bench: Any, rewrite: Callable[..., Any]) -> None:
+        recording = bench.record()
+        bench.tune(recording)
+        smaller = rewrite({"THREADS = [32, 64, 128, 256]": "THREADS = [32, 64, 128]"})
+        result = smaller.tune(smaller.record())
+        assert result.resumed == 9
+        assert result.winner.config == {"THREADS": 128, "WORK": 4}
+
+    def test_one_value_more_keeps_what_was_measured(self, bench: Any, rewrite: Callable[..., Any]) -> None:
+        bench.tune(bench.record())
+        larger = rewrite({"WORK = [1, 2, 4]": "WORK = [1, 2, 4, 8]"})
+        result = larger.tune(larger.record())
+        assert result.resumed == 12
+        assert sum(result.outcomes.values()) == 16
+
+    def test_another_template_starts_anew(self, bench: Any, rewrite: Callable[..., Any]) -> None:
+        bench.tune(bench.record())
+        changed = rewrite({"factor * x[i]": "x[i] * factor"})
+        assert changed.tune(changed.record()).resumed == 0
+
+    def test_among_ties_the_incumbent_stays(self, bench: Any, judges: dict[str, Any]) -> None:
+        first, second = {"THREADS": 256, "WORK": 4}, {"THREADS": 256, "WORK": 2}
+
+        def favouring(favourite: Config) -> Callable[[Config], Trial]:
+            return lambda config: judges["timed"](config, 10.0 if config == favourite else 10.05)
+
+        assert bench.tune(bench.record(favouring(first))).winner.config == first
+        result = bench.tune(bench.record(favouring(second)), fresh=True)
+        assert result.winner.config == first
+        assert second in result.ties
+
+
+class TestRepeatable:
+    """The same seed tries the same configurations in the same order."""
+
+    @pytest.mark.parametrize("sampler", ["tpe", "random"])
+    def test_order_depends_on_the_seed_alone(self, bench: Any, tmp_path: Path, sampler: str) -> None:
+        recording = bench.record()
+        orders = []
+        for number, (seed, workers) in enumerate([(1, 1), (1, 3), (2, 1)]):
+            location = str(tmp_path / f"{number}.db")
+            bench.tune(recording, sampler=sampler, seed=seed, workers=workers, database=location)
+            with Database.open(location) as database:
+                orders.append(keys(database.trials(1, phase="search")))
+        assert orders[0] == orders[1] != orders[2]
+
+    def test_tpe_on_a_real_recording(self, tmp_path: Path) -> None:
+        from autotile.files.library import load_kernel
+        from autotile.ground.problem import resolve_problem
+        from autotile.tuning.options import TuneOptions
+        from autotile.tuning.session import tune
+
+        kernel = load_kernel("matmul_tiled")
+        problem = resolve_problem(kernel.spec, {"M": 2048, "N": 2048, "K": 2048})
+        orders = []
+        for workers in (1, 4):
+            location = str(tmp_path / f"{workers}.db")
+            options = TuneOptions(replay="auto", sampler="tpe", trials=30, workers=workers, database=location)
+            tune(kernel, problem, read_settings(), options)
+            with Database.open(location) as database:
+                orders.append(keys(database.trials(1, phase="search")))
+        assert len(orders[0]) == 30
+        assert orders[0] == orders[1]
+
+
+class TestHopeless:
+    def test_nothing_compiles(self, rewrite: Callable[..., Any]) -> None:
+        bench = rewrite({"factor * x[i]": "factor * z[i]"})
+        with pytest.raises(InputError, match=r"no candidate compiles") as caught:
+            bench.tune(bench.record())
+        assert str(caught.value).count('identifier "z" is undefined') == 1
+        assert "THREADS=128 WORK=1" in str(caught.value)
+        assert len(bench.stored()) == 8
+
+    def test_it_is_said_again_when_resumed(self, rewrite: Callable[..., Any]) -> None:
+        bench = rewrite({"factor * x[i]": "factor * z[i]"})
+        recording = bench.record()
+        for _ in range(2):
+            with pytest.raises(InputError, match=r"no candidate compiles"):
+                bench.tune(recording)
+        assert len(bench.stored()) == 9
+
+    def test_few_trials_are_enough_when_no_more_are_granted(self, rewrite: Callable[..., Any]) -> None:
+        bench = rewrite({"factor * x[i]": "factor * z[i]"})
+        with pytest.raises(InputError, match=r"no candidate compiles"):
+            bench.tune(bench.record(), trials=2)
+
+    def test_few_candidates_are_enough_when_there_are_no_more(self, bench: Any, judges: dict[str, Any]) -> None:
+        recording = bench.record(lambda c: judges["failed"](c, Outcome.WRONG_RESULT, "y[3] is 0"), bench.configs()[:3])
+        with pytest.raises(InputError, match=r"agrees with the reference.*y\[3\] is 0"):
+            bench.tune(recording)
+
+    def test_different_failures_are_not_the_kernels_fault(self, bench: Any, judges: dict[str, Any]) -> None:
+        def judge(config: Config) -> Trial:
+            return judges["failed"](config, Outcome.WRONG_RESULT if config["WORK"] == 1 else Outcome.CRASHED)
+
+        result = bench.tune(bench.record(judge))
+        assert result.winner is None
+        assert result.outcomes == {Outcome.WRONG_RESULT: 4, Outcome.CRASHED: 8}
+
+    def test_without_the_default_all_must_fail(self, bench: Any, judges: dict[str, Any]) -> None:
+        def judge(config: Config) -> Trial:
+            return judges["timed"](config, 5.0) if config == BEST else judges["failed"](config, Outcome.WRONG_RESULT)
+
+        others = [config for config in bench.configs() if config != DEFAULT]
+        result = bench.tune(bench.record(judge, others), sampler="brute-force")
+        assert result.winner.config == BEST
+        assert result.outcomes[Outcome.WRONG_RESULT] == 10
+
+
+class TestProgress:
+    def test_phases_come_in_order_and_the_notice_from_the_start(self, bench: Any) -> None:
+        seen: list[Progress] = []
+        result = bench.tune(bench.record(), seen.append)
+        phases = [progress.phase for progress in seen]
+        assert phases == ["starting", *["searching"] * 12, "finals"]
+        assert len(result.notices) == 1
+        assert "replayed from measurements recorded on NVIDIA H200" in result.notices[0]
+        assert {progress.notices for progress in seen} == {result.notices}
+
+    def test_counts_grow(self, bench: Any) -> None:
+        seen: list[Progress] = []
+        bench.tune(bench.record(), seen.append)
+        assert [p.done for p in seen if p.phase == "searching"] == list(range(1, 13))
+        assert [sum(p.outcomes.values()) for p in seen if p.phase == "searching"] == list(range(1, 13))
+        assert seen[0].best is None
+        assert seen[-1].best.config == BEST
+        assert all(p.last is not None for p in seen if p.phase == "searching")
+
+    def test_a_damaged_database_is_told(self, bench: Any) -> None:
+        recording = bench.record()
+        bench.tune(recording, trials=3)
+        path = Path(read_settings().database)
+        path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 8192)
+        seen: list[Progress] = []
+        result = bench.tune(recording, seen.append)
+        assert result.resumed == 0
+        assert len(result.notices) == 2
+        assert seen[0].notices == result.notices
