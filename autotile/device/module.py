@@ -8,15 +8,8 @@ from typing import Any
 
 from autotile.device.toolchain import load_cupy
 
-# CUfunction_attribute, cuda.h
-_MAX_THREADS_PER_BLOCK = 0
-_SHARED_SIZE_BYTES = 1
-_LOCAL_SIZE_BYTES = 3
-_NUM_REGS = 4
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
-
-OPT_IN_ABOVE_BYTES = 48 * 1024
-"""Dynamic shared memory beyond this must be opted in (CUDA C++ Programming Guide, shared memory of 7.x and later)."""
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, cuda.h."""
 
 
 class Function:
@@ -26,8 +19,12 @@ class Function:
         self._function = function
 
     def opt_in(self, dynamic_smem_bytes: int) -> None:
-        """Allow this much dynamic shared memory a block, where it is more than every kernel may have."""
-        if dynamic_smem_bytes > OPT_IN_ABOVE_BYTES:
+        """Allow this much dynamic shared memory a block.
+
+        Without it a kernel may have 48 KiB less its static shared memory (CUDA C++ Programming Guide, shared memory of
+        compute capability 7.x and later).
+        """
+        if dynamic_smem_bytes:
             driver = load_cupy().cuda.driver
             driver.funcSetAttribute(self._function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_smem_bytes)
 

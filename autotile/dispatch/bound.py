@@ -193,10 +193,11 @@ class BoundKernel:
         CompileError
             The template does not compile.
         """
+        function = self._function or self._load()
         stream = stream or foreign_stream(arrays)
         with load_cupy().cuda.Device(self._device_index), stream if stream is not None else nullcontext():
             given = self._with_outputs(arrays)
-            self._launcher(given, scalars)()
+            self._launcher(function, given, scalars)()
         outputs = tuple(a for b, a in zip(self._kernel.spec.buffers, given, strict=True) if b.access != "in")
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -215,10 +216,10 @@ class BoundKernel:
         ArgumentError, ToolchainError, CompileError
             As for a call.
         """
-        return self._launcher(self._with_outputs(arrays), scalars)
-
-    def _launcher(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         function = self._function or self._load()
+        return self._launcher(function, self._with_outputs(arrays), scalars)
+
+    def _launcher(self, function: Function, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         views = [self._checked(b, array) for b, array in zip(self._kernel.spec.buffers, arrays, strict=True)]
         values = self._arguments(views, scalars)
         geometry = self._geometry

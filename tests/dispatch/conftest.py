@@ -1,0 +1,81 @@
+"""A tiny kernel, and a database of results that never ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.device.toolchain import nvrtc_version
+from autotile.dispatch import serving
+from autotile.dispatch.bound import BoundKernel
+from autotile.dispatch.serving import get_best_kernel
+from autotile.files.library import Kernel, load_kernel
+from autotile.files.profiles import device_profile
+from autotile.files.settings import read_settings
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.model import Config, Measurement, Outcome, Problem, Resources, Trial
+from autotile.store.database import Database
+from autotile.store.keys import TuningKey, space_hash
+
+RESOURCES = Resources(24, 0, 0, 0, 0)
+
+
+@dataclass
+class Shelf:
+    """Results of a kernel, as tuning would have stored them."""
+
+    kernel: Kernel
+    path: Path
+
+    def put(
+        self,
+        n: int,
+        config: Config,
+        *,
+        time_us: float = 10.0,
+        device: DeviceProperties | None = None,
+        resources: Resources | None = RESOURCES,
+        finished: bool = True,
+        **changes: Any,
+    ) -> TuningKey:
+        """Store a winner for a size; ``changes`` are of the key."""
+        device = device or replace(device_profile("h200"), source="cuda")
+        key = TuningKey.for_device(
+            Problem(self.kernel.name, {"n": n}, "float32"),
+            device,
+            template_hash=self.kernel.source_hash,
+            space_hash=space_hash(self.kernel.spec),
+            options=self.kernel.spec.options,
+            nvrtc_version=nvrtc_version(),
+            l2_mode="cold",
+            source="replayed" if device.source == "replayed" else "cuda",
+        )
+        key = replace(key, **changes)
+        measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
+        trial = Trial(config, Outcome.OK, "", "finals", resources=resources, measurement=measurement)
+        with Database.open(read_settings().database) as database:
+            study = database.study(key, device)
+            run = database.start_run(study, sampler="random")
+            database.add_trial(study, run, trial, phase="final", rank=1)
+            if finished:
+                database.end_run(run)
+        return key
+
+    def ask(self, n: int, device: int | str | None = "h200", **named: Any) -> BoundKernel:
+        """Ask anew."""
+        serving.forget_served()
+        return get_best_kernel(str(self.path), n=n, device=device, **named)
+
+
+@pytest.fixture
+def shelf(scale_toml: Path) -> Shelf:
+    return Shelf(load_kernel(str(scale_toml)), scale_toml)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a GPU."""
+    monkeypatch.setattr(serving, "device_count", lambda: 0)

@@ -1,0 +1,268 @@
+"""`get_best_kernel`: look-ups, devices by name, bad databases, misses, threads."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autotile.dispatch import serving
+from autotile.dispatch.bound import BoundKernel
+from autotile.dispatch.serving import get_best_kernel
+from autotile.files.profiles import device_profile
+from autotile.files.settings import read_settings
+from autotile.ground.errors import ArgumentError, DatabaseError, InputError, ToolchainError
+from autotile.ground.model import Resources
+from autotile.store.database import Database
+
+BEST = {"THREADS": 256, "WORK": 4}
+
+
+def misses() -> list[tuple[int, str, str, int]]:
+    with Database.open(read_settings().database) as database:
+        return [(m.problem.sizes["n"], m.gpu_name, m.tier, m.count) for m in database.misses()]
+
+
+class TestLookUp:
+    def test_a_second_call_reads_nothing(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        shelf.put(4096, BEST)
+        kernel = shelf.ask(4096)
+        monkeypatch.setattr(serving, "load_kernel", lambda _: pytest.fail("read again"))
+        assert get_best_kernel(str(shelf.path), n=4096, device="h200") is kernel
+
+    def test_whatever_was_asked_otherwise_is_another(self, shelf: Any, tmp_path: Path) -> None:
+        ask = {"name": str(shelf.path), "n": 4096, "device": "h200"}
+        kernels = [
+            get_best_kernel(**{**ask, **change})
+            for change in ({}, {"n": 8192}, {"device": "a100"}, {"dtype": "float32"}, {"database": str(tmp_path / "x")})
+        ]
+        assert len(set(map(id, kernels))) == 5
+
+    def test_forgetting_sees_new_results(self, shelf: Any) -> None:
+        assert get_best_kernel(str(shelf.path), n=4096, device="h200").tier == "default"
+        shelf.put(4096, BEST)
+        assert get_best_kernel(str(shelf.path), n=4096, device="h200").tier == "default"
+        serving.forget_served()
+        assert get_best_kernel(str(shelf.path), n=4096, device="h200").tier == "exact"
+
+    def test_threads_that_ask_together_are_served_the_same(self, shelf: Any) -> None:
+        shelf.put(8192, BEST)
+        barrier = threading.Barrier(8)
+
+        def ask(_: int) -> BoundKernel:
+            barrier.wait()
+            return get_best_kernel(str(shelf.path), n=4096, device="h200")
+
+        with ThreadPoolExecutor(8) as threads:
+            kernels = list(threads.map(ask, range(8)))
+        assert len(set(map(id, kernels))) == 1
+        assert misses() == [(4096, "NVIDIA H200", "nearest", 1)]
+
+
+class TestInput:
+    @pytest.mark.parametrize(
+        ("sizes", "said"),
+        [
+            ({}, "needs the size n"),
+            ({"n": 0}, "expected 1 to"),
+            ({"n": 4096.0}, "expected a whole number"),
+            ({"n": "4096"}, "expected a whole number"),
+            ({"n": 1, "m": 2}, "has no size 'm'"),
+            ({"n": 1, "dtype": "float64"}, "not written for dtype 'float64'"),
+        ],
+    )
+    def test_bad_problems(self, shelf: Any, sizes: dict[str, Any], said: str) -> None:
+        with pytest.raises(InputError, match=said):
+            get_best_kernel(str(shelf.path), device="h200", **sizes)
+
+    def test_an_unknown_kernel(self) -> None:
+        with pytest.raises(InputError, match="did you mean sgemm_2d"):
+            get_best_kernel("sgemm", device="h200", n=1)
+
+    def test_an_unknown_device(self, shelf: Any) -> None:
+        with pytest.raises(InputError, match="no GPU profile is named 'voodoo'"):
+            shelf.ask(4096, device="voodoo")
+
+
+class TestDevices:
+    def test_any_spelling_of_a_profile(self, shelf: Any) -> None:
+        shelf.put(4096, BEST)
+        for name in ("h200", "H200", "NVIDIA H200", "nvidia h200"):
+            assert shelf.ask(4096, device=name).tier == "exact"
+
+    def test_a_device_that_only_the_database_knows(self, shelf: Any) -> None:
+        device = replace(device_profile("h200"), name="NVIDIA GH200 480GB", source="cuda")
+        shelf.put(4096, BEST, device=device)
+        kernel = shelf.ask(4096, device="NVIDIA GH200 480GB")
+        assert (kernel.tier, kernel.device) == ("exact", device)
+
+    @pytest.mark.usefixtures("no_gpu")
+    def test_without_a_gpu_the_one_that_was_tuned_last(self, shelf: Any) -> None:
+        assert shelf.ask(4096, device=None).device.name == "NVIDIA H200"
+        shelf.put(4096, BEST, device=replace(device_profile("rtx-4090"), source="cuda"))
+        kernel = shelf.ask(4096, device=None)
+        assert (kernel.device.name, kernel.tier) == ("NVIDIA GeForce RTX 4090", "exact")
+
+    @pytest.mark.usefixtures("no_gpu")
+    @pytest.mark.parametrize("device", [None, "h200"])
+    @pytest.mark.parametrize("source", ["cuda", "replayed"])
+    def test_it_cannot_be_launched_there(self, shelf: Any, device: str | None, source: Any) -> None:
+        """Not even where the device was a real one, in another machine."""
+        shelf.put(4096, BEST, device=replace(device_profile("h200"), source=source))
+        kernel = shelf.ask(4096, device=device)
+        with pytest.raises(ToolchainError, match="for a look at NVIDIA H200, not for a CUDA device of this machine"):
+            kernel(np.zeros(4096, np.float32))
+
+
+class TestDatabases:
+    """Serving never fails because of a database."""
+
+    def test_missing(self, shelf: Any, tmp_path: Path) -> None:
+        assert shelf.ask(4096, database=str(tmp_path / "nowhere" / "tuning.db")).tier == "default"
+        assert not (tmp_path / "nowhere").exists()
+        assert shelf.ask(4096).tier == "default"
+        assert not Path(read_settings().database).exists()
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"no database at all, but quite some text" * 100, b"SQLite format 3\0" + b"\xff" * 5000]
+    )
+    def test_no_database(self, shelf: Any, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "bad.db"
+        path.write_bytes(content)
+        assert shelf.ask(4096, database=str(path)).tier == "default"
+        assert path.read_bytes() == content
+
+    def test_a_folder(self, shelf: Any, tmp_path: Path) -> None:
+        assert shelf.ask(4096, database=str(tmp_path)).tier == "default"
+
+    def test_an_unknown_kind(self, shelf: Any) -> None:
+        assert shelf.ask(4096, database="mysql://host/name").tier == "default"
+
+    def test_damaged_behind_its_first_pages(self, shelf: Any) -> None:
+        shelf.put(4096, BEST)
+        path = Path(read_settings().database)
+        with Database.open(path) as database:  # everything in the one file
+            assert database.check().whole
+        data = bytearray(path.read_bytes())
+        data[4096:] = b"\xa5" * (len(data) - 4096)
+        path.write_bytes(data)
+        assert shelf.ask(4096).tier == "default"
+
+    def test_one_that_fails_only_when_it_is_read(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any, **__: Any) -> None:
+            raise DatabaseError("the disk refused")
+
+        shelf.put(4096, BEST)
+        monkeypatch.setattr(Database, "best", fail)
+        assert shelf.ask(4096).tier == "default"
+
+    def test_one_that_cannot_be_written(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any, **__: Any) -> None:
+            raise DatabaseError("read-only")
+
+        shelf.put(4096, BEST)
+        monkeypatch.setattr(Database, "record_miss", fail)
+        assert shelf.ask(8192).tier == "nearest"
+        monkeypatch.setattr(Database, "open", fail)
+        assert shelf.ask(8192).tier == "nearest"
+
+    def test_another_one_by_name(self, shelf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch:
+            patch.setenv("AUTOTILE_DB", str(tmp_path / "team.db"))
+            shelf.put(4096, BEST)
+        assert shelf.ask(4096).tier == "default"
+        assert shelf.ask(4096, database=str(tmp_path / "team.db")).tier == "exact"
+
+
+class TestMisses:
+    def test_what_is_not_exact_is_counted_once_a_process(self, shelf: Any) -> None:
+        shelf.put(4096, BEST)
+        shelf.ask(8192)
+        get_best_kernel(str(shelf.path), n=8192, device="h200")
+        shelf.ask(500)
+        assert sorted(misses()) == [(500, "NVIDIA H200", "default", 1), (8192, "NVIDIA H200", "nearest", 1)]
+
+    def test_an_exact_hit_is_not(self, shelf: Any) -> None:
+        shelf.put(4096, BEST)
+        shelf.ask(4096)
+        assert misses() == []
+
+
+class TestDocument:
+    def test_of_an_exact_hit(self, shelf: Any) -> None:
+        shelf.put(4096, BEST)
+        kernel = shelf.ask(4096)
+        document = json.loads(json.dumps(kernel.to_json()))
+        assert document == {
+            "kernel": "scale",
+            "problem": {"n": 4096},
+            "dtype": "float32",
+            "tier": "exact",
+            "config": BEST,
+            "time_us": 10.0,
+            "interval_us": [9.9, 10.1],
+            "device": {"name": "NVIDIA H200", "source": "cuda"},
+            "source": "cuda",
+            "tuned_at": kernel.tuned_at.isoformat(),
+            "differences": [],
+            "resources": {
+                "registers": 24,
+                "spill_bytes": 0,
+                "static_smem_bytes": 0,
+                "dynamic_smem_bytes": 0,
+                "threads": 256,
+                "blocks_per_sm": 8,
+                "occupancy": 1.0,
+                "limited_by": ["threads"],
+            },
+            "explain": kernel.explain(),
+        }
+
+    def test_of_the_default(self, shelf: Any) -> None:
+        document = shelf.ask(4096).to_json()
+        assert (document["tier"], document["time_us"], document["tuned_at"]) == ("default", None, None)
+        assert document["resources"]["registers"] > 0  # compiled now
+
+    def test_differences(self, shelf: Any) -> None:
+        shelf.put(4096, BEST)
+        assert shelf.ask(8192).to_json()["differences"] == [["sizes", "n=4096", "n=8192"]]
+
+    def test_resources_of_another_gpu_are_not_passed_off(self, shelf: Any) -> None:
+        """Another compiler target gives another number of registers."""
+        shelf.put(
+            4096, BEST, device=replace(device_profile("a100"), source="cuda"), resources=Resources(99, 0, 0, 0, 0)
+        )
+        kernel = shelf.ask(4096)
+        assert kernel.tier == "transferred"
+        assert kernel.resources.registers != 99
+        assert kernel.occupancy.blocks_per_sm == 8
+
+    def test_without_a_compiler_resources_are_unknown(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def missing(*_: Any) -> None:
+            raise ToolchainError("no NVRTC")
+
+        monkeypatch.setattr("autotile.dispatch.bound.compile_job", missing)
+        kernel = shelf.ask(4096)
+        assert (kernel.resources, kernel.occupancy, kernel.to_json()["resources"]) == (None, None, None)
+
+    def test_how_it_prints(self, shelf: Any) -> None:
+        shelf.put(4096, BEST)
+        assert repr(shelf.ask(4096)) == "<BoundKernel scale n=4096 float32 on NVIDIA H200: exact, THREADS=256 WORK=4>"
+
+    def test_geometry(self, shelf: Any) -> None:
+        shelf.put(4096, BEST)
+        geometry = shelf.ask(4096).geometry
+        assert (geometry.grid, geometry.block, geometry.dynamic_smem_bytes) == ((4, 1, 1), (256, 1, 1), 0)
+
+
+class TestScalars:
+    def test_a_size_that_its_scalar_cannot_hold(self, shelf: Any) -> None:
+        text = shelf.path.read_text().replace('n = { scalar = "int32"', 'n = { scalar = "int16"')
+        shelf.path.write_text(text)
+        assert shelf.ask(32767).tier == "default"
+        with pytest.raises(ArgumentError, match="scalar n is 32768, which does not fit in int16"):
+            shelf.ask(32768)
