@@ -91,7 +91,5 @@ class DeviceProperties:
         return cls(**values)
 
 
-EXPRESSION_NAMES = tuple(
-    f.name for f in fields(DeviceProperties) if f.type in ("int",)
-)
+EXPRESSION_NAMES = tuple(f.name for f in fields(DeviceProperties) if f.type in ("int",))
 """The ``device.*`` names that an expression may use: every whole-number property."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import optuna
 from optuna.exceptions import DuplicatedStudyError
 from optuna.storages import RDBStorage
-from sqlalchemy import URL
+from sqlalchemy import URL, NullPool
 from sqlalchemy.exc import DatabaseError
 
 from autotile.ground.errors import InputError
@@ -31,7 +31,9 @@ def study_to_storage(study: optuna.Study, path: Path) -> None:
     """
     try:
         with quiet_optuna():
-            storage = RDBStorage(URL.create("sqlite", database=str(path)).render_as_string())
+            url = URL.create("sqlite", database=str(path)).render_as_string()
+            # without a pool nothing stays open when Optuna refuses the file half-way through its constructor
+            storage = RDBStorage(url, engine_kwargs={"poolclass": NullPool})
             try:
                 _copy(study, storage)
             finally:
