@@ -35,7 +35,8 @@ def resolve_problem(
     Raises
     ------
     ProblemError
-        A size is missing, unknown, not positive or over 2**31 - 1, or the dtype is not the kernel's.
+        A size is missing, unknown, not positive or over 2**31 - 1, an array would be empty, or the dtype is not the
+        kernel's.
     """
     expected = " ".join(f"{name}={value}" for name, value in spec.sizes.items())
     unknown = [name for name in sizes if name not in spec.sizes]
@@ -52,7 +53,12 @@ def resolve_problem(
             raise ProblemError(f"size {name} is {value}, expected 1 to {_LARGEST_SIZE}")
     if dtype is not None and dtype not in spec.dtypes:
         raise ProblemError(f"{spec.name} is not written for dtype {dtype!r}; it takes {', '.join(spec.dtypes)}")
-    return Problem(spec.name, values, dtype or spec.dtypes[0])
+    problem = Problem(spec.name, values, dtype or spec.dtypes[0])
+    for buffer in spec.buffers:
+        shape = buffer.extents(values)
+        if min(shape) < 1:
+            raise ProblemError(f"{problem} is too small: its array {buffer.name} would have the shape {shape}")
+    return problem
 
 
 def check_memory(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> None:
