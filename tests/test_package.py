@@ -1,0 +1,142 @@
+"""The package as its users and its packagers see it."""
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import autotile
+from autotile.ground import errors
+
+ROOT = Path(__file__).parent.parent
+CHECKOUT = pytest.mark.skipif(not (ROOT / "pyproject.toml").is_file(), reason="not a checkout")
+
+HEAVY = ("alembic", "cupy", "kernel_tuner", "optuna", "rich", "sqlalchemy", "typer")
+"""What takes long to import."""
+
+
+def imported(code: str, among: tuple[str, ...]) -> set[str]:
+    """Which modules a fresh process has imported after running some code."""
+    report = f"\nimport sys; print(*[name for name in {among!r} if name in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code + report]
+    return set(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split())
+
+
+def run(*command: str) -> None:
+    """Run a tool; what it prints is the failure's message."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def tool(name: str) -> str:
+    """Path of a program that was installed with this Python; the test is skipped where it was not."""
+    path = Path(sysconfig.get_path("scripts")) / name
+    if not path.is_file():
+        pytest.skip(f"{name} is not installed")
+    return str(path)
+
+
+class TestNames:
+    def test_the_public_names(self) -> None:
+        assert sorted(autotile.__all__) == [
+            "AutotileError",
+            "BoundKernel",
+            "InputError",
+            "TuneOptions",
+            "__version__",
+            "get_best_kernel",
+            "tune",
+        ]
+        assert dir(autotile) == sorted(autotile.__all__)
+
+    def test_each_is_there_documented_and_always_the_same(self) -> None:
+        for name in autotile.__all__:
+            value = getattr(autotile, name)
+            assert value is getattr(autotile, name)
+            assert name == "__version__" or value.__doc__
+
+    def test_any_other_is_an_attribute_error(self) -> None:
+        with pytest.raises(AttributeError, match="module 'autotile' has no attribute 'tunes'"):
+            autotile.tunes  # noqa: B018
+
+    def test_every_error_is_in_the_tree_at_the_top_of_its_file(self) -> None:
+        kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+        assert kinds
+        for kind in kinds:
+            assert issubclass(kind, autotile.AutotileError)
+            assert f" {kind.__name__}" in f" {errors.__doc__}"
+            assert kind.__doc__
+
+    def test_version(self) -> None:
+        assert autotile.__version__.count(".") == 2
+
+
+class TestImports:
+    def test_the_package_alone_imports_next_to_nothing(self) -> None:
+        assert imported("import autotile", (*HEAVY, "numpy", "autotile.ground")) == set()
+
+    def test_serving_needs_neither_the_search_nor_its_libraries(self) -> None:
+        code = "import autotile; autotile.get_best_kernel('sgemm_2d', M=64, N=64, K=64, device='h200')"
+        found = imported(code, (*HEAVY, "autotile.search", "autotile.tuning", "autotile.process", "autotile.report"))
+        assert found == {"sqlalchemy"}
+
+    def test_naming_the_entry_points_loads_no_gpu_library(self) -> None:
+        assert imported("from autotile import get_best_kernel, BoundKernel", HEAVY) <= {"sqlalchemy"}
+        assert imported("from autotile import tune, TuneOptions", HEAVY).isdisjoint({"cupy", "kernel_tuner", "typer"})
+
+
+@CHECKOUT
+class TestStandards:
+    """What a change must keep; mypy, which takes longer, runs beside the tests."""
+
+    def test_an_import_goes_only_downward(self) -> None:
+        run(tool("lint-imports"), "--no-cache")
+
+    @pytest.mark.parametrize("arguments", [("check",), ("format", "--check")])
+    def test_ruff(self, arguments: tuple[str, ...]) -> None:
+        run(tool("ruff"), *arguments, "--no-cache", "autotile", "tests", "benchmarks", "examples")
+
+    def test_files_stay_short(self) -> None:
+        lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / "autotile").rglob("*.py")}
+        assert {str(path): length for path, length in lengths.items() if length > 320} == {}
+
+    def test_nothing_is_run_as_python_unpickled_or_given_to_a_shell(self) -> None:
+        for path in (ROOT / "autotile").rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                match node:
+                    case ast.Call(func=ast.Name(id="eval" | "exec" | "compile" | "__import__")):
+                        pytest.fail(f"{path}:{node.lineno} runs text as Python")
+                    case ast.alias(name="pickle" | "marshal" | "shelve"):
+                        pytest.fail(f"{path}:{node.lineno} unpickles")
+                    case ast.keyword(arg="shell"):
+                        pytest.fail(f"{path}:{node.lineno} uses a shell")
+
+    def test_only_the_settings_read_the_environment(self) -> None:
+        readers = {path.name for path in (ROOT / "autotile").rglob("*.py") if "os.environ" in path.read_text()}
+        assert readers == {"settings.py"}
+
+
+@CHECKOUT
+@pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="hatchling is not installed")
+def test_the_wheel_holds_all_that_is_read_at_run_time(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path))
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    expected = {
+        path.relative_to(ROOT)
+        for folder, pattern in (("autotile", "*.*"), ("templates", "*.cu"), ("search_spaces", "*.toml"))
+        for path in (ROOT / folder).rglob(pattern)
+        if "__pycache__" not in path.parts
+    } | {path.relative_to(ROOT) for path in (ROOT / "recordings").glob("*.npz")}
+    names = {str(path if path.parts[0] == "autotile" else Path("autotile") / path) for path in expected}
+    assert names - held == set()
+    assert {name.split("/")[0] for name in held} == {"autotile", f"autotile-{autotile.__version__}.dist-info"}
