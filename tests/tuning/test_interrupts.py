@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gone, workers_with
 
-from autotile.ground.model import config_key
 from autotile.store.database import Database
 from autotile.tuning import session
 from autotile.tuning.result import Progress
@@ -24,7 +21,6 @@ from autotile.tuning.result import Progress
 SIZES = ("M=2048", "N=2048", "K=2048")
 CONFIGURATIONS = 72
 """Of matmul_tiled at these sizes, all of them recorded."""
-_PATIENCE_S = 15.0
 
 
 class TestCtrlC:
@@ -131,7 +127,7 @@ class TestProcess:
         first = start("--workers", "2", "--sampler", "tpe", "--trials", str(CONFIGURATIONS))
         seen = wait_for_trials(location, 5)
         first.send_signal(number)
-        errors = first.communicate(timeout=_PATIENCE_S)[1]
+        errors = first.communicate(timeout=PATIENCE_S)[1]
         assert first.returncode == (130 if number is signal.SIGINT else -number)
         assert "Traceback" not in errors
         wait_until_gone(f"AUTOTILE_DB={location}")
@@ -142,7 +138,7 @@ class TestProcess:
             assert len(kept) >= seen
             assert set(count_configs(kept).values()) == {1}
         second = start("--trials", str(CONFIGURATIONS))
-        assert f'"resumed": {len(kept)},' in second.communicate(timeout=_PATIENCE_S)[0]
+        assert f'"resumed": {len(kept)},' in second.communicate(timeout=PATIENCE_S)[0]
         assert second.returncode == 0
         with Database.open(location) as database:
             trials = database.trials(1, phase="search")
@@ -150,47 +146,3 @@ class TestProcess:
             assert set(count_configs(trials).values()) == {1}
             (best,) = database.best("matmul_tiled")
             assert best.confirmed
-
-
-def count_configs(trials: list[Any]) -> Counter[str]:
-    return Counter(config_key(trial.config) for trial in trials)
-
-
-def wait_for_trials(location: Path, count: int) -> int:
-    """Look into the database from outside until so many trials are in it."""
-    for _ in range(int(_PATIENCE_S / 0.01)):
-        time.sleep(0.01)
-        try:
-            connection = sqlite3.connect(f"file:{location}?mode=ro", uri=True)
-            try:
-                (found,) = connection.execute("SELECT count(*) FROM trials").fetchone()
-            finally:
-                connection.close()
-        except sqlite3.OperationalError:  # not made yet
-            continue
-        if found >= count:
-            return int(found)
-    pytest.fail(f"no {count} trials within {_PATIENCE_S} s")
-
-
-def wait_until_gone(mark: str) -> None:
-    for _ in range(int(_PATIENCE_S / 0.05)):
-        left = workers_with(mark)
-        if not left:
-            return
-        time.sleep(0.05)
-    pytest.fail(f"workers outlived their parent: {left}")
-
-
-def workers_with(mark: str) -> list[int]:
-    """Worker processes with a mark in their environment or status."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes()
-            text = (folder / "environ").read_bytes() + (folder / "status").read_bytes()
-        except OSError:  # gone, or another user's
-            continue
-        if b"autotile.process." in command and mark.encode() in text:
-            found.append(int(folder.name))
-    return found

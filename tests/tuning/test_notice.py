@@ -1,0 +1,35 @@
+"""That times are replayed is said once, before the first of them is shown."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from autotile.cli import app
+from autotile.report.progress import TuneProgress
+from autotile.report.rates import Workrate
+
+NOTICE = "replayed from measurements recorded on NVIDIA H200"
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_the_command_says_it_first_and_once(bench: Any, scale_toml: Path, words: tuple[str, ...]) -> None:
+    command = ["tune", str(scale_toml), "n=4096", f"--replay={bench.record()}", *words]
+    answer = CliRunner().invoke(app, command, catch_exceptions=False)
+    lines = answer.stderr.splitlines()
+    assert answer.exit_code == 0
+    assert NOTICE in lines[0]
+    assert lines[1].startswith("starting: ")
+    assert answer.stderr.count(NOTICE) == 1
+    assert answer.stdout.count(NOTICE) == (1 if words else 0)  # the document repeats it for programs
+
+
+def test_on_a_terminal_it_stays_above_the_live_line(bench: Any) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=200, markup=False)
+    with TuneProgress(console, bench.problem(), Workrate.of(bench.kernel.spec, bench.problem())) as progress:
+        bench.tune(bench.record(), progress)
+    assert screen.getvalue().count(NOTICE) == 1
