@@ -108,15 +108,14 @@ def run_autotile(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
             first_s.append(time.perf_counter() - start)
 
     problem = resolve_problem(kernel.spec, sizes)
-    options = TuneOptions(sampler=BRUTE_FORCE)
+    options = TuneOptions(sampler=BRUTE_FORCE, only=tuple(configs))
     with open_session(kernel, problem, read_settings(), options, watch) as session:
-        session.restrict(configs)
         result = session.run()
         seconds = [trial.seconds for trial in session.trials]
     cores = available_cores()
     compile_s = sum(s.get("compile", 0.0) for s in seconds)
     gpu_s = sum(s.get(stage, 0.0) for s in seconds for stage in ("load", "verify", "measure"))
-    searched_s = result.seconds_of("search")
+    searched_s = result.phases["search"]
     return {
         "configurations": len(seconds),
         "launched": result.gates["launched"],
@@ -124,9 +123,9 @@ def run_autotile(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
         "verify_s": sum(s.get("verify", 0.0) for s in seconds),
         "measure_s": sum(s.get("measure", 0.0) for s in seconds),
         "search_s": searched_s,
-        "finals_s": result.seconds_of("finals"),
+        "finals_s": result.phases["finals"],
         "first_trial_s": first_s[0],
-        "gpu_busy": gpu_s / (searched_s - first_s[0]),
+        "gpu_busy": gpu_s / searched_s,
         "compile_cores_busy": compile_s / cores / searched_s,
         "failed": sum(count for outcome, count in result.outcomes.items() if not Outcome(outcome).has_time),
         "winner": dict(result.winner.config) if result.winner else None,

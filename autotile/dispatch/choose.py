@@ -15,7 +15,7 @@ from autotile.ground.model import Config, Measurement, Problem, Resources, Trial
 from autotile.ground.resource_gate import compiled_occupancy, resource_fault
 from autotile.ground.space import check_config, feasible_space
 from autotile.store.best import StoredBest
-from autotile.store.keys import TuningKey, space_hash
+from autotile.store.keys import TuningKey, key_of
 
 Tier = Literal["exact", "nearest", "transferred", "default"]
 _TIERS: tuple[Tier, ...] = ("exact", "nearest", "transferred", "default")
@@ -61,7 +61,7 @@ def choose(
     stored
         Best results of the kernel, in any order.
     """
-    asked = _asked_key(kernel, problem, device, nvrtc_version)
+    asked = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
     current = [
         best
         for best in stored
@@ -140,16 +140,3 @@ def _default_config(kernel: Kernel, problem: Problem, device: DeviceProperties) 
     if not check_config(kernel.spec, kernel.spec.default, problem.sizes, device):
         return dict(kernel.spec.default)
     return feasible_space(kernel.spec, problem.sizes, device).config(0)
-
-
-def _asked_key(kernel: Kernel, problem: Problem, device: DeviceProperties, nvrtc_version: str) -> TuningKey:
-    return TuningKey.for_device(
-        problem,
-        device,
-        template_hash=kernel.source_hash,
-        space_hash=space_hash(kernel.spec),
-        options=kernel.spec.options,
-        nvrtc_version=nvrtc_version,
-        l2_mode="cold",
-        source="replayed" if device.source == "replayed" else "cuda",
-    )

@@ -135,10 +135,23 @@ def make_sampler(name: str, space: SearchSpace, seed: int, available: ArrayLike 
     InputError
         There is no such sampler, it needs a package that is not installed, or the seed is negative.
     """
-    kind = SAMPLERS.get(resolve_sampler(name, space, available))
+    check_sampler(name)
+    return SAMPLERS[resolve_sampler(name, space, available)].make(space, seed, available)
+
+
+def check_sampler(name: str) -> None:
+    """Refuse a sampler that cannot be made, before anything is made for it.
+
+    Raises
+    ------
+    InputError
+        There is no such sampler, or it needs a package that is not installed.
+    """
+    if name == "auto":
+        return
+    kind = SAMPLERS.get(name)
     if kind is None:
         known = ["auto", *SAMPLERS]
         raise InputError(f"there is no sampler {name!r}{nearest(name, known)}; there are {', '.join(known)}")
     if kind.needs and find_spec(kind.needs) is None:
         raise InputError(f"the sampler {name!r} needs {kind.needs}: pip install {kind.needs}, or choose tpe")
-    return kind.make(space, seed, available)

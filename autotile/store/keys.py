@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from autotile.files.library import Kernel
 from autotile.ground.arrays import ArrayExpression
 from autotile.ground.expressions import Expression
 from autotile.ground.hardware import DeviceProperties
@@ -104,6 +105,22 @@ def differences(ours: TuningKey, theirs: TuningKey) -> list[tuple[str, Any, Any]
     """Fields in which two keys differ, each with its value in the first and in the second."""
     pairs = ((f.name, getattr(ours, f.name), getattr(theirs, f.name)) for f in fields(TuningKey))
     return [(name, a, b) for name, a, b in pairs if a != b]
+
+
+def key_of(
+    kernel: Kernel, problem: Problem, device: DeviceProperties, *, nvrtc_version: str, l2_mode: L2Mode
+) -> TuningKey:
+    """The key under which a kernel's results for a problem on a device are kept."""
+    return TuningKey.for_device(
+        problem,
+        device,
+        template_hash=kernel.source_hash,
+        space_hash=space_hash(kernel.spec),
+        options=kernel.spec.options,
+        nvrtc_version=nvrtc_version,
+        l2_mode=l2_mode,
+        source="replayed" if device.source == "replayed" else "cuda",
+    )
 
 
 def space_hash(spec: KernelSpec) -> str:

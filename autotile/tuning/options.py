@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotile.ground.model import L2Mode
+from autotile.ground.model import Config, L2Mode
 
 DEFAULT_TRIALS = 200
 BRUTE_FORCE = "brute-force"
@@ -30,6 +30,8 @@ class TuneOptions:
         Whether inputs start in memory (``cold``) or where the last run left them (``hot``).
     fresh
         Measure again instead of resuming what the database holds.
+    only
+        Configurations to try; None for every valid one.
     finals
         Candidates that are re-measured interleaved at the end; 0 for no finals.
     discard
@@ -55,6 +57,7 @@ class TuneOptions:
     seed: int = 0
     l2: L2Mode = "cold"
     fresh: bool = False
+    only: tuple[Config, ...] | None = None
     finals: int = 12
     discard: bool = True
     sample_limit_s: float = 0.1

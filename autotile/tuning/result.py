@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotile.ground.hardware import DeviceProperties
@@ -64,6 +64,8 @@ class TuneResult:
         Time of the default over time of the winner.
     ties
         Configurations that cannot be told apart from the winner.
+    phases
+        Seconds of ``start``, ``search`` and ``finals``, of those that were reached.
     resumed
         Trials that earlier sessions had stored.
     """
@@ -85,6 +87,7 @@ class TuneResult:
     flops: int | None
     bytes: int | None
     notices: tuple[str, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
 
     def gflops_per_s(self, trial: Trial | None) -> float | None:
         """Rate of a trial, where the kernel states its operations."""
@@ -109,6 +112,7 @@ class TuneResult:
             else None,
             "ties": [dict(config) for config in self.ties],
             "seconds": round(self.seconds, 3),
+            "phases": dict(self.phases),
             "resumed": self.resumed,
             "interrupted": self.interrupted,
             "database": self.database,

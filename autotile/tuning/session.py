@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autotile.device.toolchain import nvrtc_version
 from autotile.files.library import Kernel
 from autotile.files.settings import Settings, available_cores
@@ -17,9 +20,10 @@ from autotile.ground.model import Config, Outcome, Problem, Trial
 from autotile.ground.problem import check_memory
 from autotile.ground.space import SearchSpace, feasible_space
 from autotile.process.compile_pool import CompilePool
+from autotile.search.samplers import check_sampler
 from autotile.search.search import Search
 from autotile.store.database import Database
-from autotile.store.keys import TuningKey, space_hash
+from autotile.store.keys import TuningKey, key_of
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.evaluator import Evaluator
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
@@ -71,6 +75,7 @@ def open_session(
     kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, observe: Observer
 ) -> Iterator[Session]:
     """A session with its device, space and open database; parameters and errors as for `tune`."""
+    check_sampler(options.sampler)
     backend = choose_backend(kernel, problem, settings, options)
     check_memory(kernel.spec, problem, backend.device)
     space = feasible_space(kernel.spec, problem.sizes, backend.device)
@@ -114,7 +119,8 @@ class Session:
         self._notices = tuple(notice for notice in (backend.notice, *database.notices) if notice)
         self._study_id = database.study(self.key, backend.device)
         self._ledger = Ledger(space, self._earlier_trials())
-        self._available = backend.available(space)
+        self._available = self._rows_to_try()
+        self._phases: dict[str, float] = {}
         self._incumbent = next((best.trial.config for best in database.best(study_id=self._study_id)), None)
         workers = options.workers or available_cores()
         self._pool = CompilePool(settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s)
@@ -129,16 +135,12 @@ class Session:
     @property
     def key(self) -> TuningKey:
         """What the study's results belong to."""
-        device = self._backend.device
-        return TuningKey.for_device(
+        return key_of(
+            self._kernel,
             self._problem,
-            device,
-            template_hash=self._kernel.source_hash,
-            space_hash=space_hash(self._kernel.spec),
-            options=self._kernel.spec.options,
+            self._backend.device,
             nvrtc_version=nvrtc_version(),
             l2_mode=self._options.l2,
-            source="replayed" if device.source == "replayed" else "cuda",
         )
 
     @property
@@ -154,11 +156,14 @@ class Session:
         finals: Finals | None = None
         try:
             self._report("starting")
-            search = self._new_search()
-            self._pipeline.fill(search.propose, self._room())  # compiles while the worker starts
-            evaluator = self._backend.open()
-            self._search(search, run_id, evaluator)
-            finals = self._finals(run_id, evaluator)
+            with self._timed("start"):
+                search = self._new_search()
+                self._pipeline.fill(search.propose, self._room())  # compiles while the worker starts
+                evaluator = self._backend.open()
+            with self._timed("search"):
+                self._search(search, run_id, evaluator)
+            with self._timed("finals"):
+                finals = self._finals(run_id, evaluator)
         except KeyboardInterrupt:
             interrupted = True
         finally:
@@ -169,6 +174,23 @@ class Session:
         if not interrupted:
             self._database.end_run(run_id, result.to_json())
         return result
+
+    def _rows_to_try(self) -> NDArray[np.bool_] | None:
+        """Rows that can be run and that the user wants tried; None for all."""
+        runnable, only = self._backend.available(self._space), self._options.only
+        if only is None:
+            return runnable
+        wanted = np.zeros(len(self._space), dtype=np.bool_)
+        wanted[[row for config in only if (row := self._space.row_of(config)) is not None]] = True
+        return wanted if runnable is None else wanted & runnable
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = self._elapsed_s()
+        try:
+            yield
+        finally:
+            self._phases[phase] = round(self._elapsed_s() - start, 3)
 
     def _earlier_trials(self) -> list[Trial]:
         """What need not be measured again; where nothing is to be dropped early, what was dropped must be."""
@@ -243,6 +265,7 @@ class Session:
             speedup=finals.speedup if finals is not None else None,
             ties=finals.ties if finals is not None else (),
             seconds=self._elapsed_s(),
+            phases=self._phases,
             resumed=self._ledger.resumed,
             interrupted=interrupted,
             database=self._database.location,
