@@ -11,7 +11,7 @@ import pytest
 
 from autotile.ground.model import Trial, config_key
 
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 
 
 def count_configs(trials: list[Trial]) -> Counter[str]:

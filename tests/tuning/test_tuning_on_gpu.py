@@ -1,0 +1,228 @@
+"""Tuning on a real device, from end to end."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gone, workers_with
+
+import autotile
+from autotile.device.compiler import compile_job
+from autotile.device.cubin_cache import CubinCache
+from autotile.device.properties import live_device
+from autotile.dispatch.serving import get_best_kernel
+from autotile.files.library import load_kernel
+from autotile.files.settings import read_settings
+from autotile.ground.errors import InputError
+from autotile.ground.geometry import launch_geometry
+from autotile.ground.model import Outcome
+from autotile.ground.problem import resolve_problem
+from autotile.ground.resource_gate import compiled_occupancy
+from autotile.ground.space import feasible_space
+from autotile.process.gpu import Gpu
+from autotile.process.messages import Candidate, Workload
+from autotile.store.database import Database
+from autotile.store.recording import read_recording
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.record import record
+from autotile.tuning.result import Progress
+from autotile.tuning.session import tune
+
+pytestmark = pytest.mark.gpu
+N = 1 << 20
+STENCIL = Path(__file__).parents[2] / "examples" / "stencil_2d" / "stencil_2d.toml"
+HEIGHT, WIDTH = 1000, 700
+
+FAULTS = """
+    const int at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (FAULT == 1) *(volatile float*)16 = 1.0f;                        // an illegal address
+    if (FAULT == 2 && at == 0) y[n + 3] = 1.0f;                         // a write past the end
+    if (FAULT == 3) factor += 1e-3f;                                    // a wrong result
+    if (FAULT == 4) while (((volatile const float*)x)[0] < 1e30f) {}    // no end
+"""
+
+
+@pytest.fixture
+def faulty(rewrite: Callable[..., Any]) -> Any:
+    """The tiny kernel with a parameter that makes it fail in several ways, only after it was compiled."""
+    return rewrite(
+        {
+            "float factor) {\n": "float factor) {\n" + FAULTS,
+            "WORK = [1, 2, 4]\n": "WORK = [1]\nFAULT = [0, 1, 2, 3, 4]\n",
+            "WORK = 1\n": "WORK = 1\nFAULT = 0\n",
+            "THREADS = [32, 64, 128, 256]": "THREADS = [128]",
+        }
+    )
+
+
+class TestWinner:
+    def test_it_is_measured_stored_served_and_right(self, scale_toml: Path) -> None:
+        import cupy
+
+        result = autotile.tune(str(scale_toml), n=N, options=TuneOptions(trials=6, seed=1))
+        assert sum(result.outcomes.values()) == 6
+        assert set(result.outcomes) <= {Outcome.OK, Outcome.PRUNED}
+        assert result.notices == ()
+        assert result.device == live_device()
+        assert result.winner is not None
+        assert result.winner.measurement is not None
+        assert result.winner.measurement.low_us <= result.winner.time_us <= result.winner.measurement.high_us
+        assert result.winner.stage == "finals"
+        assert result.default is not None
+        assert result.speedup is not None
+        assert result.speedup.value > 0.95  # the default itself is a candidate
+        assert 0 < result.gflops_per_s(result.winner) < 1e5
+
+        kernel = get_best_kernel(str(scale_toml), n=N)
+        assert (kernel.tier, kernel.source, kernel.config) == ("exact", "cuda", result.winner.config)
+        x = cupy.asarray(np.random.default_rng(0).standard_normal(N), np.float32)
+        want = 2.0 * x.get().astype(np.float64)
+        np.testing.assert_allclose(kernel(x).get(), want, rtol=1e-6)
+        np.testing.assert_allclose(kernel(x, factor=-3.0).get(), -1.5 * want, rtol=1e-6)
+
+    def test_a_second_session_goes_on(self, scale_toml: Path) -> None:
+        first = autotile.tune(str(scale_toml), n=N, options=TuneOptions(trials=4))
+        second = autotile.tune(str(scale_toml), n=N, options=TuneOptions(trials=12))
+        assert (first.resumed, second.resumed) == (0, 4)
+        assert sum(second.outcomes.values()) == 12
+        with Database.open(read_settings().database) as database:
+            (study,) = database.studies("scale")
+            assert set(count_configs(database.trials(study.study_id, phase="search")).values()) == {1}
+
+    def test_the_example(self) -> None:
+        import cupy
+
+        options = TuneOptions(trials=10, seed=2)
+        result = autotile.tune(str(STENCIL), H=HEIGHT, W=WIDTH, options=options)
+        assert result.winner is not None
+        assert result.outcomes[Outcome.OK] + result.outcomes[Outcome.PRUNED] == 10
+        u = cupy.asarray(np.random.default_rng(0).standard_normal((HEIGHT, WIDTH)), np.float32)
+        padded = np.pad(u.get().astype(np.float64), 1)
+        around = padded[:-2, 1:-1] + padded[2:, 1:-1] + padded[1:-1, :-2] + padded[1:-1, 2:]
+        kernel = get_best_kernel(str(STENCIL), H=HEIGHT, W=WIDTH)
+        assert kernel.tier == "exact"
+        np.testing.assert_allclose(kernel(u).get(), around - 4 * padded[1:-1, 1:-1], rtol=1e-5, atol=1e-5)
+        diffused = kernel(u, centre=0.5, neighbour=0.125)
+        want = 0.5 * padded[1:-1, 1:-1] + 0.125 * around
+        np.testing.assert_allclose(diffused.get(), want, rtol=1e-5, atol=1e-5)
+
+    def test_hot_and_cold_are_kept_apart(self, scale_toml: Path) -> None:
+        for l2 in ("cold", "hot"):
+            result = autotile.tune(str(scale_toml), n=N, options=TuneOptions(trials=3, l2=l2))
+            assert result.resumed == 0
+            assert result.winner is not None
+            assert result.winner.measurement.l2 == l2
+        assert get_best_kernel(str(scale_toml), n=N).measurement.l2 == "cold"
+
+
+class TestFaults:
+    def test_every_fault_is_an_outcome_and_the_sound_one_wins(self, faulty: Any) -> None:
+        result = faulty.tune(None, sampler="brute-force", run_deadline_s=8.0, n=N)
+        by_fault = {trial.config["FAULT"]: trial for trial in faulty.stored()}
+        assert {fault: trial.outcome for fault, trial in by_fault.items()} == {
+            0: Outcome.OK,
+            1: Outcome.CRASHED,
+            2: Outcome.OUT_OF_BOUNDS,
+            3: Outcome.WRONG_RESULT,
+            4: Outcome.TIMED_OUT,
+        }
+        assert {trial.stage for fault, trial in by_fault.items() if fault} == {"verify"}
+        assert all(trial.reason for fault, trial in by_fault.items() if fault)
+        assert result.winner.config["FAULT"] == 0
+        assert workers_with(f"PPid:\t{os.getpid()}\n") == []
+
+    def test_a_wrong_reference_is_said_once(self, rewrite: Callable[..., Any]) -> None:
+        bench = rewrite({'"factor * x"': '"factor * x + 1"'})
+        with pytest.raises(
+            InputError, match=r"no candidate agrees with the reference.*THREADS=128 WORK=1: .*are wrong"
+        ):
+            bench.tune(None, n=N)
+        assert len(bench.stored()) == 8
+
+
+class TestInterrupts:
+    @pytest.mark.parametrize(("phase", "done"), [("starting", 0), ("searching", 2), ("finals", 12)])
+    def test_ctrl_c(self, bench: Any, phase: str, done: int) -> None:
+        def interrupt(progress: Progress) -> None:
+            if (progress.phase, progress.done) == (phase, done):
+                raise KeyboardInterrupt
+
+        assert bench.tune(None, interrupt, n=N).interrupted
+        assert workers_with(f"PPid:\t{os.getpid()}\n") == []
+        assert len(bench.stored()) == done
+        result = bench.tune(None, n=N)
+        assert (result.resumed, result.interrupted) == (done, False)
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+    def test_a_signal(self, tmp_path: Path, number: signal.Signals) -> None:
+        location = tmp_path / "signals.db"
+        environment = {
+            **os.environ,
+            "AUTOTILE_DB": str(location),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        command = [sys.executable, "-m", "autotile", "tune", str(STENCIL), "H=4096", "W=4096", "--trials", "300"]
+        with subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE) as process:
+            wait_for_trials(location, 4)
+            process.send_signal(number)
+            errors = process.communicate(timeout=PATIENCE_S)[1]
+        assert process.returncode == (130 if number is signal.SIGINT else -number)
+        assert "Traceback" not in errors
+        wait_until_gone(f"AUTOTILE_DB={location}")
+        with Database.open(location) as database:
+            assert database.check().whole
+            assert len(database.trials(1)) >= 4
+
+
+class TestRecording:
+    def test_a_recording_replays_what_was_measured(self, scale_toml: Path, tmp_path: Path) -> None:
+        kernel = load_kernel(str(scale_toml))
+        problem = resolve_problem(kernel.spec, {"n": N})
+        recorded = record(kernel, problem, read_settings(), TuneOptions(), output=tmp_path)
+        assert recorded.path is not None
+        recording = read_recording(recorded.path)
+        assert len(recording) == recorded.configurations == 12
+        assert recording.ok.all()
+        assert recording.header.device == live_device()
+        assert recording.header.driver
+
+        options = TuneOptions(replay=recorded.path, database=str(tmp_path / "replay.db"))
+        result = tune(kernel, problem, read_settings(), options)
+        assert result.device.source == "replayed"
+        assert result.winner is not None
+        fastest = recording.result(int(np.argmin(recording.columns["time_us"])))
+        assert result.winner.time_us == pytest.approx(fastest.measurement.time_us)
+
+
+def test_occupancy_is_the_drivers_own(cubin_cache_folder: Path) -> None:
+    """The compiled resources through our formula give the blocks per SM that the driver gives."""
+    kernel = load_kernel(str(STENCIL))
+    device = live_device()
+    sizes = {"H": HEIGHT, "W": WIDTH}
+    workload = Workload(
+        spec_text=kernel.spec.text,
+        spec_source=kernel.spec.source,
+        sizes=sizes,
+        dtype="float32",
+        l2="cold",
+        cache=str(cubin_cache_folder),
+        cache_limit_bytes=10**9,
+        sample_limit_s=0.01,
+    )
+    space = feasible_space(kernel.spec, sizes, device)
+    cache = CubinCache(cubin_cache_folder, 10**9)
+    gpu = Gpu(workload, deadline_s=30.0)
+    try:
+        for row in range(0, len(space), max(1, len(space) // 12)):
+            config = space.config(row)
+            cubin = cache.get_or_compile(compile_job(kernel, config, "float32", device.architecture))
+            ours = compiled_occupancy(launch_geometry(kernel.spec, config, sizes, device), cubin.resources, device)
+            assert ours.blocks_per_sm == gpu.driver_blocks_per_sm(Candidate(config, str(cubin.path))), config
+    finally:
+        gpu.close()
