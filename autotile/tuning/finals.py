@@ -56,8 +56,7 @@ def choose_finalists(trials: Sequence[Trial], default: Config, incumbent: Config
 
 
 def run_finals(
-    finalists: Sequence[Trial],
-    cubin_paths: Sequence[str],
+    racing: Sequence[tuple[Trial, Candidate]],
     evaluator: Evaluator,
     *,
     default: Config,
@@ -68,7 +67,7 @@ def run_finals(
 
     In replay nothing can be raced: the recorded medians and their intervals are compared instead.
     """
-    candidates = [Candidate(t.config, path) for t, path in zip(finalists, cubin_paths, strict=True)]
+    finalists, candidates = [trial for trial, _ in racing], [candidate for _, candidate in racing]
     times = evaluator.race(candidates, _rounds(finalists), seed) if len(finalists) > 1 else None
     raced = list(finalists) if times is None else [_with_times(t, row) for t, row in zip(finalists, times, strict=True)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -61,11 +61,14 @@ class Pipeline:
                 return
             row, config = proposed
             geometry = launch_geometry(self._kernel.spec, config, self._problem.sizes, self._device)
-            self._queue.append(_Queued(row, config, geometry, self.compile(config)))
+            self._queue.append(_Queued(row, config, geometry, self._compile(config)))
 
-    def compile(self, config: Config) -> Future[Compiled]:
-        """Start compiling one configuration."""
-        return self._pool.submit(lambda: self._job(config))
+    def compile_again(self, trials: Sequence[Trial]) -> list[tuple[Trial, Candidate]]:
+        """Trials that ran before, ready to run again; one whose cubin is gone and cannot be had again is left out."""
+        compiled = [self._compile(trial.config) for trial in trials]
+        cubins = [future.result().cubin for future in compiled]
+        pairs = zip(trials, cubins, strict=True)
+        return [(trial, Candidate(trial.config, str(cubin.path))) for trial, cubin in pairs if cubin is not None]
 
     def next_trial(self, evaluator: Evaluator, best_us: float | None) -> tuple[int, Trial] | None:
         """The oldest queued candidate's row and trial; None when the queue is empty.
@@ -117,6 +120,9 @@ class Pipeline:
             seconds,
             telemetry,
         )
+
+    def _compile(self, config: Config) -> Future[Compiled]:
+        return self._pool.submit(lambda: self._job(config))
 
     def _job(self, config: Config) -> CompileJob:
         return compile_job(self._kernel, config, self._problem.dtype, self._device.architecture)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from autotile.search.search import Search
 from autotile.store.database import Database
 from autotile.store.keys import TuningKey, key_of
 from autotile.tuning.backend import Backend, choose_backend
+from autotile.tuning.clock import Clock
 from autotile.tuning.evaluator import Evaluator
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
 from autotile.tuning.hopeless import kernel_fault
@@ -114,13 +114,12 @@ class Session:
         self._space = space
         self._database = database
         self._observe = observe
-        self._start = time.monotonic()
+        self._clock = Clock()
         self._default: Config = dict(kernel.spec.default)
         self._notices = tuple(notice for notice in (backend.notice, *database.notices) if notice)
         self._study_id = database.study(self.key, backend.device)
         self._ledger = Ledger(space, self._earlier_trials())
         self._available = self._rows_to_try()
-        self._phases: dict[str, float] = {}
         self._incumbent = next((best.trial.config for best in database.best(study_id=self._study_id)), None)
         workers = options.workers or available_cores()
         self._pool = CompilePool(settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s)
@@ -156,13 +155,13 @@ class Session:
         finals: Finals | None = None
         try:
             self._report("starting")
-            with self._timed("start"):
+            with self._clock.phase("start"):
                 search = self._new_search()
                 self._pipeline.fill(search.propose, self._room())  # compiles while the worker starts
                 evaluator = self._backend.open()
-            with self._timed("search"):
+            with self._clock.phase("search"):
                 self._search(search, run_id, evaluator)
-            with self._timed("finals"):
+            with self._clock.phase("finals"):
                 finals = self._finals(run_id, evaluator)
         except KeyboardInterrupt:
             interrupted = True
@@ -183,14 +182,6 @@ class Session:
         wanted = np.zeros(len(self._space), dtype=np.bool_)
         wanted[[row for config in only if (row := self._space.row_of(config)) is not None]] = True
         return wanted if runnable is None else wanted & runnable
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        start = self._elapsed_s()
-        try:
-            yield
-        finally:
-            self._phases[phase] = round(self._elapsed_s() - start, 3)
 
     def _earlier_trials(self) -> list[Trial]:
         """What need not be measured again; where nothing is to be dropped early, what was dropped must be."""
@@ -232,19 +223,11 @@ class Session:
         if not any(trial.outcome is Outcome.OK for trial in finalists):
             return None
         self._report("finals")
-        compiled = [self._pipeline.compile(trial.config) for trial in finalists]
-        cubins = [future.result().cubin for future in compiled]
-        racing = [(trial, str(cubin.path)) for trial, cubin in zip(finalists, cubins, strict=True) if cubin is not None]
+        racing = self._pipeline.compile_again(finalists)
         if not racing:
             return None
-        finals = run_finals(
-            [trial for trial, _ in racing],
-            [path for _, path in racing],
-            evaluator,
-            default=self._default,
-            incumbent=self._incumbent,
-            seed=self._options.seed,
-        )
+        default, incumbent, seed = self._default, self._incumbent, self._options.seed
+        finals = run_finals(racing, evaluator, default=default, incumbent=incumbent, seed=seed)
         for rank, trial in enumerate(finals.ranked, start=1):
             self._database.add_trial(self._study_id, run_id, trial, phase="final", rank=rank)
         return finals
@@ -264,8 +247,8 @@ class Session:
             default=finals.default if finals is not None else self._ledger.find(self._default),
             speedup=finals.speedup if finals is not None else None,
             ties=finals.ties if finals is not None else (),
-            seconds=self._elapsed_s(),
-            phases=self._phases,
+            seconds=self._clock.elapsed_s,
+            phases=self._clock.phases_s,
             resumed=self._ledger.resumed,
             interrupted=interrupted,
             database=self._database.location,
@@ -289,7 +272,7 @@ class Session:
     def _is_over(self) -> bool:
         target, budget_s = self._options.trial_target, self._options.budget_s
         enough = target is not None and len(self._ledger) >= target
-        return enough or (budget_s is not None and self._elapsed_s() >= budget_s)
+        return enough or (budget_s is not None and self._clock.elapsed_s >= budget_s)
 
     def _room(self) -> int | None:
         """Candidates that may still be proposed; None for any number."""
@@ -303,9 +286,6 @@ class Session:
         best = self._ledger.best if self._options.discard else None
         return best.time_us if best is not None else None
 
-    def _elapsed_s(self) -> float:
-        return time.monotonic() - self._start
-
     def _report(self, phase: str, last: Trial | None = None) -> None:
         self._observe(
             Progress(
@@ -313,7 +293,7 @@ class Session:
                 device=self._backend.device,
                 done=len(self._ledger) - self._ledger.resumed,
                 target=self._options.trial_target,
-                elapsed_s=self._elapsed_s(),
+                elapsed_s=self._clock.elapsed_s,
                 budget_s=self._options.budget_s,
                 outcomes=self._ledger.outcomes,
                 gates=self._ledger.gates,

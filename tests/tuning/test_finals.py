@@ -38,8 +38,8 @@ def ran(judges: dict[str, Any]) -> Callable[..., Trial]:
 
 
 def hold(finalists: list[Trial], racer: Racer, default: Config = D, incumbent: Config | None = None) -> Finals:
-    paths = [f"{number}.cubin" for number in range(len(finalists))]
-    return run_finals(finalists, paths, racer, default=default, incumbent=incumbent, seed=0)
+    racing = [(trial, Candidate(trial.config, "some.cubin")) for trial in finalists]
+    return run_finals(racing, racer, default=default, incumbent=incumbent, seed=0)
 
 
 class TestChoice:

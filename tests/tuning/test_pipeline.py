@@ -1,7 +1,8 @@
 """One candidate's way through the gates, with a compiler and a GPU that answer as they are told."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -148,6 +149,22 @@ def test_what_does_not_compile_is_not_launched(
     assert pair[1].geometry is not None
     assert pair[1].seconds == {"compile": 60.0}
     assert device.ran == []
+
+
+def test_what_no_longer_compiles_does_not_race(
+    pipeline: Pipeline, pool: Pool, judges: dict[str, Any], bench: Any
+) -> None:
+    trials = [judges["by_threads"](config) for config in bench.configs()[:2]]
+    with ThreadPoolExecutor(1) as thread:
+        racing = thread.submit(pipeline.compile_again, trials)
+        while len(pool.waiting) < 2:
+            time.sleep(0.001)
+        pool.waiting.pop(0)[1].set_result(Compiled(None, 0.1, Outcome.COMPILE_FAILED, "the cache was trimmed"))
+        pool.finish()
+    ((trial, candidate),) = racing.result()
+    assert trial is trials[1]
+    assert candidate.config == trial.config
+    assert candidate.cubin_path.startswith("/cubins/")
 
 
 def test_a_broken_toolchain_is_raised(pipeline: Pipeline, pool: Pool, device: Device, propose: Any) -> None:
