@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from autotile.report.base import Report
+from autotile.report.layout import Trimmed
 
 _WIDE = 10_000
 """Columns where nobody looks: a line that a script reads is never broken."""
@@ -20,7 +21,7 @@ def show(report: Report, *, as_json: bool) -> None:
     if as_json:
         print_json(report.to_json())
     else:
-        console(sys.stdout).print(report)
+        console(sys.stdout).print(Trimmed(report))
         sys.stdout.flush()
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from autotile.ground.hardware import DeviceProperties
-from autotile.report.layout import RIGHT, below, table
+from autotile.report.layout import RIGHT, below
+from autotile.report.listing import Listing
 from autotile.report.rates import bandwidth_text, flops_text
 from autotile.report.text import bytes_text
 
@@ -42,26 +42,19 @@ def _document(device: DeviceProperties) -> dict[str, Any]:
     return {**device.to_json(), "peak_fp32_flops_per_s": device.peak_fp32_flops_per_s}
 
 
-def _devices(heading: str, devices: Mapping[str, DeviceProperties]) -> Table:
-    shown = table(
-        heading,
-        "name",
-        "compute capability",
-        f"{RIGHT}SMs",
-        f"{RIGHT}fp32 peak",
-        f"{RIGHT}memory",
-        f"{RIGHT}bandwidth",
-        f"{RIGHT}shared memory a block",
+def _devices(heading: str, devices: Mapping[str, DeviceProperties]) -> Listing:
+    figures = [f"{RIGHT}{name}" for name in ("SMs", "fp32 peak", "memory", "bandwidth", "smem a block")]
+    headings = (heading, "name", "capability", *figures)
+    return Listing(headings, [(key, *_figures(device)) for key, device in devices.items()], ("name",))
+
+
+def _figures(device: DeviceProperties) -> tuple[str, ...]:
+    return (
+        device.name,
+        device.compute_capability,
+        str(device.sm_count),
+        flops_text(device.peak_fp32_flops_per_s),
+        bytes_text(device.memory_bytes),
+        bandwidth_text(device.memory_bandwidth_bytes_per_s),
+        bytes_text(device.smem_per_block_optin_bytes),
     )
-    for key, device in devices.items():
-        shown.add_row(
-            key,
-            device.name,
-            device.compute_capability,
-            str(device.sm_count),
-            flops_text(device.peak_fp32_flops_per_s),
-            bytes_text(device.memory_bytes),
-            bandwidth_text(device.memory_bandwidth_bytes_per_s),
-            bytes_text(device.smem_per_block_optin_bytes),
-        )
-    return shown

@@ -3,41 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from rich import box
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 RIGHT = ">"
 """Put before a heading: figures under it are aligned at their ends."""
 
+COLUMN_GAP = 3
+"""Characters between two columns of a table: two of padding and the divider."""
 
-def table(*headings: str) -> Table:
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """The same without the spaces that fill lines up to the width of their table or of the terminal."""
+
+    renderable: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw it line by line."""
+        for line in Segment.split_lines(console.render(self.renderable, options)):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                last = line.pop()
+                yield from (*line, Segment(last.text.rstrip(), last.style))
+            yield Segment.line()
+
+
+def table(*headings: str, wrap: bool = True) -> Table:
     """A table with a thin line under its headings.
 
     Parameters
     ----------
     *headings
         One a column; `RIGHT` before a heading aligns the column at the right.
+    wrap
+        Break texts that are too long; figures are never broken.
     """
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for heading in headings:
         figures = heading.startswith(RIGHT)
         made.add_column(
-            heading.removeprefix(RIGHT),
+            plain_heading(heading),
             justify="right" if figures else "left",
-            no_wrap=figures,
-            overflow="fold",
+            no_wrap=figures or not wrap,
+            overflow="fold" if wrap else "ellipsis",
         )
     return made
 
 
-def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
-    """Labels with what they say, one a line."""
+def plain_heading(heading: str) -> str:
+    """A heading as it is shown."""
+    return heading.removeprefix(RIGHT)
+
+
+def facts(rows: Iterable[tuple[str, RenderableType]], *, at_least: int = 0) -> Table:
+    """Labels with what they say, one a line; the labels' column is ``at_least`` so many characters wide."""
     grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(style="dim", no_wrap=True, min_width=at_least)
     grid.add_column(overflow="fold")
     for label, value in rows:
         grid.add_row(label, value)

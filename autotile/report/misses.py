@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotile.report.layout import RIGHT, below, table
+from autotile.report.layout import RIGHT, below
+from autotile.report.listing import Listing
 from autotile.report.text import moment_text, sizes_text
 from autotile.report.tuning import TuneReport
 from autotile.store.misses import StoredMiss
@@ -37,15 +38,11 @@ class MissesReport:
         ]
 
     def __rich__(self) -> RenderableType:
-        """One line a problem and GPU."""
+        """One entry a problem and GPU."""
         if not self.misses:
             return Text("nothing was asked for in vain")
-        shown = table("kernel", "problem", "device", "served", f"{RIGHT}times", "last")
-        for miss in self.misses:
-            problem = f"{sizes_text(miss.problem.sizes)} {miss.problem.dtype}"
-            last = moment_text(miss.last_at)
-            shown.add_row(miss.problem.kernel, problem, miss.gpu_name, miss.tier, f"{miss.count:,}", last)
-        return shown
+        headings = ("kernel", "problem", "device", "served", f"{RIGHT}times", "last")
+        return Listing(headings, list(map(_row, self.misses)), ("last", "device"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +61,8 @@ class TunedReport:
             return Text("nothing was tuned")
         first, *others = self.reports
         return Group(first, *(below(report) for report in others))
+
+
+def _row(miss: StoredMiss) -> tuple[str, ...]:
+    problem = f"{sizes_text(miss.problem.sizes)} {miss.problem.dtype}"
+    return miss.problem.kernel, problem, miss.gpu_name, miss.tier, f"{miss.count:,}", moment_text(miss.last_at)

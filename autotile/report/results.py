@@ -10,7 +10,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from autotile.ground.model import config_text
-from autotile.report.layout import RIGHT, table
+from autotile.report.layout import RIGHT
+from autotile.report.listing import Listing
 from autotile.report.text import (
     NOTHING,
     interval_text,
@@ -38,25 +39,12 @@ class StudiesReport:
         return [_study_document(study) for study in self.studies]
 
     def __rich__(self) -> RenderableType:
-        """One line a study."""
+        """One entry a study."""
         if not self.studies:
             return Text(f"nothing is tuned yet in {self.location}; `autotile tune` does it")
-        shown = table(
-            "kernel", "problem", "device", f"{RIGHT}ok", f"{RIGHT}trials", f"{RIGHT}best", "configuration", "last trial"
-        )
-        for study in self.studies:
-            key = study.key
-            shown.add_row(
-                key.kernel,
-                f"{sizes_text(key.sizes)} {key.dtype}" + (" hot L2" if key.l2_mode == "hot" else ""),
-                source_text(key.gpu_name, key.source),
-                f"{study.ok:,}",
-                f"{study.trials:,}",
-                time_text(study.best_time_us),
-                config_text(study.best_config) if study.best_config is not None else NOTHING,
-                moment_text(study.last_at),
-            )
-        return shown
+        figures = (f"{RIGHT}tried", f"{RIGHT}ok", f"{RIGHT}best")
+        headings = ("kernel", "problem", "device", *figures, "configuration", "last trial")
+        return Listing(headings, list(map(_study_row, self.studies)), ("configuration", "last trial", "device"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +58,11 @@ class RecordingsReport:
         return [_recording_document(found) for found in self.recordings]
 
     def __rich__(self) -> RenderableType:
-        """One line a recording."""
+        """One entry a recording."""
         if not self.recordings:
             return Text("no recording is installed; `autotile record` makes one on a machine with a GPU")
-        shown = table("kernel", "problem", "device", f"{RIGHT}valid", "recorded", "made", "file")
-        for found in self.recordings:
-            header = found.header
-            if header is None:
-                shown.add_row("damaged", found.problem, NOTHING, NOTHING, NOTHING, NOTHING, str(found.path))
-                continue
-            shown.add_row(
-                header.key.kernel,
-                f"{sizes_text(header.key.sizes)} {header.key.dtype}",
-                header.key.gpu_name,
-                f"{header.valid_configs:,}",
-                header.chosen,
-                moment_text(header.created_at),
-                str(found.path),
-            )
-        return shown
+        headings = ("kernel", "problem", "device", f"{RIGHT}valid", "recorded", "made", "file")
+        return Listing(headings, list(map(_recording_row, self.recordings)), ("file", "made", "device"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +84,43 @@ class TrialsReport:
         return [_trial_document(entry) for entry in self.trials]
 
     def __rich__(self) -> RenderableType:
-        """One line a trial."""
+        """One entry a trial."""
         if not self.trials:
             return Text("no such trial is stored")
         several = len({entry.stored.study_id for entry in self.trials}) > 1
-        headings = ("outcome", f"{RIGHT}time", "95 % interval, us", f"{RIGHT}registers", f"{RIGHT}occupancy")
-        shown = table(*(["problem"] if several else []), *headings, "configuration", "remark")
-        for entry in self.trials:
-            shown.add_row(*([_problem_text(entry.key)] if several else []), *_trial_columns(entry.stored))
-        return shown
+        figures = (f"{RIGHT}time", "95 % interval, us", f"{RIGHT}registers", f"{RIGHT}occupancy")
+        headings = ("outcome", *figures, "configuration", "remark", *(["problem"] if several else []))
+        rows = [(*_trial_row(entry.stored), *([_problem_text(entry.key)] if several else [])) for entry in self.trials]
+        return Listing(headings, rows, ("configuration", "remark", "problem"))
+
+
+def _study_row(study: StudySummary) -> tuple[str, ...]:
+    key = study.key
+    return (
+        key.kernel,
+        f"{sizes_text(key.sizes)} {key.dtype}" + (" hot L2" if key.l2_mode == "hot" else ""),
+        source_text(key.gpu_name, key.source),
+        f"{study.trials:,}",
+        f"{study.ok:,}",
+        time_text(study.best_time_us),
+        config_text(study.best_config) if study.best_config is not None else NOTHING,
+        moment_text(study.last_at),
+    )
+
+
+def _recording_row(found: RecordingFile) -> tuple[str, ...]:
+    header = found.header
+    if header is None:
+        return "damaged", NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, found.problem
+    return (
+        header.key.kernel,
+        f"{sizes_text(header.key.sizes)} {header.key.dtype}",
+        header.key.gpu_name,
+        f"{header.valid_configs:,}",
+        header.chosen,
+        moment_text(header.created_at),
+        str(found.path),
+    )
 
 
 def _study_document(study: StudySummary) -> dict[str, Any]:
@@ -195,7 +197,7 @@ def _problem_text(key: TuningKey) -> str:
     return f"{sizes_text(key.sizes)} {key.dtype}, {source_text(key.gpu_name, key.source)}"
 
 
-def _trial_columns(stored: StoredTrial) -> tuple[str, ...]:
+def _trial_row(stored: StoredTrial) -> tuple[str, ...]:
     trial = stored.trial
     measured, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
     remarks = [f"finals, place {stored.rank}"] if stored.phase == "final" else []
