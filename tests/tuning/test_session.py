@@ -313,3 +313,25 @@ class TestProgress:
         assert result.resumed == 0
         assert len(result.notices) == 2
         assert seen[0].notices == result.notices
+
+
+class TestOnly:
+    """A session held to given configurations."""
+
+    def test_nothing_else_is_tried(self, bench: Any) -> None:
+        wanted = [BEST, {"THREADS": 64, "WORK": 2}]
+        result = bench.tune(bench.record(), only=tuple(wanted))
+        assert sorted(keys(bench.stored())) == sorted(map(config_key, wanted))
+        assert result.winner.config == BEST
+        assert result.default is None
+
+    def test_what_is_not_valid_or_not_recorded_is_left_out(self, bench: Any) -> None:
+        wanted = ({"THREADS": 512, "WORK": 1}, {"THREADS": 32, "WORK": 1}, BEST)
+        bench.tune(bench.record(configs=[BEST, DEFAULT]), only=wanted)
+        assert [dict(trial.config) for trial in bench.stored()] == [BEST]
+
+
+def test_phases_are_timed(bench: Any) -> None:
+    result = bench.tune(bench.record())
+    assert set(result.phases) == {"start", "search", "finals"}
+    assert sum(result.phases.values()) <= result.seconds

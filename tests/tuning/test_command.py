@@ -1,6 +1,7 @@
-"""That times are replayed is said once, before the first of them is shown."""
+"""What `autotile tune` says of a session: that times are replayed, and that a kernel is broken."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +34,15 @@ def test_on_a_terminal_it_stays_above_the_live_line(bench: Any) -> None:
     with TuneProgress(console, bench.problem(), Workrate.of(bench.kernel.spec, bench.problem())) as progress:
         bench.tune(bench.record(), progress)
     assert screen.getvalue().count(NOTICE) == 1
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_a_broken_kernel_is_the_users_fault_and_said_once(
+    rewrite: Callable[..., Any], scale_toml: Path, words: tuple[str, ...]
+) -> None:
+    bench = rewrite({"factor * x[i]": "factor * z[i]"})
+    command = ["tune", str(scale_toml), "n=4096", f"--replay={bench.record()}", *words]
+    answer = CliRunner().invoke(app, command)
+    assert answer.exit_code == 2
+    assert answer.stderr.count('identifier "z" is undefined') == 1
+    assert ("no candidate compiles" in answer.stdout) == bool(words)
