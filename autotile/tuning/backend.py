@@ -62,6 +62,8 @@ def choose_backend(kernel: Kernel, problem: Problem, settings: Settings, options
     device = replace(_recorded_device(recording), source="replayed")
     reason = "replay was asked for" if options.replay is not None else "there is no CUDA device here"
     notice = f"{reason}: launches are replayed from measurements recorded on {device.name}"
+    if not recording.header.key.template_hash:
+        notice += ", imported: of which version of the kernel is not known"
     return Backend(device, lambda: ReplayEvaluator(recording), lambda space: _recorded_rows(recording, space), notice)
 
 
@@ -114,7 +116,8 @@ def _check_recording(recording: Recording, kernel: Kernel, problem: Problem, l2:
         raise RecordingError(
             f"the recording is of {recording.header.problem}, expected {problem}; name the sizes that it holds"
         )
-    if (key.template_hash, key.space_hash) != (kernel.source_hash, space_hash(kernel.spec)):
+    imported = not key.template_hash  # another tuner's files do not say which kernel they measured
+    if not imported and (key.template_hash, key.space_hash) != (kernel.source_hash, space_hash(kernel.spec)):
         raise RecordingError(
             f"the recording of {problem} was made with another version of the kernel; "
             "its times say nothing of this one: measure it anew with `autotile record` on a GPU"

@@ -13,6 +13,9 @@ from autotile.ground.errors import InputError, RecordingError
 from autotile.ground.model import Outcome
 from autotile.ground.problem import resolve_problem
 from autotile.process.messages import Candidate
+from autotile.store.database import Database
+from autotile.store.kernel_tuner_export import write_cache
+from autotile.store.kernel_tuner_import import import_into_recording, read_cache
 from autotile.store.recording import read_recording, write_recording
 from autotile.store.recording_header import RecordingHeader
 from autotile.tuning import backend as backends
@@ -148,3 +151,22 @@ class TestReplay:
 
     def test_no_race(self, evaluator: ReplayEvaluator) -> None:
         assert evaluator.race([Candidate(CANDIDATE, "")], 9, 0) is None
+
+
+def test_kernel_tuners_cache_is_replayed(bench: Any, choose: Callable[..., Backend], tmp_path: Path) -> None:
+    """Our trials, written as Kernel Tuner's cache, imported as a recording, tuned by replay: the same winner."""
+    whole = bench.tune(bench.record())
+    cache_file, recording_file = tmp_path / "cache.json", tmp_path / "imported.npz"
+    with Database.open(read_settings().database) as database:
+        (study,) = database.studies()
+        stored = database.stored_trials(study.study_id, phase="search")
+    write_cache(cache_file, study.key, bench.kernel.spec.parameters, stored)
+    cache = read_cache(cache_file)
+    import_into_recording(recording_file, cache, cache.key(bench.problem().sizes))
+
+    assert "imported" in choose(replay=recording_file, l2="hot").notice
+    result = bench.tune(recording_file, l2="hot", database=str(tmp_path / "other.db"))
+    assert result.winner is not None
+    assert whole.winner is not None
+    assert result.winner.config == whole.winner.config
+    assert result.device.source == "replayed"
