@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autotile.device.properties import device_count, live_device
 from autotile.device.toolchain import load_cupy, nvrtc_version
 from autotile.dispatch.bound import BoundKernel
@@ -33,6 +35,7 @@ def get_best_kernel(
     """The best known configuration of a kernel for a problem, ready to launch.
 
     It never tunes, and never fails because a database is missing: the ``tier`` of what it returns says what it is.
+    What a CUDA device could not be served exactly is counted as a miss, so that it can be tuned.
 
     Parameters
     ----------
@@ -58,13 +61,14 @@ def get_best_kernel(
     >>> kernel = get_best_kernel("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
     >>> C = kernel(A, B)  # doctest: +SKIP
     """
-    key = (name, dtype, _current_device() if device is None else device, database, *sizes.items())
+    place = _current_device() if device is None else device
+    key = (name, dtype, place, database, *sizes.items())
     served = _served.get(key)
     if served is None:
         location = database or read_settings().database
-        kernel = _serve(name, dtype, device, location, sizes)
+        kernel = find_best_kernel(name, dtype, place, location, sizes)
         served = _served.setdefault(key, kernel)  # of threads that ask together, all are served the same
-        if served is kernel and kernel.tier != "exact":
+        if served is kernel and kernel.tier != "exact" and isinstance(place, int):
             _count_miss(location, kernel)
     return served
 
@@ -74,7 +78,23 @@ def forget_served() -> None:
     _served.clear()
 
 
-def _serve(name: str, dtype: str | None, device: int | str | None, location: str, sizes: dict[str, int]) -> BoundKernel:
+def find_best_kernel(
+    name: str, dtype: str | None, device: int | str | None, location: str, sizes: Mapping[str, int]
+) -> BoundKernel:
+    """`get_best_kernel` for a look: nothing is remembered, and no miss is counted.
+
+    Parameters
+    ----------
+    location
+        Path or URL of the database.
+    name, dtype, device, sizes
+        As for `get_best_kernel`.
+
+    Raises
+    ------
+    InputError
+        As for `get_best_kernel`.
+    """
     kernel = load_kernel(name)
     problem = resolve_problem(kernel.spec, sizes, dtype)
     stored = _stored(location, problem)
@@ -128,7 +148,7 @@ def _nvrtc_version(stored: list[StoredBest]) -> str:
 
 
 def _count_miss(location: str, kernel: BoundKernel) -> None:
-    """Remember once a process what could not be served exactly, so that it can be tuned."""
+    """Remember once a process what a CUDA device could not be served exactly, so that it can be tuned."""
     try:
         present = Database.open_readonly(location)
         if present is None:

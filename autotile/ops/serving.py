@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autotile.dispatch.serving import get_best_kernel
+from autotile.dispatch.serving import find_best_kernel
+from autotile.files.settings import read_settings
 from autotile.ops.targets import check_device_index, open_problem
 from autotile.report.rates import Workrate
 from autotile.report.served import ServedReport
@@ -17,6 +18,8 @@ def best(
     database: str | None = None,
 ) -> ServedReport:
     """The best known configuration of a kernel for a problem, and why it is the one that is served.
+
+    A look is not counted as a miss.
 
     Parameters
     ----------
@@ -37,5 +40,5 @@ def best(
     if device is not None and device.isdecimal():
         place = int(device)
         check_device_index(place)
-    bound = get_best_kernel(kernel, dtype=dtype, device=place, database=database, **sizes)
+    bound = find_best_kernel(kernel, dtype, place, database or read_settings().database, sizes)
     return ServedReport(bound, Workrate.of(loaded.spec, problem))

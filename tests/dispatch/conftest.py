@@ -76,6 +76,13 @@ def shelf(scale_toml: Path) -> Shelf:
 
 
 @pytest.fixture
+def live_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with an H200, as far as serving looks at it; nothing can be launched."""
+    monkeypatch.setattr(serving, "_current_device", lambda: 0)
+    monkeypatch.setattr(serving, "live_device", lambda _: replace(device_profile("h200"), source="cuda"))
+
+
+@pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a GPU."""
     monkeypatch.setattr(serving, "device_count", lambda: 0)

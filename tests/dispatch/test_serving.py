@@ -49,13 +49,14 @@ class TestLookUp:
         serving.forget_served()
         assert get_best_kernel(str(shelf.path), n=4096, device="h200").tier == "exact"
 
+    @pytest.mark.usefixtures("live_gpu")
     def test_threads_that_ask_together_are_served_the_same(self, shelf: Any) -> None:
         shelf.put(8192, BEST)
         barrier = threading.Barrier(8)
 
         def ask(_: int) -> BoundKernel:
             barrier.wait()
-            return get_best_kernel(str(shelf.path), n=4096, device="h200")
+            return get_best_kernel(str(shelf.path), n=4096)
 
         with ThreadPoolExecutor(8) as threads:
             kernels = list(threads.map(ask, range(8)))
@@ -160,15 +161,16 @@ class TestDatabases:
         monkeypatch.setattr(Database, "best", fail)
         assert shelf.ask(4096).tier == "default"
 
+    @pytest.mark.usefixtures("live_gpu")
     def test_one_that_cannot_be_written(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: Any, **__: Any) -> None:
             raise DatabaseError("read-only")
 
         shelf.put(4096, BEST)
         monkeypatch.setattr(Database, "record_miss", fail)
-        assert shelf.ask(8192).tier == "nearest"
+        assert shelf.ask(8192, device=None).tier == "nearest"
         monkeypatch.setattr(Database, "open", fail)
-        assert shelf.ask(8192).tier == "nearest"
+        assert shelf.ask(8192, device=None).tier == "nearest"
 
     def test_another_one_by_name(self, shelf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
@@ -178,18 +180,34 @@ class TestDatabases:
         assert shelf.ask(4096, database=str(tmp_path / "team.db")).tier == "exact"
 
 
+@pytest.mark.usefixtures("live_gpu")
 class TestMisses:
-    def test_what_is_not_exact_is_counted_once_a_process(self, shelf: Any) -> None:
+    @pytest.mark.parametrize("device", [None, 0])
+    def test_what_is_not_exact_is_counted_once_a_process(self, shelf: Any, device: int | None) -> None:
         shelf.put(4096, BEST)
-        shelf.ask(8192)
-        get_best_kernel(str(shelf.path), n=8192, device="h200")
-        shelf.ask(500)
+        shelf.ask(8192, device)
+        get_best_kernel(str(shelf.path), n=8192, device=device)
+        shelf.ask(500, device)
         assert sorted(misses()) == [(500, "NVIDIA H200", "default", 1), (8192, "NVIDIA H200", "nearest", 1)]
 
     def test_an_exact_hit_is_not(self, shelf: Any) -> None:
         shelf.put(4096, BEST)
-        shelf.ask(4096)
+        assert shelf.ask(4096, device=None).tier == "exact"
         assert misses() == []
+
+    def test_what_can_only_be_looked_at_is_not(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        shelf.put(4096, BEST)
+        assert shelf.ask(8192, device="h200").tier == "nearest"
+        monkeypatch.setattr(serving, "_current_device", lambda: None)
+        assert shelf.ask(8192, device=None).tier == "nearest"
+        assert misses() == []
+
+    def test_a_look_is_neither_counted_nor_remembered(self, shelf: Any) -> None:
+        shelf.put(4096, BEST)
+        looked = serving.find_best_kernel(str(shelf.path), None, None, read_settings().database, {"n": 8192})
+        assert (looked.tier, looked.device.source) == ("nearest", "cuda")
+        assert misses() == []
+        assert get_best_kernel(str(shelf.path), n=8192) is not looked
 
 
 class TestDocument:
