@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotile.device.properties import device_count, live_device
-from autotile.files.library import Kernel
+from autotile.files.library import Kernel, load_kernel
 from autotile.files.settings import read_settings
 from autotile.ground.errors import InputError
 from autotile.ground.model import Problem
@@ -32,13 +32,13 @@ def list_misses(kernel: str | None = None, *, database: str | None = None) -> Mi
     Raises
     ------
     InputError
-        The database cannot be read.
+        The database cannot be read, or there is no such kernel.
     """
     opened = Database.open_readonly(database or read_settings().database)
     if opened is None:
         return MissesReport([])
     with opened:
-        return MissesReport(opened.misses(kernel))
+        return MissesReport([_in_own_order(miss) for miss in _misses(opened, kernel)])
 
 
 def missed_problems(kernel: str | None, options: TuneOptions) -> list[MissedProblem]:
@@ -56,7 +56,7 @@ def missed_problems(kernel: str | None, options: TuneOptions) -> list[MissedProb
     Raises
     ------
     InputError
-        The database cannot be read.
+        The database cannot be read, or there is no such kernel.
     """
     live = device_count() > 0 and options.replay is None
     gpu_name = live_device(options.device_index).name if live else None
@@ -64,9 +64,22 @@ def missed_problems(kernel: str | None, options: TuneOptions) -> list[MissedProb
     if opened is None:
         return []
     with opened:
-        asked = [miss for miss in opened.misses(kernel) if gpu_name in (None, miss.gpu_name)]
+        asked = [miss for miss in _misses(opened, kernel) if gpu_name in (None, miss.gpu_name)]
         found = [_open(miss) for miss in asked]
         return [missed for missed in found if missed is not None and not _is_tuned(opened, missed, gpu_name)]
+
+
+def _misses(database: Database, kernel: str | None) -> list[StoredMiss]:
+    if kernel is None:
+        return database.misses()
+    known = database.misses(kernel)  # a kernel that was deleted since is still in the database
+    return known or database.misses(load_kernel(kernel).name)
+
+
+def _in_own_order(miss: StoredMiss) -> StoredMiss:
+    """The same with its sizes in the order of the kernel's file; as it is stored where that is not to be found."""
+    opened = _open(miss)
+    return replace(miss, problem=opened.problem) if opened is not None else miss
 
 
 def _open(miss: StoredMiss) -> MissedProblem | None:

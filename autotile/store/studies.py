@@ -27,7 +27,9 @@ class StudySummary:
     created_at: datetime
     runs: int
     trials: int
+    """Configurations that were tried, however often each was measured."""
     ok: int
+    """Those of them that were verified and measured."""
     last_at: datetime | None
     """When the newest trial was recorded."""
     best_config: Config | None
@@ -110,11 +112,12 @@ def stored_device(row: Mapping[Any, Any]) -> DeviceProperties | None:
 
 def list_studies(connection: Connection, kernel: str | None) -> list[StudySummary]:
     """Studies of one kernel, or of all, by kernel and then oldest first."""
+    searched, configurations = TRIALS.c.phase == "search", func.count(TRIALS.c.config_key.distinct())
     counts = (
         select(
             TRIALS.c.study_id,
-            func.count().label("trials"),
-            func.count().filter(TRIALS.c.outcome == "ok").label("ok"),
+            configurations.filter(searched).label("trials"),
+            configurations.filter(searched, TRIALS.c.outcome == "ok").label("ok"),
             func.max(TRIALS.c.created_at).label("last_at"),
         )
         .group_by(TRIALS.c.study_id)

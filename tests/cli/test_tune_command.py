@@ -4,10 +4,9 @@ import pytest
 
 from autotile.cli.arguments import read_duration
 from autotile.cli.tune import _with_replay_value
-from autotile.dispatch.serving import forget_served
 from autotile.files.settings import read_settings
 from autotile.ground.errors import InputError, WorkerError
-from autotile.ground.model import Outcome
+from autotile.ground.model import Outcome, Problem
 from autotile.ops import tuning
 from autotile.report.progress import TuneProgress
 from autotile.store.database import Database
@@ -57,6 +56,12 @@ class TestReplay:
         again = tune("--json").document
         assert again["resumed"] == 5
         assert sum(again["outcomes"].values()) == 12
+
+    def test_the_list_counts_as_tune_does(self, tune, run):
+        tune("--trials", "12")
+        outcomes = tune("--trials", "12", "--json").document["outcomes"]
+        (study,) = run("list", "--json").document
+        assert (study["trials"], study["ok"]) == (sum(outcomes.values()), outcomes["ok"])
 
     def test_fresh_measures_again(self, tune):
         tune("--trials", "5")
@@ -152,13 +157,12 @@ class TestRefusals:
 
 class TestMisses:
     @pytest.fixture
-    def missed(self, run, tune, scale_toml, recording, monkeypatch):
-        """A database in which the recorded problem was asked for twice before it was tuned, and another one once."""
+    def missed(self, scale_toml, monkeypatch):
+        """A database in which programs asked for the recorded problem twice before it was tuned, another one once."""
         monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
-        Database.open(read_settings().database).close()
-        for sizes in ("n=1048576", "n=1048576", "n=2048"):
-            run("best", "scale", sizes, "--device", "h200")
-            forget_served()
+        with Database.open(read_settings().database) as database:
+            for n, times in ((1048576, 2), (2048, 1)):
+                database.record_miss(Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
 
     @pytest.mark.usefixtures("missed")
     def test_what_was_asked_for_is_tuned(self, run, recording):
@@ -177,6 +181,27 @@ class TestMisses:
         answer = run("tune", "scale", "--from-misses", f"--replay={recording}")
         assert "1048576: asked" not in answer.err
         assert "nothing was tuned" in answer.out
+
+    def test_sizes_are_in_the_kernels_own_order(self, run):
+        sizes = {"M": 512, "N": 256, "K": 128}
+        with Database.open(read_settings().database) as database:
+            database.record_miss(Problem("sgemm_2d", sizes, "float32"), "NVIDIA H200", "nearest")
+            database.record_miss(Problem("gone", sizes, "float32"), "NVIDIA H200", "nearest")
+        by_kernel = {row["kernel"]: list(row["problem"]) for row in run("list", "--misses", "--json").document}
+        assert by_kernel == {"sgemm_2d": ["M", "N", "K"], "gone": ["K", "M", "N"]}
+        assert "M=512 N=256 K=128 float32" in run("list", "--misses").out
+
+    @pytest.mark.usefixtures("missed")
+    def test_misses_of_one_kernel(self, run, scale_toml):
+        assert len(run("list", scale_toml, "--misses", "--json").document) == 2
+        assert run("list", "sgemm_2d", "--misses", "--json").document == []
+        assert run("list", "nosuch", "--misses").code == 2
+
+    @pytest.mark.usefixtures("missed")
+    def test_looking_is_not_counted(self, run):
+        run("best", "scale", "n=4096", "--device", "h200")
+        run("best", "scale", "n=4096", "--device", "rtx-3090", "--json")
+        assert 4096 not in [row["problem"]["n"] for row in run("list", "--misses", "--json").document]
 
     def test_no_misses(self, run):
         assert run("tune", "--from-misses", "--json").document == []

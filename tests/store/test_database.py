@@ -129,12 +129,14 @@ def test_best_is_one_a_study_and_can_be_narrowed(
     assert [best.trial.config["BM"] for best in database.best(study_id=2)] == [1]
 
 
-def test_studies_are_listed_with_their_counts(
+def test_studies_are_listed_with_the_configurations_that_were_tried(
     database: Database, key: TuningKey, study: int, run: int, measured: Maker
 ) -> None:
     database.study(replace(key, kernel="copy"), None)
     database.add_trial(study, run, measured({"BM": 64}, 12.5))
     database.add_trial(study, run, Trial({"BM": 32}, Outcome.CRASHED))
+    database.add_trial(study, run, Trial({"BM": 32}, Outcome.CRASHED))
+    database.add_trial(study, run, measured({"BM": 64}, 12.5), phase="final", rank=1)
     copy, sgemm = database.studies()
     assert (copy.key.kernel, copy.device, copy.runs, copy.trials, copy.best_config) == ("copy", None, 0, 0, None)
     assert (sgemm.key, sgemm.runs, sgemm.trials, sgemm.ok) == (key, 1, 2, 1)
