@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autotile.ground.expressions import Expression
 from autotile.ground.hardware import DeviceProperties
-from autotile.ground.occupancy import max_blocks_per_sm
+from autotile.ground.occupancy import max_blocks_per_sm, occupancy
 from autotile.ground.spec import KernelSpec
 
 Column = NDArray[np.int64]
@@ -125,7 +125,7 @@ def _registers_fit(demand: Demand, device: DeviceProperties, spec: KernelSpec) -
 
 def _explain_registers(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
     return (
-        f"at least {_first(demand.registers)} registers a thread for {_first(demand.threads)} threads, {device.name} "
+        f"at least {_text(demand.registers)} registers a thread for {_text(demand.threads)} threads, {device.name} "
         f"allows {device.max_registers_per_thread:,} a thread and {device.registers_per_block:,} a block"
     )
 
@@ -138,7 +138,7 @@ def _smem_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Ma
 
 def _explain_smem(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
     return (
-        f"{_first(demand.static_smem_bytes)} bytes static and {_first(demand.dynamic_smem_bytes)} dynamic, "
+        f"{_text(demand.static_smem_bytes)} bytes static and {_text(demand.dynamic_smem_bytes)} dynamic, "
         f"{device.name} allows {device.smem_per_block_bytes:,} static, {device.smem_per_block_optin_bytes:,} together"
     )
 
@@ -149,10 +149,16 @@ def _occupancy_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) 
 
 
 def _explain_occupancy(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
-    return (
-        f"{_first(demand.blocks_per_sm(device))} blocks of {_first(demand.threads)} threads on an SM, occupancy "
-        f"{float(demand.occupancy(device)[0]):.3f}; {spec.source or spec.name} asks for {spec.limits.min_occupancy}"
-    )
+    registers = np.clip(demand.registers, 0, _FAR)
+    found = occupancy(_first(demand.threads), _first(registers), _first(demand.smem_bytes), device)
+    binding = ", ".join(found.limited_by)
+    if found.blocks_per_sm == 0:
+        return (
+            f"no block fits on an SM of {device.name}: {_text(demand.threads)} threads, at least "
+            f"{_text(demand.registers)} registers a thread, {_text(demand.smem_bytes)} bytes of shared memory; limited "
+            f"by {binding}"
+        )
+    return f"{found.occupancy:.3f} is under min_occupancy = {spec.limits.min_occupancy:g}; limited by {binding}"
 
 
 LIMITS = (
@@ -172,8 +178,12 @@ def _within(dimensions: tuple[Column, ...], most: tuple[int, ...]) -> Mask:
 
 
 def _by(dimensions: tuple[Column, ...] | tuple[int, ...]) -> str:
-    return " x ".join(_first(dimension) for dimension in dimensions)
+    return " x ".join(_text(dimension) for dimension in dimensions)
 
 
-def _first(value: Column | int) -> str:
-    return f"{int(np.ravel(value)[0]):,}"
+def _text(value: Column | int) -> str:
+    return f"{_first(value):,}"
+
+
+def _first(value: Column | int) -> int:
+    return int(np.ravel(value)[0])

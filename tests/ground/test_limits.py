@@ -86,7 +86,7 @@ def test_occupancy_counts_what_the_file_declares() -> None:
     assert occupancy(256, 0, 100_000, H200).occupancy == 0.25
     assert reason(launch, min_occupancy=0.25) == ""
     assert reason(launch, min_occupancy=0.26) == (
-        "occupancy: 2 blocks of 256 threads on an SM, occupancy 0.250; sample.toml asks for 0.26"
+        "occupancy: 0.250 is under min_occupancy = 0.26; limited by shared_memory"
     )
 
 
@@ -94,7 +94,10 @@ def test_registers_are_handed_out_in_units() -> None:
     """Fits by plain product, but not once each warp's registers are rounded up to the device's unit."""
     launch = {"block": [32 * 9], "min_registers": 224}
     assert H200.registers_per_block >= 32 * 9 * 224
-    assert reason(launch).startswith("occupancy: 0 blocks of 288 threads")
+    assert reason(launch) == (
+        "occupancy: no block fits on an SM of NVIDIA H200: 288 threads, at least 224 registers a thread, 0 bytes of "
+        "shared memory; limited by registers"
+    )
 
 
 def test_textbook_tiles_on_a_g80() -> None:
