@@ -9,7 +9,8 @@
 `autotile.search.row_sampler`   `RowSampler`: what they share, among it never proposing a row twice
 `autotile.search.mirror`        the study that a wrapped sampler sees
 `autotile.search.candidates`    the rows that are left: look-up, uniform choice, nearest
-`autotile.search.studies`       trials as an Optuna study, for its plots and its dashboard
+`autotile.search.study`         what an Optuna study is told of each trial
+`autotile.search.export`        a study as an SQLite file, for Optuna's plots and its dashboard
 =============================== ===========================================================================
 
 The package re-exports nothing, so that a program that lists the samplers does not pay for loading Optuna.

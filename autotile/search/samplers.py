@@ -152,6 +152,6 @@ def check_sampler(name: str) -> None:
     kind = SAMPLERS.get(name)
     if kind is None:
         known = ["auto", *SAMPLERS]
-        raise InputError(f"there is no sampler {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+        raise InputError(f"there is no sampler {name!r}{nearest(name, known)} (known: {', '.join(known)})")
     if kind.needs and find_spec(kind.needs) is None:
         raise InputError(f"the sampler {name!r} needs {kind.needs}: pip install {kind.needs}, or choose tpe")

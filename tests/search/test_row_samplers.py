@@ -195,7 +195,7 @@ def test_auto_is_brute_force_where_the_trials_cover_the_space() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"no sampler 'tpee'; did you mean 'tpe'\?; there are auto, tpe, gp, cmaes"):
+    with pytest.raises(InputError, match=r"no sampler 'tpee'; did you mean 'tpe'\? \(known: auto, tpe, gp, cmaes"):
         make_sampler("tpee", tile_space(), 0)
 
 
