@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Annotated
 
 import typer
@@ -9,6 +10,8 @@ import typer
 from autotile.cli.application import examples
 from autotile.cli.arguments import DeviceOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
 from autotile.cli.output import notice, show
+from autotile.ground.model import Problem
+from autotile.report.text import sizes_text
 
 
 def space(
@@ -30,7 +33,9 @@ def space(
     given = read_sizes(sizes or [])
     target = target_device(device)
     notice(target.notice)
-    show(count_space(kernel, given, target.device, dtype=dtype), as_json=as_json)
+    report = count_space(kernel, given, target.device, dtype=dtype)
+    _say_what_was_filled_in(report.problem, given)
+    show(report, as_json=as_json)
 
 
 def explain(
@@ -60,7 +65,9 @@ def explain(
     given = read_assignments(assignments or [])
     target = target_device(device)
     notice(target.notice)
-    show(explain_config(kernel, given, target.device, dtype=dtype), as_json=as_json)
+    report = explain_config(kernel, given, target.device, dtype=dtype)
+    _say_what_was_filled_in(report.problem, given)
+    show(report, as_json=as_json)
 
 
 def occupancy(
@@ -82,6 +89,13 @@ def occupancy(
     target = target_device(device)
     notice(target.notice)
     show(block_occupancy(threads, registers, smem, target.device), as_json=as_json)
+
+
+def _say_what_was_filled_in(problem: Problem, given: Container[str]) -> None:
+    """Name the sizes that the user left to the search-space file: the answer holds for these only."""
+    filled = {name: value for name, value in problem.sizes.items() if name not in given}
+    if filled:
+        notice(f"not given, so as in the search-space file: {sizes_text(filled)}")
 
 
 def register(app: typer.Typer) -> None:

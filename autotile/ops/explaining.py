@@ -72,14 +72,15 @@ def explain_config(
     geometry = _geometry(loaded.spec, config, problem, device)
     resources, not_compiled = None, fault and "it would not be compiled"
     if not fault and geometry is not None:
-        resources, not_compiled = _compile(loaded, config, problem, device)
+        resources, fault, not_compiled = _compile(loaded, config, problem, device)
+        checks += (Check("compiled", "source", False, fault),) if fault else ()
     used = _declared(loaded.spec, config, problem, device, geometry)
     if resources is not None and geometry is not None:
         found = compiled_occupancy(geometry, resources, device)
         smem_bytes = resources.static_smem_bytes + geometry.dynamic_smem_bytes
         used = OccupancyReport(device, geometry.threads, resources.registers, smem_bytes, found)
         fault = resource_fault(loaded.spec.limits, geometry, resources, found, device)
-        checks = (*checks, Check("compiled", "resources", not fault, fault))
+        checks += (Check("compiled", "resources", not fault, fault),)
     return Explanation(problem, device, config, checks, fault, geometry, resources, not_compiled, used)
 
 
@@ -96,8 +97,8 @@ def _split(spec: KernelSpec, assignments: Mapping[str, str]) -> tuple[dict[str, 
         else:
             known = (*parameters, *spec.sizes)
             raise ConfigError(
-                f"{spec.name} has neither a parameter nor a size {name!r}{nearest(name, known)}; it has the parameters "
-                f"{', '.join(parameters)} and the sizes {', '.join(spec.sizes)}"
+                f"{spec.name} has neither a parameter nor a size {name!r}{nearest(name, known)} (parameters: "
+                f"{', '.join(parameters)}; sizes: {', '.join(spec.sizes)})"
             )
     return {name: chosen.get(name, spec.default[name]) for name in parameters}, sizes
 
@@ -140,15 +141,20 @@ def _geometry(spec: KernelSpec, config: Config, problem: Problem, device: Device
 
 def _compile(
     kernel: Kernel, config: Config, problem: Problem, device: DeviceProperties
-) -> tuple[Resources | None, str]:
-    """What the compiler says, through the cubin cache; or why it was not asked."""
+) -> tuple[Resources | None, str, str]:
+    """What the compiler says, through the cubin cache: resources, else a fault of the source, else why it is not known.
+
+    The last two are texts, empty where there is nothing to say.
+    """
     settings = read_settings()
     try:
         job = compile_job(kernel, config, problem.dtype, device.architecture)
         cache = CubinCache(settings.cache, settings.cache_limit_bytes)
-        return cache.get_or_compile(job).resources, ""
-    except (CompileError, ToolchainError) as error:
-        return None, str(error)
+        return cache.get_or_compile(job).resources, "", ""
+    except CompileError as error:
+        return None, f"it does not compile: {error}", "the compiler refuses it"
+    except ToolchainError as error:
+        return None, "", str(error)
 
 
 def _declared(

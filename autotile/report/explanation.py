@@ -38,7 +38,7 @@ class Explanation:
     checks
         Values, rules and limits in the order they are applied, and what the compiled resources give.
     fault
-        Why it cannot be used, in one line; empty where it can.
+        Why it cannot be used: the rule or limit that it breaks, or the compiler's error; empty where it can.
     geometry
         None where the launch cannot be worked out.
     resources
@@ -118,7 +118,8 @@ class Explanation:
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         yield "configuration", config_text(self.config)
-        yield "verdict", self.fault or "valid"
+        known = "valid" if self.resources is not None else "valid, as far as is known without compiling"
+        yield "verdict", self.fault or known
         if self.geometry is not None:
             grid, block = (_by(dims) for dims in (self.geometry.grid, self.geometry.block))
             yield "grid", f"{grid}: {self.geometry.blocks:,} blocks"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from autotile.ground.errors import ToolchainError
 from autotile.ground.occupancy import UNLIMITED
 
 
@@ -88,6 +89,18 @@ class TestSpace:
         assert run("space", name, "--device", "h200", "--json").document["valid"] > 0
 
 
+@pytest.mark.parametrize("command", ["space", "explain"])
+class TestSizesThatAreNotGiven:
+    def test_they_are_named(self, run, command):
+        answer = run(command, "matmul_tiled", "N=512", "--device", "h200", "--json")
+        sizes = answer.document["problem"]
+        assert sizes["N"] == 512
+        assert f"not given, so as in the search-space file: M={sizes['M']} K={sizes['K']}" in answer.err
+
+    def test_nothing_is_said_where_all_are_given(self, run, scale_toml, command):
+        assert run(command, scale_toml, "n=4096", "--device", "h200").err == ""
+
+
 class TestExplain:
     def test_parameters_and_sizes_may_be_mixed(self, run, scale_toml):
         found = run("explain", scale_toml, "THREADS=64", "n=1000", "WORK=2", "--device", "h200", "--json").document
@@ -152,9 +165,31 @@ class TestExplain:
         assert answer.code == 2
         assert said in answer.err
 
-    def test_a_kernel_that_does_not_compile_is_explained_all_the_same(self, run, scale_toml):
+    def test_a_kernel_that_does_not_compile_is_explained_and_not_valid(self, run, scale_toml):
         template = Path(scale_toml).with_name("scale.cu")
         template.write_text("this is no CUDA\n")
-        found = run("explain", scale_toml, "--device", "h200", "--json").document
-        assert "error" in found["not_compiled"]
+        answer = run("explain", scale_toml, "--device", "h200", "--json")
+        found = answer.document
+        assert (answer.code, found["valid"]) == (0, False)
+        assert found["fault"].startswith("it does not compile: scale.cu(1): error")
+        assert [check["name"] for check in found["checks"] if not check["holds"]] == ["source"]
+        assert found["not_compiled"] == "the compiler refuses it"
         assert found["occupancy"]["compiled"] is False
+        shown = run("explain", scale_toml, "--device", "h200").out
+        assert "verdict        it does not compile: scale.cu(1): error" in shown
+
+    def test_without_a_compiler_what_is_known_is_said(self, run, scale_toml, monkeypatch):
+        def missing(*_: object) -> None:
+            raise ToolchainError("no NVRTC here")
+
+        monkeypatch.setattr("autotile.ops.explaining.compile_job", missing)
+        found = run("explain", scale_toml, "--device", "h200", "--json").document
+        assert (found["valid"], found["not_compiled"]) == (True, "no NVRTC here")
+        shown = run("explain", scale_toml, "--device", "h200").out
+        assert "valid, as far as is known without compiling" in shown
+
+    def test_a_block_that_fits_nowhere_says_why(self, run):
+        found = run("explain", "sgemm_2d", "BM=64", "--device", "g80", "--json").document
+        (occupancy,) = [check["detail"] for check in found["checks"] if check["name"] == "occupancy"]
+        assert occupancy.startswith("no block fits on an SM of GeForce 8800 GTX: 128 threads, at least 92 registers")
+        assert occupancy.endswith("limited by registers")

@@ -42,7 +42,16 @@ def test_bytes(count, shown):
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(0.054, "0.05 s"), (21.34, "21.3 s"), (59.96, "60.0 s"), (125, "2 min 05 s"), (3720, "1 h 02 min")],
+    [
+        (0.00371, "3.7 ms"),
+        (0.0544, "54 ms"),
+        (0.104, "0.10 s"),
+        (6.666, "6.67 s"),
+        (21.34, "21.3 s"),
+        (59.96, "60.0 s"),
+        (125, "2 min 05 s"),
+        (3720, "1 h 02 min"),
+    ],
 )
 def test_durations(seconds, shown):
     assert text.duration_text(seconds) == shown
