@@ -62,13 +62,16 @@ def run_finals(
     default: Config,
     incumbent: Config | None,
     seed: int,
+    hurried: bool = False,
 ) -> Finals:
     """Race the finalists and name the winner; among those that tie with the fastest, the incumbent wins.
 
-    In replay nothing can be raced: the recorded medians and their intervals are compared instead.
+    In replay nothing can be raced: the recorded medians and their intervals are compared instead. A hurried race has
+    the fewest rounds that give an interval.
     """
     finalists, candidates = [trial for trial, _ in racing], [candidate for _, candidate in racing]
-    times = evaluator.race(candidates, _rounds(finalists), seed) if len(finalists) > 1 else None
+    rounds = _LEAST_ROUNDS if hurried else _rounds(finalists)
+    times = evaluator.race(candidates, rounds, seed) if len(finalists) > 1 else None
     raced = list(finalists) if times is None else [_with_times(t, row) for t, row in zip(finalists, times, strict=True)]
 
     def ratio(slower: int, faster: int) -> Interval:

@@ -28,6 +28,7 @@ from autotile.tuning.clock import Clock
 from autotile.tuning.evaluator import Evaluator
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
 from autotile.tuning.hopeless import kernel_fault
+from autotile.tuning.interrupt import StopRequest
 from autotile.tuning.ledger import Ledger
 from autotile.tuning.options import BRUTE_FORCE, TuneOptions
 from autotile.tuning.pipeline import Pipeline
@@ -39,6 +40,8 @@ _AHEAD = 16
 """Candidates proposed before the oldest of them is measured. It is part of the search, since it decides what a sampler
 knows when it proposes, and so must not depend on the machine's cores. Replayed over 5,000 recorded configurations of
 sgemm_2d with 10 seeds, TPE found the fastest in 200 trials every time with 1 to 16 ahead, but not with 32."""
+_HURRIED_FINALS = 4
+"""Finalists beside the default when the user wants to leave."""
 _UNTAUGHT = ("random", BRUTE_FORCE)
 """Samplers that propose the same whatever they are told."""
 
@@ -114,6 +117,7 @@ class Session:
         self._space = space
         self._database = database
         self._observe = observe
+        self._stop = StopRequest()
         self._clock = Clock()
         self._default: Config = dict(kernel.spec.default)
         self._notices = tuple(notice for notice in (backend.notice, *database.notices) if notice)
@@ -148,29 +152,34 @@ class Session:
         return self._ledger.trials
 
     def run(self) -> TuneResult:
-        """Search until the trials, the budget or the space run out, then hold the finals."""
+        """Search until the trials, the budget or the space run out, then hold the finals.
+
+        The first Ctrl-C ends the search and hurries the finals; the second ends the session at once. What ended is
+        stored in either case.
+        """
         run_id = self._start_run()
         evaluator: Evaluator | None = None
-        interrupted = False
         finals: Finals | None = None
-        try:
-            self._report("starting")
-            with self._clock.phase("start"):
-                search = self._new_search()
-                self._pipeline.fill(search.propose, self._room())  # compiles while the worker starts
-                evaluator = self._backend.open()
-            with self._clock.phase("search"):
-                self._search(search, run_id, evaluator)
-            with self._clock.phase("finals"):
-                finals = self._finals(run_id, evaluator)
-        except KeyboardInterrupt:
-            interrupted = True
-        finally:
-            self._pool.close()
-            if evaluator is not None:
-                evaluator.close()
-        result = self._result(finals, interrupted)
-        if not interrupted:
+        broken_off = False
+        with self._stop:
+            try:
+                self._report("starting")
+                with self._clock.phase("start"):
+                    search = self._new_search()
+                    self._pipeline.fill(search.propose, self._room())  # compiles while the worker starts
+                    evaluator = self._backend.open()
+                with self._clock.phase("search"):
+                    self._search(search, run_id, evaluator)
+                with self._clock.phase("finals"):
+                    finals = self._finals(run_id, evaluator)
+            except KeyboardInterrupt:
+                broken_off = True
+            finally:
+                self._pool.close()
+                if evaluator is not None:
+                    evaluator.close()
+        result = self._result(finals, interrupted=broken_off or self._stop.requested)
+        if not broken_off:
             self._database.end_run(run_id, result.to_json())
         return result
 
@@ -219,15 +228,23 @@ class Session:
     def _finals(self, run_id: int, evaluator: Evaluator) -> Finals | None:
         if not self._options.finals:
             return None
-        finalists = choose_finalists(self.trials, self._default, self._incumbent, self._options.finals)
+        hurried = self._stop.requested
+        count = min(self._options.finals, _HURRIED_FINALS) if hurried else self._options.finals
+        finalists = choose_finalists(self.trials, self._default, self._incumbent, count)
         if not any(trial.outcome is Outcome.OK for trial in finalists):
             return None
         self._report("finals")
         racing = self._pipeline.compile_again(finalists)
         if not racing:
             return None
-        default, incumbent, seed = self._default, self._incumbent, self._options.seed
-        finals = run_finals(racing, evaluator, default=default, incumbent=incumbent, seed=seed)
+        finals = run_finals(
+            racing,
+            evaluator,
+            default=self._default,
+            incumbent=self._incumbent,
+            seed=self._options.seed,
+            hurried=hurried,
+        )
         for rank, trial in enumerate(finals.ranked, start=1):
             self._database.add_trial(self._study_id, run_id, trial, phase="final", rank=rank)
         return finals
@@ -258,7 +275,9 @@ class Session:
         )
 
     def _start_run(self) -> int:
-        settings = {k: str(v) if k == "replay" and v is not None else v for k, v in asdict(self._options).items()}
+        settings = asdict(self._options)
+        settings["replay"] = str(self._options.replay or "")
+        settings["database"] = self._database.location  # without a password
         return self._database.start_run(
             self._study_id,
             sampler=self._options.sampler,
@@ -272,7 +291,7 @@ class Session:
     def _is_over(self) -> bool:
         target, budget_s = self._options.trial_target, self._options.budget_s
         enough = target is not None and len(self._ledger) >= target
-        return enough or (budget_s is not None and self._clock.elapsed_s >= budget_s)
+        return self._stop.requested or enough or (budget_s is not None and self._clock.elapsed_s >= budget_s)
 
     def _room(self) -> int | None:
         """Candidates that may still be proposed; None for any number."""
