@@ -103,6 +103,11 @@ class BoundKernel:
         return self._choice.source
 
     @property
+    def tuned_on(self) -> str:
+        """Name of the GPU that the configuration was tuned on; empty for the default."""
+        return self._choice.tuned_on
+
+    @property
     def tuned_at(self) -> datetime | None:
         """When the configuration was tuned (UTC)."""
         return self._choice.tuned_at
@@ -115,7 +120,7 @@ class BoundKernel:
     @property
     def resources(self) -> Resources | None:
         """Registers, spills and static shared memory; compiled now where they are not known, None without NVRTC."""
-        if self._choice.resources is not None and self._choice.tuned_on == self.device.name:
+        if self._choice.resources is not None and self.tuned_on == self.device.name:
             return self._choice.resources
         try:
             return self._compiled().resources
@@ -145,6 +150,7 @@ class BoundKernel:
             "interval_us": [measurement.low_us, measurement.high_us] if measurement else None,
             "device": {"name": self.device.name, "source": self.device.source},
             "source": self.source,
+            "tuned_on": self.tuned_on,
             "tuned_at": self.tuned_at.isoformat() if self.tuned_at else None,
             "differences": [list(difference) for difference in self._choice.differences],
             "resources": {

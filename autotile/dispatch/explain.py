@@ -14,8 +14,8 @@ _NAMES = {
     "sm_count": "number of SMs",
     "nvrtc_version": "NVRTC version",
     "l2_mode": "L2 mode",
-    "source": "source",
 }
+"""What is told of each difference; that a time was replayed is told in a sentence of its own."""
 
 
 def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
@@ -24,9 +24,10 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
     sentences = [served, _reason(choice)]
     if choice.measurement is not None:
         time = choice.measurement
+        took = "It took" if choice.tier == "exact" else "There it took"
+        interval = f"{_digits(time.low_us)} to {_digits(time.high_us)}"
         sentences.append(
-            f"It took {time.time_us:.4g} us (95 % interval {time.low_us:.4g} to {time.high_us:.4g}, {time.l2} L2)"
-            f"{_when(choice.tuned_at)}."
+            f"{took} {_digits(time.time_us)} us (95 % interval {interval}, {time.l2} L2){_when(choice.tuned_at)}."
         )
     if choice.source == "replayed":
         sentences.append("The time was replayed from a recording, not measured on this machine.")
@@ -36,14 +37,19 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
 def _reason(choice: Choice) -> str:
     if choice.tier == "default":
         return "Nothing is tuned that may be served for it, so this is the default configuration; run `autotile tune`."
-    differences = "; ".join(f"{_NAMES[name]} {tuned} instead of {asked}" for name, tuned, asked in choice.differences)
-    match choice.tier:
-        case "exact":
-            return "It was tuned for exactly this problem on this GPU."
-        case "nearest":
-            return f"It is the nearest that was tuned on this GPU: {differences}. Rules and limits hold here too."
-        case _:
-            return f"It was tuned elsewhere: {differences}. Rules and limits hold here too."
+    told = [(_NAMES[name], tuned, asked) for name, tuned, asked in choice.differences if name in _NAMES]
+    differences = "; ".join(f"{name} {tuned} instead of {asked}" for name, tuned, asked in told)
+    if choice.tier == "exact":
+        return "It was tuned for exactly this problem on this GPU."
+    if not differences:
+        return "It was tuned from a recording of this GPU, not on the GPU itself."
+    how = "is the nearest that was tuned on this GPU" if choice.tier == "nearest" else "was tuned elsewhere"
+    return f"It {how}: {differences}. Rules and limits hold here too."
+
+
+def _digits(time_us: float) -> str:
+    """Four significant digits, all of those in front of the point, and no exponent."""
+    return f"{time_us:.0f}" if time_us >= 1000 else f"{time_us:.4g}"
 
 
 def _when(tuned_at: datetime | None) -> str:

@@ -29,8 +29,9 @@ class ServedReport:
 
     def __rich__(self) -> RenderableType:
         """What is served, then why."""
-        heading = f"{self.bound.problem} on {source_text(self.bound.device.name, self.bound.source)}"
-        return Group(title(heading), facts(self._facts()), below(self.bound.explain()))
+        bound = self.bound
+        device = bound.device.name if bound.tier == "transferred" else source_text(bound.device.name, bound.source)
+        return Group(title(f"{bound.problem} on {device}"), facts(self._facts()), below(bound.explain()))
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         bound = self.bound
@@ -38,10 +39,12 @@ class ServedReport:
         yield "configuration", config_text(bound.config)
         measured, resources, occupancy = bound.measurement, bound.resources, bound.occupancy
         if measured is not None:
-            yield (
-                "time" if bound.tier == "exact" else "time there",
-                f"{time_text(measured.time_us)} (95 % interval {interval_text(measured.low_us, measured.high_us)})",
-            )
+            interval = f"95 % interval {interval_text(measured.low_us, measured.high_us)}"
+            time, where = time_text(measured.time_us), source_text(bound.tuned_on, bound.source)
+            if bound.tier == "exact":
+                yield "time", f"{time} ({interval})"
+            else:
+                yield "time there", f"{time} on {where} ({interval})"
         if measured is not None and bound.tier == "exact":
             yield "rate", self.rate.text(measured.time_us, bound.device)
         if resources is not None:

@@ -98,6 +98,20 @@ class TestWithResults:
         assert found["tier"] == "nearest"
         assert found["config"] == {"THREADS": 256, "WORK": 4}
 
+    def test_best_on_another_gpu_is_not_called_replayed_on_it(self, run, scale_toml):
+        words = ["best", scale_toml, "n=1048576", "--device", "rtx-3090"]
+        found = run(*words, "--json").document
+        assert (found["tier"], found["tuned_on"]) == ("transferred", "NVIDIA H200")
+        lines = run(*words).out.splitlines()
+        assert lines[0] == "scale n=1048576 float32 on NVIDIA GeForce RTX 3090"
+        (time,) = [line for line in lines if line.startswith("time there")]
+        assert "us on NVIDIA H200 (replayed) (95 % interval" in time
+
+    def test_best_on_the_recorded_gpu_is(self, run, scale_toml):
+        lines = run("best", scale_toml, "n=1048576", "--device", "h200").out.splitlines()
+        assert lines[0] == "scale n=1048576 float32 on NVIDIA H200 (replayed)"
+        assert all(line == line.rstrip() for line in lines)
+
     def test_check(self, run):
         answer = run("db", "check", "--json")
         assert answer.code == 0

@@ -225,6 +225,7 @@ class TestDocument:
             "interval_us": [9.9, 10.1],
             "device": {"name": "NVIDIA H200", "source": "cuda"},
             "source": "cuda",
+            "tuned_on": "NVIDIA H200",
             "tuned_at": kernel.tuned_at.isoformat(),
             "differences": [],
             "resources": {

@@ -101,6 +101,24 @@ class TestReplayed:
         assert (kernel.tier, kernel.source, kernel.device.source) == ("exact", "replayed", "replayed")
         assert "replayed from a recording, not measured on this machine" in kernel.explain()
 
+    def test_on_another_gpu_it_is_tuned_elsewhere_and_nothing_is_said_in_terms_of_the_key(self, shelf: Any) -> None:
+        shelf.put(4096, LARGE, time_us=12345.6, device=replace(device_profile("h200"), source="replayed"))
+        kernel = shelf.ask(4096, device="rtx-3090")
+        assert (kernel.tier, kernel.tuned_on) == ("transferred", "NVIDIA H200")
+        assert kernel.explain() == (
+            "scale n=4096 float32 on NVIDIA GeForce RTX 3090 is served THREADS=256 WORK=4. It was tuned elsewhere: "
+            "GPU NVIDIA H200 instead of NVIDIA GeForce RTX 3090; number of SMs 132 instead of 82. Rules and limits "
+            "hold here too. There it took 12346 us (95 % interval 12222 to 12469, cold L2) when tuned today. The time "
+            "was replayed from a recording, not measured on this machine."
+        )
+
+    @pytest.mark.usefixtures("live_gpu")
+    def test_on_the_recorded_gpu_itself_it_is_said_to_come_from_a_recording(self, shelf: Any) -> None:
+        shelf.put(4096, LARGE, device=replace(device_profile("h200"), source="replayed"))
+        kernel = shelf.ask(4096, device=None)
+        assert kernel.tier == "transferred"
+        assert "It was tuned from a recording of this GPU, not on the GPU itself. There it took" in kernel.explain()
+
     def test_a_measured_one_comes_first_however_old(self, shelf: Any) -> None:
         shelf.put(4096, SMALL)
         shelf.put(4096, LARGE, device=replace(device_profile("h200"), source="replayed"))
