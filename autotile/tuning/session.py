@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-import numpy as np
-from numpy.typing import NDArray
-
 from autotile.device.toolchain import nvrtc_version
 from autotile.files.library import Kernel
 from autotile.files.settings import Settings, available_cores
@@ -24,6 +21,7 @@ from autotile.search.search import Search
 from autotile.store.database import Database
 from autotile.store.keys import TuningKey, key_of
 from autotile.tuning.backend import Backend, choose_backend
+from autotile.tuning.bounds import Bounds
 from autotile.tuning.clock import Clock
 from autotile.tuning.evaluator import Evaluator
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
@@ -33,6 +31,7 @@ from autotile.tuning.ledger import Ledger
 from autotile.tuning.options import BRUTE_FORCE, TuneOptions
 from autotile.tuning.pipeline import Pipeline
 from autotile.tuning.result import Progress, TuneResult
+from autotile.tuning.start import earlier_trials, rows_to_try
 
 Observer = Callable[[Progress], None]
 
@@ -122,8 +121,9 @@ class Session:
         self._default: Config = dict(kernel.spec.default)
         self._notices = tuple(notice for notice in (backend.notice, *database.notices) if notice)
         self._study_id = database.study(self.key, backend.device)
-        self._ledger = Ledger(space, self._earlier_trials())
-        self._available = self._rows_to_try()
+        self._ledger = Ledger(space, earlier_trials(database, self._study_id, options))
+        self._bounds = Bounds(options, self._ledger, self._clock, self._stop)
+        self._available = rows_to_try(space, backend, options)
         self._incumbent = next((best.trial.config for best in database.best(study_id=self._study_id)), None)
         workers = options.workers or available_cores()
         self._pool = CompilePool(settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s)
@@ -166,7 +166,7 @@ class Session:
                 self._report("starting")
                 with self._clock.phase("start"):
                     search = self._new_search()
-                    self._pipeline.fill(search.propose, self._room())  # compiles while the worker starts
+                    self._pipeline.fill(search.propose, self._bounds.room)  # compiles while the worker starts
                     evaluator = self._backend.open()
                 with self._clock.phase("search"):
                     self._search(search, run_id, evaluator)
@@ -183,22 +183,6 @@ class Session:
             self._database.end_run(run_id, result.to_json())
         return result
 
-    def _rows_to_try(self) -> NDArray[np.bool_] | None:
-        """Rows that can be run and that the user wants tried; None for all."""
-        runnable, only = self._backend.available(self._space), self._options.only
-        if only is None:
-            return runnable
-        wanted = np.zeros(len(self._space), dtype=np.bool_)
-        wanted[[row for config in only if (row := self._space.row_of(config)) is not None]] = True
-        return wanted if runnable is None else wanted & runnable
-
-    def _earlier_trials(self) -> list[Trial]:
-        """What need not be measured again; where nothing is to be dropped early, what was dropped must be."""
-        if self._options.fresh:
-            return []
-        stored = self._database.trials(self._study_id, phase="search")
-        return [trial for trial in stored if self._options.discard or trial.outcome is not Outcome.PRUNED]
-
     def _new_search(self) -> Search:
         search = Search(
             self._space,
@@ -213,8 +197,8 @@ class Session:
 
     def _search(self, search: Search, run_id: int, evaluator: Evaluator) -> None:
         """Try candidates; every trial is committed as it ends."""
-        while not self._is_over():
-            self._pipeline.fill(search.propose, self._room())
+        while not self._bounds.is_reached:
+            self._pipeline.fill(search.propose, self._bounds.room)
             pair = self._pipeline.next_trial(evaluator, self._best_us())
             if pair is None:
                 return
@@ -287,18 +271,6 @@ class Session:
             host=platform.node(),
             gates=self._ledger.gates,
         )
-
-    def _is_over(self) -> bool:
-        target, budget_s = self._options.trial_target, self._options.budget_s
-        enough = target is not None and len(self._ledger) >= target
-        return self._stop.requested or enough or (budget_s is not None and self._clock.elapsed_s >= budget_s)
-
-    def _room(self) -> int | None:
-        """Candidates that may still be proposed; None for any number."""
-        if self._is_over():
-            return 0
-        target = self._options.trial_target
-        return None if target is None else target - len(self._ledger)
 
     def _best_us(self) -> float | None:
         """What candidates are held against; None where none is to be dropped."""
