@@ -11,6 +11,7 @@ from autotile.files.library import Kernel
 from autotile.files.settings import read_settings
 from autotile.ground.model import Problem
 from autotile.ops.targets import check_device_index, open_problem
+from autotile.store.engine import parse_location
 from autotile.tuning import session
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.record import Recorded, record
@@ -76,7 +77,11 @@ def tune_problem(kernel: Kernel, problem: Problem, options: TuneOptions, observe
 
 
 def serving_call(kernel: str, problem: Problem, *, dtype: str | None, database: str | None) -> str:
-    """The line of Python that serves what was tuned, with what the user chose beyond the defaults."""
+    """The line of Python that serves what was tuned, with what the user chose beyond the defaults.
+
+    A password in the database's URL is shown as ``***``.
+    """
+    database = str(parse_location(database)) if database is not None else None
     sizes = [f"{name}={value}" for name, value in problem.sizes.items()]
     choices = [f"{name}={json.dumps(value)}" for name, value in (("dtype", dtype), ("database", database)) if value]
     return f"kernel = autotile.get_best_kernel({', '.join([json.dumps(kernel), *sizes, *choices])})"

@@ -71,7 +71,9 @@ def parse_location(location: str | Path) -> Location:
         return Path(url.database).expanduser()
     if backend in ("postgresql", "postgres"):
         driver = url.drivername if "+" in url.drivername else "postgresql+psycopg"
-        return url.set(drivername=driver)
+        # A password may also stand behind the question mark, where SQLAlchemy would print it.
+        password = (url.password, *url.normalized_query.get("password", ()))[-1]
+        return url.difference_update_query(["password"]).set(drivername=driver, password=password)
     raise DatabaseError(f"a database of the kind {url.drivername!r} is not supported; {_EXPECTED_LOCATION}")
 
 

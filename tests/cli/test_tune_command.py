@@ -80,6 +80,16 @@ class TestReplay:
         assert found["source"] == "replayed"
 
 
+def test_the_line_that_serves_shows_no_password():
+    problem = Problem("scale", {"n": 4096}, "float32")
+    for url in ("postgresql://me:secret@host/tuning", "postgresql://me@host/tuning?password=secret"):
+        call = tuning.serving_call("scale", problem, dtype=None, database=url)
+        assert call == (
+            'kernel = autotile.get_best_kernel("scale", n=4096, database="postgresql+psycopg://me:***@host/tuning")'
+        )
+    assert tuning.serving_call("scale", problem, dtype=None, database="team.db").endswith('database="team.db")')
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("words", "said"),

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import URL
 
 from autotile.ground.errors import DatabaseError
 from autotile.ground.model import Trial
 from autotile.store.database import Database
-from autotile.store.engine import _is_on_network
+from autotile.store.engine import _is_on_network, parse_location
 from autotile.store.keys import TuningKey
 
 
@@ -110,6 +111,18 @@ def test_a_database_on_a_read_only_medium_can_be_read(
     with reader:
         assert reader.find_study(key) == 1
         assert [entry.name for entry in tmp_path.iterdir()] == ["tuning.db"]
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://me:secret@host/name", "postgresql://me@host/name?password=secret&application_name=x"]
+)
+def test_a_password_is_used_but_never_shown(url: str) -> None:
+    place = parse_location(url)
+    assert isinstance(place, URL)
+    assert place.translate_connect_args()["password"] == "secret"
+    assert "secret" not in str(place)
+    assert str(place).startswith("postgresql+psycopg://me:***@host/name")
+    assert "application_name" in str(place) or "?" not in url
 
 
 @pytest.mark.parametrize(
