@@ -7,7 +7,10 @@ from types import ModuleType
 
 from autotile.ground.errors import ToolchainError
 
-_CURE = 'install the wheels for your driver: pip install "autotile[cuda13]" (driver 580 or newer) or "autotile[cuda12]"'
+INSTALL_WHEELS = (
+    'install the wheels: pip install -e ".[cuda13]" in a checkout, pip install "autotile[cuda13]" elsewhere, with '
+    "cuda12 in place of cuda13 for a driver older than 580"
+)
 
 
 @lru_cache
@@ -22,11 +25,11 @@ def load_nvrtc() -> ModuleType:
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
-        raise ToolchainError(f"cuda.bindings is not installed ({error}); {_CURE}") from None
+        raise ToolchainError(f"cuda.bindings is not installed ({error}); {INSTALL_WHEELS}") from None
     try:
         nvrtc.nvrtcVersion()
     except Exception as error:  # the loader's own errors share no base class
-        raise ToolchainError(f"the NVRTC library cannot be loaded ({error}); {_CURE}") from None
+        raise ToolchainError(f"the NVRTC library cannot be loaded ({error}); {INSTALL_WHEELS}") from None
     module: ModuleType = nvrtc
     return module
 
@@ -59,6 +62,6 @@ def load_cupy() -> ModuleType:
     try:
         import cupy
     except ImportError as error:
-        raise ToolchainError(f"CuPy is not installed ({error}); {_CURE}") from None
+        raise ToolchainError(f"CuPy is not installed ({error}); {INSTALL_WHEELS}") from None
     module: ModuleType = cupy
     return module

@@ -9,7 +9,7 @@ from pathlib import Path
 from autotile.device.compiler import CompileJob
 from autotile.device.cubin_cache import CubinCache
 from autotile.device.properties import device_count, driver_version, live_device
-from autotile.device.toolchain import include_folders, load_cupy, nvrtc_version
+from autotile.device.toolchain import INSTALL_WHEELS, include_folders, load_cupy, nvrtc_version
 from autotile.files.library import kernel_names, load_kernel
 from autotile.files.settings import Settings, read_settings
 from autotile.ground.errors import AutotileError, ToolchainError
@@ -109,8 +109,8 @@ def _headers() -> Finding:
     folders = include_folders()
     if folders:
         return Finding("headers", "ok", ", ".join(folders))
-    cure = 'pip install "autotile[cuda13]" brings them'
-    return Finding("headers", "warn", "no CUDA headers: kernels that include cuda_fp16.h do not compile", cure)
+    missing = "no CUDA headers: kernels that include cuda_fp16.h do not compile"
+    return Finding("headers", "warn", missing, INSTALL_WHEELS)
 
 
 def _architecture(gpus: int) -> str:

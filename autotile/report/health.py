@@ -40,9 +40,9 @@ class DoctorReport:
         """Whether tuning works, on a GPU or from a recording."""
         return all(finding.status != "fail" for finding in self.findings)
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """One row a finding."""
-        return [asdict(finding) for finding in self.findings]
+    def to_json(self) -> dict[str, Any]:
+        """Whether tuning works, and every finding."""
+        return {"ok": self.works, "verdict": self.verdict, "checks": [asdict(finding) for finding in self.findings]}
 
     def __rich__(self) -> RenderableType:
         """One line a finding, its cure under it."""

@@ -71,7 +71,7 @@ class NpzReader:
             self._archive = zipfile.ZipFile(path)
         except FileNotFoundError:
             raise RecordingError(
-                f"there is no recording {path}; `autotile list` shows the ones that there are"
+                f"there is no recording {path}; `autotile list --recordings` shows those that are installed"
             ) from None
         except IsADirectoryError:
             raise RecordingError(f"{path} is a folder; expected the path of a recording (.npz)") from None

@@ -41,7 +41,9 @@ class TestDoctor:
         monkeypatch.setattr(doctor, "read_settings", lambda: with_recordings(settings, recording.parent))
         answer = run("doctor", "--json")
         assert answer.code == 0
-        status = {row["name"]: row["status"] for row in answer.document}
+        assert answer.document["ok"] is True
+        assert answer.document["verdict"].startswith("tuning works here by replay")
+        status = {row["name"]: row["status"] for row in answer.document["checks"]}
         assert status["GPU"] == "warn"
         assert status["NVRTC"] == status["compiler"] == status["database"] == status["recordings"] == "ok"
         assert "tuning works here by replay, of 1 recorded problem" in run("doctor").out
@@ -51,7 +53,9 @@ class TestDoctor:
         monkeypatch.setattr(doctor, "read_settings", lambda: with_recordings(settings, tmp_path / "none"))
         answer = run("doctor", "--json")
         assert answer.code == 1
-        status = {row["name"]: row for row in answer.document}
+        assert answer.document["ok"] is False
+        assert answer.document["verdict"] == "tuning does not work here: see driver, GPU, recordings"
+        status = {row["name"]: row for row in answer.document["checks"]}
         assert status["GPU"]["status"] == "fail"
         assert status["recordings"]["cure"]
 
@@ -70,13 +74,21 @@ class TestDoctor:
         monkeypatch.setattr(doctor, "nvrtc_version", missing)
         answer = run("doctor", "--json")
         assert answer.code == 1
-        assert "install the wheels" in next(row["detail"] for row in answer.document if row["name"] == "NVRTC")
+        (nvrtc,) = [row for row in answer.document["checks"] if row["name"] == "NVRTC"]
+        assert "install the wheels" in nvrtc["detail"]
+
+    def test_missing_headers_are_cured_in_a_checkout_and_elsewhere(self, run, monkeypatch):
+        monkeypatch.setattr(doctor, "include_folders", tuple)
+        (headers,) = [row for row in run("doctor", "--json").document["checks"] if row["name"] == "headers"]
+        assert headers["status"] == "warn"
+        assert 'pip install -e ".[cuda13]" in a checkout' in headers["cure"]
+        assert 'pip install "autotile[cuda13]" elsewhere' in headers["cure"]
 
     def test_a_database_that_cannot_be_read(self, run, tmp_path):
         (tmp_path / "notes.txt").write_text("no database")
         answer = run("doctor", "--db", tmp_path / "notes.txt", "--json")
         assert answer.code == 1
-        assert next(row["status"] for row in answer.document if row["name"] == "database") == "fail"
+        assert next(row["status"] for row in answer.document["checks"] if row["name"] == "database") == "fail"
 
     def test_a_broken_configuration_file(self, run, monkeypatch, tmp_path):
         folder = tmp_path / "config" / "autotile"
@@ -84,7 +96,7 @@ class TestDoctor:
         (folder / "config.toml").write_text("database = \n")
         answer = run("doctor", "--json")
         assert answer.code == 1
-        assert "config.toml" in answer.document[0]["detail"]
+        assert "config.toml" in answer.document["checks"][0]["detail"]
 
 
 def with_recordings(settings, folder):

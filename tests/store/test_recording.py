@@ -151,7 +151,7 @@ def test_a_place_that_cannot_be_written_says_so(tmp_path: Path, header: Recordin
 
 
 def test_what_is_missing_or_of_another_kernel_is_refused(path: Path) -> None:
-    with pytest.raises(RecordingError, match=r"there is no recording .*nothing\.npz"):
+    with pytest.raises(RecordingError, match=r"there is no recording .*nothing\.npz.*list --recordings"):
         read_recording(path.with_name("nothing.npz"))
     with pytest.raises(RecordingError, match="is a folder; expected"):
         read_recording(path.parent)
