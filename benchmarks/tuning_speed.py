@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-
-KERNEL = "sgemm_2d"
+from sgemm_bench import KERNEL, Matrices, sample_configs
 
 
 def main() -> None:
@@ -42,33 +41,22 @@ def main() -> None:
         print(json.dumps(TOOLS[arguments.child](sizes, arguments.folder)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        write_kernel(Path(folder), sizes, arguments.configurations)
+        write_configs(Path(folder), sizes, arguments.configurations)
         rounds = [
             {"tool": tool, "round": number, **run_child(tool, arguments.shape, Path(folder))}
             for number in range(arguments.rounds)
             for tool in TOOLS
         ]
-        duel = time_winners(rounds, sizes, Path(folder))
+        duel = time_winners(rounds, sizes)
     show(rounds, duel)
     if arguments.output:
         arguments.output.write_text(json.dumps({"sizes": sizes, "rounds": rounds, "winners": duel}, indent=1))
 
 
-def write_kernel(folder: Path, sizes: dict[str, int], count: int) -> None:
-    """Copy the kernel, narrowed to a random sample of its valid configurations by one more rule."""
-    from autotile.device.properties import live_device
-    from autotile.files.library import load_kernel
-    from autotile.ground.space import feasible_space
-
-    kernel = load_kernel(KERNEL)
-    space = feasible_space(kernel.spec, sizes, live_device())
-    rows = np.random.default_rng(0).choice(len(space), size=min(count, len(space)), replace=False)
-    configs = [space.config(int(row)) for row in sorted(rows)]
-    if dict(kernel.spec.default) not in configs:
-        configs[0] = dict(kernel.spec.default)
+def write_configs(folder: Path, sizes: dict[str, int], count: int) -> None:
+    """Write the sample of configurations that both tools try."""
+    configs = [dict(config) for config in sample_configs(sizes, count)]
     (folder / "configs.json").write_text(json.dumps(configs))
-    (folder / kernel.spec.template).write_text(kernel.source)
-    (folder / f"{KERNEL}.toml").write_text(kernel.spec.text)
 
 
 def run_child(tool: str, shape: str, folder: Path) -> dict[str, Any]:
@@ -98,7 +86,7 @@ def run_autotile(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
     from autotile.tuning.result import Progress
     from autotile.tuning.session import open_session
 
-    kernel = load_kernel(str(folder / f"{KERNEL}.toml"))
+    kernel = load_kernel(KERNEL)
     configs = json.loads((folder / "configs.json").read_text())
     first_s: list[float] = []
     start = time.perf_counter()
@@ -136,6 +124,8 @@ def run_kernel_tuner(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
     """Brute force over the sample with Kernel Tuner's CuPy backend."""
     import kernel_tuner
 
+    from autotile.files.library import load_kernel
+
     m, n, k = sizes["M"], sizes["N"], sizes["K"]
     generator = np.random.default_rng(0)
     a, b = (generator.standard_normal(shape, dtype=np.float32) for shape in ((m, k), (k, n)))
@@ -148,7 +138,7 @@ def run_kernel_tuner(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
     allowed = {tuple(config[name] for name in names) for config in configs}
     results, environment = kernel_tuner.tune_kernel(
         KERNEL,
-        (folder / f"{KERNEL}.cu").read_text(),
+        load_kernel(KERNEL).source,
         (m, n),
         [a, b, c, np.int32(m), np.int32(n), np.int32(k), np.float32(1.0), np.float32(0.0)],
         {name: sorted({config[name] for config in configs}) for name in names},
@@ -183,34 +173,15 @@ EXTRAS = {
 TOOLS = {"autotile": run_autotile, "kernel-tuner": run_kernel_tuner}
 
 
-def time_winners(rounds: list[dict[str, Any]], sizes: dict[str, int], folder: Path) -> list[dict[str, Any]]:
+def time_winners(rounds: list[dict[str, Any]], sizes: dict[str, int]) -> list[dict[str, Any]]:
     """Time every winner named in any round, interleaved; one entry a winner."""
-    import cupy
-
-    from autotile.device.compiler import compile_cubin, compile_job
-    from autotile.device.module import Module
     from autotile.device.properties import live_device
     from autotile.device.timing import Timer
-    from autotile.files.library import load_kernel
-    from autotile.ground.geometry import launch_geometry
     from autotile.ground.stats import median_interval
 
-    device = live_device()
-    kernel = load_kernel(str(folder / f"{KERNEL}.toml"))
-    m, n, k = sizes["M"], sizes["N"], sizes["K"]
-    generator = np.random.default_rng(0)
-    a, b = (cupy.asarray(generator.standard_normal(s, dtype=np.float32)) for s in ((m, k), (k, n)))
-    c = cupy.empty((m, n), dtype=np.float32)
-    values = (a, b, c, np.int32(m), np.int32(n), np.int32(k), np.float32(1.0), np.float32(0.0))
     winners = {json.dumps(entry["winner"], sort_keys=True): entry["winner"] for entry in rounds}
-    launches = []
-    for index, config in enumerate(winners.values()):
-        path = folder / f"winner{index}.cubin"
-        path.write_bytes(compile_cubin(compile_job(kernel, config, "float32", device.architecture)).cubin)
-        function = Module(path).function(kernel.spec.entry)
-        geometry = launch_geometry(kernel.spec, config, sizes, device)
-        launches.append(lambda f=function, g=geometry: f.launch(g.grid, g.block, values, g.dynamic_smem_bytes))
-    timer = Timer(device.l2_bytes, "cold", limit_s=0.1)
+    timer = Timer(live_device().l2_bytes, "cold", limit_s=0.1)
+    launches = Matrices(sizes).launches(list(winners.values()))
     timer.warm_up(launches[0])
     times = timer.race(launches, rounds=100, seed=0)
     entries = []

@@ -1,0 +1,209 @@
+"""Does the same tuning name the same winner? Ten tunings of one space, half of them disturbed.
+
+    python benchmarks/repeatability.py [--shape 2048,2048,2048] [--configurations 320] [--runs 10] [--output repeat.json]
+
+1. The truth: every configuration of a sample of sgemm_2d's space is measured, and the fastest of them are timed
+   interleaved for many rounds, with the default and with every winner that a tuning named.
+2. Ten tunings with different seeds, each with a database of its own; in every second one another process runs matrix
+   products in bursts on the same GPU.
+3. Beside each, Kernel Tuner's way over the same configurations: the mean of seven runs, the smallest wins.
+4. A/A: one configuration under two names must end as a tie.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from sgemm_bench import KERNEL, Matrices, sample_configs
+
+from autotile.device.properties import live_device
+from autotile.device.timing import Timer
+from autotile.files.library import Kernel, load_kernel
+from autotile.files.settings import read_settings
+from autotile.ground.model import Config, config_key
+from autotile.ground.problem import resolve_problem
+from autotile.ground.stats import median_interval, paired_ratio
+from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+from autotile.tuning.result import TuneResult
+from autotile.tuning.session import tune
+
+CONTENDERS = 16
+"""Fastest of the brute force that are timed again to find the true best."""
+DISTURBANCE = """
+import time, cupy
+a = cupy.random.standard_normal((2048, 2048), dtype=cupy.float32)
+while True:
+    for _ in range(20):
+        a @ a
+    cupy.cuda.Device().synchronize()
+    time.sleep(0.05)
+"""
+
+
+def main() -> None:
+    """Run everything, print the table and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="2048,2048,2048", metavar="M,N,K")
+    parser.add_argument("--configurations", type=int, default=320)
+    parser.add_argument("--trials", type=int, default=100, help="trials of each tuning")
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    arguments = parser.parse_args()
+    sizes = dict(zip("MNK", (int(size) for size in arguments.shape.split(",")), strict=True))
+    configs = sample_configs(sizes, arguments.configurations)
+    kernel = load_kernel(KERNEL)
+    contenders = brute_force(kernel, sizes, configs)
+    runs = [one_run(kernel, sizes, configs, seed, arguments.trials) for seed in range(arguments.runs)]
+    truth = true_times(kernel, sizes, contenders, runs)
+    judge(runs, truth)
+    twins = [same_under_two_names(sizes, seed) for seed in range(arguments.runs)]
+    show(runs, twins)
+    if arguments.output:
+        arguments.output.write_text(json.dumps({"sizes": sizes, "configurations": len(configs), "runs": runs,
+                                                "twins": twins, "true_best": truth["best"]}, indent=1))  # fmt: skip
+
+
+def brute_force(kernel: Kernel, sizes: dict[str, int], configs: list[Config]) -> list[Config]:
+    """The fastest configurations of the sample, and the default."""
+    options = TuneOptions(sampler=BRUTE_FORCE, only=tuple(configs), finals=CONTENDERS)
+    result, trials = tuned(kernel, sizes, options)
+    assert result.winner is not None
+    ran = sorted((t for t in trials if t["time_us"] is not None), key=lambda t: t["time_us"])
+    return [t["config"] for t in ran[:CONTENDERS]] + [dict(kernel.spec.default)]
+
+
+def one_run(kernel: Kernel, sizes: dict[str, int], configs: list[Config], seed: int, trials: int) -> dict[str, Any]:
+    """One tuning, and Kernel Tuner's way beside it; every second run is disturbed."""
+    disturbed = seed % 2 == 1
+    with disturbance(disturbed):
+        options = TuneOptions(sampler="tpe", only=tuple(configs), trials=trials, seed=seed)
+        result, _ = tuned(kernel, sizes, options)
+        mean_winner = mean_of_seven(kernel, sizes, configs)
+    assert result.winner is not None
+    assert result.speedup is not None
+    return {
+        "seed": seed,
+        "disturbed": disturbed,
+        "winner": dict(result.winner.config),
+        "speedup": [result.speedup.low, result.speedup.value, result.speedup.high],
+        "ties": len(result.ties),
+        "mean_of_7_winner": dict(mean_winner),
+    }
+
+
+def tuned(kernel: Kernel, sizes: dict[str, int], options: TuneOptions) -> tuple[TuneResult, list[dict[str, Any]]]:
+    """Tune with an empty database; the cubins are shared by all."""
+    from autotile.store.database import Database
+
+    with tempfile.TemporaryDirectory() as folder:
+        location = str(Path(folder) / "tuning.db")
+        options = replace(options, database=location)
+        result = tune(kernel, resolve_problem(kernel.spec, sizes), read_settings(), options)
+        with Database.open(location) as database:
+            trials = [t for study in database.studies() for t in database.trials(study.study_id, phase="search")]
+    return result, [{"config": dict(t.config), "time_us": t.time_us} for t in trials]
+
+
+def mean_of_seven(kernel: Kernel, sizes: dict[str, int], configs: list[Config]) -> Config:
+    """Time each configuration seven times in a row, hot, and take the smallest mean."""
+    timer = Timer(live_device().l2_bytes, "hot", limit_s=0.1)
+    launches = Matrices(sizes, kernel).launches(configs)
+    means = [float(np.mean(timer.samples(launch, 8)[1:])) for launch in launches]
+    return configs[int(np.argmin(means))]
+
+
+def true_times(
+    kernel: Kernel, sizes: dict[str, int], contenders: list[Config], runs: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Long interleaved times of the contenders and of every winner that was named, undisturbed."""
+    named = [run[which] for run in runs for which in ("winner", "mean_of_7_winner")]
+    every = list({config_key(config): config for config in [*contenders, *named]}.values())
+    timer = Timer(live_device().l2_bytes, "cold", limit_s=0.1)
+    launches = Matrices(sizes, kernel).launches(every)
+    timer.warm_up(launches[0])
+    times = timer.race(launches, rounds=300, seed=0)
+    medians = {config_key(config): median_interval(row).value for config, row in zip(every, times, strict=True)}
+    rows = {config_key(config): row for config, row in zip(every, times, strict=True)}
+    return {"medians": medians, "rows": rows, "best": min(medians.values()), "default": config_key(contenders[-1])}
+
+
+def judge(runs: list[dict[str, Any]], truth: dict[str, Any]) -> None:
+    """Add to each run how far its winners are from the best, and whether its interval holds the true ratio."""
+    for run in runs:
+        for which in ("winner", "mean_of_7_winner"):
+            run[f"{which}_loss"] = truth["medians"][config_key(run[which])] / truth["best"] - 1.0
+        ratio = paired_ratio(truth["rows"][config_key(run["winner"])], truth["rows"][truth["default"]])
+        run["true_speedup"] = ratio.value
+        low, _, high = run["speedup"]
+        run["interval_holds"] = low <= ratio.high and ratio.low <= high
+
+
+def same_under_two_names(sizes: dict[str, int], seed: int) -> dict[str, Any]:
+    """Tune a space of one configuration under two names."""
+    original = load_kernel(KERNEL)
+    with tempfile.TemporaryDirectory() as folder:
+        text = original.spec.text.replace("[parameters]", "[parameters]\nNAME = [1, 2]", 1)
+        text = text.replace("[default]", "[default]\nNAME = 1", 1)
+        (Path(folder) / f"{KERNEL}.toml").write_text(text)
+        (Path(folder) / original.spec.template).write_text(original.source)
+        twins = load_kernel(str(Path(folder) / f"{KERNEL}.toml"))
+        only = tuple({**twins.spec.default, "NAME": name} for name in (1, 2))
+        result, _ = tuned(twins, sizes, TuneOptions(only=only, trials=2, seed=seed, discard=False))
+    assert result.winner is not None
+    return {"seed": seed, "tie": len(result.ties) == 1, "winner": result.winner.config["NAME"]}
+
+
+@contextmanager
+def disturbance(active: bool) -> Iterator[None]:
+    """Matrix products in bursts from another process."""
+    if not active:
+        yield
+        return
+    with subprocess.Popen([sys.executable, "-c", DISTURBANCE], env=dict(os.environ)) as other:
+        try:
+            yield
+        finally:
+            other.send_signal(signal.SIGKILL)
+
+
+def show(runs: list[dict[str, Any]], twins: list[dict[str, Any]]) -> None:
+    """Print a line a run and the totals."""
+    table = Table(
+        "seed", "disturbed", "loss of the winner", "loss by mean of 7", "stated speed-up", "true", "holds", "ties"
+    )
+    for run in runs:
+        table.add_row(
+            str(run["seed"]),
+            "yes" if run["disturbed"] else "",
+            f"{100 * run['winner_loss']:.2f} %",
+            f"{100 * run['mean_of_7_winner_loss']:.2f} %",
+            "{0:.4f} to {2:.4f}".format(*run["speedup"]),
+            f"{run['true_speedup']:.4f}",
+            "yes" if run["interval_holds"] else "NO",
+            str(run["ties"]),
+        )
+    Console(width=130).print(table)
+    close = sum(run["winner_loss"] <= 0.01 for run in runs)
+    held = sum(run["interval_holds"] for run in runs)
+    ties = sum(twin["tie"] for twin in twins)
+    close_by_mean = sum(run["mean_of_7_winner_loss"] <= 0.01 for run in runs)
+    print(f"winner within 1 % of the best: {close} of {len(runs)} (mean of seven runs: {close_by_mean})")
+    print(f"interval holds the true ratio: {held} of {len(runs)}; A/A reported as a tie: {ties} of {len(twins)}")
+
+
+if __name__ == "__main__":
+    main()

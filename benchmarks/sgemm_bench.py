@@ -1,0 +1,69 @@
+"""What the benchmarks of the tuner share: a sample of sgemm_2d's space, and launches of its configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotile.device.compiler import compile_job
+from autotile.device.module import Module
+from autotile.device.properties import live_device
+from autotile.device.shots import Launch
+from autotile.files.library import Kernel, load_kernel
+from autotile.files.settings import available_cores, read_settings
+from autotile.ground.geometry import launch_geometry
+from autotile.ground.model import Config
+from autotile.ground.space import feasible_space
+from autotile.process.compile_pool import CompilePool
+
+KERNEL = "sgemm_2d"
+
+
+def sample_configs(sizes: Mapping[str, int], count: int, seed: int = 0) -> list[Config]:
+    """The default and a random sample of the valid configurations, in the space's order."""
+    kernel = load_kernel(KERNEL)
+    space = feasible_space(kernel.spec, sizes, live_device())
+    rows = set(np.random.default_rng(seed).choice(len(space), size=min(count, len(space)) - 1, replace=False).tolist())
+    default = space.row_of(kernel.spec.default)
+    assert default is not None
+    return [space.config(row) for row in sorted(rows | {default})]
+
+
+class Matrices:
+    """Operands of one product on the device, and launches of configurations on them."""
+
+    def __init__(self, sizes: Mapping[str, int], kernel: Kernel | None = None) -> None:
+        import cupy
+
+        self._kernel = kernel or load_kernel(KERNEL)
+        self._sizes = dict(sizes)
+        self._device = live_device()
+        m, n, k = sizes["M"], sizes["N"], sizes["K"]
+        generator = np.random.default_rng(0)
+        a, b = (cupy.asarray(generator.standard_normal(s, dtype=np.float32)) for s in ((m, k), (k, n)))
+        c = cupy.empty((m, n), dtype=np.float32)
+        scalars = (np.int32(m), np.int32(n), np.int32(k), np.float32(1.0), np.float32(0.0))
+        self._arguments: tuple[Any, ...] = (a, b, c, *scalars)
+
+    def launches(self, configs: Sequence[Config]) -> list[Launch]:
+        """One launch a configuration, compiled in parallel."""
+        settings = read_settings()
+        pool = CompilePool(settings.cache, settings.cache_limit_bytes, available_cores(), deadline_s=60.0)
+        try:
+            jobs = [compile_job(self._kernel, config, "float32", self._device.architecture) for config in configs]
+            compiled = [pool.submit(lambda job=job: job) for job in jobs]
+            cubins = [future.result().cubin for future in compiled]
+        finally:
+            pool.close()
+        return [
+            self._launch(cubin.path, config) for cubin, config in zip(cubins, configs, strict=True) if cubin is not None
+        ]
+
+    def _launch(self, path: Path, config: Config) -> Launch:
+        function = Module(path).function(self._kernel.spec.entry)
+        geometry = launch_geometry(self._kernel.spec, config, self._sizes, self._device)
+        function.opt_in(geometry.dynamic_smem_bytes)
+        return lambda: function.launch(geometry.grid, geometry.block, self._arguments, geometry.dynamic_smem_bytes)
