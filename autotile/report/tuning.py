@@ -47,13 +47,17 @@ class TuneReport:
         if result.winner is not None:
             parts += [self._comparison(), below(facts(self._facts()))]
         else:
-            parts.append(facts([("winner", "none: no configuration ran"), *self._facts()]))
+            parts.append(facts([(self._winner, "none: no configuration ran"), *self._facts()]))
         return Group(*parts)
+
+    @property
+    def _winner(self) -> str:
+        return "best so far" if self.result.interrupted else "winner"
 
     def _comparison(self) -> Table:
         shown = table("", f"{RIGHT}time", "95 % interval, us", "rate")
         rate = Workrate(self.result.flops, self.result.bytes, self.result.problem.dtype)
-        for label, trial in (("winner", self.result.winner), ("default", self.result.default)):
+        for label, trial in ((self._winner, self.result.winner), ("default", self.result.default)):
             measured = trial.measurement if trial is not None else None
             if measured is not None:
                 interval = interval_text(measured.low_us, measured.high_us)
@@ -65,8 +69,10 @@ class TuneReport:
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         result = self.result
+        if result.interrupted:
+            yield "interrupted", self._cut_short()
         if result.winner is not None:
-            yield "winner", config_text(result.winner.config)
+            yield self._winner, config_text(result.winner.config)
             if result.winner.occupancy is not None:
                 yield "occupancy", occupancy_sentence(result.device, result.winner.occupancy)
         if result.default is not None:
@@ -81,6 +87,11 @@ class TuneReport:
         yield "saved in", result.database
         if result.winner is not None:
             yield "serve it", self.call
+
+    def _cut_short(self) -> str:
+        tried = plural(sum(self.result.outcomes.values()), "configuration")
+        compared = "" if self.result.speedup is not None else ", before the best were timed side by side"
+        return f"the search was cut short after {tried}{compared}; the same command goes on from there"
 
     def _speedup(self, ratio: Interval) -> str:
         winner, default = self.result.winner, self.result.default

@@ -92,6 +92,25 @@ class TestReport:
     def test_nothing_that_ran_is_said(self):
         assert "none: no configuration ran" in shown(replace(RESULT, winner=None, default=None, speedup=None))
 
+    def test_an_interrupted_session_has_no_winner_yet(self):
+        lines = shown(replace(RESULT, interrupted=True)).splitlines()
+        assert "cut short after 50 configurations; the same command goes on from there" in "\n".join(lines)
+        assert [line for line in lines if line.startswith("winner")] == []
+        assert len([line for line in lines if line.startswith("best so far")]) == 2
+
+    def test_without_finals_an_interrupted_session_says_so(self):
+        lines = shown(replace(RESULT, interrupted=True, speedup=None))
+        assert "cut short after 50 configurations, before the best were timed side by side; the same" in lines
+
+    def test_an_interrupt_before_anything_ran(self):
+        lines = shown(replace(RESULT, interrupted=True, winner=None, default=None, speedup=None, outcomes={}))
+        assert "best so far  none: no configuration ran" in lines
+        assert "cut short after 0 configurations" in lines
+        assert "serve it" not in lines
+
+    def test_a_session_that_ends_by_itself_was_not_cut_short(self):
+        assert "interrupted" not in shown(RESULT)
+
     def test_replayed_results_say_so(self):
         assert "NVIDIA H200 (replayed)" in shown(replace(RESULT, device=replace(H200, source="replayed")))
 
