@@ -19,8 +19,19 @@ INTERRUPTED = 130
 """128 and the number of SIGINT, as shells count."""
 
 
+class CommandInterruptedError(AutotileError):
+    """Ctrl-C ended a command before it had an answer; the message says what is kept."""
+
+
 class CommandLine(TyperGroup):
     """Turns whatever goes wrong into one message and an exit code, with a JSON document where one is expected."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Run the command that was named; Ctrl-C becomes an error like others."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise CommandInterruptedError("interrupted") from None
 
     def main(
         self,
@@ -41,7 +52,7 @@ class CommandLine(TyperGroup):
             code = error.exit_code
         except AutotileError as error:
             show_error(str(error), type(error).__name__, as_json=as_json)
-            code = BAD_INPUT if isinstance(error, InputError) else NOTHING_FOUND
+            code = _exit_code(error)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -76,6 +87,12 @@ def help_without_command(context: typer.Context) -> None:
 def examples(*lines: str) -> str:
     """The end of a command's help: command lines to copy."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+def _exit_code(error: AutotileError) -> int:
+    if isinstance(error, CommandInterruptedError):
+        return INTERRUPTED
+    return BAD_INPUT if isinstance(error, InputError) else NOTHING_FOUND
 
 
 def _usage_text(error: typer.TyperException) -> str:

@@ -53,6 +53,9 @@ DeviceOption = Annotated[
     ),
 ]
 
+LARGEST_SEED = 2**63 - 1
+"""What the database can hold."""
+
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 _UNITS_S = (3600.0, 60.0, 1.0)
 

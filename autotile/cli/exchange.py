@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotile.cli.application import INTERRUPTED, examples
-from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
+from autotile.cli.application import CommandInterruptedError, examples
+from autotile.cli.arguments import LARGEST_SEED, DatabaseOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
 from autotile.cli.completion import complete_device
-from autotile.cli.output import console, notice, show
+from autotile.cli.output import console, show
+from autotile.report.text import plural
 
 
 def record(
@@ -32,7 +33,7 @@ def record(
         int | None,
         typer.Option(metavar="N", min=1, help="Record so many configurations at random.", show_default="all"),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random sample.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, max=LARGEST_SEED, help="Seed of the random sample.")] = 0,
     dtype: DtypeOption = None,
     l2: Annotated[
         Literal["cold", "hot"], typer.Option(help="Whether inputs start in memory or in the L2 cache.")
@@ -61,10 +62,8 @@ def record(
     with TuneProgress(console(sys.stderr), problem, Workrate.of(loaded.spec, problem)) as progress:
         recorded = record_problem(loaded, problem, options, sample=sample, output=output, observe=progress)
     if recorded.path is None:
-        notice(
-            f"interrupted: {recorded.configurations:,} configurations are measured; the same command goes on from there"
-        )
-        raise typer.Exit(INTERRUPTED)
+        measured = plural(recorded.configurations, "configuration")
+        raise CommandInterruptedError(f"interrupted: {measured} measured; the same command goes on from there")
     gpu = recorded.header.key.gpu_name
     more = {"valid": recorded.header.valid_configs, "seconds": round(recorded.seconds, 3)}
     report = TransferReport("recorded", str(recorded.path), "recording", problem, gpu, recorded.configurations, more)

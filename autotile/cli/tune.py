@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from autotile.cli.application import INTERRUPTED, NOTHING_FOUND, examples
 from autotile.cli.arguments import (
+    LARGEST_SEED,
     DatabaseOption,
     DtypeOption,
     JsonOption,
@@ -78,7 +79,10 @@ def tune(
             metavar="NAME", help="Search method: tpe, random, brute-force and others.", autocompletion=complete_sampler
         ),
     ] = "auto",
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the search; equal seeds search alike.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, max=LARGEST_SEED, help="Seed of the search; equal seeds search alike."),
+    ] = 0,
     l2: Annotated[
         Literal["cold", "hot"], typer.Option(help="Whether inputs start in memory or in the L2 cache.")
     ] = "cold",

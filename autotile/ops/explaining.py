@@ -26,6 +26,10 @@ from autotile.report.explanation import Check, Explanation
 from autotile.report.occupancy import OccupancyReport
 
 _WORDS = {"true": True, "false": False}
+_MOST = 2**31 - 1
+"""Largest number of a block's threads, registers or bytes that is taken seriously."""
+_MOST_DIGITS = 7
+"""Longest value of a parameter that is taken seriously; products of a few of them stay within 64 bits."""
 
 
 def block_occupancy(threads: int, registers: int, smem_bytes: int, device: DeviceProperties) -> OccupancyReport:
@@ -34,12 +38,12 @@ def block_occupancy(threads: int, registers: int, smem_bytes: int, device: Devic
     Raises
     ------
     InputError
-        A count is negative, or there are no threads.
+        A count is negative or absurdly large, or there are no threads.
     """
-    if threads < 1 or registers < 0 or smem_bytes < 0:
+    if threads < 1 or registers < 0 or smem_bytes < 0 or max(threads, registers, smem_bytes) > _MOST:
         raise InputError(
             f"{threads} threads, {registers} registers and {smem_bytes} bytes cannot be a block's; expected at least "
-            "1 thread, and 0 or more of the others"
+            f"1 thread, 0 or more of the others, and at most {_MOST:,} of each"
         )
     return OccupancyReport(device, threads, registers, smem_bytes, occupancy(threads, registers, smem_bytes, device))
 
@@ -112,7 +116,7 @@ def _value(parameter: Parameter, text: str) -> Value:
             return found
     elif str in kinds:
         return text
-    elif text.removeprefix("-").isdecimal():
+    elif text.removeprefix("-").isdecimal() and len(text) <= _MOST_DIGITS:
         return int(text)
     raise ConfigError(f"{parameter.name} = {text!r} is not among its values {', '.join(map(str, parameter.values))}")
 

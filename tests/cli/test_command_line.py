@@ -89,13 +89,64 @@ def test_json_is_one_document(run, words):
     assert answer.document is not None
 
 
-@pytest.mark.parametrize("words", [["bogus"], ["space"], ["devices", "--bogus"], ["db", "bogus"], ["occupancy"]])
+USAGE_ERRORS = [
+    ["bogus"],
+    ["space"],
+    ["devices", "--bogus"],
+    ["db", "bogus"],
+    ["db"],
+    [],
+    ["occupancy"],
+    ["list", "one", "two"],
+    ["tune", "sgemm_2d", "--seed", "-1"],
+    ["tune", "sgemm_2d", "--seed", "9" * 20],
+    ["record", "sgemm_2d", "--sample", "none"],
+]
+
+
+@pytest.mark.parametrize("words", USAGE_ERRORS)
 def test_a_usage_error_says_where_the_help_is(run, words):
     answer = run(*words, "--json")
     assert answer.code == 2
     assert "--help`" in answer.err
     assert answer.document["error"]["kind"] == "UsageError"
     assert answer.document["error"]["message"] in answer.err
+
+
+REFUSED = {
+    "a path": ["space", "nowhere.toml"],
+    "a folder": ["space", "."],
+    "a database": ["list", "--db", "."],
+    "a database to tune into": ["tune", "sgemm_2d", "M=2048", "N=2048", "K=2048", "--db", "."],
+    "a recording": ["tune", "sgemm_2d", "M=2048", "N=2048", "K=2048", "--replay=nothing.npz"],
+    "a size": ["explain", "sgemm_2d", "M=0"],
+    "a value": ["explain", "sgemm_2d", "BM=" + "9" * 20, "--device", "h200"],
+    "a device": ["best", "sgemm_2d", "M=1", "N=1", "K=1", "--device", "9"],
+    "threads": ["occupancy", "--threads", "9" * 20, "--device", "h200"],
+    "bytes": ["occupancy", "--threads", "32", "--smem", "9" * 20, "--device", "h200"],
+    "a cache file": ["import", "nothing.json"],
+    "what to export": ["export", "sgemm_2d", "M=1", "N=1", "K=1", "-o", "x.json"],
+    "an outcome": ["trials", "sgemm_2d", "--outcome", "splendid"],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED.values(), ids=REFUSED)
+def test_json_of_whatever_is_refused_is_one_document(run, words):
+    answer = run(*words, "--json")
+    assert answer.code == 2
+    assert answer.document["error"]["kind"].endswith("Error")
+    assert answer.document["error"]["message"] in answer.err
+
+
+def test_an_interrupted_command_says_so_and_is_130(run, monkeypatch):
+    def interrupted(_: str | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autotile.ops.targets.target_device", interrupted)
+    answer = run("occupancy", "--threads", "32", "--json")
+    assert answer.code == 130
+    assert answer.document == {"error": {"kind": "CommandInterruptedError", "message": "interrupted"}}
+    assert run("occupancy", "--threads", "32").err == "error: interrupted\n"
 
 
 @pytest.mark.parametrize("words", [[], ["db"]])

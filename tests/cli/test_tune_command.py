@@ -10,6 +10,8 @@ from autotile.ground.model import Outcome, Problem
 from autotile.ops import tuning
 from autotile.report.progress import TuneProgress
 from autotile.store.database import Database
+from autotile.store.recording import read_recording_header
+from autotile.tuning.record import Recorded
 from autotile.tuning.result import Progress, TuneResult
 
 SIZES = "n=1048576"
@@ -144,6 +146,14 @@ class TestRefusals:
         answer = run("record", scale_toml, "n=4096", "--json")
         assert answer.code == 2
         assert "no CUDA device 0 on this machine" in answer.document["error"]["message"]
+
+    def test_an_interrupted_recording_is_130_and_one_document(self, run, scale_toml, recording, monkeypatch):
+        header = read_recording_header(recording)
+        monkeypatch.setattr("autotile.ops.tuning.check_device_index", lambda _: None)
+        monkeypatch.setattr("autotile.ops.tuning.record", lambda *_, **__: Recorded(None, header, 7, 1.0))
+        answer = run("record", scale_toml, "n=1048576", "--json")
+        assert answer.code == 130
+        assert "7 configurations measured; the same command goes on" in answer.document["error"]["message"]
 
     def test_no_kernel(self, run):
         answer = run("tune", "--json")
