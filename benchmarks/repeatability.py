@@ -1,6 +1,6 @@
 """Does the same tuning name the same winner? Ten tunings of one space, half of them disturbed.
 
-    python benchmarks/repeatability.py [--shape 2048,2048,2048] [--configurations 320] [--runs 10] [--output repeat.json]
+    python benchmarks/repeatability.py [--shape 2048,2048,2048] [--configurations 320] [--output repeat.json]
 
 1. The truth: every configuration of a sample of sgemm_2d's space is measured, and the fastest of them are timed
    interleaved for many rounds, with the default and with every winner that a tuning named.

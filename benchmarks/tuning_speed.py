@@ -123,6 +123,7 @@ def run_autotile(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
 def run_kernel_tuner(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
     """Brute force over the sample with Kernel Tuner's CuPy backend."""
     import kernel_tuner
+    from constraint import FunctionConstraint
 
     from autotile.files.library import load_kernel
 
@@ -144,7 +145,7 @@ def run_kernel_tuner(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
         {name: sorted({config[name] for config in configs}) for name in names},
         grid_div_x=["BM"],
         grid_div_y=["BN"],
-        restrictions=lambda config: tuple(config[name] for name in names) in allowed,
+        restrictions=[FunctionConstraint(lambda *values: tuple(values) in allowed)],
         answer=[None, None, answer, None, None, None, None, None],
         atol=1e-2,
         lang="CUPY",
