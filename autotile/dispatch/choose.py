@@ -84,11 +84,12 @@ def _resource_fault(kernel: Kernel, trial: Trial, problem: Problem, device: Devi
     return resource_fault(kernel.spec.limits, geometry, trial.resources, found, device)
 
 
-def _rank(best: StoredBest, asked: TuningKey) -> tuple[int, float, int, float]:
-    """Lower is better: tier, distance in size, number of other differences, age."""
+def _rank(best: StoredBest, asked: TuningKey) -> tuple[int, bool, float, int, float]:
+    """Lower is better: tier, another architecture, distance in size, number of other differences, age."""
     tier = _TIERS.index(_tier(best.key, asked))
     other = sum(1 for name, _, _ in _differences(best.key, asked) if name not in ("sizes", "gpu_name"))
-    return tier, _distance(best.key.sizes, asked.sizes), other, -best.created_at.timestamp()
+    foreign = best.key.compute_capability != asked.compute_capability
+    return tier, foreign, _distance(best.key.sizes, asked.sizes), other, -best.created_at.timestamp()
 
 
 def _tier(key: TuningKey, asked: TuningKey) -> Tier:

@@ -50,6 +50,12 @@ class TestTiers:
         assert "instead of NVIDIA H200" in kernel.explain()
         assert "number of SMs 108 instead of 132" in kernel.explain()
 
+    def test_of_other_gpus_the_same_architecture_comes_before_a_nearer_size(self, shelf: Any) -> None:
+        shelf.put(4096, LARGE, device=replace(device_profile("a100"), source="cuda"))
+        shelf.put(65536, SMALL, device=replace(device_profile("h100"), source="cuda"))
+        kernel = shelf.ask(4096)
+        assert (kernel.tier, kernel.config, kernel.tuned_on) == ("transferred", SMALL, "NVIDIA H100 80GB HBM3")
+
     @pytest.mark.usefixtures("no_gpu")
     def test_default(self, shelf: Any) -> None:
         kernel = shelf.ask(4096)
