@@ -5,46 +5,66 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from autotile.files.settings import child_environment
 from autotile.ground.errors import WorkerCrashError, WorkerError, WorkerTimeoutError
+from autotile.process.pipe import LinePipe
 
-_READ_BYTES = 1 << 16
+_GRACE_S = 2.0
+"""For a child to end by itself: an interpreter with a CUDA context takes a few tenths of a second."""
+_KILLED_S = 30.0
+"""For the system to take a killed child away. One that the GPU driver holds on to longer cannot be waited for."""
 _STDERR_TAIL_BYTES = 2000
+_EXCERPT_BYTES = 60
 
 
 class Child:
     """A Python module run as a child process, spoken to in JSON lines.
 
     The child starts in a session of its own, so that Ctrl-C in the terminal reaches only the parent, and ends itself
-    when its parent dies.
+    when its parent dies. After a `WorkerError` it is dead, and whatever it started with it; start another.
 
     Parameters
     ----------
     module
         Module that calls `autotile.process.serve.serve`.
+
+    Raises
+    ------
+    WorkerError
+        The system starts no process.
     """
 
     def __init__(self, module: str) -> None:
         self._module = module
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the child
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env=child_environment(),
-            start_new_session=True,
-        )
-        self._buffer = b""
+        self._requests = 0
+        self._lock = threading.RLock()
+        self._stderr = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it lives as long as the child
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                bufsize=0,
+                env=child_environment(),
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._stderr.close()
+            raise WorkerError(f"cannot start {module}: {error.strerror}") from None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self._pipe = LinePipe(self._process.stdin.fileno(), self._process.stdout.fileno(), self._is_running)
 
     @property
     def pid(self) -> int:
@@ -64,91 +84,102 @@ class Child:
         Raises
         ------
         WorkerTimeoutError
-            No reply in time; the child has been killed.
+            No reply in time.
         WorkerCrashError
             The child ended; the message tells its signal or exit code and the end of its standard error.
+        WorkerError
+            The reply makes no sense.
         """
-        stage = ""
+        stage, line = "", b""
         end = time.monotonic() + deadline_s
-        try:
-            self._send(message)
-            while True:
-                reply = json.loads(self._read_line(end))
-                if "stage" not in reply:
-                    return dict(reply["reply"])
-                stage = reply["stage"]
-        except TimeoutError:
-            self.kill()
-            raise WorkerTimeoutError(f"no answer within {deadline_s:.0f} s", stage) from None
-        except (EOFError, BrokenPipeError, ConnectionError):
-            raise WorkerCrashError(self._obituary(), stage) from None
-        except ValueError as error:
-            self.kill()
-            raise WorkerError(f"unreadable answer from {self._module}: {error}", stage) from None
+        with self._lock:
+            try:
+                self._begin(message, end)
+                while True:
+                    line = self._pipe.receive(end)
+                    match json.loads(line):
+                        case {"id": self._requests, "reply": dict(reply)}:
+                            return reply
+                        case {"id": self._requests, "stage": str(stage)}:
+                            continue
+                        case _:
+                            raise ValueError("not an answer to this request")
+            except TimeoutError:
+                self.kill()
+                raise WorkerTimeoutError(f"no answer within {deadline_s:g} s", stage) from None
+            except (EOFError, ConnectionError):
+                raise WorkerCrashError(self._obituary(), stage) from None
+            except (ValueError, RecursionError) as error:
+                self.kill()
+                excerpt = f" ({line[:_EXCERPT_BYTES].decode(errors='replace')!r})" if line else ""
+                raise WorkerError(f"unreadable answer from {self._module}: {error}{excerpt}", stage) from None
+
+    def last_line(self) -> str:
+        """The last line that the child wrote to its standard error since its last request; empty once it is closed."""
+        with self._lock:
+            if self._stderr.closed:
+                return ""
+            descriptor = self._stderr.fileno()
+            start = max(0, os.fstat(descriptor).st_size - _STDERR_TAIL_BYTES)
+            lines = os.pread(descriptor, _STDERR_TAIL_BYTES, start).decode(errors="replace").strip().splitlines()
+            return lines[-1] if lines else ""
 
     def close(self) -> None:
         """End the child: it leaves when its input closes, and is killed if it does not."""
-        pipe = self._process.stdin
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
-        try:
-            self._process.wait(timeout=2.0)
-        except subprocess.TimeoutExpired:
+        with self._lock:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._ends_by_itself()
             self.kill()
-        self._release()
 
     def kill(self) -> None:
-        """Kill the child and whatever it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._release()
+        """Kill the child and whatever it started; a request that another thread waits for ends with an error."""
+        self._signal()
+        with self._lock:
+            self._bury()
 
-    def _send(self, message: Mapping[str, Any]) -> None:
-        pipe = self._process.stdin
-        if pipe is None or pipe.closed:
+    def _begin(self, message: Mapping[str, Any], end: float) -> None:
+        assert self._process.stdin is not None
+        if self._process.stdin.closed:
             raise EOFError
-        pipe.write(json.dumps(message).encode() + b"\n")
-        pipe.flush()
-
-    def _read_line(self, end: float) -> bytes:
-        pipe = self._process.stdout
-        if pipe is None or pipe.closed:
-            raise EOFError
-        while b"\n" not in self._buffer:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
-                raise TimeoutError
-            data = os.read(pipe.fileno(), _READ_BYTES)
-            if not data:
-                raise EOFError
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
+        self._stderr.truncate(0)  # what is kept is of this request alone
+        self._stderr.seek(0)  # the child's position, too: they share it
+        self._requests += 1
+        self._pipe.send(json.dumps({"id": self._requests, "request": message}).encode() + b"\n", end)
 
     def _obituary(self) -> str:
-        try:
-            code = self._process.wait(timeout=2.0)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            return "the worker closed its output"
+        by_itself = self._ends_by_itself()
+        tail = self.last_line()
+        self.kill()
+        code = self._process.returncode
+        if not by_itself or code is None:
+            return "the worker closed its input or output without an answer"
         end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        tail = self._stderr_tail()
-        self._release()
         return f"the worker died with {end}" + (f": {tail}" if tail else "")
 
-    def _stderr_tail(self) -> str:
-        """The last line of the child's standard error."""
-        if self._stderr.closed:
-            return ""
-        size = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, size - _STDERR_TAIL_BYTES))
-        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
+    def _ends_by_itself(self) -> bool:
+        end = time.monotonic() + _GRACE_S
+        while self._is_running():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.005)
+        return True
 
-    def _release(self) -> None:
+    def _is_running(self) -> bool:
+        """Whether it runs, leaving it unreaped: while it is a zombie, its process group is certain to be its own."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
+
+    def _signal(self) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _bury(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILLED_S)
         for stream in (self._process.stdin, self._process.stdout, self._stderr):
             if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+                stream.close()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from autotile.device.compiler import CompileJob
 from autotile.device.cubin_cache import CachedCubin, CubinCache
 from autotile.ground.errors import ToolchainError, WorkerError, WorkerTimeoutError
 from autotile.ground.model import Outcome, Resources
 from autotile.process.child import Child
+from autotile.process.limits import memory_share_bytes
 
 _WORKER_MODULE = "autotile.process.compile_worker"
 
@@ -23,7 +25,7 @@ class Compiled:
     """How a compilation ended: a cubin, or an outcome with its reason."""
 
     cubin: CachedCubin | None
-    seconds: float
+    seconds: float = 0.0
     outcome: Outcome = Outcome.OK
     reason: str = ""
 
@@ -43,12 +45,27 @@ class CompilePool:
         Compilations at a time.
     deadline_s
         Seconds until a compilation is given up and its worker killed.
+    memory_bytes
+        Memory that a compilation may take; None: its share of the machine's.
+    module
+        What a worker runs.
     """
 
-    def __init__(self, cache: Path, limit_bytes: int, workers: int, deadline_s: float) -> None:
+    def __init__(
+        self,
+        cache: Path,
+        limit_bytes: int,
+        workers: int,
+        deadline_s: float,
+        *,
+        memory_bytes: int | None = None,
+        module: str = _WORKER_MODULE,
+    ) -> None:
         self._folder = cache
         self._limit_bytes = limit_bytes
         self._deadline_s = deadline_s
+        self._memory_bytes = memory_bytes or memory_share_bytes(workers)
+        self._module = module
         self._cache = CubinCache(cache, limit_bytes)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="compile")
         self._own = threading.local()
@@ -78,27 +95,31 @@ class CompilePool:
         job = make_job()
         cubin = self._cache.get(job.key)
         if cubin is not None:
-            return Compiled(cubin, time.perf_counter() - start)
-        message = {"job": job.to_json(), "cache": str(self._folder), "limit_bytes": self._limit_bytes}
+            return Compiled(cubin, seconds=time.perf_counter() - start)
+        return replace(self._ask(job), seconds=time.perf_counter() - start)
+
+    def _ask(self, job: CompileJob) -> Compiled:
+        """What a worker makes of a job; its death, too, is an answer."""
+        message = {
+            "job": job.to_json(),
+            "cache": str(self._folder),
+            "limit_bytes": self._limit_bytes,
+            "memory_bytes": self._memory_bytes,
+        }
         try:
-            reply = self._child().request(message, self._deadline_s)
+            return _compiled(self._child().request(message, self._deadline_s))
+        except WorkerTimeoutError:
+            self._drop_child()
+            reason = f"the compiler was stopped after {self._deadline_s:g} s"
+            return Compiled(None, outcome=Outcome.TIMED_OUT, reason=reason)
         except WorkerError as error:
             self._drop_child()
-            hung = isinstance(error, WorkerTimeoutError)
-            outcome = Outcome.TIMED_OUT if hung else Outcome.COMPILE_FAILED
-            return Compiled(None, time.perf_counter() - start, outcome, f"the compiler failed: {error}")
-        seconds = time.perf_counter() - start
-        if reply.get("kind") == "setup":
-            raise ToolchainError(reply["error"])
-        if "error" in reply:
-            return Compiled(None, seconds, Outcome.COMPILE_FAILED, reply["error"])
-        cubin = CachedCubin(Path(reply["path"]), reply["cubin_hash"], Resources(**reply["resources"]))
-        return Compiled(cubin, seconds)
+            return Compiled(None, outcome=Outcome.COMPILE_FAILED, reason=f"the compiler failed: {error}")
 
     def _child(self) -> Child:
         child: Child | None = getattr(self._own, "child", None)
         if child is None:
-            child = Child(_WORKER_MODULE)
+            child = Child(self._module)
             self._own.child = child
             with self._lock:
                 self._children.add(child)
@@ -107,7 +128,20 @@ class CompilePool:
         return child
 
     def _drop_child(self) -> None:
-        child = self._own.child
-        self._own.child = None
-        with self._lock:
-            self._children.discard(child)
+        child: Child | None = getattr(self._own, "child", None)
+        if child is not None:
+            child.kill()
+            self._own.child = None
+            with self._lock:
+                self._children.discard(child)
+
+
+def _compiled(reply: Mapping[str, Any]) -> Compiled:
+    try:
+        if reply.get("kind") == "setup":
+            raise ToolchainError(reply["error"])
+        if "error" in reply:
+            return Compiled(None, outcome=Outcome.COMPILE_FAILED, reason=str(reply["error"]))
+        return Compiled(CachedCubin(Path(reply["path"]), reply["cubin_hash"], Resources(**reply["resources"])))
+    except (KeyError, TypeError) as error:
+        raise WorkerError(f"the worker's answer makes no sense: {type(error).__name__}: {error}") from None

@@ -10,11 +10,12 @@ from typing import Any
 from autotile.device.compiler import CompileJob
 from autotile.device.cubin_cache import CubinCache
 from autotile.ground.errors import CompileError, InputError, ToolchainError
+from autotile.process.limits import limit_memory
 from autotile.process.serve import Stage, serve
 
 
 class CompileWorker:
-    """Answers ``{"job", "cache", "limit_bytes"}`` with the cubin's path and resources, or with the error."""
+    """Answers ``{"job", "cache", "limit_bytes", "memory_bytes"}`` with the cubin's path and resources, or the error."""
 
     def __init__(self) -> None:
         self._cache: CubinCache | None = None
@@ -23,6 +24,7 @@ class CompileWorker:
         """Answer one request."""
         try:
             if self._cache is None:
+                limit_memory(message["memory_bytes"])
                 self._cache = CubinCache(Path(message["cache"]), message["limit_bytes"])
             cubin = self._cache.get_or_compile(CompileJob.from_json(message["job"]))
         except CompileError as error:

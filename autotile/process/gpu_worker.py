@@ -37,10 +37,17 @@ _REFUSED = {
     500: Outcome.CRASHED,  # CUDA_ERROR_NOT_FOUND
     701: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
 }
+_LAUNCH_FAILED = 719
+_LAUNCH_FAILED_HINT = "a trap, or an address outside shared or local memory"
+"""What lies behind CUDA_ERROR_LAUNCH_FAILED, of which the driver says "unspecified launch failure"."""
 
 
 class Workbench:
-    """A workload laid out on the device."""
+    """A workload laid out on the device.
+
+    A candidate that writes astray, beyond the guard bands, may change what later ones are judged by. So the newest one
+    that was found right is kept as a witness: where it is still found right, inputs and reference are unharmed.
+    """
 
     def __init__(self, workload: Workload) -> None:
         self._spec = parse_spec(workload.spec_text, workload.spec_source)
@@ -54,6 +61,9 @@ class Workbench:
         self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
         self._telemetry = Telemetry(workload.device_index)
         self._warm = False
+        self._right: tuple[Function, Config] | None = None
+        self.fresh = True
+        """Whether no candidate has run yet."""
 
     def evaluate(self, config: Config, cubin_path: str, best_us: float | None, stage: Stage) -> Evaluation:
         """Load, verify, then measure."""
@@ -74,6 +84,7 @@ class Workbench:
         lap("verify")
         if outcome is not Outcome.OK:
             return Evaluation(outcome, reason, "verify", seconds=seconds)
+        self._right = (function, config)
         stage("measure")
         launch = self._launch(function, config, self._tuned)
         if not self._warm:
@@ -85,6 +96,24 @@ class Workbench:
         if best_us is not None and timing.discarded:
             outcome, reason = Outcome.PRUNED, discard_reason(best_us)
         return Evaluation(outcome, reason, "measure", timing.measurement, seconds, telemetry)
+
+    def verify(self, config: Config, cubin_path: str, repeats: int, limit_s: float, stage: Stage) -> Evaluation:
+        """Verify up to ``repeats`` times, by turns launched as in `evaluate` and as when it is timed."""
+        stage("load")
+        function = Module(Path(cubin_path)).function(self._spec.entry)
+        stage("verify")
+        start = time.perf_counter()
+        for repeat in range(1, repeats + 1):
+            outcome, reason = self._verify(function, config, as_measured=repeat % 2 == 0)
+            if outcome is not Outcome.OK:
+                return Evaluation(outcome, f"{reason}, in repeat {repeat} of {repeats}", "verify")
+            if time.perf_counter() - start > limit_s:
+                break
+        return Evaluation(Outcome.OK, stage="verify", seconds={"verify": round(time.perf_counter() - start, 6)})
+
+    def is_sound(self) -> bool:
+        """Whether the witness is still found right."""
+        return self._right is not None and self._verify(*self._right)[0] is Outcome.OK
 
     def race(self, candidates: list[Mapping[str, Any]], rounds: int, seed: int) -> list[list[float]]:
         """Time candidates interleaved; they have been verified before."""
@@ -102,12 +131,17 @@ class Workbench:
         function.opt_in(geometry.dynamic_smem_bytes)
         return function.blocks_per_sm(geometry.threads, geometry.dynamic_smem_bytes)
 
-    def _verify(self, function: Function, config: Config) -> tuple[Outcome, str]:
+    def _verify(self, function: Function, config: Config, *, as_measured: bool = False) -> tuple[Outcome, str]:
         for instance in (self._checked, self._tuned):
             if instance is self._checked and check_config(self._spec, config, instance.sizes, self.device):
                 continue  # this configuration is not meant for ragged sizes: its rules say so
+            launch = self._launch(function, config, instance)
             instance.prepare()
-            self._launch(function, config, instance)()
+            self.fresh = False
+            if as_measured:
+                self._timer.samples(launch, 1)
+            else:
+                launch()
             outcome, reason = instance.verdict()
             if outcome is not Outcome.OK:
                 return outcome, reason
@@ -125,7 +159,7 @@ class Workbench:
 
 
 class GpuWorker:
-    """Answers ``open``, ``evaluate``, ``race`` and ``occupancy`` requests."""
+    """Answers ``open``, ``evaluate``, ``verify``, ``race`` and ``occupancy`` requests."""
 
     def __init__(self) -> None:
         self._bench: Workbench | None = None
@@ -145,7 +179,9 @@ class GpuWorker:
         except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
             return self._failure(message["op"], entered, error)
         except cuda.memory.OutOfMemoryError as error:
-            return {"error": f"the problem does not fit in the device's memory: {error}", "kind": "input"}
+            if message["op"] == "open":
+                return {"error": f"the problem does not fit in the device's memory: {error}", "kind": "input"}
+            return _refusal(message["op"], entered, Outcome.RESOURCE_EXCEEDED, str(error))
         except AutotileError as error:
             return {"error": str(error), "kind": "input" if isinstance(error, InputError) else "toolchain"}
 
@@ -157,9 +193,8 @@ class GpuWorker:
         if self._bench is None:
             raise InputError("the worker has no workload yet: send open first")
         match message["op"]:
-            case "evaluate":
-                config, path, best_us = message["config"], message["cubin_path"], message["best_us"]
-                return self._bench.evaluate(config, path, best_us, stage).to_json()
+            case "evaluate" | "verify":
+                return self._judge(self._bench, message, stage)
             case "race":
                 stage("race")
                 return {"times_us": self._bench.race(message["candidates"], message["rounds"], message["seed"])}
@@ -169,16 +204,35 @@ class GpuWorker:
             case unknown:
                 raise InputError(f"the worker knows no request {unknown!r}")
 
+    def _judge(self, bench: Workbench, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+        """A candidate's evaluation; of one found wrong, only where no earlier one can be the cause."""
+        fresh = bench.fresh
+        config, path = message["config"], message["cubin_path"]
+        if message["op"] == "evaluate":
+            evaluation = bench.evaluate(config, path, message["best_us"], stage)
+        else:
+            evaluation = bench.verify(config, path, message["repeats"], message["limit_s"], stage)
+        reply = evaluation.to_json()
+        if evaluation.outcome not in (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS) or bench.is_sound():
+            return reply
+        certain = fresh or evaluation.outcome is Outcome.OUT_OF_BOUNDS
+        raise LastWords({**(reply if certain else {"again": True}), "last": True})
+
     def _failure(self, request: str, stage: str, error: Any) -> Mapping[str, Any]:
         """A refused launch is an answer like another; anything else ends the worker."""
-        outcome = _REFUSED.get(int(error.status))
-        if request == "evaluate":
-            reply = Evaluation(outcome or Outcome.CRASHED, str(error), stage).to_json()
-        else:
-            reply = {"error": str(error), "kind": "cuda"}
+        code = int(error.status)
+        outcome = _REFUSED.get(code)
+        reason = f"{error} ({_LAUNCH_FAILED_HINT})" if code == _LAUNCH_FAILED else str(error)
+        reply = _refusal(request, stage, outcome or Outcome.CRASHED, reason)
         if outcome is None:
             raise LastWords({**reply, "last": True})
         return reply
+
+
+def _refusal(request: str, stage: str, outcome: Outcome, reason: str) -> Mapping[str, Any]:
+    if request in ("evaluate", "verify"):
+        return Evaluation(outcome, f"{reason} in stage {stage}", stage).to_json()
+    return {"error": reason, "kind": "cuda"}
 
 
 if __name__ == "__main__":

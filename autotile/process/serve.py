@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from autotile.process.limits import leave_nothing_behind
+
 Stage = Callable[[str], None]
 """Called with the name of a stage before it is entered."""
 Handler = Callable[[Mapping[str, Any], Stage], Mapping[str, Any]]
@@ -33,19 +35,28 @@ def serve(handler: Handler) -> None:
     """
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    leave_nothing_behind()
     _leave_with_parent()
 
-    def send(message: Mapping[str, Any]) -> None:
+    def say(message: Mapping[str, Any]) -> None:
         channel.write(json.dumps(message).encode() + b"\n")
         channel.flush()
 
     for line in sys.stdin.buffer:
-        try:
-            send({"reply": handler(json.loads(line), lambda stage: send({"stage": stage}))})
-        except LastWords as last:
-            send({"reply": last.reply})
-            channel.flush()
-            os._exit(0)  # an ordinary exit would wait for the broken context
+        _answer(handler, json.loads(line), say)
+
+
+def _answer(handler: Handler, message: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]) -> None:
+    number = message["id"]
+
+    def enter(stage: str) -> None:
+        say({"id": number, "stage": stage})
+
+    try:
+        say({"id": number, "reply": handler(message["request"], enter)})
+    except LastWords as last:
+        say({"id": number, "reply": last.reply})
+        os._exit(0)  # an ordinary exit would wait for the broken context
 
 
 def _leave_with_parent() -> None:

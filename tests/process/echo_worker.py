@@ -1,6 +1,7 @@
 """A child for the tests: it does what it is told, well or badly."""
 
 import os
+import resource
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,11 @@ def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
             raise LastWords({"bye": True})
         case "raise":
             raise RuntimeError("an unexpected fault")
+        case "limits":
+            return {
+                "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
+                "file": resource.getrlimit(resource.RLIMIT_FSIZE)[0],
+            }
         case "pid":
             return {"pid": os.getpid()}
     return {}

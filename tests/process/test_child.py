@@ -62,6 +62,10 @@ def test_last_words_are_heard(child: Child) -> None:
         child.request({"do": "echo", "value": 1}, 10)
 
 
+def test_it_leaves_no_core_dump_and_fills_no_disk(child: Child) -> None:
+    assert child.request({"do": "limits"}, 10) == {"core": 0, "file": 2**30}
+
+
 def test_ctrl_c_in_the_terminal_does_not_reach_it(child: Child) -> None:
     pid = child.request({"do": "pid"}, 10)["pid"]
     assert os.getpgid(pid) != os.getpgid(0)
