@@ -9,10 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from autotile.files.profiles import device_profile
+
+Deed = tuple[Callable[[], object], ...]
+"""What is done, one after another."""
 
 MEGABYTE = b"x" * (1 << 20)
 EVALUATION = {
@@ -55,16 +59,16 @@ def sleep() -> None:
     time.sleep(60)
 
 
-def for_ever(act: Callable[[], None]) -> None:
+def again_and_again(act: Callable[[], None]) -> None:
     while True:
         act()
 
 
-def die(stage_name: str, signal_number: int) -> None:
+def die(last_stage: str, by: signal.Signals) -> None:
     for name in ("load", "verify", "measure"):
         stage(name)
-        if name == stage_name:
-            os.kill(os.getpid(), signal_number)
+        if name == last_stage:
+            os.kill(os.getpid(), by)
     sleep()
 
 
@@ -73,68 +77,82 @@ def leave_a_grandchild() -> None:
     os._exit(9)
 
 
-def ignore_everything() -> None:
-    for number_ in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number_, signal.SIG_IGN)
-    answer({})
-    sleep()
+def ignore_signals() -> None:
+    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
 
 
-DEEDS: dict[str, Callable[[], Any]] = {
-    "answer": lambda: answer({"pid": os.getpid()}),
-    "sleep": lambda: (stage("verify"), sleep()),
-    "be_late": lambda: (time.sleep(0.8), answer({})),
+def answering(reply: object) -> Deed:
+    return (partial(answer, reply),)
+
+
+enter_verify = partial(stage, "verify")
+flood_errors = partial(os.write, 2, 8 * MEGABYTE)
+leave = partial(os._exit, 0)
+
+DEEDS: dict[str, Deed] = {
+    "answer": answering({"pid": os.getpid()}),
+    "sleep": (enter_verify, sleep),
+    "be_late": (partial(time.sleep, 0.8), *answering({})),
     # talk nonsense
-    "not_json": lambda: say(b"hello\n"),
-    "binary": lambda: say(bytes(range(1, 256)) + b"\n"),
-    "a_list": lambda: tell([1, 2]),
-    "a_number": lambda: tell(7),
-    "deep": lambda: say(b"[" * 100_000 + b"\n"),
-    "no_reply": lambda: tell({"id": number}),
-    "reply_of_wrong_shape": lambda: answer([1]),
-    "stage_of_wrong_shape": lambda: tell({"id": number, "stage": 3}),
-    "another_request": lambda: tell({"id": number + 1, "reply": {}}),
-    "half_a_line": lambda: (say(b'{"id": 1, "rep'), sleep()),
+    "not_json": (partial(say, b"hello\n"),),
+    "binary": (partial(say, bytes(range(1, 256)) + b"\n"),),
+    "a_list": (partial(tell, [1, 2]),),
+    "a_number": (partial(tell, 7),),
+    "deep": (partial(say, b"[" * 100_000 + b"\n"),),
+    "no_reply": (lambda: tell({"id": number}),),
+    "reply_of_wrong_shape": answering([1]),
+    "stage_of_wrong_shape": (lambda: tell({"id": number, "stage": 3}),),
+    "another_request": (lambda: tell({"id": number + 1, "reply": {}}),),
+    "half_a_line": (partial(say, b'{"id": 1, "rep'), sleep),
     # talk too much
-    "huge_line": lambda: for_ever(lambda: say(MEGABYTE)),
-    "endless_stages": lambda: for_ever(lambda: stage("verify")),
-    "flood_errors": lambda: (os.write(2, 8 * MEGABYTE), answer({}), os.write(2, 8 * MEGABYTE)),
-    "chatter": lambda: (say(b'{"id": %d, "stage": "x"}\n' % number * 100_000), answer({})),
-    "answer_twice": lambda: (answer({}), answer({})),
+    "huge_line": (partial(again_and_again, partial(say, MEGABYTE)),),
+    "endless_stages": (partial(again_and_again, enter_verify),),
+    "flood_errors": (flood_errors, *answering({}), flood_errors),
+    "chatter": (lambda: say(b'{"id": %d, "stage": "x"}\n' % number * 100_000), *answering({})),
+    "answer_twice": answering({}) * 2,
     # stop listening
-    "stop_reading": lambda: (answer({}), sleep()),
-    "stop_reading_but_talk": lambda: (answer({}), for_ever(lambda: say(MEGABYTE))),
-    "close_input": lambda: (os.close(0), answer({}), sleep()),
-    "close_output": lambda: (stage("verify"), os.close(1), sleep()),
-    "ignore_everything": ignore_everything,
+    "stop_reading": (*answering({}), sleep),
+    "stop_reading_but_talk": (*answering({}), partial(again_and_again, partial(say, MEGABYTE))),
+    "close_input": (partial(os.close, 0), *answering({}), sleep),
+    "close_output": (enter_verify, partial(os.close, 1), sleep),
+    "ignore_everything": (ignore_signals, *answering({}), sleep),
     # die
-    "leave_a_grandchild": leave_a_grandchild,
-    "exit": lambda: os._exit(3),
-    **{f"die_in_{name}": lambda name=name: die(name, signal.SIGKILL) for name in ("load", "verify", "measure")},  # type: ignore[misc]
-    "fault_in_verify": lambda: die("verify", signal.SIGSEGV),
-    # answers of the GPU worker and of the compile worker, right and wrong
-    "ok": lambda: answer(EVALUATION),
-    "no_keys": lambda: answer({}),
-    "unknown_outcome": lambda: answer({**EVALUATION, "outcome": "splendid"}),
-    "measurement_of_wrong_shape": lambda: answer({**EVALUATION, "measurement": [1, 2]}),
-    "unknown_key": lambda: answer({**EVALUATION, "mood": "good"}),
-    "error_of_no_kind": lambda: answer({"error": "something"}),
-    "wrong": lambda: answer({**FAILED, "outcome": "wrong_result", "reason": "y[0] is 1"}),
-    "assertion": lambda: (
-        os.write(2, b"faults.cu:7: Assertion `i < n` failed.\n"),
-        answer({**FAILED, "outcome": "crashed", "reason": "ASSERT", "last": True}),
-        os._exit(0),
+    "exit": (partial(os._exit, 3),),
+    "leave_a_grandchild": (leave_a_grandchild,),
+    "die_in_load": (partial(die, "load", signal.SIGKILL),),
+    "die_in_verify": (partial(die, "verify", signal.SIGKILL),),
+    "die_in_measure": (partial(die, "measure", signal.SIGKILL),),
+    "fault_in_verify": (partial(die, "verify", signal.SIGSEGV),),
+    # answer as the GPU worker does, or nearly so
+    "ok": answering(EVALUATION),
+    "wrong": answering({**FAILED, "outcome": "wrong_result", "reason": "y[0] is 1"}),
+    "refused": answering({**FAILED, "outcome": "crashed", "reason": "INVALID_IMAGE"}),
+    "assertion": (
+        partial(os.write, 2, b"faults.cu:7: Assertion `i < n` failed.\n"),
+        *answering({**FAILED, "outcome": "crashed", "reason": "ASSERT", "last": True}),
+        leave,
     ),
-    "spent": lambda: (answer({**FAILED, "outcome": "out_of_bounds", "last": True}), os._exit(0)),
-    "again": lambda: (answer({"again": True, "last": True}), os._exit(0)),
-    "refused": lambda: answer({**FAILED, "outcome": "crashed", "reason": "INVALID_IMAGE"}),
-    "times": lambda: answer({"times_us": [[1, 2.5], [3, 4]]}),
-    "times_of_wrong_shape": lambda: answer({"times_us": 5}),
-    "setup_error": lambda: answer({"error": "too large", "kind": "input"}),
-    "compiled": lambda: answer({"path": "/nowhere/a.cubin", "cubin_hash": "h", "resources": RESOURCES}),
-    "resources_of_wrong_shape": lambda: answer({"path": "p", "cubin_hash": "h", "resources": {"registers": 1}}),
-    "setup_error_without_text": lambda: answer({"kind": "setup"}),
+    "spent": (*answering({**FAILED, "outcome": "out_of_bounds", "last": True}), leave),
+    "again": (*answering({"again": True, "last": True}), leave),
+    "times": answering({"times_us": [[1, 2.5], [3, 4]]}),
+    "times_of_wrong_shape": answering({"times_us": 5}),
+    "no_keys": answering({}),
+    "unknown_outcome": answering({**EVALUATION, "outcome": "splendid"}),
+    "measurement_of_wrong_shape": answering({**EVALUATION, "measurement": [1, 2]}),
+    "unknown_key": answering({**EVALUATION, "mood": "good"}),
+    "error_of_no_kind": answering({"error": "something"}),
+    "setup_error": answering({"error": "too large", "kind": "input"}),
+    # answer as the compile worker does, or nearly so
+    "compiled": answering({"path": "/nowhere/a.cubin", "cubin_hash": "h", "resources": RESOURCES}),
+    "resources_of_wrong_shape": answering({"path": "p", "cubin_hash": "h", "resources": {"registers": 1}}),
+    "setup_error_without_text": answering({"kind": "setup"}),
 }
+
+
+def perform(deed: str) -> None:
+    for act in DEEDS[deed]:
+        act()
 
 
 def open_device(workload: dict[str, Any]) -> None:
@@ -145,7 +163,7 @@ def open_device(workload: dict[str, Any]) -> None:
     deeds = workload["spec_source"].split()
     opening = log.stat().st_size - 1
     if opening < len(deeds) and deeds[opening] != "well":
-        DEEDS[deeds[opening]]()
+        perform(deeds[opening])
     else:
         answer({"device": device_profile("h200").to_json()})
 
@@ -158,9 +176,9 @@ def main() -> None:
         if request.get("op") == "open":
             open_device(request["workload"])
         elif request.get("op") == "race":
-            DEEDS[request["candidates"][0]["config"]["DO"]]()
+            perform(request["candidates"][0]["config"]["DO"])
         else:
-            DEEDS[request.get("do") or request.get("config", {}).get("DO") or request["job"]["entry"]]()
+            perform(request.get("do") or request.get("config", {}).get("DO") or request["job"]["entry"])
 
 
 if __name__ == "__main__":

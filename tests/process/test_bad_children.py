@@ -140,7 +140,7 @@ def test_a_kill_ends_the_request_of_another_thread(child: Child) -> None:
 
 def test_a_module_that_does_not_exist_is_told() -> None:
     child = Child("no_such_module")
-    with pytest.raises(WorkerCrashError, match="exit code 1: .*No module named no_such_module"):
+    with pytest.raises(WorkerCrashError, match=r"exit code 1: .*No module named no_such_module"):
         child.request({}, 10.0)
 
 

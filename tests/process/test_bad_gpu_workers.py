@@ -1,4 +1,4 @@
-"""What a GPU worker does to itself is an outcome of one candidate, and the next one finds a fresh worker; needs no GPU."""
+"""What a GPU worker does is an outcome of one candidate, and the next one finds a fresh worker; needs no GPU."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_healthy_worker_serves_all_candidates(start: Callable[..., Gpu], tmp_p
     ],
 )
 def test_a_bad_end_is_an_outcome_and_the_next_candidate_finds_a_fresh_worker(
-    start: Callable[..., Gpu], tmp_path: Path, deed: str, outcome: Outcome, stage: str, words: str
+    start: Callable[..., Gpu], tmp_path: Path, *, deed: str, outcome: Outcome, stage: str, words: str
 ) -> None:
     gpu = start()
     bad = run(gpu, deed)
@@ -103,7 +103,7 @@ def test_five_deaths_in_a_row_with_none_before_that_ran_stop_the_run(start: Call
     gpu = start()
     for deed in ("exit", "no_keys", "die_in_load", "sleep", "exit"):
         assert run(gpu, deed).outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
-    with pytest.raises(WorkerError, match="5 GPU workers died one after another, the last with: .*exit code 3"):
+    with pytest.raises(WorkerError, match=r"5 GPU workers died one after another, the last with: .*exit code 3"):
         run(gpu, "ok")
 
 

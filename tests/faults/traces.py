@@ -1,0 +1,65 @@
+"""What a tuner might leave behind: processes, open files, temporary files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+_SETTLED_S = 5.0
+"""For the system to take away what was killed."""
+
+
+def open_files() -> int:
+    """File descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def descendants(mark: str) -> set[int]:
+    """Children of this process, zombies too, and any process that has inherited ``mark`` in its environment."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            marked = mark.encode() in (folder / "environ").read_bytes()
+        except OSError:  # it has just ended, or is another user's
+            continue
+        if pid != os.getpid() and (marked or parent == os.getpid()):
+            found.add(pid)
+    return found
+
+
+def settles(condition: Callable[[], bool]) -> bool:
+    """Whether a condition comes true within a few seconds."""
+    end = time.monotonic() + _SETTLED_S
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@contextmanager
+def no_traces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail where what runs inside leaves a process, an open file or a temporary file behind.
+
+    Parameters
+    ----------
+    folder
+        Empty; temporary files go there meanwhile.
+    """
+    mark = f"AUTOTILE_TEST_MARK={folder}"
+    monkeypatch.setenv(*mark.split("=", 1))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    files, processes = open_files(), descendants(mark)
+    yield
+    assert settles(lambda: descendants(mark) <= processes), f"left running: {descendants(mark) - processes}"
+    assert settles(lambda: open_files() <= files), f"{open_files() - files} files left open"
+    assert list(folder.iterdir()) == []
