@@ -140,3 +140,14 @@ def test_the_wheel_holds_all_that_is_read_at_run_time(tmp_path: Path) -> None:
     names = {str(path if path.parts[0] == "autotile" else Path("autotile") / path) for path in expected}
     assert names - held == set()
     assert {name.split("/")[0] for name in held} == {"autotile", f"autotile-{autotile.__version__}.dist-info"}
+
+
+def test_a_missing_dependency_is_told_in_one_line() -> None:
+    code = (
+        "import sys; sys.modules['typer'] = None; sys.argv = ['autotile', '--help'];"
+        "import runpy; runpy.run_module('autotile', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: autotile needs the package typer")
+    assert len(done.stderr.splitlines()) == 1

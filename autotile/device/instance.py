@@ -118,7 +118,7 @@ class ProblemInstance:
         for name, expression in self._spec.reference.outputs.items():
             try:
                 answer = np.asarray(expression.evaluate(environment, matmul=self._matmul), dtype=np.float64)
-            except (ValueError, TypeError, IndexError) as error:
+            except (ValueError, TypeError, IndexError, ArithmeticError) as error:
                 raise InputError(f"{self._spec.source}: [reference] outputs.{name}: {error}") from None
             shape = self._buffers[name].array.shape
             if answer.shape != shape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 
 from autotile.ground.dtypes import DTYPES
@@ -45,10 +46,8 @@ def resolve_problem(
     missing = [name for name in spec.sizes if name not in sizes]
     if missing and not defaults:
         raise ProblemError(f"{spec.name} needs the size {missing[0]}; give its sizes like {expected}")
-    values = {name: sizes.get(name, default) for name, default in spec.sizes.items()}
+    values = {name: _whole(name, sizes.get(name, default), default) for name, default in spec.sizes.items()}
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ProblemError(f"size {name} is {value!r}, expected a whole number such as {spec.sizes[name]}")
         if not 1 <= value <= _LARGEST_SIZE:
             raise ProblemError(f"size {name} is {value}, expected 1 to {_LARGEST_SIZE}")
     if dtype is not None and dtype not in spec.dtypes:
@@ -59,6 +58,16 @@ def resolve_problem(
         if min(shape) < 1:
             raise ProblemError(f"{problem} is too small: its array {buffer.name} would have the shape {shape}")
     return problem
+
+
+def _whole(name: str, value: object, example: int) -> int:
+    """A size as an int, NumPy's integers too."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ProblemError(f"size {name} is {value!r}, expected a whole number such as {example}") from None
 
 
 def check_memory(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> None:

@@ -50,5 +50,7 @@ def read_size(name: str, text: str) -> int:
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) >= 1):
         shown = text if len(text) <= 2 * _MOST_DIGITS else f"{text[:_MOST_DIGITS]}..."
-        raise ProblemError(f"size {name} is {shown!r}, expected a whole number of at least 1, such as {name}=4096")
+        raise ProblemError(
+            f"size {name} is {shown!r}, expected a whole number from 1 to 2147483647, such as {name}=4096"
+        )
     return int(text)

@@ -23,6 +23,7 @@ from autotile.store.recording import Recording, read_recording
 from autotile.store.recording_files import find_recording, list_recordings
 from autotile.tuning.evaluator import Evaluator, GpuEvaluator, ReplayEvaluator
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.unmeasured import check_unmeasured
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,12 @@ def choose_backend(kernel: Kernel, problem: Problem, settings: Settings, options
         device = live_device(options.device_index)
         workload = _workload(kernel, problem, settings, options)
         return Backend(device, lambda: GpuEvaluator(Gpu(workload, options.run_deadline_s)), lambda _: None)
-    recording = _recording(problem, options, settings.recording_folders)
-    _check_recording(recording, kernel, problem, options.l2)
+    try:
+        recording = _recording(problem, options, settings.recording_folders)
+        _check_recording(recording, kernel, problem, options.l2)
+    except InputError:
+        check_unmeasured(kernel, problem)
+        raise
     device = replace(_recorded_device(recording), source="replayed")
     reason = "replay was asked for" if options.replay is not None else "there is no CUDA device here"
     notice = f"{reason}: launches are replayed from measurements recorded on {device.name}"

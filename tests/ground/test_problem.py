@@ -1,8 +1,10 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from spec_samples import SGEMM
 
+from autotile.files.library import load_kernel
 from autotile.files.profiles import device_profile
 from autotile.ground.errors import InputError, ProblemError
 from autotile.ground.model import Problem
@@ -100,3 +102,10 @@ class TestMemory:
         check_memory(spec, problem, replace(device, memory_bytes=needed))
         with pytest.raises(ProblemError):
             check_memory(spec, problem, replace(device, memory_bytes=needed - 1))
+
+
+def test_numpys_integers_are_sizes() -> None:
+    kernel = load_kernel("sgemm_2d")
+    problem = resolve_problem(kernel.spec, {"M": np.int64(3), "N": np.uint8(4), "K": 5})  # type: ignore[dict-item]
+    assert problem.sizes == {"M": 3, "N": 4, "K": 5}
+    assert all(type(size) is int for size in problem.sizes.values())

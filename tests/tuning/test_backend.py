@@ -9,7 +9,7 @@ import pytest
 
 from autotile.files.library import load_kernel
 from autotile.files.settings import Settings, read_settings
-from autotile.ground.errors import InputError, RecordingError
+from autotile.ground.errors import InputError, ProblemError, RecordingError
 from autotile.ground.model import Outcome
 from autotile.ground.problem import resolve_problem
 from autotile.process.messages import Candidate
@@ -170,3 +170,20 @@ def test_kernel_tuners_cache_is_replayed(bench: Any, choose: Callable[..., Backe
     assert whole.winner is not None
     assert result.winner.config == whole.winner.config
     assert result.device.source == "replayed"
+
+
+class TestWithNothingToMeasure:
+    """A fault of the kernel or the problem is told before the lack of a GPU."""
+
+    def test_a_template_that_does_not_compile(self, bench: Any, choose: Callable[..., Backend]) -> None:
+        bench.kernel.template_path.write_text(bench.kernel.source.replace("blockIdx.x", "blockIdy.x"))
+        broken = load_kernel(bench.kernel.spec.source)
+        settings = replace(read_settings(), recording_folders=())
+        with pytest.raises(InputError, match=r'does not compile: scale\.cu\(\d+\): error: identifier "blockIdy"'):
+            choose_backend(broken, bench.problem(), settings, TuneOptions(replay="auto"))
+
+    def test_more_memory_than_a_gpu_has(self) -> None:
+        kernel = load_kernel("sgemm_2d")
+        problem = resolve_problem(kernel.spec, {"M": 10**6, "N": 10**6, "K": 4096})
+        with pytest.raises(ProblemError, match=r"needs .* GiB of device memory to tune, but NVIDIA H200 has"):
+            choose_backend(kernel, problem, read_settings(), TuneOptions(replay="auto"))
