@@ -58,12 +58,12 @@ def fault_kernel(folder: Path, *faults: str) -> Kernel:
     Parameters
     ----------
     faults
-        Names; none for all.
+        Names; none for all, `HEALTHY` for no fault.
     """
     shutil.copy(_HERE / "faults.cu", folder)
     text = (_HERE / "faults.toml").read_text()
     if faults:
-        values = ", ".join(f'"{name}"' for name in (HEALTHY, *faults))
+        values = ", ".join(f'"{name}"' for name in dict.fromkeys((HEALTHY, *faults)))
         text = _FAULT_VALUES.sub(f"FAULT = [{values}]", text)
     (folder / "faults.toml").write_text(text)
     return load_kernel(str(folder / "faults.toml"))

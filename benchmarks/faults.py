@@ -1,0 +1,179 @@
+"""What a tuner makes of kernels that fail: autotile and, where asked for, Kernel Tuner over the same fault kit.
+
+    python benchmarks/faults.py [--only NAME ...] [--kernel-tuner] [--output faults.json]
+
+Each fault has a session of its own: four healthy configurations and one that fails. The table tells how the faulty
+configuration ended, whether the healthy ones and the winner are right, and how many seconds longer the session took
+than one without a fault. Kernel Tuner runs the same five configurations with its CuPy backend in a process of its own,
+which is killed after 20 seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from autotile.ground.errors import AutotileError
+
+# the kit is part of the tests; this script's own folder, which comes first, has another module of the same name
+sys.path[0] = str(Path(__file__).parents[1] / "tests")
+
+from faults.fault_kit import HEALTHY, Fault, fault_kernel, read_faults  # noqa: E402
+from faults.fault_session import tune_faults  # noqa: E402
+
+_LIMIT_S = 20.0
+_STYLES = {"survived": "green", "as expected": "green"}
+
+
+def main() -> None:
+    """Run the kit, or Kernel Tuner on one fault in a child process."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = {fault.name: fault for fault in read_faults()}
+    parser.add_argument("--only", nargs="+", choices=known, metavar="NAME", default=list(known))
+    parser.add_argument("--kernel-tuner", action="store_true", help="compare with Kernel Tuner")
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--child", choices=[HEALTHY, *known], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(run_kernel_tuner(arguments.child)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        undisturbed_s = tune_faults(Path(folder), HEALTHY).seconds
+    entries = []
+    for name in arguments.only:
+        entry = {"fault": name, "autotile": run_autotile(known[name], undisturbed_s)}
+        if arguments.kernel_tuner:
+            entry["kernel_tuner"] = run_child(name)
+        entries.append(entry)
+        print(f"{name}: {entry['autotile']['verdict']}", file=sys.stderr)
+    show(entries, undisturbed_s)
+    if arguments.output:
+        arguments.output.write_text(json.dumps({"undisturbed_s": undisturbed_s, "faults": entries}, indent=1))
+
+
+def run_autotile(fault: Fault, undisturbed_s: float) -> dict[str, Any]:
+    """One fault's session."""
+    expected = " or ".join(fault.outcomes)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            session = tune_faults(Path(folder), fault.name)
+        except AutotileError as error:
+            return {"expected": expected, "outcome": "", "reason": str(error), "verdict": "stopped", "lost_s": None}
+    trial = session.trial_of(fault.name)
+    complaints = [*filter(None, [fault.complaint(trial)]), *session.damage()]
+    return {
+        "expected": expected,
+        "outcome": str(trial.outcome) if trial is not None else "",
+        "reason": trial.reason if trial is not None else "",
+        "verdict": "; ".join(complaints) or "as expected",
+        "lost_s": session.seconds - undisturbed_s,
+    }
+
+
+def run_child(name: str) -> dict[str, Any]:
+    """Kernel Tuner on one fault in a fresh process: what became of it, and the last thing that it said."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "CUPY_CACHE_DIR": folder, "CUDA_CACHE_DISABLE": "1"}
+        command = [sys.executable, str(Path(__file__).resolve()), "--child", name]
+        with subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, errors = process.communicate(timeout=_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                return {"verdict": "hang", "reason": f"no end within {_LIMIT_S:.0f} s"}
+    if process.returncode:
+        said = [line for line in errors.splitlines() if line.strip()]
+        return {"verdict": "stopped", "reason": said[-1] if said else f"exit code {process.returncode}"}
+    found = json.loads(output.splitlines()[-1])
+    if found["winner"]["FAULT"] != HEALTHY:
+        return {"verdict": "faulty winner", "reason": json.dumps(found["winner"])}
+    lost = 4 - found["healthy"]
+    return {"verdict": f"lost {lost} healthy" if lost else "survived", "reason": ""}
+
+
+def run_kernel_tuner(name: str) -> dict[str, Any]:
+    """Kernel Tuner over the kit's kernel with one fault, in this process."""
+    import kernel_tuner
+
+    with tempfile.TemporaryDirectory() as folder:
+        kernel = fault_kernel(Path(folder), name)
+    n = kernel.spec.sizes["n"]
+    x = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
+    faulty_threads = 1024 if name == "registers" else 128
+    optin_bytes = 227 * 1024
+    results, _ = kernel_tuner.tune_kernel(
+        kernel.spec.entry,
+        kernel.source,
+        n,
+        [x, np.zeros_like(x), np.int32(n)],
+        {parameter.name: list(parameter.values) for parameter in kernel.spec.parameters},
+        grid_div_x=["THREADS"],
+        block_size_names=["THREADS"],
+        restrictions=lambda config: config["FAULT"] == HEALTHY or config["THREADS"] == faulty_threads,
+        smem_args={"size": lambda config: optin_bytes - 8192 if config["FAULT"] == "shared_memory" else 0},
+        answer=[None, 2 * x + 1, None],
+        atol=1e-4,
+        lang="CUPY",
+        compiler_options=["--std=c++17"],
+        strategy="brute_force",
+        quiet=True,
+    )
+    timed = [result for result in results if isinstance(result["time"], float)]
+    best = min(timed, key=lambda result: result["time"])
+    healthy = sum(result["FAULT"] == HEALTHY for result in timed)
+    return {"winner": {key: best[key] for key in ("THREADS", "FAULT")}, "healthy": healthy}
+
+
+def show(entries: list[dict[str, Any]], undisturbed_s: float) -> None:
+    """Print a line a fault."""
+    compared = any("kernel_tuner" in entry for entry in entries)
+    table = Table("fault", "expected", "outcome", "reason", "seconds lost", "verdict")
+    if compared:
+        table.add_column("Kernel Tuner")
+    for entry in entries:
+        own = entry["autotile"]
+        lost = f"{own['lost_s']:.1f}" if own["lost_s"] is not None else ""
+        reason = re.sub(r"\s+", " ", own["reason"])
+        row = [entry["fault"], own["expected"], own["outcome"], escape(reason), lost, styled(own["verdict"])]
+        if compared:
+            row.append(styled(entry["kernel_tuner"]["verdict"]))
+        table.add_row(*row)
+    console = Console(width=180)
+    console.print(table)
+    as_expected = sum(entry["autotile"]["verdict"] == "as expected" for entry in entries)
+    console.print(f"{as_expected} of {len(entries)} as expected; a session without a fault takes {undisturbed_s:.1f} s")
+    if compared:
+        survived = sum(entry["kernel_tuner"]["verdict"] == "survived" for entry in entries)
+        console.print(f"Kernel Tuner survived {survived} of {len(entries)}")
+
+
+def styled(verdict: str) -> str:
+    """A verdict, coloured where it is good."""
+    style = _STYLES.get(verdict, "red")
+    return f"[{style}]{escape(verdict)}[/{style}]"
+
+
+if __name__ == "__main__":
+    main()

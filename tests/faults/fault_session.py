@@ -1,0 +1,80 @@
+"""Tune the fault kit's kernel on a real GPU, with deadlines that fit its tiny kernel."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from faults.fault_kit import HEALTHY, fault_kernel
+
+from autotile.files.settings import Settings
+from autotile.ground.model import Outcome, Trial
+from autotile.ground.problem import resolve_problem
+from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+from autotile.tuning.result import Progress, TuneResult
+from autotile.tuning.session import tune
+
+RUN_DEADLINE_S = 4.0
+"""A healthy candidate takes 0.3 s, in a fresh worker up to 2.5 s with warming up."""
+COMPILE_DEADLINE_S = 5.0
+"""A healthy candidate takes 0.1 s, the first of a worker one second."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultSession:
+    """A session over healthy and faulty configurations, and what it took."""
+
+    result: TuneResult
+    trials: tuple[Trial, ...]
+    seconds: float
+
+    def trial_of(self, fault: str) -> Trial | None:
+        """The faulty configuration's trial."""
+        return next((trial for trial in self.trials if trial.config["FAULT"] == fault), None)
+
+    def damage(self) -> list[str]:
+        """What became of the healthy configurations that should not have; empty where all is well."""
+        healthy = [trial for trial in self.trials if trial.config["FAULT"] == HEALTHY]
+        found = [f"{t.config}: {t.outcome}: {t.reason}" for t in healthy if not t.outcome.has_time]
+        if len(healthy) != 4:
+            found.append(f"{len(healthy)} of 4 healthy configurations were tried")
+        if not any(trial.outcome is Outcome.OK for trial in healthy):
+            found.append("no healthy configuration was measured to the end")
+        winner = self.result.winner
+        if winner is None or winner.config["FAULT"] != HEALTHY:
+            found.append(f"the winner is {winner.config if winner is not None else None}")
+        return found
+
+
+def tune_faults(folder: Path, *faults: str, cache: Path | None = None) -> FaultSession:
+    """Try every configuration of the kit that has one of the given faults, or none.
+
+    Parameters
+    ----------
+    folder
+        Empty; for the kernel and the database.
+    faults
+        Names; none for all, `HEALTHY` for no fault.
+    cache
+        Cubin cache to share; None: one of its own.
+    """
+    kernel = fault_kernel(folder, *faults)
+    settings = Settings(str(folder / "tuning.db"), cache or folder / "cache", 10**9, (), ())
+    options = TuneOptions(
+        sampler=BRUTE_FORCE,
+        finals=4,
+        sample_limit_s=0.02,
+        workers=4,
+        run_deadline_s=RUN_DEADLINE_S,
+        compile_deadline_s=COMPILE_DEADLINE_S,
+    )
+    trials: list[Trial] = []
+
+    def watch(progress: Progress) -> None:
+        if progress.last is not None:
+            trials.append(progress.last)
+
+    start = time.perf_counter()
+    result = tune(kernel, resolve_problem(kernel.spec, kernel.spec.sizes), settings, options, watch)
+    return FaultSession(result, tuple(trials), time.perf_counter() - start)

@@ -1,0 +1,58 @@
+"""A whole session over faults, with real compile workers and a GPU worker that makes up its answers; needs no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faults.fault_kit import read_faults
+from faults.fault_session import tune_faults
+from faults.traces import no_traces
+
+from autotile.files.library import Kernel
+from autotile.files.profiles import device_profile
+from autotile.files.settings import Settings
+from autotile.ground.model import Problem
+from autotile.process.gpu import Gpu
+from autotile.process.messages import Workload
+from autotile.tuning.backend import Backend
+from autotile.tuning.evaluator import GpuEvaluator
+from autotile.tuning.options import TuneOptions
+
+EXPECTED = {fault.name: fault for fault in read_faults()}
+AS_IF = ["write_outside", "assertion", "infinite_loop"]
+"""What the made-up worker does as the GPU would."""
+REAL = ["shared_memory", "registers", "compile_error", "compile_minutes"]
+
+
+def made_up_backend(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Backend:
+    workload = Workload("", "", problem.sizes, problem.dtype, options.l2, str(settings.cache), 10**8, 0.1)
+
+    def open_gpu() -> GpuEvaluator:
+        return GpuEvaluator(Gpu(workload, options.run_deadline_s, "made_up_gpu_worker"))
+
+    return Backend(device_profile("h200"), open_gpu, lambda _: None)
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setattr("autotile.tuning.session.choose_backend", made_up_backend)
+    monkeypatch.setattr("faults.fault_session.RUN_DEADLINE_S", 1.0)
+    monkeypatch.setattr("faults.fault_session.COMPILE_DEADLINE_S", 3.0)
+
+
+def test_every_fault_is_blamed_and_the_winner_is_healthy(
+    tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with no_traces(temporary, monkeypatch):
+        session = tune_faults(tmp_path, *AS_IF, *REAL, "recursion", cache=cubin_cache_folder)
+    assert [EXPECTED[name].complaint(session.trial_of(name)) for name in [*AS_IF, *REAL]] == [""] * 7
+    died = session.trial_of("recursion")
+    assert died is not None
+    assert died.reason == "the worker died with signal SIGABRT in stage verify"
+    assert session.damage() == []
+    assert session.result.winner is not None
+    assert session.result.winner.config["THREADS"] == 1024
