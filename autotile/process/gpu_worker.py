@@ -107,6 +107,7 @@ class Workbench:
             outcome, reason = self._verify(function, config, as_measured=repeat % 2 == 0)
             if outcome is not Outcome.OK:
                 return Evaluation(outcome, f"{reason}, in repeat {repeat} of {repeats}", "verify")
+            self._right = (function, config)
             if time.perf_counter() - start > limit_s:
                 break
         return Evaluation(Outcome.OK, stage="verify", seconds={"verify": round(time.perf_counter() - start, 6)})

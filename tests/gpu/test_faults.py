@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from faults.fault_kit import HEALTHY, Fault, fault_kernel, read_faults
+from faults.fault_kit import Fault, read_faults
 from faults.fault_session import RUN_DEADLINE_S, FaultSession, tune_faults
 from faults.traces import no_traces, settles
 
-from autotile.device.compiler import compile_job
-from autotile.device.cubin_cache import CubinCache
 from autotile.device.properties import live_device
-from autotile.ground.model import Config, Outcome
-from autotile.process.gpu import Gpu
-from autotile.process.messages import Candidate, Workload
 
 pytestmark = pytest.mark.gpu
 FAULTS = read_faults()
@@ -79,56 +74,6 @@ def test_one_fault_alone_costs_a_few_seconds(cache: Path, tmp_path: Path, name: 
     assert fault.complaint(session.trial_of(name)) == ""
     assert session.damage() == []
     assert session.seconds < RUN_DEADLINE_S + 16
-
-
-@pytest.fixture(scope="module")
-def bench(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gpu, Callable[[Config], Candidate]]]:
-    """A worker, and what compiles a configuration past the gates."""
-    kernel = fault_kernel(tmp_path_factory.mktemp("bench"))
-    spec = kernel.spec
-    gpu = Gpu(Workload(spec.text, spec.source, spec.sizes, "float32", "cold", str(cache), 10**9, 0.02), RUN_DEADLINE_S)
-
-    def candidate(config: Config) -> Candidate:
-        job = compile_job(kernel, config, "float32", live_device().architecture)
-        return Candidate(config, str(CubinCache(cache, 10**9).get_or_compile(job).path))
-
-    yield gpu, candidate
-    gpu.close()
-
-
-def test_what_is_wrong_only_sometimes_is_found_by_verifying_again(
-    bench: tuple[Gpu, Callable[[Config], Candidate]],
-) -> None:
-    gpu, candidate = bench
-    again = gpu.verify(candidate({"THREADS": 128, "FAULT": ONLY_SOMETIMES}), repeats=300)  # missed once in 10^5 times
-    assert again.outcome is Outcome.WRONG_RESULT
-    assert "1 of " in again.reason
-    assert " of 300" in again.reason
-    healthy = gpu.verify(candidate({"THREADS": 128, "FAULT": HEALTHY}), repeats=300)
-    assert (healthy.outcome, healthy.reason) == (Outcome.OK, "")
-
-
-@pytest.mark.parametrize(("threads", "fault"), [(128, "shared_memory"), (1024, "registers"), (128, "device_memory")])
-def test_a_launch_that_the_driver_refuses_leaves_the_worker_alive(
-    bench: tuple[Gpu, Callable[[Config], Candidate]], threads: int, fault: str
-) -> None:
-    gpu, candidate = bench
-    assert gpu.evaluate(candidate({"THREADS": 128, "FAULT": HEALTHY}), None).outcome is Outcome.OK
-    worker = gpu._child
-    refused = gpu.evaluate(candidate({"THREADS": threads, "FAULT": fault}), None)
-    assert refused.outcome is Outcome.RESOURCE_EXCEEDED, refused.reason
-    assert gpu._child is worker
-    assert gpu.evaluate(candidate({"THREADS": 128, "FAULT": HEALTHY}), None).outcome is Outcome.OK
-
-
-def test_a_whole_row_of_deaths_does_not_stop_what_still_runs(
-    bench: tuple[Gpu, Callable[[Config], Candidate]],
-) -> None:
-    gpu, candidate = bench
-    assert gpu.evaluate(candidate({"THREADS": 128, "FAULT": HEALTHY}), None).outcome is Outcome.OK
-    for _ in range(6):
-        assert gpu.evaluate(candidate({"THREADS": 128, "FAULT": "trap"}), None).outcome is Outcome.CRASHED
-    assert gpu.evaluate(candidate({"THREADS": 64, "FAULT": HEALTHY}), None).outcome is Outcome.OK
 
 
 def test_what_is_wrong_only_sometimes_does_not_win(cache: Path, tmp_path: Path) -> None:

@@ -1,147 +1,134 @@
-"""The GPU worker under kernels that fail in every way."""
+"""The GPU worker, asked directly: candidates reach it past the gates."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from faults.fault_kit import HEALTHY, fault_kernel
 
 from autotile.device.compiler import compile_job
 from autotile.device.cubin_cache import CubinCache
 from autotile.device.properties import live_device
-from autotile.files.library import Kernel, load_kernel
+from autotile.files.library import Kernel
 from autotile.ground.errors import WorkerError
-from autotile.ground.model import Outcome
+from autotile.ground.model import Config, Outcome
 from autotile.process.gpu import Gpu
 from autotile.process.messages import Candidate, Workload
 
 pytestmark = pytest.mark.gpu
 
-# Each FAULT makes the kernel fail in another way.
-TEMPLATE = """
-extern "C" __global__ void faulty(const float* x, float* y, int n) {
-    const int i = blockIdx.x * 128 + threadIdx.x;
-    if (FAULT == 1 && i == 0) y[n + 3] = 1.0f;
-    if (FAULT == 2 && i == 5) return;
-    if (FAULT == 3) { volatile float* p = (float*)16; *p = 1.0f; }
-    if (FAULT == 4) { while (((volatile const float*)x)[0] == ((volatile const float*)x)[0]) {} }
-    if (FAULT == 5 && i == 0) ((float*)x)[7] = -1.0f;
-    if (FAULT == 6) __trap();
-    if (FAULT == 7 && n % 128 != 0 && i >= n) y[i] = 0.0f;
-    if (FAULT == 8) { printf("hello\\n"); }
-    if (FAULT != 7 ? i < n : true) { if (i < n) y[i] = 2.0f * x[i] + (FAULT == 9 ? 1e-3f : 0.0f); }
-}
-"""
-SPACE = """
-[kernel]
-name = "faulty"
-template = "faulty.cu"
-entry = "faulty"
-summary = "y = 2 x, or a fault"
-[problem]
-sizes = { n = 100000 }
-ragged = { n = 1001 }
-[parameters]
-FAULT = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-[default]
-FAULT = 0
-[rules]
-[launch]
-block = ["128"]
-grid = ["ceil_div(n, 128)"]
-[arguments]
-x = { buffer = "dtype", shape = ["n"], access = "in" }
-y = { buffer = "dtype", shape = ["n"], access = "out" }
-n = { scalar = "int32", value = "n" }
-[reference]
-outputs = { y = "2 * x" }
-"""
+Make = Callable[..., Candidate]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
-    folder = tmp_path_factory.mktemp("faulty")
-    (folder / "faulty.cu").write_text(TEMPLATE)
-    (folder / "faulty.toml").write_text(SPACE)
-    return load_kernel(str(folder / "faulty.toml"))
+    return fault_kernel(tmp_path_factory.mktemp("faults"))
 
 
-def workload(kernel: Kernel, cache: Path) -> Workload:
-    return Workload(
-        spec_text=kernel.spec.text,
-        spec_source=kernel.spec.source,
-        sizes=kernel.spec.sizes,
-        dtype="float32",
-        l2="cold",
-        cache=str(cache),
-        cache_limit_bytes=10**8,
-        sample_limit_s=0.05,
-    )
-
-
-@pytest.fixture(scope="module")
-def gpu(kernel: Kernel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpu]:
-    gpu = Gpu(workload(kernel, tmp_path_factory.mktemp("cache")), deadline_s=8.0)
+@pytest.fixture
+def gpu(kernel: Kernel, cache: Path) -> Iterator[Gpu]:
+    spec = kernel.spec
+    gpu = Gpu(Workload(spec.text, spec.source, spec.sizes, "float32", "cold", str(cache), 10**9, 0.02), deadline_s=8.0)
     yield gpu
     gpu.close()
 
 
 @pytest.fixture
-def candidate(kernel: Kernel, cubin_cache_folder: Path) -> Callable[[int], Candidate]:
-    def make(fault: int) -> Candidate:
-        job = compile_job(kernel, {"FAULT": fault}, "float32", live_device().architecture)
-        cubin = CubinCache(cubin_cache_folder, 10**9).get_or_compile(job)
-        return Candidate({"FAULT": fault}, str(cubin.path))
+def candidate(kernel: Kernel, cache: Path) -> Make:
+    def make(fault: str = HEALTHY, threads: int = 128) -> Candidate:
+        config: Config = {"THREADS": threads, "FAULT": fault}
+        job = compile_job(kernel, config, "float32", live_device().architecture)
+        return Candidate(config, str(CubinCache(cache, 10**9).get_or_compile(job).path))
 
     return make
 
 
-@pytest.mark.parametrize(
-    ("fault", "outcome", "words"),
-    [
-        (0, Outcome.OK, ""),
-        (1, Outcome.OUT_OF_BOUNDS, "outside y"),
-        (2, Outcome.WRONG_RESULT, "y[5] is nan"),
-        (3, Outcome.CRASHED, "ILLEGAL"),
-        (4, Outcome.TIMED_OUT, "verify"),
-        (5, Outcome.WRONG_RESULT, "changed its input x"),
-        (6, Outcome.CRASHED, ""),
-        (7, Outcome.OUT_OF_BOUNDS, "n=1001"),
-        (8, Outcome.OK, ""),
-        (9, Outcome.WRONG_RESULT, "elements of y are wrong"),
-    ],
-)
-def test_every_fault_is_an_outcome_and_the_next_candidate_runs(
-    gpu: Gpu, candidate: Callable[[int], Candidate], fault: int, outcome: Outcome, words: str
-) -> None:
-    evaluation = gpu.evaluate(candidate(fault), None)
-    assert evaluation.outcome is outcome, evaluation.reason
-    assert words.lower() in evaluation.reason.lower()
-    good = gpu.evaluate(candidate(0), None)
-    assert good.outcome is Outcome.OK
+def test_a_healthy_candidate_is_measured(gpu: Gpu, candidate: Make) -> None:
+    good = gpu.evaluate(candidate(), None)
+    assert (good.outcome, good.reason, good.stage) == (Outcome.OK, "", "measure")
     assert good.measurement is not None
-    assert good.measurement.low_us <= good.measurement.time_us <= good.measurement.high_us
+    assert 0 < good.measurement.low_us <= good.measurement.time_us <= good.measurement.high_us
+    assert set(good.seconds) == {"load", "verify", "measure"}
 
 
-def test_a_slow_candidate_is_dropped_and_its_time_kept(gpu: Gpu, candidate: Callable[[int], Candidate]) -> None:
-    evaluation = gpu.evaluate(candidate(0), 0.01)
+def test_a_slow_candidate_is_dropped_and_its_time_kept(gpu: Gpu, candidate: Make) -> None:
+    evaluation = gpu.evaluate(candidate(), 0.01)
     assert evaluation.outcome is Outcome.PRUNED
     assert evaluation.measurement is not None
 
 
-def test_five_deaths_in_a_row_stop_the_run(
-    kernel: Kernel, candidate: Callable[[int], Candidate], cubin_cache_folder: Path
-) -> None:
-    gpu = Gpu(workload(kernel, cubin_cache_folder), deadline_s=8.0)
-    try:
-        for _ in range(5):
-            assert gpu.evaluate(candidate(6), None).outcome is Outcome.CRASHED
-        with pytest.raises(WorkerError, match="5 GPU workers died"):
-            gpu.evaluate(candidate(6), None)
-    finally:
-        gpu.close()
+def test_what_is_wrong_only_sometimes_is_found_by_verifying_again(gpu: Gpu, candidate: Make) -> None:
+    again = gpu.verify(candidate("wrong_sometimes"), repeats=300)  # missed once in 10^5 times
+    assert again.outcome is Outcome.WRONG_RESULT
+    assert "1 of " in again.reason
+    assert " of 300" in again.reason
+    healthy = gpu.verify(candidate(), repeats=300)
+    assert (healthy.outcome, healthy.reason) == (Outcome.OK, "")
 
 
-def test_a_missing_cubin_does_not_end_the_worker(gpu: Gpu, candidate: Callable[[int], Candidate]) -> None:
-    evaluation = gpu.evaluate(Candidate({"FAULT": 0}, "/nowhere/gone.cubin"), None)
-    assert evaluation.outcome is Outcome.CRASHED
-    assert gpu.evaluate(candidate(0), None).outcome is Outcome.OK
+@pytest.mark.parametrize(("fault", "threads"), [("shared_memory", 128), ("registers", 1024), ("device_memory", 128)])
+def test_what_the_driver_refuses_leaves_the_worker_alive(gpu: Gpu, candidate: Make, fault: str, threads: int) -> None:
+    worker = gpu._child
+    refused = gpu.evaluate(candidate(fault, threads), None)
+    assert refused.outcome is Outcome.RESOURCE_EXCEEDED, refused.reason
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    assert gpu._child is worker
+
+
+def test_a_missing_cubin_does_not_end_the_worker(gpu: Gpu, candidate: Make) -> None:
+    worker = gpu._child
+    missing = gpu.evaluate(Candidate(candidate().config, "/nowhere/gone.cubin"), None)
+    assert (missing.outcome, missing.stage) == (Outcome.CRASHED, "load")
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    assert gpu._child is worker
+
+
+def test_a_wrong_candidate_leaves_a_worker_that_is_known_to_be_sound(gpu: Gpu, candidate: Make) -> None:
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    worker = gpu._child
+    for fault in ("wrong_element", "changed_input", "write_outside", "unwritten"):
+        assert not gpu.evaluate(candidate(fault), None).outcome.has_time
+    assert gpu._child is worker
+
+
+@pytest.mark.parametrize("fault", ["write_overhang", "write_astray"])
+def test_a_stray_write_leaves_no_worker_that_would_blame_others(gpu: Gpu, candidate: Make, fault: str) -> None:
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    assert gpu.evaluate(candidate(fault), None).outcome in (Outcome.OUT_OF_BOUNDS, Outcome.WRONG_RESULT)
+    assert gpu.evaluate(candidate(threads=64), None).outcome is Outcome.OK
+
+
+def test_five_deaths_in_a_row_stop_what_never_ran(gpu: Gpu, candidate: Make) -> None:
+    for _ in range(5):
+        assert gpu.evaluate(candidate("trap"), None).outcome is Outcome.CRASHED
+    with pytest.raises(WorkerError, match="5 GPU workers died"):
+        gpu.evaluate(candidate("trap"), None)
+
+
+def test_five_deaths_in_a_row_do_not_stop_what_still_runs(gpu: Gpu, candidate: Make) -> None:
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    for _ in range(6):
+        assert gpu.evaluate(candidate("trap"), None).outcome is Outcome.CRASHED
+    assert gpu.evaluate(candidate(threads=64), None).outcome is Outcome.OK
+
+
+def test_the_driver_agrees_on_occupancy(gpu: Gpu, candidate: Make) -> None:
+    assert gpu.driver_blocks_per_sm(candidate(threads=1024)) >= 1
+
+
+def test_a_race_times_every_candidate_in_every_round(gpu: Gpu, candidate: Make) -> None:
+    times = gpu.race([candidate(threads=threads) for threads in (64, 128, 256)], rounds=5, seed=0)
+    assert [len(row) for row in times] == [5, 5, 5]
+
+
+def test_a_race_that_a_candidate_breaks_is_told_and_blamed_on_no_later_one(gpu: Gpu, candidate: Make) -> None:
+    with pytest.raises(WorkerError, match=r"LAUNCH_FAILED|ILLEGAL_INSTRUCTION"):
+        gpu.race([candidate(), candidate("trap")], rounds=5, seed=0)
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
