@@ -101,7 +101,7 @@ class Child:
                         case {"id": self._requests, "reply": dict(reply)}:
                             return reply
                         case {"id": self._requests, "stage": str(stage)}:
-                            continue
+                            line = b""
                         case _:
                             raise ValueError("not an answer to this request")
             except TimeoutError:
