@@ -28,7 +28,7 @@ enum Fault {
     unwritten,      // the last quarter
     changed_input,  // one element of x
     wrong_sometimes,  // in one launch of fifty
-    prints,           // right, but every thread prints
+    prints,           // right, but prints a thousand lines a launch
     // resources
     shared_memory,           // static shared memory that the search space does not state
     shared_memory_declared,  // dynamic shared memory beyond the limit
