@@ -12,7 +12,15 @@ from autotile.ground.errors import ConfigError
 from autotile.ground.model import Config, Trial
 from autotile.ground.space import SearchSpace
 from autotile.search.samplers import make_sampler, resolve_sampler
-from autotile.search.study import Objective, attributes_of, constraints_of, distributions_of, finished_trial, new_study
+from autotile.search.study import (
+    Objective,
+    attributes_of,
+    begun_trial,
+    constraints_of,
+    distributions_of,
+    finished_trial,
+    new_study,
+)
 
 
 class Search:
@@ -32,6 +40,9 @@ class Search:
         Rows that may be proposed at all, bool, shape (rows,); None for all.
     trials
         Trials that are granted in all, by which ``auto`` chooses; None where they are not counted.
+    ahead
+        Proposals that the caller makes before it tells the oldest of them. A search that is built again from stored
+        trials then goes on as the first one would have: each of its proposals knows what it would have known.
 
     Attributes
     ----------
@@ -55,6 +66,7 @@ class Search:
         first: Iterable[Config] = (),
         available: ArrayLike | None = None,
         trials: int | None = None,
+        ahead: int = 1,
     ) -> None:
         self.sampler = resolve_sampler(sampler, space, available, trials)
         self._rows = make_sampler(self.sampler, space, seed, available)
@@ -64,6 +76,10 @@ class Search:
         self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
         self._objective = Objective()
         self._pending: dict[int, optuna.Trial] = {}
+        self._ahead = ahead
+        self._begun = 0
+        self._replayed: deque[tuple[int, int, Trial]] = deque()
+        """Trials of earlier sessions that no proposal may know yet: place among the proposals, number, trial."""
 
     def replay(self, trials: Iterable[Trial]) -> int:
         """Learn from trials of earlier sessions, oldest first, and never propose them again.
@@ -76,15 +92,20 @@ class Search:
         int
             Trials that taught something.
         """
-        learned = 0
+        begun = self._begun
         for trial in trials:
-            learned += self._space.row_of(trial.config) is not None
-            if self._can_express(trial.config):
+            if self._space.row_of(trial.config) is not None:
+                self._tell_replayed()
+                self._replayed.append((self._begun, len(self.study.get_trials(deepcopy=False)), trial))
+                self.study.add_trial(begun_trial(trial, self._distributions))
+                self._begun += 1
+            elif self._can_express(trial.config):
                 self.study.add_trial(finished_trial(trial, self._distributions, self._objective))
-        return learned
+        return self._begun - begun
 
     def propose(self) -> tuple[int, Config] | None:
         """The next row and its configuration, or None when every row was proposed."""
+        self._tell_replayed()
         if not self._rows.left(self.study):
             return None
         while self._first:
@@ -97,6 +118,7 @@ class Search:
         proposed = self._space.row_of(config)
         assert proposed is not None
         self._pending[proposed] = asked
+        self._begun += 1
         return proposed, config
 
     def tell(self, row: int, trial: Trial) -> None:
@@ -116,6 +138,13 @@ class Search:
             asked.set_constraint(name, violation)
         state, time_us = self._objective.result(trial)
         self.study.tell(asked, time_us, state)
+
+    def _tell_replayed(self) -> None:
+        """Tell the replayed trials that the next proposal would have known, had it been made in their session."""
+        while self._replayed and self._replayed[0][0] <= self._begun - self._ahead:
+            _, number, trial = self._replayed.popleft()
+            state, time_us = self._objective.result(trial)
+            self.study.tell(number, time_us, state)
 
     def _can_express(self, config: Config) -> bool:
         return config.keys() == self._distributions.keys() and all(

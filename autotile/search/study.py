@@ -95,15 +95,18 @@ def finished_trial(
     ValueError
         The configuration has a parameter or a value that ``distributions`` lacks.
     """
-    state, value = objective.result(trial)
-    return create_trial(
-        state=state,
-        value=value,
-        params=dict(trial.config),
-        distributions={name: distributions[name] for name in trial.config if name in distributions},
-        user_attrs=attributes_of(trial),
-        constraints=constraints_of(trial),
-    )
+    return _frozen(trial, distributions, *objective.result(trial))
+
+
+def begun_trial(trial: Trial, distributions: Mapping[str, CategoricalDistribution]) -> FrozenTrial:
+    """A trial as Optuna keeps one that has not ended yet, but for its time and outcome.
+
+    Raises
+    ------
+    ValueError
+        As for `finished_trial`.
+    """
+    return _frozen(trial, distributions, TrialState.RUNNING, None)
 
 
 def study_of_trials(parameters: Sequence[Parameter], trials: Iterable[Trial], name: str | None = None) -> optuna.Study:
@@ -128,6 +131,19 @@ def study_of_trials(parameters: Sequence[Parameter], trials: Iterable[Trial], na
     study = new_study(name)
     study.add_trials(finished_trial(trial, distributions, objective) for trial in kept)
     return study
+
+
+def _frozen(
+    trial: Trial, distributions: Mapping[str, CategoricalDistribution], state: TrialState, value: float | None
+) -> FrozenTrial:
+    return create_trial(
+        state=state,
+        value=value,
+        params=dict(trial.config),
+        distributions={name: distributions[name] for name in trial.config if name in distributions},
+        user_attrs=attributes_of(trial),
+        constraints=constraints_of(trial),
+    )
 
 
 def _measured_us(trial: Trial) -> float | None:

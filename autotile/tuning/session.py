@@ -31,7 +31,7 @@ from autotile.tuning.ledger import Ledger
 from autotile.tuning.options import BRUTE_FORCE, TuneOptions
 from autotile.tuning.pipeline import Pipeline
 from autotile.tuning.result import Progress, TuneResult
-from autotile.tuning.start import earlier_trials, rows_to_try
+from autotile.tuning.start import earlier_trials, incumbent, rows_to_try
 
 Observer = Callable[[Progress], None]
 
@@ -124,11 +124,11 @@ class Session:
         self._ledger = Ledger(space, earlier_trials(database, self._study_id, options))
         self._bounds = Bounds(options, self._ledger, self._clock, self._stop)
         self._available = rows_to_try(space, backend, options)
-        self._incumbent = next((best.trial.config for best in database.best(study_id=self._study_id)), None)
+        self._incumbent = incumbent(database, self._study_id)
         workers = options.workers or available_cores()
         self._pool = CompilePool(settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s)
-        ahead = max(_AHEAD, 2 * workers) if options.sampler in _UNTAUGHT else _AHEAD
-        self._pipeline = Pipeline(kernel, problem, backend.device, self._pool, ahead)
+        self._ahead = max(_AHEAD, 2 * workers) if options.sampler in _UNTAUGHT else _AHEAD
+        self._pipeline = Pipeline(kernel, problem, backend.device, self._pool, self._ahead)
 
     @property
     def device(self) -> DeviceProperties:
@@ -191,6 +191,7 @@ class Session:
             first=[self._default, *([self._incumbent] if self._incumbent is not None else [])],
             available=self._available,
             trials=self._options.trial_target,
+            ahead=self._ahead,
         )
         search.replay(self.trials)
         return search

@@ -24,18 +24,6 @@ def trial_of(config: Config) -> Trial:
     return ok(config, time_us, Outcome.PRUNED if time_us > 300 else Outcome.OK)
 
 
-def advance(search: Search, trials: int) -> list[Trial]:
-    """Propose and tell one at a time."""
-    done = []
-    for _ in range(trials):
-        proposal = search.propose()
-        assert proposal is not None
-        row, config = proposal
-        done.append(trial_of(config))
-        search.tell(row, done[-1])
-    return done
-
-
 @pytest.mark.parametrize("name", INSTALLED)
 def test_the_default_comes_first_and_then_every_other_row(name: str) -> None:
     space = make_space({"A": (1, 2, 4), "B": ("x", "y", "z"), "C": (5,)}, lambda c: c["A"] != 2 or c["B"] != "y")
@@ -56,13 +44,32 @@ def advance_any(search: Search, trials: int) -> list[Config]:
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-def test_a_resumed_search_goes_on_as_the_first_one_would_have(name: str) -> None:
+@pytest.mark.parametrize("ahead", [1, 16])
+def test_a_resumed_search_goes_on_as_the_first_one_would_have(name: str, ahead: int) -> None:
+    """With proposals in flight, too: what each of them knows is what it would have known."""
     space = tile_space()
-    whole = Search(space, name, seed=7, first=[DEFAULT])
-    done = advance(whole, 50)
-    resumed = Search(space, name, seed=7, first=[DEFAULT])
-    assert resumed.replay(done[:30]) == 30
-    assert [trial.config for trial in advance(resumed, 20)] == [trial.config for trial in done[30:]]
+
+    def go_on(earlier: list[Trial]) -> list[Trial]:
+        search = Search(space, name, seed=7, first=[DEFAULT], ahead=ahead)
+        assert search.replay(earlier) == len(earlier)
+        return advance_ahead(search, 60 - len(earlier), ahead)
+
+    done = go_on([])
+    for killed in (1, 15, 16, 17, 43, 59):
+        assert [trial.config for trial in go_on(done[:killed])] == [trial.config for trial in done[killed:]]
+
+
+def advance_ahead(search: Search, trials: int, ahead: int) -> list[Trial]:
+    """Propose up to ``ahead`` rows, and tell the oldest; so on until so many are told."""
+    done: list[Trial] = []
+    pending: list[tuple[int, Config]] = []
+    while len(done) < trials:
+        while len(pending) < min(ahead, trials - len(done)):
+            pending.append(search.propose() or pytest.fail("too few rows"))
+        row, config = pending.pop(0)
+        done.append(trial_of(config))
+        search.tell(row, done[-1])
+    return done
 
 
 def test_replayed_trials_that_left_the_space_are_ignored() -> None:
