@@ -33,7 +33,9 @@ def incumbent(database: Database, study_id: int) -> Config | None:
         return confirmed[0]
     ended = {run.run_id for run in database.runs(study_id) if run.ended_at is not None}
     tried = [stored.trial for stored in database.stored_trials(study_id, phase="search") if stored.run_id in ended]
-    ran = [(trial.time_us, trial.config) for trial in tried if trial.outcome is Outcome.OK and trial.time_us is not None]
+    ran = [
+        (trial.time_us, trial.config) for trial in tried if trial.outcome is Outcome.OK and trial.time_us is not None
+    ]
     return min(ran, key=itemgetter(0))[1] if ran else None
 
 
