@@ -29,6 +29,10 @@ enum Fault {
     changed_input,  // one element of x
     wrong_sometimes,  // in one launch of fifty
     prints,           // right, but prints a thousand lines a launch
+    // right, as it happens; only compute-sanitizer sees it
+    shared_race,         // one warp writes what the others read, with no barrier between
+    uninitialized_read,  // reads its output before it writes it
+    divergent_barrier,   // the warps of a block wait at two barriers
     // resources
     shared_memory,           // static shared memory that the search space does not state
     shared_memory_declared,  // dynamic shared memory beyond the limit
@@ -49,7 +53,7 @@ __device__ float table[FAULT == compile_memory ? 1ull << 32 : 1] = {1.0f};
 
 __device__ wide_t now_ns() {
     wide_t time;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time)::"memory");
     return time;
 }
 
@@ -96,6 +100,17 @@ struct Tree<0, ID> {
     static constexpr word_t leaves = 1;
 };
 
+// The first barrier is passed by the even warps, the second by the odd ones: the hardware takes them for one.
+__device__ void wait_apart() {
+    if (threadIdx.x / 32 % 2 == 0) {
+        asm volatile("bar.sync 0;" ::: "memory");
+        spin(100);
+    } else {
+        spin(200);
+        asm volatile("bar.sync 0;" ::: "memory");
+    }
+}
+
 // What goes wrong before the result is written; whether to write it. A template, so that only the one fault compiles.
 template <Fault fault>
 __device__ bool before(float* x, float* y, int n, int i) {
@@ -115,6 +130,8 @@ __device__ bool before(float* x, float* y, int n, int i) {
     if constexpr (fault == changed_input) if (first) x[7] = -1.0f;
     if constexpr (fault == prints) if (i % 1024 == 0) printf("element %d\n", i);
     if constexpr (fault == unwritten) return i < n / 4 * 3;
+    if constexpr (fault == uninitialized_read) return i < n && y[i] != 2.0f * x[i] + 1.0f;
+    if constexpr (fault == divergent_barrier) wait_apart();
     return i < n;
 }
 
@@ -128,6 +145,12 @@ __device__ float result(const float* x, int n, int i) {
     if constexpr (fault == wrong_sometimes) {
         const bool now = (now_ns() * 0x9E3779B97F4A7C15ull >> 40) % 50 == 0;
         return i == 0 && now ? right + 0.5f : right;
+    }
+    if constexpr (fault == shared_race) {
+        __shared__ float factor;
+        if (threadIdx.x == 0) factor = n > 0 ? 2.0f : 0.0f;
+        spin(SECOND / 100000);  // long enough for the first warp to write it
+        return factor * x[i] + 1.0f;
     }
     if constexpr (fault == shared_memory) {
         __shared__ volatile float tile[4096];
