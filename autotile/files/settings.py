@@ -14,7 +14,7 @@ import platformdirs
 from autotile.ground.errors import InputError
 
 _APPLICATION = "autotile"
-_KNOWN_KEYS = ("database", "cache", "kernels", "cache_limit_mib")
+_KNOWN_KEYS = ("database", "cache", "kernels", "cache_limit_mib", "sanitizer")
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -32,6 +32,8 @@ class Settings:
     """Folders with search-space files, first match wins (``AUTOTILE_KERNELS``, ``kernels``, then the built-in ones)."""
     recording_folders: tuple[Path, ...]
     """Folders with recordings for replay."""
+    sanitizer: str = ""
+    """compute-sanitizer's path (``AUTOTILE_SANITIZER``, ``sanitizer``); empty: it is looked for in the usual places."""
 
 
 def read_settings() -> Settings:
@@ -57,7 +59,14 @@ def read_settings() -> Settings:
         cache_limit_bytes=int(limit_mib) * 2**20,
         kernel_folders=(*(Path(folder).expanduser() for folder in extra if folder), data_folder("search_spaces")),
         recording_folders=(data_folder("recordings"),),
+        sanitizer=entry("AUTOTILE_SANITIZER", "sanitizer", ""),
     )
+
+
+def toolkit_folders() -> tuple[Path, ...]:
+    """Where a CUDA toolkit may be installed: ``CUDA_HOME``, ``CUDA_PATH``, then the installer's own choice."""
+    named = (os.environ.get(variable) for variable in ("CUDA_HOME", "CUDA_PATH"))
+    return (*(Path(folder) for folder in named if folder), Path("/usr/local/cuda"))
 
 
 @lru_cache

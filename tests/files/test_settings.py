@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from autotile.files.settings import available_cores, child_environment, data_folder, read_settings
+from autotile.files.settings import available_cores, child_environment, data_folder, read_settings, toolkit_folders
 from autotile.ground.errors import InputError
 
-VARIABLES = ("AUTOTILE_DB", "AUTOTILE_CACHE", "AUTOTILE_KERNELS", "AUTOTILE_CACHE_LIMIT_MIB")
+VARIABLES = ("AUTOTILE_DB", "AUTOTILE_CACHE", "AUTOTILE_KERNELS", "AUTOTILE_CACHE_LIMIT_MIB", "AUTOTILE_SANITIZER")
 
 
 @pytest.fixture
@@ -33,6 +33,7 @@ def test_defaults_lie_in_the_users_folders(tmp_path: Path) -> None:
     assert settings.cache_limit_bytes == 2**30
     assert settings.kernel_folders == (data_folder("search_spaces"),)
     assert settings.recording_folders == (data_folder("recordings"),)
+    assert settings.sanitizer == ""
 
 
 def test_reading_settings_makes_nothing(config: Path, tmp_path: Path) -> None:
@@ -43,6 +44,7 @@ def test_reading_settings_makes_nothing(config: Path, tmp_path: Path) -> None:
 def test_config_file_and_environment(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config.write_text(
         f'database = "{tmp_path}/team.db"\ncache = "~/cubins"\ncache_limit_mib = 64\nkernels = "/a{os.pathsep}~/b"\n'
+        'sanitizer = "/opt/compute-sanitizer"\n'
     )
     monkeypatch.setenv("HOME", str(tmp_path))
     settings = read_settings()
@@ -50,16 +52,28 @@ def test_config_file_and_environment(config: Path, tmp_path: Path, monkeypatch: 
     assert settings.cache == tmp_path / "cubins"
     assert settings.cache_limit_bytes == 64 * 2**20
     assert settings.kernel_folders == (Path("/a"), tmp_path / "b", data_folder("search_spaces"))
+    assert settings.sanitizer == "/opt/compute-sanitizer"
 
     monkeypatch.setenv("AUTOTILE_DB", "postgresql://host/name")
     monkeypatch.setenv("AUTOTILE_CACHE", "/elsewhere")
     monkeypatch.setenv("AUTOTILE_CACHE_LIMIT_MIB", "5")
     monkeypatch.setenv("AUTOTILE_KERNELS", "/c")
+    monkeypatch.setenv("AUTOTILE_SANITIZER", "compute-sanitizer-2026")
     settings = read_settings()
     assert settings.database == "postgresql://host/name"
     assert settings.cache == Path("/elsewhere")
     assert settings.cache_limit_bytes == 5 * 2**20
     assert settings.kernel_folders == (Path("/c"), data_folder("search_spaces"))
+    assert settings.sanitizer == "compute-sanitizer-2026"
+
+
+def test_a_toolkit_is_looked_for_where_the_user_says_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("CUDA_PATH", "")
+    assert toolkit_folders() == (Path("/usr/local/cuda"),)
+    monkeypatch.setenv("CUDA_PATH", "/opt/b")
+    monkeypatch.setenv("CUDA_HOME", "/opt/a")
+    assert toolkit_folders() == (Path("/opt/a"), Path("/opt/b"), Path("/usr/local/cuda"))
 
 
 @pytest.mark.usefixtures("config")
