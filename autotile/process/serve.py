@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 import threading
 import time
@@ -36,7 +37,9 @@ def serve(handler: Handler) -> None:
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     leave_nothing_behind()
-    _leave_with_parent()
+    leave_with_parent()
+    if _is_orphan():
+        return
 
     def say(message: Mapping[str, Any]) -> None:
         channel.write(json.dumps(message).encode() + b"\n")
@@ -59,7 +62,17 @@ def _answer(handler: Handler, message: Mapping[str, Any], say: Callable[[Mapping
         os._exit(0)  # an ordinary exit would wait for the broken context
 
 
-def _leave_with_parent() -> None:
+def _is_orphan() -> bool:
+    """Whether the parent died while this process was starting, so that its own parent is another one by now.
+
+    The parent alone writes to standard input, and it closes that only when nothing is asked for any more.
+    """
+    poll = select.poll()
+    poll.register(0, 0)  # only whether the other end is gone; a request may still be waiting in the pipe
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
+
+
+def leave_with_parent() -> None:
     """End this process when its parent dies, even in the middle of a kernel that never returns."""
     parent = os.getppid()
 
