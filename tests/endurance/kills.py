@@ -1,0 +1,305 @@
+"""Kill `autotile tune` again and again, and compare what comes of it with a session that nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from faults.traces import descendants
+
+from autotile.ground.model import config_key
+from autotile.store.database import Database
+
+_TELLING = Path(__file__).with_name("telling.py")
+_PATIENCE_S = 300.0
+"""For a session to reach a stage or its end, on a machine that is busy with other things."""
+GONE_WITHIN_S = 5.0
+"""A worker looks for its parent once a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A command that is killed.
+
+    Attributes
+    ----------
+    words
+        What follows ``autotile tune``.
+    cold
+        Forget the cubins before each start, so that compile workers are at work when the parent is killed.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    cold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a database holds of one study in the end."""
+
+    winner: str
+    trials: tuple[tuple[str, str, float | None], ...]
+    """Configuration, outcome and microseconds, in the order of the search."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One death, and what it left.
+
+    Attributes
+    ----------
+    stage
+        The stage that the process had reached.
+    acknowledged, stored
+        Trials that it had said are stored, and trials that are in the database.
+    lost
+        Trials that are missing, or that are there more than once.
+    gone_s
+        Seconds until no worker was left; infinite where one stayed.
+    damage
+        What SQLite says of the file; empty where it is whole.
+    """
+
+    scenario: str
+    stage: str
+    after_s: float
+    acknowledged: int
+    stored: int
+    lost: int
+    workers: int
+    gone_s: float
+    damage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One study: killed, begun again, and at last ended; and how it differs from one that was never killed."""
+
+    scenario: str
+    kills: tuple[Kill, ...]
+    difference: str
+
+    @property
+    def faults(self) -> list[str]:
+        """What should not have been; empty where all is well."""
+        found = [f"{kill.lost} trials lost" for kill in self.kills if kill.lost]
+        found += [f"damaged: {kill.damage}" for kill in self.kills if kill.damage]
+        found += ["a worker stayed" for kill in self.kills if kill.gone_s > GONE_WITHIN_S]
+        return [*found, *filter(None, [self.difference])]
+
+
+class Bench:
+    """A folder with one database after the other, and a cubin cache."""
+
+    def __init__(self, folder: Path, scenario: Scenario, cache: Path) -> None:
+        self._folder = folder
+        self._scenario = scenario
+        self._cache = cache
+        self._number = 0
+        self.undisturbed, self.spans_s = self._measure()
+
+    def series(self, rng: Random, most_kills: int) -> Series:
+        """Begin a study, kill and resume it until it ends or was killed so often, and look at the result."""
+        location = self._new_location()
+        kills: list[Kill] = []
+        acknowledged: Counter[str] = Counter()
+        while len(kills) < most_kills:
+            kill = self._run_and_kill(location, rng, acknowledged)
+            if kill is None:
+                break
+            kills.append(kill)
+        else:
+            self._run(location)
+        return Series(self._scenario.name, tuple(kills), difference(self.undisturbed, read_study(location)))
+
+    def _measure(self) -> tuple[Found, dict[str, float]]:
+        """An undisturbed session, and how long it was in each stage; the second one, with warm caches, is timed."""
+        for _ in range(2):
+            location = self._new_location()
+            end_s = self._run(location)
+        times = {text: at for at, kind, text in _read_marks(_marks_of(location)) if kind == "stage"}
+        spans = {stage: until - at for (stage, at), (_, until) in pairwise([*times.items(), ("", end_s)])}
+        return read_study(location), spans
+
+    def _run_and_kill(self, location: Path, rng: Random, acknowledged: Counter[str]) -> Kill | None:
+        """Kill a session at a random moment of a random stage; None where it ended before that."""
+        stage = rng.choice(list(self.spans_s))
+        delay_s = rng.uniform(0.0, self.spans_s[stage])
+        began_s = time.monotonic()
+        process = self._start(location)
+        reached_s = self._wait_for(process, location, stage)
+        while process.poll() is None and time.monotonic() < reached_s + delay_s:
+            time.sleep(0.0005)
+        mark = _mark_of(location)
+        workers = descendants(mark) - {process.pid}
+        process.send_signal(signal.SIGKILL)
+        killed_s = time.monotonic()
+        if process.wait() != -signal.SIGKILL:
+            assert process.returncode == 0, _log_of(location).read_text()
+            return None
+        gone_s = _seconds_until_gone(mark, killed_s)
+        marks = list(_read_marks(_marks_of(location)))
+        _marks_of(location).unlink(missing_ok=True)
+        acknowledged.update(text for _, kind, text in marks if kind == "trial")
+        stored = _stored(location)
+        repeated = sum(count - 1 for count in stored.values())
+        return Kill(
+            scenario=self._scenario.name,
+            stage=next((text for _, kind, text in reversed(marks) if kind == "stage"), "import"),
+            after_s=killed_s - began_s,
+            acknowledged=len(acknowledged),
+            stored=len(stored),
+            lost=sum((_configs(acknowledged) - stored).values()) + repeated,
+            workers=len(workers),
+            gone_s=gone_s,
+            damage=_damage(location),
+        )
+
+    def _run(self, location: Path) -> float:
+        """A session to its end; when that was."""
+        process = self._start(location)
+        assert process.wait(_PATIENCE_S) == 0, _log_of(location).read_text()
+        return time.monotonic()
+
+    def _start(self, location: Path) -> subprocess.Popen[bytes]:
+        if self._scenario.cold:
+            shutil.rmtree(self._cache, ignore_errors=True)
+        environment = {
+            **os.environ,
+            "AUTOTILE_DB": str(location),
+            "AUTOTILE_CACHE": str(self._cache),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        command = [sys.executable, str(_TELLING), str(_marks_of(location)), "tune", *self._scenario.words]
+        with _log_of(location).open("wb") as log:
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    def _wait_for(self, process: subprocess.Popen[bytes], location: Path, stage: str) -> float:
+        """When a stage was reached, or the process ended."""
+        end = time.monotonic() + _PATIENCE_S
+        marks = _marks_of(location)
+        while process.poll() is None and time.monotonic() < end:
+            if marks.exists() and f'"stage", "{stage}"' in marks.read_text():
+                break
+            time.sleep(0.002)
+        return time.monotonic()
+
+    def _new_location(self) -> Path:
+        self._number += 1
+        folder = self._folder / f"{self._scenario.name}-{self._number}"
+        folder.mkdir(parents=True)
+        return folder / "tuning.db"
+
+
+def kill_and_resume(
+    folder: Path, scenarios: Sequence[Scenario], kills: int, seed: int, cache: Path | None = None
+) -> Iterator[Series]:
+    """Kill sessions so often in all, over several scenarios in turn."""
+    rng = Random(seed)
+    benches = [
+        Bench(folder, scenario, folder / scenario.name / "cache" if scenario.cold or cache is None else cache)
+        for scenario in scenarios
+    ]
+    while kills > 0:
+        for bench in benches[: kills or None]:
+            series = bench.series(rng, max(1, min(kills, 10)))
+            kills -= len(series.kills)
+            yield series
+            if kills <= 0:
+                return
+
+
+def read_study(location: Path) -> Found:
+    """What the only study of a database has come to."""
+    with Database.open(location) as database:
+        (best,) = database.best()
+        assert best.confirmed
+        trials = database.trials(best.study_id, phase="search")
+        return Found(
+            winner=config_key(best.trial.config),
+            trials=tuple((config_key(t.config), str(t.outcome), t.time_us) for t in trials),
+        )
+
+
+def difference(expected: Found, found: Found) -> str:
+    """In what two studies differ; empty where they are the same."""
+    if len(expected.trials) != len(found.trials):
+        return f"{len(found.trials)} trials, expected {len(expected.trials)}"
+    for number, (one, other) in enumerate(zip(expected.trials, found.trials, strict=True)):
+        if one != other:
+            return f"trial {number} is {other}, expected {one}"
+    return "" if expected.winner == found.winner else f"the winner is {found.winner}, expected {expected.winner}"
+
+
+def _stored(location: Path) -> Counter[str]:
+    """How often each configuration was searched; nothing where the database was not made yet."""
+    database = Database.open_readonly(location)
+    if database is None:
+        return Counter()
+    with database:
+        studies = database.studies()
+        return Counter(
+            config_key(trial.config) for study in studies for trial in database.trials(study.study_id, phase="search")
+        )
+
+
+def _configs(acknowledged: Counter[str]) -> Counter[str]:
+    """Each configuration once, without the problem before it."""
+    return Counter({"{" + text.partition("{")[2]: 1 for text in acknowledged})
+
+
+def _damage(location: Path) -> str:
+    if not location.exists():
+        return ""
+    connection = sqlite3.connect(location)
+    try:
+        (verdict,) = connection.execute("PRAGMA integrity_check").fetchone()
+    finally:
+        connection.close()
+    return "" if verdict == "ok" else str(verdict)
+
+
+def _seconds_until_gone(mark: str, killed_s: float) -> float:
+    while descendants(mark):
+        if time.monotonic() > killed_s + 2 * GONE_WITHIN_S:
+            return float("inf")
+        time.sleep(0.01)
+    return time.monotonic() - killed_s
+
+
+def _read_marks(path: Path) -> Iterator[tuple[float, str, str]]:
+    """Marks that were written whole."""
+    try:
+        lines = path.read_text().splitlines(keepends=True)
+    except FileNotFoundError:
+        return
+    for line in lines:
+        if line.endswith("\n"):
+            at, kind, text = json.loads(line)
+            yield at, kind, text
+
+
+def _marks_of(location: Path) -> Path:
+    return location.with_name("marks")
+
+
+def _log_of(location: Path) -> Path:
+    return location.with_name("log")
+
+
+def _mark_of(location: Path) -> str:
+    return f"AUTOTILE_DB={location}\0"
