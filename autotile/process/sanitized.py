@@ -49,10 +49,11 @@ class Launcher:
         self._function = Module(Path(candidate.cubin_path)).function(self._spec.entry)
 
     def problems(self) -> Iterator[tuple[Mapping[str, int], bool]]:
-        """Sizes to launch at, each with whether the scalars take their check values there."""
+        """Sizes to launch at that the rules allow, each with whether the scalars take their check values there."""
         ragged = {name: self._spec.ragged[name] for name in self._workload.sizes}
-        if not check_config(self._spec, self._config, ragged, self._device):
-            yield ragged, True
+        for sizes in (ragged, *self._workload.verify_sizes):
+            if not check_config(self._spec, self._config, sizes, self._device):
+                yield sizes, True
         yield self._workload.sizes, False
 
     def launch(self, sizes: Mapping[str, int], say: Say, *, check: bool) -> None:
