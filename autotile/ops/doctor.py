@@ -20,7 +20,8 @@ from autotile.process.messages import Workload
 from autotile.report.health import DoctorReport, Finding, Status
 from autotile.report.text import bytes_text, device_text, plural
 from autotile.store.database import Database
-from autotile.store.engine import check_writable, parse_location
+from autotile.store.engine import parse_location
+from autotile.store.places import check_writable
 from autotile.store.recording_files import list_recordings
 
 _TINY_KERNEL = 'extern "C" __global__ void tiny(float* x) { x[threadIdx.x] = 1.0f; }\n'

@@ -9,6 +9,7 @@
 `autotile.store.engine`, ``upgrade``   how a database is found, connected to and brought up to date
 `autotile.store.recording`             `Recording`: a measured space, for replay without a GPU
 `autotile.store.recording_files`       recordings in folders
+`autotile.store.whole_file`            a file is written whole or not at all
 `autotile.store.t4`                    export in the auto-tuning community's T4 format
 `autotile.store.kernel_tuner_export`,  Kernel Tuner's cache files, written and read
 ``kernel_tuner_import``

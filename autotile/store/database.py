@@ -21,8 +21,6 @@ from autotile.store.engine import (
     WRITE_OPTIONS,
     DamagedDatabaseError,
     Location,
-    check_readable,
-    check_writable,
     parse_location,
     reporting_errors,
     server_engine,
@@ -30,6 +28,7 @@ from autotile.store.engine import (
 )
 from autotile.store.keys import TuningKey
 from autotile.store.misses import StoredMiss, count_miss, read_misses
+from autotile.store.places import check_readable, check_writable, identity, network_notice, refuse_other_files
 from autotile.store.studies import (
     StoredRun,
     StudySummary,
@@ -42,6 +41,9 @@ from autotile.store.studies import (
 )
 from autotile.store.trials import Phase, StoredTrial, insert_trial, insert_trials, read_trials, trial_row
 from autotile.store.upgrade import ensure_schema, is_current, refuse_damage, schema_revision, set_aside
+
+_OPENINGS = 5
+"""Of a file that others find damaged at the same time: each of them may be in the middle of setting it aside."""
 
 
 class Database:
@@ -88,15 +90,21 @@ class Database:
         if not isinstance(place, Path):
             return cls._open_for_writing(place)
         check_writable(place)
-        if not place.exists():
-            return cls._open_for_writing(place)
-        check_readable(place)
-        seen = place.stat()
-        try:
-            return cls._open_for_writing(place)
-        except DamagedDatabaseError:
-            notice = set_aside(place, seen)
-        return cls._open_for_writing(place, notices=(notice,) if notice else ())
+        notices: tuple[str, ...] = ()
+        for _ in range(_OPENINGS):
+            seen = identity(place)
+            try:
+                if seen is not None:
+                    check_readable(place)
+                return cls._open_for_writing(place, notices)
+            except DatabaseError as error:
+                if seen is None or identity(place) != seen:
+                    continue  # another process has set it aside meanwhile, or made it
+                if not isinstance(error, DamagedDatabaseError):
+                    raise
+                refuse_other_files(place)
+                notices = set_aside(place, seen)
+        return cls._open_for_writing(place, notices)
 
     @classmethod
     def open_readonly(cls, location: str | Path) -> Self | None:
@@ -117,8 +125,10 @@ class Database:
             with reporting_errors(place), engine.connect() as connection:
                 revision = schema_revision(connection)
                 current = is_current(connection, place)
-        except BaseException:
+        except BaseException as error:
             engine.dispose()
+            if isinstance(error, DamagedDatabaseError) and isinstance(place, Path):
+                refuse_other_files(place)
             raise
         if current:
             return cls(engine, place, readonly=True)
@@ -139,7 +149,8 @@ class Database:
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine, place, readonly=False, notices=notices)
+        where = network_notice(place) if isinstance(place, Path) else ""
+        return cls(engine, place, readonly=False, notices=(*notices, *filter(None, [where])))
 
     def close(self) -> None:
         """Let go of the database; a closed one opens itself again when it is used."""

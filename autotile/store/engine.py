@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,6 +15,7 @@ from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event,
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from autotile.ground.errors import DatabaseError
+from autotile.store.places import has_log, is_full, network_file_system
 
 LOCK_TIMEOUT_S = 30.0
 """How long a writer waits for the others; each holds the lock for well under a millisecond."""
@@ -27,21 +28,17 @@ _EXPECTED_LOCATION = "expected the path of an SQLite file or postgresql+psycopg:
 WRITE_OPTIONS = {"autotile_write": True}
 """Execution options of an engine whose transactions write."""
 
-_MAGIC = b"SQLite format 3\0"
-"""First bytes of every SQLite database: https://sqlite.org/fileformat.html, "The Database Header"."""
-
-_NETWORK_FILE_SYSTEMS = frozenset(
-    {"9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "gfs2", "glusterfs", "gpfs", "lustre"}
-    | {"nfs", "nfs4", "ocfs2", "smb3", "smbfs"}
+_FULL = (
+    "the disk is full; what was stored before is kept: make room and give the same command again, "
+    "or name a database on another disk"
 )
-"""Several hosts may have these mounted, and WAL needs memory shared by all writers: https://sqlite.org/wal.html."""
 
 _CURES = {
     "SQLITE_BUSY": f"another process has held it for more than {LOCK_TIMEOUT_S:.0f} s; try again when that has ended",
     "SQLITE_LOCKED": "another connection holds it; try again when that has ended",
     "SQLITE_CORRUPT": "the file is damaged; `autotile db check` says where, and the next `autotile tune` sets it aside",
     "SQLITE_NOTADB": "the file is not a database; move it away, or name another database",
-    "SQLITE_FULL": "the disk is full; make room, or name a database on another disk",
+    "SQLITE_FULL": _FULL,
     "SQLITE_READONLY": "it cannot be written; change its permissions and its folder's, or name another database",
     "SQLITE_CANTOPEN": "it cannot be opened; check that its folder exists and may be written",
     "SQLITE_IOERR": "the disk refused to read or write; check the disk, or name a database on another one",
@@ -83,18 +80,10 @@ def sqlite_engine(path: Path, *, readonly: bool) -> Engine:
     A transaction that reads first and asks for the lock later can be refused without waiting; one that begins with
     ``BEGIN IMMEDIATE`` waits its turn: https://sqlite.org/lang_transaction.html.
     """
-    journal = "DELETE" if _is_on_network(path) else "WAL"
+    journal = "DELETE" if network_file_system(path) else "WAL"
 
     def connect() -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            _uri(path, readonly), uri=True, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
-        )
-        try:
-            _configure(connection, None if readonly else journal)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        return _connect_to_read(path) if readonly else _connect(path, "mode=rwc", journal)
 
     engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, json_serializer=_compact_json)
     event.listen(engine, "begin", _begin)
@@ -125,7 +114,7 @@ def reporting_errors(location: Location) -> Iterator[None]:
         yield
     except DBAPIError as error:
         code = getattr(error.orig, "sqlite_errorname", "")
-        cure = next((cure for prefix, cure in _CURES.items() if code.startswith(prefix)), "")
+        cure = _cure(code, location)
         reason = str(error.orig).strip() or type(error.orig).__name__
         kind = DamagedDatabaseError if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) else DatabaseError
         raise kind(f"database {location}: {reason}" + (f": {cure}" if cure else "")) from error
@@ -133,54 +122,56 @@ def reporting_errors(location: Location) -> Iterator[None]:
         raise DatabaseError(f"database {location}: {error}") from error
 
 
-def check_readable(path: Path) -> None:
-    """Refuse what is there but is no SQLite file, before SQLite gives a vaguer answer.
-
-    Raises
-    ------
-    DatabaseError
-        The path is a folder, cannot be read, or holds something else.
-    """
-    if path.is_dir():
-        raise DatabaseError(f"{path} is a folder; expected the path of a database file, such as {path / 'autotile.db'}")
-    try:
-        with path.open("rb") as stream:
-            start = stream.read(len(_MAGIC))
-    except OSError as error:
-        raise DatabaseError(f"cannot read the database {path}: {error.strerror}; check its permissions") from None
-    if start and start != _MAGIC:
-        raise DatabaseError(f"{path} is not a database, so it is left as it is: move it away, or name another database")
-
-
-def check_writable(path: Path) -> None:
-    """Make the folder of a database, and see that the database can be written there.
-
-    Raises
-    ------
-    DatabaseError
-        The folder cannot be made, or folder or file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DatabaseError(f"cannot make the folder {path.parent}: {error.strerror}; name another database") from None
-    # SQLite keeps its log beside the file, so the folder must be writable too.
-    for place in (path.parent, path):
-        if place.exists() and not os.access(place, os.W_OK):
-            raise DatabaseError(
-                f"cannot write {place}: change its permissions, or name a database in a folder of your own"
-            )
-
-
-def _uri(path: Path, readonly: bool) -> str:
-    address = f"file:{quote(str(path.absolute()))}"
-    if not readonly:
-        return f"{address}?mode=rwc"
-    # On a read-only medium SQLite cannot make the files that WAL needs; with no log beside it, the file is complete.
-    log = path.with_name(path.name + "-wal")
-    return (
-        f"{address}?immutable=1" if not os.access(path.parent, os.W_OK) and not log.exists() else f"{address}?mode=ro"
+def _connect(path: Path, access: str, journal: str | None = None) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"file:{quote(str(path.absolute()))}?{access}",
+        uri=True,
+        timeout=LOCK_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
     )
+    try:
+        _configure(connection, journal)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    """Connect to a file that need not be writable.
+
+    On a read-only medium or a full disk SQLite cannot make the files that WAL needs even to read; where no log lies
+    beside it, the file is complete and is read as it is.
+    """
+    if not has_log(path) and not os.access(path.parent, os.W_OK):
+        return _connect(path, "immutable=1")
+    connection = _connect(path, "mode=ro")
+    try:
+        connection.execute("PRAGMA schema_version")
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if has_log(path) or not error.sqlite_errorname.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_FULL")):
+            raise
+        return _connect(path, "immutable=1")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _cure(code: str, location: Location) -> str:
+    """What helps against an SQLite error; where the disk is full, SQLite does not always say so."""
+    if isinstance(location, Path) and code.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN")):
+        with suppress(OSError):
+            if has_log(location) and not os.access(location.parent, os.W_OK):
+                return (
+                    f"its newest entries are in {location.name}-wal, which cannot be read where nothing can be "
+                    "written: copy both files to a folder of your own and name the copy"
+                )
+            if is_full(location.parent):
+                return _FULL
+    return next((cure for prefix, cure in _CURES.items() if code.startswith(prefix)), "")
 
 
 def _configure(connection: sqlite3.Connection, journal: str | None) -> None:
@@ -211,16 +202,3 @@ def _begin(connection: Connection) -> None:
 
 def _compact_json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
-def _is_on_network(path: Path) -> bool:
-    """Whether the file lies on a network file system, from Linux's table of mounts; elsewhere the answer is no."""
-    try:
-        lines = Path("/proc/self/mounts").read_text().splitlines()
-    except OSError:
-        return False
-    folder = path.absolute().parent.resolve()
-    mounts = [(fields[1].replace("\\040", " "), fields[2]) for line in lines if len(fields := line.split()) > 2]
-    # The longest mount point holds the folder; of several at one place, the last one covers the others.
-    around = [(len(point), order, kind) for order, (point, kind) in enumerate(mounts) if folder.is_relative_to(point)]
-    return max(around)[-1] in _NETWORK_FILE_SYSTEMS if around else False

@@ -6,10 +6,8 @@ any memory is taken.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
-import os
 import struct
 import zipfile
 import zlib
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from autotile.ground.errors import RecordingError
+from autotile.store.whole_file import whole_file
 
 MAX_BYTES = 256 * 2**20
 """Most that a file may hold once decompressed: ten times a recording of a million configurations."""
@@ -44,15 +43,11 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     RecordingError
         The file cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as stream:
+        with whole_file(path) as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
-        partial.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise RecordingError(f"cannot write the recording {path}: {error.strerror}; name another place") from None
 
 

@@ -16,6 +16,7 @@ from autotile.ground.errors import InputError
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Outcome, Trial
 from autotile.store.trials import StoredTrial
+from autotile.store.whole_file import whole_file
 
 SCHEMA_VERSION = "1.0.0"
 
@@ -79,7 +80,7 @@ def write_t4(path: Path, trials: Iterable[StoredTrial], device: DeviceProperties
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write an exported file.
+    """Write an exported file, whole or not at all.
 
     Raises
     ------
@@ -87,7 +88,8 @@ def write_text(path: Path, text: str) -> None:
         It cannot be written.
     """
     try:
-        path.write_text(text, encoding="utf-8")
+        with whole_file(path) as stream:
+            stream.write(text.encode())
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; name another file") from None
 

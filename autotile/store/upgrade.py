@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import fcntl
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from sqlalchemy import Connection, Engine, inspect, text
 
 from autotile.ground.errors import DatabaseError
 from autotile.store.engine import WRITE_OPTIONS, DamagedDatabaseError, Location
+from autotile.store.places import identity
 from autotile.store.schema import METADATA, SCHEMA_REVISION, VERSION_TABLE
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
@@ -82,32 +84,42 @@ def refuse_damage(engine: Engine, path: Path) -> None:
         raise DamagedDatabaseError(f"database {path} is damaged: {finding}")
 
 
-def set_aside(path: Path, seen: os.stat_result) -> str | None:
+def set_aside(path: Path, seen: tuple[int, int]) -> tuple[str, ...]:
     """Rename a damaged file, with its log, so that a fresh one can be made; nothing is deleted.
 
     Parameters
     ----------
     seen
-        The file as it was when it was found damaged. Where another process has replaced it since, nothing is done.
+        Identity of the file that was found damaged. Where another process has replaced it since, nothing is done.
 
     Returns
     -------
-    str or None
-        A sentence for the user, or None where nothing was done.
+    tuple of str
+        A sentence for the user, or nothing where nothing was done.
+
+    Raises
+    ------
+    DatabaseError
+        It cannot be renamed.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
     aside = path.with_name(f"{path.name}.corrupt-{stamp}")
     try:
-        if not os.path.samestat(path.stat(), seen):
-            return None
-        path.rename(aside)
+        with path.open("rb") as file:
+            # Of several processes that found it damaged one renames it; the others then see that it is gone.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if identity(path) != seen:
+                return ()
+            for suffix in ("-wal", "-shm", ""):  # the file last: a new one must not find the old one's log
+                with suppress(FileNotFoundError):
+                    path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
     except FileNotFoundError:
-        return None
-    for suffix in ("-wal", "-shm"):
-        part = path.with_name(path.name + suffix)
-        if part.exists():
-            part.rename(aside.with_name(aside.name + suffix))
-    return f"the database {path} was damaged: it is kept as {aside}, and a new one was begun"
+        return ()
+    except OSError as error:
+        raise DatabaseError(
+            f"the database {path} is damaged and cannot be renamed: {error.strerror}; move it away, or name another one"
+        ) from None
+    return (f"the database {path} was damaged: it is kept as {aside}, and a new one was begun",)
 
 
 def _refuse_foreign(connection: Connection, location: Location) -> None:

@@ -14,8 +14,9 @@ from sqlalchemy import URL
 from autotile.ground.errors import DatabaseError
 from autotile.ground.model import Trial
 from autotile.store.database import Database
-from autotile.store.engine import _is_on_network, parse_location
+from autotile.store.engine import parse_location
 from autotile.store.keys import TuningKey
+from autotile.store.places import network_file_system
 
 
 def test_the_folder_is_made(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_database_on_a_read_only_medium_can_be_read(
     path = tmp_path / "tuning.db"
     with Database.open(path) as database:
         database.study(key, None)
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     reader = Database.open_readonly(path)
     assert reader is not None
     with reader:
@@ -219,13 +220,13 @@ def test_network_file_systems_are_told_from_local_ones(tmp_path: Path, monkeypat
     places = (f"server:/home {tmp_path} nfs4", f"map {tmp_path}/scratch nfs", f"/dev/b {tmp_path}/scratch ext4")
     mounts = "".join(f"{place} rw 0 0\n" for place in ("/dev/a / ext4", *places))
     monkeypatch.setattr(Path, "read_text", lambda self: mounts)
-    assert _is_on_network(tmp_path / "tuning.db")
-    assert not _is_on_network(tmp_path / "scratch" / "tuning.db")
-    assert not _is_on_network(Path("/tuning.db"))
+    assert network_file_system(tmp_path / "tuning.db") == "nfs4"
+    assert network_file_system(tmp_path / "scratch" / "tuning.db") == ""
+    assert network_file_system(Path("/tuning.db")) == ""
 
 
 def test_on_a_network_file_system_the_log_is_not_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotile.store.engine._is_on_network", lambda path: True)
+    monkeypatch.setattr("autotile.store.engine.network_file_system", lambda path: "nfs4")
     with Database.open(tmp_path / "tuning.db") as database:
         assert database.check().whole
         assert [entry.name for entry in tmp_path.iterdir()] == ["tuning.db"]
