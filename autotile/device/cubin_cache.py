@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -56,9 +57,7 @@ class CubinCache:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(
-                f"cannot make the cubin cache {self._folder}: {error.strerror}; set AUTOTILE_CACHE"
-            ) from None
+            raise self._refusal("make", error) from None
 
     def get_or_compile(self, job: CompileJob) -> CachedCubin:
         """The job's cubin, from the cache or compiled now.
@@ -79,8 +78,9 @@ class CubinCache:
             data = cubin.read_bytes()
             if hashlib.sha256(data).hexdigest() != description["cubin_hash"]:
                 return None
-            for file in (cubin, cubin.with_suffix(".json")):
-                os.utime(file)  # recently used
+            with contextlib.suppress(OSError):  # a cache that cannot be written can still be read
+                for file in (cubin, cubin.with_suffix(".json")):
+                    os.utime(file)  # recently used
             return CachedCubin(cubin, description["cubin_hash"], Resources(**description["resources"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -100,9 +100,7 @@ class CubinCache:
             self._write(cubin.with_suffix(".json"), description.encode())
             self._write(cubin, compilation.cubin)
         except OSError as error:
-            raise InputError(
-                f"cannot write the cubin cache {self._folder}: {error.strerror}; set AUTOTILE_CACHE"
-            ) from None
+            raise self._refusal("write", error) from None
         self._writes += 1
         if self._writes % _WRITES_BETWEEN_TRIMS == 0:
             self.trim()
@@ -124,6 +122,13 @@ class CubinCache:
             total -= stat.st_size
             if total <= _TRIM_TO * self._limit_bytes:
                 return
+
+    def _refusal(self, action: str, error: OSError) -> InputError:
+        cure = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "change its permissions"
+        return InputError(
+            f"cannot {action} the cubin cache {self._folder}: {error.strerror}; {cure}, or set AUTOTILE_CACHE to a "
+            "folder elsewhere"
+        )
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.cubin"

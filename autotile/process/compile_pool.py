@@ -12,7 +12,7 @@ from typing import Any
 
 from autotile.device.compiler import CompileJob
 from autotile.device.cubin_cache import CachedCubin, CubinCache
-from autotile.ground.errors import ToolchainError, WorkerError, WorkerTimeoutError
+from autotile.ground.errors import InputError, ToolchainError, WorkerError, WorkerTimeoutError
 from autotile.ground.model import Outcome, Resources
 from autotile.process.child import Child
 from autotile.process.limits import memory_share_bytes
@@ -76,7 +76,8 @@ class CompilePool:
     def submit(self, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
         """Compile in the background; the future never raises for a failed candidate.
 
-        The future raises `ToolchainError` when nothing can be compiled at all.
+        The future raises `ToolchainError` when nothing can be compiled at all, and `InputError` when the cubin cache
+        cannot be written.
         """
         return self._threads.submit(self._compile, make_job)
 
@@ -140,6 +141,8 @@ def _compiled(reply: Mapping[str, Any]) -> Compiled:
     try:
         if reply.get("kind") == "setup":
             raise ToolchainError(reply["error"])
+        if reply.get("kind") == "input":
+            raise InputError(reply["error"])
         if "error" in reply:
             return Compiled(None, outcome=Outcome.COMPILE_FAILED, reason=str(reply["error"]))
         return Compiled(CachedCubin(Path(reply["path"]), reply["cubin_hash"], Resources(**reply["resources"])))

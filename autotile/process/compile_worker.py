@@ -29,7 +29,9 @@ class CompileWorker:
             cubin = self._cache.get_or_compile(CompileJob.from_json(message["job"]))
         except CompileError as error:
             return {"error": str(error), "kind": "compile"}
-        except (ToolchainError, InputError) as error:
+        except InputError as error:  # the cache cannot be written: no fault of the candidate
+            return {"error": str(error), "kind": "input"}
+        except ToolchainError as error:
             return {"error": str(error), "kind": "setup"}
         return {"path": str(cubin.path), "cubin_hash": cubin.cubin_hash, "resources": asdict(cubin.resources)}
 
