@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotile.device.buffers import GuardedBuffer
 from autotile.device.inputs import make_input
+from autotile.device.reference import Answer, Reference
 from autotile.device.scalars import decode_scalar, scalar_value
 from autotile.device.support import SupportKernels
 from autotile.device.toolchain import load_cupy
-from autotile.ground.dtypes import DTYPES, Array, Dtype
-from autotile.ground.errors import InputError
+from autotile.ground.dtypes import DTYPES, Dtype
 from autotile.ground.model import Outcome
 from autotile.ground.spec import BufferArgument, KernelSpec, ScalarArgument
 from autotile.ground.tolerance import output_tolerance
-
-_HOST_MATMUL_FLOPS = 2**25
-"""Larger reference products run on the GPU, in float64 as well."""
 
 
 class ProblemInstance:
@@ -43,6 +38,8 @@ class ProblemInstance:
     InputError
         The reference cannot be computed, has another shape than the output, or is not finite; or a scalar does not fit
         in its type.
+    ToolchainError
+        The device computes the reference otherwise than NumPy does.
     """
 
     def __init__(
@@ -55,15 +52,13 @@ class ProblemInstance:
         self._scalars = {a.name: scalar_value(a, sizes, dtype, check=check) for a in spec.scalars}
         self._buffers: dict[str, GuardedBuffer] = {}
         self._pristine: dict[str, GuardedBuffer] = {}
-        host: dict[str, Array] = {}
         for buffer in spec.buffers:
             self._buffers[buffer.name] = self._new_buffer(buffer)
             if buffer.access != "out":
-                host[buffer.name] = stored = make_input(buffer, buffer.extents(self.sizes), buffer.element_type(dtype))
-                self._pristine[buffer.name] = self._new_buffer(buffer)
-                self._pristine[buffer.name].write(stored)
-                self._buffers[buffer.name].write(stored)
-        self._reference = self._compute_reference(host)
+                pristine = self._pristine[buffer.name] = self._new_buffer(buffer)
+                pristine.write(make_input(buffer, buffer.extents(self.sizes), buffer.element_type(dtype)))
+                self._buffers[buffer.name].copy_from(pristine)
+        self._reference = self._answers()
         self.arguments = tuple(self._argument(argument) for argument in spec.arguments)
 
     def prepare(self) -> None:
@@ -84,65 +79,54 @@ class ProblemInstance:
             if buffer.access == "in" and self._buffers[buffer.name].differs_from(self._pristine[buffer.name]):
                 self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
                 return Outcome.WRONG_RESULT, f"changed its input {buffer.name} at {self._sizes_text()}"
-        for name, (reference, tolerance, scale) in self._reference.items():
-            verdict = self._compare(name, reference, tolerance, scale)
+        for name, answer in self._reference.items():
+            verdict = self._compare(name, answer)
             if verdict:
                 return Outcome.WRONG_RESULT, verdict
         return Outcome.OK, ""
 
-    def _compare(self, name: str, reference: Any, tolerance: float, scale: float) -> str:
+    def _compare(self, name: str, answer: Answer) -> str:
         output = self._buffers[name]
-        dtype = self._element_type(name)
+        dtype, tolerance, scale = self._element_type(name), self._tolerance(name), answer.scale
         wrong, first = self._support.compare(
-            output.pointer, reference.data.ptr, output.elements, dtype, tolerance=tolerance, scale=scale
+            output.pointer, answer.values.data.ptr, output.elements, dtype, tolerance=tolerance, scale=scale
         )
         if not wrong:
             return ""
         index = np.unravel_index(first, output.array.shape)
         got = float(dtype.decode(output.array.ravel()[first : first + 1].get())[0])
-        want = float(reference.ravel()[first : first + 1].get()[0])
+        want = float(answer.values.ravel()[first : first + 1].get()[0])
         place = ", ".join(str(int(i)) for i in index)
         return (
             f"{wrong} of {output.elements} elements of {name} are wrong at {self._sizes_text()}: "
             f"{name}[{place}] is {got:.9g}, expected {want:.9g} within {tolerance:.2g} of max(|expected|, {scale:.3g})"
         )
 
-    def _compute_reference(self, stored: Mapping[str, Array]) -> dict[str, tuple[Any, float, float]]:
-        """Right answers on the device, each with its tolerance and the scale of its values."""
-        cupy = load_cupy()
+    def _answers(self) -> dict[str, Answer]:
+        """Right values of every output, from the inputs on the device."""
         environment: dict[str, Any] = dict(self.sizes)
         environment |= {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in self._spec.scalars}
-        environment |= {name: self._element_type(name).decode(values) for name, values in stored.items()}
-        reduction = int(self._spec.reference.reduction.evaluate(self.sizes))
-        answers = {}
-        for name, expression in self._spec.reference.outputs.items():
-            try:
-                answer = np.asarray(expression.evaluate(environment, matmul=self._matmul), dtype=np.float64)
-            except (ValueError, TypeError, IndexError, ArithmeticError) as error:
-                raise InputError(f"{self._spec.source}: [reference] outputs.{name}: {error}") from None
-            shape = self._buffers[name].array.shape
-            if answer.shape != shape:
-                raise InputError(
-                    f"{self._spec.source}: [reference] outputs.{name} has shape {answer.shape}, "
-                    f"but the argument {name} has {shape} at {self._sizes_text()}"
-                )
-            if not np.isfinite(answer).all():
-                raise InputError(
-                    f"{self._spec.source}: [reference] outputs.{name} is not finite at {self._sizes_text()}; "
-                    "choose inputs (init) for which it is"
-                )
-            inputs = [self._element_type(b.name) for b in self._spec.buffers]
-            tolerance = self._spec.reference.tolerance
-            if tolerance is None:
-                tolerance = output_tolerance(self._element_type(name), inputs, reduction)
-            scale = math.sqrt(float(np.mean(np.square(answer)))) if answer.size else 0.0
-            answers[name] = (cupy.asarray(answer, order="C"), tolerance, scale)
+        environment |= {name: self._element_type(name).decode(b.array) for name, b in self._pristine.items()}
+        reference = Reference(environment, self._support)
+        answers = {
+            name: reference.answer(
+                name,
+                expression,
+                self._buffers[name].array.shape,
+                f"{self._spec.source}: [reference] outputs.{name} at {self._sizes_text()}",
+            )
+            for name, expression in self._spec.reference.outputs.items()
+        }
+        del environment, reference  # float64 copies of every input
+        load_cupy().get_default_memory_pool().free_all_blocks()
         return answers
 
-    def _matmul(self, a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-        if a.ndim == b.ndim == 2 and 2 * a.shape[0] * a.shape[1] * b.shape[1] > _HOST_MATMUL_FLOPS:
-            return self._support.matmul(a, b)
-        return a @ b
+    def _tolerance(self, name: str) -> float:
+        if self._spec.reference.tolerance is not None:
+            return self._spec.reference.tolerance
+        inputs = [self._element_type(b.name) for b in self._spec.buffers]
+        reduction = int(self._spec.reference.reduction.evaluate(self.sizes))
+        return output_tolerance(self._element_type(name), inputs, reduction)
 
     def _new_buffer(self, buffer: BufferArgument) -> GuardedBuffer:
         return GuardedBuffer(buffer.extents(self.sizes), self._element_type(buffer.name), self._support)

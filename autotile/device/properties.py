@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+
 from autotile.device.toolchain import load_cupy
 from autotile.files.profiles import limits_for
 from autotile.ground.errors import ToolchainError
 from autotile.ground.hardware import DeviceProperties
+
+
+def has_driver() -> bool:
+    """Whether NVIDIA's driver is installed; where that cannot be told quickly, it is taken to be."""
+    if not sys.platform.startswith("linux"):
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def device_count() -> int:

@@ -1,4 +1,5 @@
-// Kernels that the GPU worker itself needs: filling, comparing, and a float64 matrix product for references.
+// Kernels that the GPU worker itself needs: filling, comparing, summing up, a float64 matrix product for references,
+// and one that takes a fixed number of clock cycles.
 // DTYPE is the element type that compare_elements reads; the other kernels do not depend on it.
 #if DTYPE_IS_HALF
 #include <cuda_fp16.h>
@@ -55,19 +56,56 @@ extern "C" __global__ void compare_elements(const DTYPE* got, const double* want
     }
 }
 
-// C = A B in float64 by 16x16 tiles; A is M x K, B is K x N, all row-major. Plain on purpose: it is the reference.
+// result[0] += how many of values[0:n] are not finite; result[1], a double, += the sum of the squares of the others
+extern "C" __global__ void summarise(const double* values, count_t n, count_t* result) {
+    count_t unfinite = 0;
+    double squares = 0.0;
+    for (count_t i = first_element(); i < n; i += stride()) {
+        const double value = values[i];
+        if (isfinite(value)) squares += value * value;
+        else ++unfinite;
+    }
+    if (unfinite) atomicAdd(result, unfinite);
+    for (int lane = 16; lane > 0; lane /= 2) squares += __shfl_down_sync(~0u, squares, lane);
+    if (threadIdx.x % 32 == 0) atomicAdd((double*)(result + 1), squares);
+}
+
+// C = A B in float64; A is M x K, B is K x N, all row-major. A block of 256 threads makes a tile of 64 x 64, a thread
+// 4 x 4 of it, 16 apart. Plain on purpose: it is the reference.
 extern "C" __global__ void __launch_bounds__(256)
     matmul_float64(const double* A, const double* B, double* C, int M, int N, int K) {
-    __shared__ double tile_a[16][17], tile_b[16][17];
-    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-    const long long row = blockIdx.y * 16ll + ty, column = blockIdx.x * 16ll + tx;
-    double sum = 0.0;
-    for (int k = 0; k < K; k += 16) {
-        tile_a[ty][tx] = (row < M && k + tx < K) ? A[row * K + k + tx] : 0.0;
-        tile_b[ty][tx] = (column < N && k + ty < K) ? B[(k + ty) * (long long)N + column] : 0.0;
+    constexpr int TILE = 64, DEPTH = 16, EACH = 4, APART = 16;
+    __shared__ double tile_a[DEPTH][TILE + 1], tile_b[DEPTH][TILE];
+    const int tx = threadIdx.x % APART, ty = threadIdx.x / APART;
+    const long long row = (long long)blockIdx.y * TILE, column = (long long)blockIdx.x * TILE;
+    double sum[EACH][EACH] = {};
+    for (int k = 0; k < K; k += DEPTH) {
+        for (int i = threadIdx.x; i < TILE * DEPTH; i += 256) {
+            const int r = i / DEPTH, ka = i % DEPTH, kb = i / TILE, c = i % TILE;
+            tile_a[ka][r] = (row + r < M && k + ka < K) ? A[(row + r) * K + k + ka] : 0.0;
+            tile_b[kb][c] = (column + c < N && k + kb < K) ? B[(long long)(k + kb) * N + column + c] : 0.0;
+        }
         __syncthreads();
-        for (int i = 0; i < 16; ++i) sum += tile_a[ty][i] * tile_b[i][tx];
+        for (int i = 0; i < DEPTH; ++i)
+            for (int y = 0; y < EACH; ++y)
+                for (int x = 0; x < EACH; ++x) sum[y][x] += tile_a[i][ty + APART * y] * tile_b[i][tx + APART * x];
         __syncthreads();
     }
-    if (row < M && column < N) C[row * N + column] = sum;
+    for (int y = 0; y < EACH; ++y)
+        for (int x = 0; x < EACH; ++x) {
+            const long long r = row + ty + APART * y, c = column + tx + APART * x;
+            if (r < M && c < N) C[r * N + c] = sum[y][x];
+        }
+}
+
+// Each thread does 4 * turns dependent multiply-adds: its time is that of the SM's clock and of nothing else.
+extern "C" __global__ void __launch_bounds__(256) spin(int turns, float* sink) {
+    float a = threadIdx.x, b = a + 1.0f, c = a + 2.0f, d = a + 3.0f;
+    for (int turn = 0; turn < turns; ++turn) {
+        a = a * 0.999f + 0.5f;
+        b = b * 0.999f + 0.5f;
+        c = c * 0.999f + 0.5f;
+        d = d * 0.999f + 0.5f;
+    }
+    if (a + b + c + d == -1.0f) *sink = a;  // never: the sum is positive, and the compiler does not know
 }

@@ -6,22 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotile.device.compiler import CompileJob
 from autotile.device.cubin_cache import CubinCache
 from autotile.device.module import Function, Module
 from autotile.device.toolchain import load_cupy
-from autotile.ground.dtypes import Dtype
+from autotile.ground.dtypes import DTYPES, Dtype
 
 _SOURCE = Path(__file__).with_name("support.cu")
 _THREADS = 256
 _MAX_BLOCKS = 2048
-_MATMUL_TILE = 16
+_MATMUL_TILE = 64
+_MATMUL_THREADS = 256
 
 
 class SupportKernels:
-    """Fill, compare and multiply on the device.
+    """Fill, compare, sum up, multiply and spin on the device.
 
     Parameters
     ----------
@@ -35,6 +35,7 @@ class SupportKernels:
         self._cache = cache
         self._architecture = architecture
         self._functions: dict[tuple[str, str], Function] = {}
+        self._modules: dict[str, Module] = {}
         self._result = load_cupy().empty(2, dtype=np.uint64)
 
     def fill_words(self, pointer: int, words: int, pattern: int) -> None:
@@ -68,42 +69,61 @@ class SupportKernels:
         wrong, first = self._result.get()
         return int(wrong), int(first)
 
-    def matmul(self, a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Product of two host matrices, shapes (M, K) and (K, N), in float64 on the device."""
+    def matmul(self, a: Any, b: Any) -> Any:
+        """Product of two float64 device arrays of shapes (M, K) and (K, N), as a device array."""
         cupy = load_cupy()
-        device_a, device_b = cupy.asarray(a, dtype=np.float64, order="C"), cupy.asarray(b, dtype=np.float64, order="C")
-        (m, k), n = a.shape, b.shape[1]
+        left, right = cupy.ascontiguousarray(a), cupy.ascontiguousarray(b)
+        (m, k), n = left.shape, right.shape[1]
         product = cupy.empty((m, n), dtype=np.float64)
         grid = (-(-n // _MATMUL_TILE), -(-m // _MATMUL_TILE), 1)
-        pointers = [np.uint64(array.data.ptr) for array in (device_a, device_b, product)]
+        pointers = [np.uint64(array.data.ptr) for array in (left, right, product)]
         self._function("matmul_float64").launch(
-            grid, (_MATMUL_TILE * _MATMUL_TILE, 1, 1), (*pointers, np.int32(m), np.int32(n), np.int32(k)), 0
+            grid, (_MATMUL_THREADS, 1, 1), (*pointers, np.int32(m), np.int32(n), np.int32(k)), 0
         )
-        result: NDArray[np.float64] = product.get()
-        return result
+        return product
+
+    def summarise(self, pointer: int, elements: int) -> tuple[int, float]:
+        """How many of ``elements`` float64 values are not finite, and the sum of the squares of the others."""
+        self._result.set(np.zeros(2, dtype=np.uint64))
+        result = np.uint64(self._result.data.ptr)
+        self._launch("summarise", elements, np.uint64(pointer), np.uint64(elements), result)
+        unfinite, squares = self._result.get()
+        return int(unfinite), float(squares.view(np.float64))
+
+    def spin(self, blocks: int, turns: int) -> None:
+        """Queue ``blocks`` blocks of a fixed number of clock cycles each on CuPy's current stream."""
+        sink = np.uint64(self._result.data.ptr)
+        self._function("spin").launch((blocks, 1, 1), (_THREADS, 1, 1), (np.int32(turns), sink), 0)
 
     def _count(self, name: str, elements: int, *arguments: Any) -> int:
         self._result.set(np.zeros(2, dtype=np.uint64))
         self._launch(name, elements, *arguments, np.uint64(self._result.data.ptr))
         return int(self._result.get()[0])
 
-    def _launch(self, name: str, elements: int, *arguments: Any, dtype: Dtype | None = None) -> None:
+    def _launch(self, name: str, elements: int, *arguments: Any, dtype: Dtype = DTYPES["float32"]) -> None:
         blocks = max(1, min(_MAX_BLOCKS, -(-elements // _THREADS)))
         self._function(name, dtype).launch((blocks, 1, 1), (_THREADS, 1, 1), arguments, 0)
 
-    def _function(self, name: str, dtype: Dtype | None = None) -> Function:
-        type_name = dtype.name if dtype is not None else "float32"
-        function = self._functions.get((name, type_name))
+    def _function(self, name: str, dtype: Dtype = DTYPES["float32"]) -> Function:
+        function = self._functions.get((name, dtype.name))
         if function is None:
-            function = Module(self._cache.get_or_compile(self._job(name, type_name, dtype)).path).function(name)
-            self._functions[name, type_name] = function
+            function = self._functions[name, dtype.name] = self._module(dtype).function(name)
         return function
 
-    def _job(self, entry: str, type_name: str, dtype: Dtype | None) -> CompileJob:
-        source = _SOURCE.read_text(encoding="utf-8")
-        options = (
-            f"-DDTYPE={dtype.c_type if dtype is not None else 'float'}",
-            f"-DDTYPE_IS_HALF={int(type_name == 'float16')}",
-            f"-DDTYPE_IS_BFLOAT16={int(type_name == 'bfloat16')}",
-        )
-        return CompileJob(source, source, str(_SOURCE), entry, self._architecture, options)
+    def _module(self, dtype: Dtype) -> Module:
+        """All kernels for an element type, compiled at once."""
+        module = self._modules.get(dtype.name)
+        if module is None:
+            module = Module(self._cache.get_or_compile(_job(dtype, self._architecture)).path)
+            self._modules[dtype.name] = module
+        return module
+
+
+def _job(dtype: Dtype, architecture: str) -> CompileJob:
+    source = _SOURCE.read_text(encoding="utf-8")
+    options = (
+        f"-DDTYPE={dtype.c_type}",
+        f"-DDTYPE_IS_HALF={int(dtype.name == 'float16')}",
+        f"-DDTYPE_IS_BFLOAT16={int(dtype.name == 'bfloat16')}",
+    )
+    return CompileJob(source, source, str(_SOURCE), "compare_elements", architecture, options)

@@ -47,15 +47,16 @@ class ArrayExpression:
         Parameters
         ----------
         env
-            An array or number for each of ``names``, of any dtype.
+            An array or number for each of ``names``, of any dtype. Arrays of another library that NumPy's functions
+            dispatch to (CuPy's, say) are computed with where they lie.
         matmul
             What ``@`` does, where not `numpy.matmul`: a blocked or device-side product of two float64 arrays, say.
 
         Returns
         -------
         numpy.ndarray
-            float64, of whatever shape the expression gives. Divisions by zero, overflows and logarithms of negative
-            numbers give infinities and NaNs, as they would on the device.
+            float64, of whatever shape the expression gives, of the library of the arrays in ``env``. Divisions by zero,
+            overflows and logarithms of negative numbers give infinities and NaNs, as they would on the device.
 
         Raises
         ------
@@ -64,9 +65,10 @@ class ArrayExpression:
         """
         try:
             with np.errstate(all="ignore"):
-                return np.asarray(self.step(env, matmul or np.matmul), np.float64)
+                result = self.step(env, matmul or np.matmul)
         except LanguageError as error:
             raise self.place.error(error.problem, column=error.column, expression=self.text) from None
+        return np.asarray(result) if isinstance(result, np.generic) else result
 
 
 def parse_array_expression(
@@ -192,7 +194,7 @@ class _Parser:
             cure = "; it is a function" if name in ARRAY_FUNCTIONS else nearest(name, self.known)
             raise self.text.error(tree, f"unknown name {name!r}{cure} (known: {listing(self.known)})")
         self.used.add(name)
-        return lambda env, matmul: np.asarray(env[name], np.float64)
+        return lambda env, matmul: _as_float64(env[name])
 
     def _binary(self, tree: ast.BinOp) -> _Step:
         left, right = self.step(tree.left), self.step(tree.right)
@@ -242,6 +244,11 @@ class _Parser:
         if isinstance(value, bool) or not isinstance(value, int) or value > MAX_OFFSET:
             raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not a literal whole number up to {MAX_OFFSET}")
         return sign * value
+
+
+def _as_float64(value: Any) -> Any:
+    """An array in float64, where it lies; a NumPy scalar of anything else, which other libraries' arrays accept."""
+    return value.astype(np.float64, copy=False) if np.ndim(value) else np.float64(value)
 
 
 def _is_negation(tree: ast.expr) -> TypeGuard[ast.UnaryOp]:

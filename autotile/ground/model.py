@@ -14,6 +14,9 @@ Config = Mapping[str, Value]
 
 L2Mode = Literal["cold", "hot"]
 
+SAME_CODE = "same_code"
+"""Stage of a candidate that compiled to the code of another one, and so was not measured again."""
+
 
 def canonical_json(value: Any) -> str:
     """Text that is equal for equal values: sorted keys, no spaces."""
@@ -136,9 +139,10 @@ class Trial:
     config: Config
     outcome: Outcome
     reason: str = ""
-    """One line for a person; empty when ``outcome`` is ``OK``."""
+    """One line for a person; empty where the candidate was measured itself and is ``OK``."""
     stage: str = ""
-    """The stage that decided the outcome: ``limits``, ``compile``, ``resources``, ``load``, ``verify``, ``measure``."""
+    """The stage that decided the outcome: ``limits``, ``compile``, ``resources``, `SAME_CODE`, ``load``, ``verify``,
+    ``measure``, ``finals`` or ``sanitize``."""
     geometry: LaunchGeometry | None = None
     resources: Resources | None = None
     occupancy: Occupancy | None = None
@@ -148,7 +152,8 @@ class Trial:
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Wall time of each stage that ran."""
     telemetry: Mapping[str, float | int | str] = field(default_factory=dict)
-    """Clock, power, temperature and throttle reasons while measuring, where NVML gives them."""
+    """Clock, power, temperature and throttle reasons while measuring, where NVML gives them; the time of the reference
+    kernel (``reference_us``), which drifts as the GPU does, and of no kernel at all (``event_floor_us``)."""
 
     @property
     def time_us(self) -> float | None:

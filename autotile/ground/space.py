@@ -90,6 +90,10 @@ class SearchSpace:
         kept = np.asfortranarray(self.codes[np.asarray(mask, np.bool_)])
         return replace(self, codes=kept, limits=self.limits + limits)
 
+    def rows_in(self, other: SearchSpace) -> NDArray[np.bool_]:
+        """Which rows another table of the same parameters holds too, shape (rows,)."""
+        return np.isin(self._ranks, other._ranks, assume_unique=True)
+
     def evaluate(self, expression: Expression, fixed: Mapping[str, Value]) -> NDArray[np.generic]:
         """Value of an expression in every row, shape (rows,).
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 from autotile.device.compiler import CompileJob
@@ -199,8 +200,7 @@ def _worker(settings: Settings) -> Finding:
             cache_limit_bytes=settings.cache_limit_bytes,
             sample_limit_s=_SAMPLE_LIMIT_S,
         )
-        gpu = Gpu(workload, _DEADLINE_S)
-        gpu.close()
-        return f"starts, and lays out a small problem on {device_text(gpu.device)}"
+        with closing(Gpu(workload, _DEADLINE_S)) as gpu:
+            return f"starts, and lays out a small problem on {device_text(gpu.wait())}"
 
     return _attempt("GPU worker", look)

@@ -46,6 +46,9 @@ class Child:
     def __init__(self, module: str) -> None:
         self._module = module
         self._requests = 0
+        self._begun = 0.0
+        self._unsent: Exception | None = None
+        """Why the request could not be sent."""
         self._lock = threading.RLock()
         self._stderr = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it lives as long as the child
         try:
@@ -90,13 +93,28 @@ class Child:
         WorkerError
             The reply makes no sense.
         """
+        self.begin(message, deadline_s)
+        return self.answer(deadline_s)
+
+    def begin(self, message: Mapping[str, Any], deadline_s: float) -> None:
+        """Send a request, whose `answer` is waited for later; whatever goes wrong is told then."""
+        with self._lock:
+            self._begun = time.monotonic()
+            try:
+                self._send(message, self._begun + deadline_s)
+                self._unsent = None
+            except (TimeoutError, EOFError, ConnectionError, ValueError) as error:
+                self._unsent = error
+
+    def answer(self, deadline_s: float) -> dict[str, Any]:
+        """Wait for the reply to what `begin` sent; the deadline counts from there, and errors are as for `request`."""
         stage, line = "", b""
-        end = time.monotonic() + deadline_s
         with self._lock:
             try:
-                self._begin(message, end)
+                if self._unsent is not None:
+                    raise self._unsent
                 while True:
-                    line = self._pipe.receive(end)
+                    line = self._pipe.receive(self._begun + deadline_s)
                     match json.loads(line):
                         case {"id": self._requests, "reply": dict(reply)}:
                             return reply
@@ -138,7 +156,7 @@ class Child:
         with self._lock:
             self._bury()
 
-    def _begin(self, message: Mapping[str, Any], end: float) -> None:
+    def _send(self, message: Mapping[str, Any], end: float) -> None:
         assert self._process.stdin is not None
         if self._process.stdin.closed:
             raise EOFError

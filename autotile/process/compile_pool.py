@@ -72,6 +72,15 @@ class CompilePool:
         self._children: set[Child] = set()
         self._lock = threading.Lock()
         self._closing = False
+        self._busy = 0
+        self._busy_s = 0.0
+        self._counted_at = time.perf_counter()
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that all workers together have compiled so far."""
+        self._count(0)
+        return self._busy_s
 
     def submit(self, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
         """Compile in the background; the future never raises for a failed candidate.
@@ -93,11 +102,22 @@ class CompilePool:
 
     def _compile(self, make_job: Callable[[], CompileJob]) -> Compiled:
         start = time.perf_counter()
-        job = make_job()
-        cubin = self._cache.get(job.key)
-        if cubin is not None:
-            return Compiled(cubin, seconds=time.perf_counter() - start)
-        return replace(self._ask(job), seconds=time.perf_counter() - start)
+        self._count(+1)
+        try:
+            job = make_job()
+            cubin = self._cache.get(job.key)
+            compiled = Compiled(cubin) if cubin is not None else self._ask(job)
+            return replace(compiled, seconds=time.perf_counter() - start)
+        finally:
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        """Note that a worker begins or ends."""
+        with self._lock:
+            now = time.perf_counter()
+            self._busy_s += self._busy * (now - self._counted_at)
+            self._counted_at = now
+            self._busy += change
 
     def _ask(self, job: CompileJob) -> Compiled:
         """What a worker makes of a job; its death, too, is an answer."""

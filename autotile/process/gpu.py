@@ -25,6 +25,9 @@ _T = TypeVar("_T")
 class Gpu:
     """Evaluates candidates on one GPU, each death of the worker costing one candidate.
 
+    The worker begins to lay out the problem at once, and is waited for where it is needed first, so that the caller can
+    get ready meanwhile.
+
     Parameters
     ----------
     workload
@@ -36,10 +39,8 @@ class Gpu:
 
     Raises
     ------
-    InputError
-        The problem cannot be laid out: it does not fit in memory, or its reference cannot be computed.
     ToolchainError
-        The device or the toolchain does not work.
+        No process can be started.
     """
 
     def __init__(self, workload: Workload, deadline_s: float, module: str = _WORKER_MODULE) -> None:
@@ -49,8 +50,22 @@ class Gpu:
         self._deaths_in_a_row = 0
         self._last_reason = ""
         self._witness: dict[str, Any] | None = None
-        self._child: Child | None = None
-        self.device: DeviceProperties = self._open()
+        self._device: DeviceProperties | None = None
+        self._child: Child | None = self._begin()
+
+    def wait(self) -> DeviceProperties:
+        """Wait until the worker is ready; the device as it sees it.
+
+        Raises
+        ------
+        InputError
+            The problem cannot be laid out: it does not fit in memory, or its reference cannot be computed.
+        ToolchainError
+            The device or the toolchain does not work.
+        """
+        if self._device is None:
+            self._device = self._laid_out()
+        return self._device
 
     def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
         """Load, verify and measure one candidate; a crash or hang is an outcome.
@@ -130,6 +145,7 @@ class Gpu:
 
     def _ask(self, message: Mapping[str, Any], deadline_s: float, read: Callable[[Mapping[str, Any]], _T]) -> _T:
         """A worker's answer; a worker that does not survive the request is replaced at the next one."""
+        self.wait()
         if self._child is None:
             self._reopen()
         assert self._child is not None
@@ -146,28 +162,33 @@ class Gpu:
             self._drop_child()
         return answer
 
-    def _open(self) -> DeviceProperties:
-        message = {"op": "open", "workload": self._workload.to_json()}
-        child: Child | None = None
+    def _begin(self) -> Child:
+        """Start a worker, which lays out the problem."""
         try:
             child = Child(self._module)
-            device = _understood(
-                child.request(message, _OPEN_DEADLINE_S), lambda reply: DeviceProperties.from_json(reply["device"])
-            )
+        except WorkerError as error:
+            raise _cannot_start(error) from None
+        child.begin({"op": "open", "workload": self._workload.to_json()}, _OPEN_DEADLINE_S)
+        return child
+
+    def _laid_out(self) -> DeviceProperties:
+        """Wait for the worker that was started; it is dropped where it does not get ready."""
+        if self._child is None:
+            self._child = self._begin()
+        try:
+            reply = self._child.answer(_OPEN_DEADLINE_S)
+            return _understood(reply, lambda reply: DeviceProperties.from_json(reply["device"]))
         except BaseException as error:  # Ctrl-C, too, must not leave it behind
-            if child is not None:
-                child.kill()
+            self._drop_child()
             if isinstance(error, WorkerError):
-                raise ToolchainError(f"the GPU worker cannot start: {error}; see `autotile doctor`") from None
+                raise _cannot_start(error) from None
             raise
-        self._child = child
-        return device
 
     def _reopen(self) -> None:
         """Start a worker in place of one that died; what could be laid out before, can be again."""
         for left in reversed(range(_OPENINGS)):
             try:
-                self._open()
+                self._laid_out()
             except (InputError, ToolchainError):
                 if not left:
                     raise
@@ -190,6 +211,10 @@ class Gpu:
             f"{self._deaths_in_a_row} GPU workers died one after another, the last with: {self._last_reason}. "
             "What was measured is saved. Look at `autotile doctor` and at the kernel under compute-sanitizer"
         )
+
+
+def _cannot_start(error: WorkerError) -> ToolchainError:
+    return ToolchainError(f"the GPU worker cannot start: {error}; see `autotile doctor`")
 
 
 def _understood(reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _T]) -> _T:

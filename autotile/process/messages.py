@@ -22,6 +22,8 @@ class Workload:
     cache_limit_bytes: int
     sample_limit_s: float
     device_index: int = 0
+    verify_sizes: tuple[Mapping[str, int], ...] = ()
+    """More problems that a candidate must be right on, besides the ragged and the tuned one."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain dictionary."""

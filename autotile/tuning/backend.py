@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.device.properties import device_count, live_device
+from autotile.device.properties import device_count, has_driver, live_device
 from autotile.files.library import Kernel
 from autotile.files.settings import Settings
 from autotile.ground.errors import InputError, RecordingError
@@ -18,12 +18,16 @@ from autotile.ground.model import L2Mode, Problem
 from autotile.ground.space import SearchSpace
 from autotile.process.gpu import Gpu
 from autotile.process.messages import Workload
+from autotile.process.sanitizer import Sanitizer, find_sanitizer
 from autotile.store.keys import space_hash
 from autotile.store.recording import Recording, read_recording
 from autotile.store.recording_files import find_recording, list_recordings
 from autotile.tuning.evaluator import Evaluator, GpuEvaluator, ReplayEvaluator
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.unmeasured import check_unmeasured
+
+_SANITIZER_S = 120.0
+"""A check takes seconds at a few thousand a side; a slower one is given up and told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +37,20 @@ class Backend:
     Attributes
     ----------
     open
-        Starts what runs candidates; the device is not touched before.
+        Gives what runs candidates, as soon as it is ready; errors as for `Gpu.wait`.
     available
         Rows of a space that can be run; None for all.
     notice
         One line for the user, where the choice is not the obvious one.
+    close
+        Ends what was started, whether it was opened or not.
     """
 
     device: DeviceProperties
     open: Callable[[], Evaluator]
     available: Callable[[SearchSpace], NDArray[np.bool_] | None]
     notice: str = ""
+    close: Callable[[], None] = lambda: None
 
 
 def choose_backend(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Backend:
@@ -52,12 +59,15 @@ def choose_backend(kernel: Kernel, problem: Problem, settings: Settings, options
     Raises
     ------
     InputError
-        There is neither; or the recording that was asked for is of something else.
+        There is neither; the recording that was asked for is of something else; or a sanitizer is asked for in replay.
+    ToolchainError
+        The sanitizer that is asked for is not installed.
     """
-    if options.replay is None and device_count() > 0:
-        device = live_device(options.device_index)
-        workload = _workload(kernel, problem, settings, options)
-        return Backend(device, lambda: GpuEvaluator(Gpu(workload, options.run_deadline_s)), lambda _: None)
+    live = _live_backend(kernel, problem, settings, options) if options.replay is None and has_driver() else None
+    if live is not None:
+        return live
+    if options.sanitize:
+        raise InputError("--sanitize runs the finalists on a GPU, and launches are replayed here; leave it out")
     try:
         recording = _recording(problem, options, settings.recording_folders)
         _check_recording(recording, kernel, problem, options.l2)
@@ -72,6 +82,30 @@ def choose_backend(kernel: Kernel, problem: Problem, settings: Settings, options
     return Backend(device, lambda: ReplayEvaluator(recording), lambda space: _recorded_rows(recording, space), notice)
 
 
+def _live_backend(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Backend | None:
+    """The GPU, its worker getting ready from now on; None where there is no device.
+
+    The worker is started before anything is known of the device: what it imports takes as long as what is done here.
+    """
+    workload = _workload(kernel, problem, settings, options)
+    sanitizer = Sanitizer(workload, find_sanitizer(settings.sanitizer), _SANITIZER_S) if options.sanitize else None
+    gpu = Gpu(workload, options.run_deadline_s)
+
+    def open_gpu() -> Evaluator:
+        gpu.wait()
+        return GpuEvaluator(gpu, sanitizer)
+
+    try:
+        device = live_device(options.device_index) if device_count() else None
+    except BaseException:
+        gpu.close()
+        raise
+    if device is None:
+        gpu.close()
+        return None
+    return Backend(device, open_gpu, lambda _: None, close=gpu.close)
+
+
 def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Workload:
     return Workload(
         spec_text=kernel.spec.text,
@@ -83,6 +117,7 @@ def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: Tun
         cache_limit_bytes=settings.cache_limit_bytes,
         sample_limit_s=options.sample_limit_s,
         device_index=options.device_index,
+        verify_sizes=options.verify_sizes,
     )
 
 

@@ -10,6 +10,7 @@ from autotile.ground.errors import WorkerError
 from autotile.ground.model import Outcome
 from autotile.process.gpu import Gpu
 from autotile.process.messages import Candidate, Evaluation
+from autotile.process.sanitizer import Finding, Sanitizer
 from autotile.store.recording import Recording
 
 
@@ -24,17 +25,32 @@ class Evaluator(Protocol):
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
         """Interleaved times in microseconds, one row a candidate; None where nothing can be run again."""
 
+    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
+        """Verify one candidate again and again; ok where nothing can be run again."""
+
+    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+        """What compute-sanitizer's tools say, one row a candidate; empty rows where it was not asked for."""
+
     def close(self) -> None:
         """Release what is held."""
 
 
 class GpuEvaluator:
-    """A live GPU behind a worker process."""
+    """A live GPU behind a worker process.
+
+    Parameters
+    ----------
+    gpu
+        Where candidates run.
+    sanitizer
+        What finalists are run under; None for nothing.
+    """
 
     source: Literal["cuda", "replayed"] = "cuda"
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, sanitizer: Sanitizer | None = None) -> None:
         self._gpu = gpu
+        self._sanitizer = sanitizer
 
     def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
         """Run the candidate; a crash or hang is an outcome."""
@@ -46,6 +62,14 @@ class GpuEvaluator:
             return self._gpu.race(candidates, rounds, seed)
         except WorkerError:
             return None  # the search's own measurements stand
+
+    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
+        """Run the candidate ``repeats`` times; a crash or hang is an outcome."""
+        return self._gpu.verify(candidate, repeats)
+
+    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+        """Run the candidates in processes of their own."""
+        return [[] for _ in candidates] if self._sanitizer is None else self._sanitizer.check_all(candidates)
 
     def close(self) -> None:
         """End the worker."""
@@ -73,6 +97,14 @@ class ReplayEvaluator:
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
         """Nothing can be timed again."""
         return None
+
+    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
+        """Nothing can be run again."""
+        return Evaluation(Outcome.OK, stage="replay")
+
+    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+        """Nothing can be run again."""
+        return [[] for _ in candidates]
 
     def close(self) -> None:
         """Nothing is held."""

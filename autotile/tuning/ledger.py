@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from autotile.ground.model import Config, Outcome, Trial, config_key
+from autotile.ground.model import SAME_CODE, Config, Outcome, Trial, config_key
 from autotile.ground.space import SearchSpace
 
 
@@ -63,7 +63,8 @@ class Ledger:
             "limits": len(self._space),
             "compile_rejected": self._stages["compile"],
             "resources_rejected": self._stages["resources"],
-            "launched": len(self) - self._stages["compile"] - self._stages["resources"],
+            "same_code": self._stages[SAME_CODE],
+            "launched": len(self) - sum(self._stages[stage] for stage in ("compile", "resources", SAME_CODE)),
         }
 
     def add(self, trial: Trial) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from autotile.ground.model import Config, L2Mode
 
@@ -32,6 +34,10 @@ class TuneOptions:
         Measure again instead of resuming what the database holds.
     only
         Configurations to try; None for every valid one.
+    verify_sizes
+        More problems of the kernel that every configuration must be right on, beside the tuned and the ragged one.
+    sanitize
+        Run the finalists under compute-sanitizer, and refuse those in which it finds a fault.
     finals
         Candidates that are re-measured interleaved at the end; 0 for no finals.
     discard
@@ -58,6 +64,8 @@ class TuneOptions:
     l2: L2Mode = "cold"
     fresh: bool = False
     only: tuple[Config, ...] | None = None
+    verify_sizes: tuple[Mapping[str, int], ...] = ()
+    sanitize: bool = False
     finals: int = 12
     discard: bool = True
     sample_limit_s: float = 0.1
@@ -73,3 +81,7 @@ class TuneOptions:
         """Trials to stop at; None where only the budget or the end of the space ends the search."""
         unbounded = self.budget_s is not None or self.sampler == BRUTE_FORCE
         return DEFAULT_TRIALS if self.trials is None and not unbounded else self.trials
+
+    def to_json(self, database: str) -> dict[str, Any]:
+        """Plain dictionary, with the database as it may be shown: without a password."""
+        return {**asdict(self), "replay": str(self.replay or ""), "database": database}

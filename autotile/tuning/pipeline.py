@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotile.device.compiler import CompileJob, compile_job
 from autotile.files.library import Kernel
 from autotile.ground.geometry import launch_geometry
 from autotile.ground.hardware import DeviceProperties
-from autotile.ground.model import Config, LaunchGeometry, Outcome, Problem, Trial
+from autotile.ground.model import SAME_CODE, Config, LaunchGeometry, Outcome, Problem, Trial, config_key, config_text
 from autotile.ground.resource_gate import compiled_occupancy, resource_fault
 from autotile.process.compile_pool import Compiled, CompilePool
 from autotile.process.messages import Candidate
@@ -51,6 +51,18 @@ class Pipeline:
         self._pool = pool
         self._ahead = ahead
         self._queue: deque[_Queued] = deque()
+        self._started: dict[str, Future[Compiled]] = {}
+        self._measured: dict[tuple[str, LaunchGeometry], Trial] = {}
+        """What ran, by its code and its launch."""
+
+    def start(self, config: Config) -> None:
+        """Begin to compile a configuration that is sure to be proposed."""
+        self._started[config_key(config)] = self._pool.submit(lambda: self._job(config))
+
+    def recall(self, trials: Iterable[Trial]) -> None:
+        """Take note of what ran before, so that the same code need not run again."""
+        for trial in trials:
+            self._remember(trial)
 
     def fill(self, propose: Callable[[], tuple[int, Config] | None], room: int | None = None) -> None:
         """Propose and start compiling until the queue is full, nothing is left, or it holds ``room`` candidates."""
@@ -86,43 +98,58 @@ class Pipeline:
         return queued.row, self._trial(queued, queued.compiled.result(), evaluator, best_us)
 
     def _trial(self, queued: _Queued, compiled: Compiled, evaluator: Evaluator, best_us: float | None) -> Trial:
-        seconds = {"compile": round(compiled.seconds, 6)}
         cubin = compiled.cubin
-        if cubin is None:
-            return Trial(
-                queued.config,
-                compiled.outcome,
-                compiled.reason,
-                "compile",
-                queued.geometry,
-                source=evaluator.source,
-                seconds=seconds,
-            )
-        occupancy = compiled_occupancy(queued.geometry, cubin.resources, self._device)
-        fault = resource_fault(self._kernel.spec.limits, queued.geometry, cubin.resources, occupancy, self._device)
-        outcome, reason, stage, measurement, telemetry = Outcome.RESOURCE_EXCEEDED, fault, "resources", None, {}
-        if not fault:
-            evaluation = evaluator.evaluate(Candidate(queued.config, str(cubin.path)), best_us)
-            outcome, reason, stage = evaluation.outcome, evaluation.reason, evaluation.stage
-            measurement, telemetry = evaluation.measurement, dict(evaluation.telemetry)
-            seconds |= evaluation.seconds
-        return Trial(
+        trial = Trial(
             queued.config,
-            outcome,
-            reason,
-            stage,
+            compiled.outcome,
+            compiled.reason,
+            "compile",
             queued.geometry,
-            cubin.resources,
-            occupancy,
-            measurement,
-            cubin.cubin_hash,
-            evaluator.source,
-            seconds,
-            telemetry,
+            source=evaluator.source,
+            seconds={"compile": round(compiled.seconds, 6)},
         )
+        if cubin is None:
+            return trial
+        occupancy = compiled_occupancy(queued.geometry, cubin.resources, self._device)
+        trial = replace(trial, resources=cubin.resources, occupancy=occupancy, cubin_hash=cubin.cubin_hash)
+        fault = resource_fault(self._kernel.spec.limits, queued.geometry, cubin.resources, occupancy, self._device)
+        if fault:
+            return replace(trial, outcome=Outcome.RESOURCE_EXCEEDED, reason=fault, stage="resources")
+        twin = self._measured.get((cubin.cubin_hash, queued.geometry)) if evaluator.source == "cuda" else None
+        if twin is not None:
+            return _like(trial, twin)
+        evaluation = evaluator.evaluate(Candidate(queued.config, str(cubin.path)), best_us)
+        trial = replace(
+            trial,
+            outcome=evaluation.outcome,
+            reason=evaluation.reason,
+            stage=evaluation.stage,
+            measurement=evaluation.measurement,
+            seconds={**trial.seconds, **evaluation.seconds},
+            telemetry=evaluation.telemetry,
+        )
+        self._remember(trial)
+        return trial
+
+    def _remember(self, trial: Trial) -> None:
+        if trial.outcome.has_time and trial.cubin_hash and trial.geometry is not None and trial.stage == "measure":
+            self._measured[trial.cubin_hash, trial.geometry] = trial
 
     def _compile(self, config: Config) -> Future[Compiled]:
-        return self._pool.submit(lambda: self._job(config))
+        started = self._started.pop(config_key(config), None)
+        return started if started is not None else self._pool.submit(lambda: self._job(config))
 
     def _job(self, config: Config) -> CompileJob:
         return compile_job(self._kernel, config, self._problem.dtype, self._device.architecture)
+
+
+def _like(trial: Trial, twin: Trial) -> Trial:
+    """The trial of a configuration that compiled to the code of another, which was measured."""
+    return replace(
+        trial,
+        outcome=twin.outcome,
+        reason=f"the same code as {config_text(twin.config)}, which was measured",
+        stage=SAME_CODE,
+        measurement=twin.measurement,
+        telemetry=twin.telemetry,
+    )

@@ -9,6 +9,8 @@ from typing import Any
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Config, Outcome, Problem, Trial
 from autotile.ground.stats import Interval
+from autotile.tuning.drift import Drift
+from autotile.tuning.load import Load
 
 _JUDGED_BY = 5
 """Trials before the time left is estimated; the first ones wait for the compiler."""
@@ -53,7 +55,8 @@ class TuneResult:
     ----------
     gates
         Candidates left or rejected by each gate: ``combinations``, ``rules`` and ``limits`` (left after each),
-        ``compile_rejected``, ``resources_rejected``, ``launched``.
+        ``compile_rejected``, ``resources_rejected``, ``same_code`` (not launched, since another candidate has the same
+        code), ``launched``.
     outcomes
         Trials of the study, this session's and earlier ones', by outcome.
     winner
@@ -64,6 +67,12 @@ class TuneResult:
         Time of the default over time of the winner.
     ties
         Configurations that cannot be told apart from the winner.
+    refused
+        Finalists in which a fault was found after all.
+    load
+        What the search waited for, where it tried any candidates.
+    drift
+        How the GPU drifted, where that was measured.
     phases
         Seconds of ``start``, ``search`` and ``finals``, of those that were reached.
     resumed
@@ -88,6 +97,9 @@ class TuneResult:
     bytes: int | None
     notices: tuple[str, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
+    refused: tuple[Trial, ...] = ()
+    load: Load | None = None
+    drift: Drift | None = None
 
     def gflops_per_s(self, trial: Trial | None) -> float | None:
         """Rate of a trial, where the kernel states its operations."""
@@ -111,6 +123,11 @@ class TuneResult:
             if self.speedup is not None
             else None,
             "ties": [dict(config) for config in self.ties],
+            "refused": [
+                {"config": dict(t.config), "outcome": str(t.outcome), "reason": t.reason} for t in self.refused
+            ],
+            "load": self.load.to_json() if self.load is not None else None,
+            "drift": self.drift.to_json() if self.drift is not None else None,
             "seconds": round(self.seconds, 3),
             "phases": dict(self.phases),
             "resumed": self.resumed,

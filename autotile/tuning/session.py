@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from autotile.device.toolchain import nvrtc_version
 from autotile.files.library import Kernel
@@ -17,32 +18,32 @@ from autotile.ground.problem import check_memory
 from autotile.ground.space import SearchSpace, feasible_space
 from autotile.process.compile_pool import CompilePool
 from autotile.search.samplers import check_sampler
-from autotile.search.search import Search
-from autotile.store.database import Database
 from autotile.store.keys import TuningKey, key_of
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.bounds import Bounds
 from autotile.tuning.clock import Clock
+from autotile.tuning.drift import drift_of
 from autotile.tuning.evaluator import Evaluator
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
 from autotile.tuning.hopeless import kernel_fault
 from autotile.tuning.interrupt import StopRequest
 from autotile.tuning.ledger import Ledger
-from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+from autotile.tuning.load import LoadMeter
+from autotile.tuning.lookahead import candidates_ahead
+from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import Pipeline
+from autotile.tuning.proof import Proof
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.start import earlier_trials, incumbent, rows_to_try
 
+if TYPE_CHECKING:
+    from autotile.search.search import Search
+    from autotile.store.database import Database
+
 Observer = Callable[[Progress], None]
 
-_AHEAD = 16
-"""Candidates proposed before the oldest of them is measured. It is part of the search, since it decides what a sampler
-knows when it proposes, and so must not depend on the machine's cores. Replayed over 5,000 recorded configurations of
-sgemm_2d with 10 seeds, TPE found the fastest in 200 trials every time with 1 to 16 ahead, but not with 32."""
 _HURRIED_FINALS = 4
 """Finalists beside the default when the user wants to leave."""
-_UNTAUGHT = ("random", BRUTE_FORCE)
-"""Samplers that propose the same whatever they are told."""
 
 
 def tune(
@@ -78,10 +79,14 @@ def open_session(
 ) -> Iterator[Session]:
     """A session with its device, space and open database; parameters and errors as for `tune`."""
     check_sampler(options.sampler)
-    backend = choose_backend(kernel, problem, settings, options)
-    check_memory(kernel.spec, problem, backend.device)
-    space = feasible_space(kernel.spec, problem.sizes, backend.device)
-    with Database.open(options.database or settings.database) as database:
+    with ExitStack() as stack:
+        backend = stack.enter_context(closing(choose_backend(kernel, problem, settings, options)))
+        for sizes in (problem.sizes, *options.verify_sizes):
+            check_memory(kernel.spec, replace(problem, sizes=sizes), backend.device)
+        space = feasible_space(kernel.spec, problem.sizes, backend.device)
+        from autotile.store.database import Database  # SQLAlchemy takes 0.3 s, while the GPU worker gets ready
+
+        database = stack.enter_context(Database.open(options.database or settings.database))
         yield Session(
             kernel=kernel,
             problem=problem,
@@ -123,12 +128,14 @@ class Session:
         self._study_id = database.study(self.key, backend.device)
         self._ledger = Ledger(space, earlier_trials(database, self._study_id, options))
         self._bounds = Bounds(options, self._ledger, self._clock, self._stop)
-        self._available = rows_to_try(space, backend, options)
+        self._available = rows_to_try(kernel, space, backend, options)
         self._incumbent = incumbent(database, self._study_id)
         workers = options.workers or available_cores()
         self._pool = CompilePool(settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s)
-        self._ahead = max(_AHEAD, 2 * workers) if options.sampler in _UNTAUGHT else _AHEAD
+        self._load = LoadMeter(lambda: self._pool.busy_s, workers)
+        self._ahead = candidates_ahead(options.sampler, workers)
         self._pipeline = Pipeline(kernel, problem, backend.device, self._pool, self._ahead)
+        self._pipeline.recall(self._ledger.trials)
 
     @property
     def device(self) -> DeviceProperties:
@@ -165,6 +172,8 @@ class Session:
             try:
                 self._report("starting")
                 with self._clock.phase("start"):
+                    if self._bounds.room != 0 and self._ledger.find(self._default) is None:
+                        self._pipeline.start(self._default)  # compiles while the search is imported
                     search = self._new_search()
                     self._pipeline.fill(search.propose, self._bounds.room)  # compiles while the worker starts
                     evaluator = self._backend.open()
@@ -184,6 +193,8 @@ class Session:
         return result
 
     def _new_search(self) -> Search:
+        from autotile.search.search import Search  # Optuna takes 0.3 s, while the GPU worker gets ready
+
         search = Search(
             self._space,
             self._options.sampler,
@@ -206,6 +217,7 @@ class Session:
             row, trial = pair
             self._database.add_trial(self._study_id, run_id, trial)
             self._ledger.add(trial)
+            self._load.add(trial)
             search.tell(row, trial)
             self._report("searching", trial)
             self._stop_if_hopeless(trial)
@@ -222,16 +234,22 @@ class Session:
         racing = self._pipeline.compile_again(finalists)
         if not racing:
             return None
+        proof = Proof(evaluator, hurried=hurried)
+        proof.sanitize([candidate for _, candidate in racing])
         finals = run_finals(
             racing,
             evaluator,
+            proof,
             default=self._default,
             incumbent=self._incumbent,
             seed=self._options.seed,
             hurried=hurried,
         )
+        self._notices += tuple(proof.notices)
         for rank, trial in enumerate(finals.ranked, start=1):
             self._database.add_trial(self._study_id, run_id, trial, phase="final", rank=rank)
+        for trial in finals.refused:
+            self._database.add_trial(self._study_id, run_id, trial, phase="final")
         return finals
 
     def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:
@@ -249,6 +267,9 @@ class Session:
             default=finals.default if finals is not None else self._ledger.find(self._default),
             speedup=finals.speedup if finals is not None else None,
             ties=finals.ties if finals is not None else (),
+            refused=finals.refused if finals is not None else (),
+            load=self._load.read(),
+            drift=drift_of(self._ledger.trials),
             seconds=self._clock.elapsed_s,
             phases=self._clock.phases_s,
             resumed=self._ledger.resumed,
@@ -260,14 +281,11 @@ class Session:
         )
 
     def _start_run(self) -> int:
-        settings = asdict(self._options)
-        settings["replay"] = str(self._options.replay or "")
-        settings["database"] = self._database.location  # without a password
         return self._database.start_run(
             self._study_id,
             sampler=self._options.sampler,
             seed=self._options.seed,
-            settings=settings,
+            settings=self._options.to_json(self._database.location),
             driver=self._backend.device.driver,
             host=platform.node(),
             gates=self._ledger.gates,

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.ground.model import Config, Outcome, Trial
-from autotile.ground.space import SearchSpace
-from autotile.store.database import Database
+from autotile.files.library import Kernel
+from autotile.ground.model import Config, Outcome, Trial, config_key
+from autotile.ground.space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend
 from autotile.tuning.options import TuneOptions
 
+if TYPE_CHECKING:
+    from autotile.store.database import Database
+
+Mask = NDArray[np.bool_]
+
 
 def earlier_trials(database: Database, study_id: int, options: TuneOptions) -> list[Trial]:
-    """What need not be measured again; where nothing is to be dropped early, what was dropped must be."""
+    """What need not be measured again; where nothing is to be dropped early, what was dropped must be.
+
+    Those that the finals of an earlier session refused come as they were refused.
+    """
     if options.fresh:
         return []
-    stored = database.trials(study_id, phase="search")
+    finals = database.trials(study_id, phase="final")
+    refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
+    stored = [refused.get(config_key(trial.config), trial) for trial in database.trials(study_id, phase="search")]
     return [trial for trial in stored if options.discard or trial.outcome is not Outcome.PRUNED]
 
 
@@ -39,11 +50,23 @@ def incumbent(database: Database, study_id: int) -> Config | None:
     return min(ran, key=itemgetter(0))[1] if ran else None
 
 
-def rows_to_try(space: SearchSpace, backend: Backend, options: TuneOptions) -> NDArray[np.bool_] | None:
-    """Rows that can be run and that the user wants tried; None for all."""
-    runnable = backend.available(space)
-    if options.only is None:
-        return runnable
-    wanted = np.zeros(len(space), dtype=np.bool_)
-    wanted[[row for config in options.only if (row := space.row_of(config)) is not None]] = True
-    return wanted if runnable is None else wanted & runnable
+def rows_to_try(kernel: Kernel, space: SearchSpace, backend: Backend, options: TuneOptions) -> Mask | None:
+    """Rows that can be run, that the user wants tried, and that are valid for every problem to be right on.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        bool, shape (rows,); None for all.
+
+    Raises
+    ------
+    InputError
+        No configuration is valid for one of the problems.
+    """
+    masks = [mask for mask in (backend.available(space),) if mask is not None]
+    if options.only is not None:
+        wanted = np.zeros(len(space), dtype=np.bool_)
+        wanted[[row for config in options.only if (row := space.row_of(config)) is not None]] = True
+        masks.append(wanted)
+    masks += [space.rows_in(feasible_space(kernel.spec, sizes, backend.device)) for sizes in options.verify_sizes]
+    return np.logical_and.reduce(masks) if masks else None

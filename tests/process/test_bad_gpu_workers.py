@@ -46,7 +46,7 @@ def run(gpu: Gpu, deed: str) -> Evaluation:
 
 def test_a_healthy_worker_serves_all_candidates(start: Callable[..., Gpu], tmp_path: Path) -> None:
     gpu = start()
-    assert gpu.device == device_profile("h200")
+    assert gpu.wait() == device_profile("h200")
     for deed, outcome in [("ok", Outcome.OK), ("wrong", Outcome.WRONG_RESULT), ("refused", Outcome.CRASHED)] * 3:
         assert run(gpu, deed).outcome is outcome
     assert openings(tmp_path) == 1
@@ -147,13 +147,13 @@ def test_a_worker_that_cannot_open_is_told_at_once(
 ) -> None:
     monkeypatch.setattr("autotile.process.gpu._OPEN_DEADLINE_S", 1.0)
     with pytest.raises(ToolchainError, match="the GPU worker cannot start"):
-        start(trouble)
+        start(trouble).wait()
     assert openings(tmp_path) == 1
 
 
 def test_a_problem_that_cannot_be_laid_out_is_told(start: Callable[..., Gpu]) -> None:
     with pytest.raises(InputError, match="too large"):
-        start("setup_error")
+        start("setup_error").wait()
 
 
 def test_verifying_again_is_judged_alike(start: Callable[..., Gpu]) -> None:

@@ -1,11 +1,13 @@
 """What answers launches, and which recordings are refused."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.traces import no_traces
 
 from autotile.files.library import load_kernel
 from autotile.files.settings import Settings, read_settings
@@ -54,11 +56,30 @@ def test_replay_that_is_asked_for_says_so(bench: Any, choose: Callable[..., Back
 
 
 def test_a_gpu_is_used_where_there_is_one(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "has_driver", lambda: True)
     monkeypatch.setattr(backends, "device_count", lambda: 1)
     monkeypatch.setattr(backends, "live_device", lambda index: replace(bench.device, source="cuda"))
-    chosen = choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions())
-    assert (chosen.device.source, chosen.notice) == ("cuda", "")
-    assert chosen.available(None) is None  # type: ignore[arg-type]
+    with closing(choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions())) as chosen:
+        assert (chosen.device.source, chosen.notice) == ("cuda", "")
+        assert chosen.available(None) is None  # type: ignore[arg-type]
+
+
+def test_a_driver_without_a_device_leaves_no_worker_behind(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.record()
+    monkeypatch.setattr(backends, "has_driver", lambda: True)
+    monkeypatch.setattr(backends, "device_count", lambda: 0)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with no_traces(temporary, monkeypatch):
+        settings = replace(read_settings(), recording_folders=(bench.folder,))
+        assert choose_backend(bench.kernel, bench.problem(), settings, TuneOptions()).device.source == "replayed"
+
+
+def test_a_sanitizer_needs_a_gpu(bench: Any, choose: Callable[..., Backend]) -> None:
+    with pytest.raises(InputError, match="--sanitize runs the finalists on a GPU"):
+        choose(replay=bench.record(), sanitize=True)
 
 
 def test_nothing_is_recorded(choose: Callable[..., Backend]) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from autotile.ground.model import Config, Outcome, Trial
 from autotile.process.messages import Candidate, Evaluation
+from autotile.process.sanitizer import Finding
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
@@ -18,6 +19,12 @@ class Racer:
     def __init__(self, times_us: dict[int, Sequence[float]] | None) -> None:
         self._times_us = times_us
         self.rounds = 0
+
+    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
+        raise AssertionError("finals ask their proof")
+
+    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+        raise AssertionError("finals ask their proof")
 
     def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
         raise AssertionError("finals only race")
@@ -37,9 +44,20 @@ def ran(judges: dict[str, Any]) -> Callable[..., Trial]:
     return judges["timed"]
 
 
-def hold(finalists: list[Trial], racer: Racer, default: Config = D, incumbent: Config | None = None) -> Finals:
+def hold(
+    finalists: list[Trial],
+    racer: Racer,
+    default: Config = D,
+    incumbent: Config | None = None,
+    faulty: Sequence[Config] = (),
+) -> Finals:
+    def prove(candidate: Candidate) -> tuple[Outcome, str, str]:
+        return (
+            (Outcome.WRONG_RESULT, "sometimes", "verify") if candidate.config in faulty else (Outcome.OK, "", "verify")
+        )
+
     racing = [(trial, Candidate(trial.config, "some.cubin")) for trial in finalists]
-    return run_finals(racing, racer, default=default, incumbent=incumbent, seed=0)
+    return run_finals(racing, racer, prove, default=default, incumbent=incumbent, seed=0)
 
 
 class TestChoice:
@@ -74,6 +92,7 @@ class TestRace:
         assert finals.speedup.value == pytest.approx(20 / 9.9)
         assert finals.default is not None
         assert finals.default.time_us == pytest.approx(24.0)
+        assert finals.winner is not None
         assert finals.winner.stage == "finals"
         assert finals.winner.measurement is not None
         assert len(finals.winner.measurement.samples_us) == 9
@@ -134,3 +153,28 @@ class TestWithoutRace:
     def test_the_incumbent_stays_among_ties(self, ran: Callable[..., Trial]) -> None:
         assert hold([ran(A, 10.0), ran(B, 10.1)], Racer(None), incumbent=B).winner.config == B
         assert hold([ran(A, 10.0), ran(C, 11.0)], Racer(None), incumbent=C).winner.config == A
+
+
+TIMES_US = {1: [1.0] * 9, 2: [2.0] * 9, 3: [2.0] * 9, 4: [4.0] * 9}
+
+
+class TestProof:
+    def test_the_next_one_wins_where_the_fastest_is_faulty(self, ran: Callable[..., Trial]) -> None:
+        finals = hold([ran(A, 1.0), ran(B, 2.0), ran(C, 2.0), ran(D, 4.0)], Racer(TIMES_US), faulty=[A])
+        assert finals.winner is not None
+        assert finals.winner.config == B
+        assert finals.ties == (C,)
+        assert finals.speedup is not None
+        assert finals.speedup.value == 2.0
+        (refused,) = finals.refused
+        assert (refused.config, refused.outcome, refused.reason) == (A, Outcome.WRONG_RESULT, "sometimes")
+        assert (refused.stage, refused.measurement) == ("verify", None)
+
+    def test_a_faulty_incumbent_is_refused_too(self, ran: Callable[..., Trial]) -> None:
+        finals = hold([ran(B, 2.0), ran(C, 2.0)], Racer(TIMES_US), incumbent=C, faulty=[C])
+        assert [t.config for t in finals.ranked] == [B]
+        assert [t.config for t in finals.refused] == [C]
+
+    def test_nothing_wins_where_all_are_faulty(self, ran: Callable[..., Trial]) -> None:
+        finals = hold([ran(A, 1.0), ran(D, 4.0)], Racer(TIMES_US), faulty=[A, D])
+        assert (finals.winner, finals.default, finals.speedup, len(finals.refused)) == (None, None, None, 2)

@@ -38,6 +38,7 @@ def test_sums_follow_every_trial(space: SearchSpace, make: Callable[..., Trial],
         "limits": 12,
         "compile_rejected": 1,
         "resources_rejected": 1,
+        "same_code": 0,
         "launched": 3,
     }
 

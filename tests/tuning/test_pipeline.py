@@ -14,6 +14,7 @@ from autotile.ground.errors import ToolchainError
 from autotile.ground.model import Config, Measurement, Outcome, Resources
 from autotile.process.compile_pool import Compiled
 from autotile.process.messages import Candidate, Evaluation
+from autotile.process.sanitizer import Finding
 from autotile.tuning.pipeline import Pipeline
 
 SMALL = Resources(32, 0, 0, 0, 1024)
@@ -24,6 +25,8 @@ class Pool:
 
     def __init__(self) -> None:
         self.waiting: list[tuple[CompileJob, Future[Compiled]]] = []
+        self.code = ""
+        """Hash of whatever is compiled; empty: one of its own for each configuration."""
 
     def submit(self, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
         future: Future[Compiled] = Future()
@@ -32,7 +35,8 @@ class Pool:
 
     def finish(self, resources: Resources = SMALL) -> None:
         for job, future in reversed(self.waiting):
-            cubin = CachedCubin(Path("/cubins") / "-".join(job.options), "hash", resources)
+            name = "-".join(job.options)
+            cubin = CachedCubin(Path("/cubins") / name, self.code or name, resources)
             future.set_result(Compiled(cubin, 0.25))
         self.waiting.clear()
 
@@ -53,6 +57,12 @@ class Device:
 
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> None:
         return None
+
+    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
+        raise AssertionError("the pipeline evaluates")
+
+    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+        raise AssertionError("the pipeline evaluates")
 
     def close(self) -> None:
         pass
@@ -120,10 +130,28 @@ def test_a_trial_tells_the_whole_story(pipeline: Pipeline, pool: Pool, device: D
     assert trial.resources == SMALL
     assert trial.occupancy is not None
     assert trial.occupancy.blocks_per_sm == 32
-    assert trial.cubin_hash == "hash"
+    assert trial.cubin_hash == "-DTHREADS=32--DWORK=1--DDTYPE=float"
     assert trial.seconds == {"compile": 0.25, "load": 0.1, "measure": 0.2}
     assert trial.telemetry == {"power_w": 500.0}
     assert device.ran == [(trial.config, 7.5)]
+
+
+def test_the_same_code_is_measured_once(pipeline: Pipeline, pool: Pool, device: Device, propose: Any) -> None:
+    pool.code = "the same"
+    pipeline.fill(propose)
+    pool.finish()
+    trials = [pair[1] for pair in (pipeline.next_trial(device, None) for _ in range(4)) if pair is not None]
+    assert len(device.ran) == 4  # each has a launch of its own
+    pipeline.recall(trials)
+    pipeline.start(trials[0].config)
+    pipeline.fill(lambda: (0, trials[0].config), room=1)
+    pool.finish()
+    pair = pipeline.next_trial(device, None)
+    assert pair is not None
+    assert (pair[1].stage, pair[1].outcome, pair[1].measurement) == ("same_code", Outcome.OK, trials[0].measurement)
+    assert pair[1].reason == "the same code as THREADS=32 WORK=1, which was measured"
+    assert "measure" not in pair[1].seconds
+    assert len(device.ran) == 4
 
 
 def test_what_does_not_fit_is_not_launched(pipeline: Pipeline, pool: Pool, device: Device, propose: Any) -> None:

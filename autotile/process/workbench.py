@@ -1,0 +1,163 @@
+"""A workload laid out on the device, on which candidates are verified, measured and raced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autotile.device.cubin_cache import CubinCache
+from autotile.device.drift import DriftProbe
+from autotile.device.instance import ProblemInstance
+from autotile.device.module import Function, Module
+from autotile.device.properties import live_device
+from autotile.device.shots import Launch
+from autotile.device.support import SupportKernels
+from autotile.device.telemetry import Telemetry
+from autotile.device.timing import Timer, discard_reason
+from autotile.device.toolchain import load_cupy
+from autotile.ground.geometry import launch_geometry
+from autotile.ground.model import Config, Outcome, config_text
+from autotile.ground.space import check_config
+from autotile.ground.spec_parser import parse_spec
+from autotile.process.messages import Evaluation, Workload
+from autotile.process.serve import Stage
+
+
+class Workbench:
+    """Buffers, references and a timer, made once for all candidates.
+
+    A candidate that writes astray, beyond the guard bands, may change what later ones are judged by. So the newest one
+    that was found right is kept as a witness: where it is still found right, inputs and reference are unharmed.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._spec = parse_spec(workload.spec_text, workload.spec_source)
+        self.device = live_device(workload.device_index)
+        load_cupy().cuda.Device(workload.device_index).use()
+        cache = CubinCache(Path(workload.cache), workload.cache_limit_bytes)
+        support = SupportKernels(cache, self.device.architecture)
+
+        def lay_out(sizes: Mapping[str, int], *, check: bool) -> ProblemInstance:
+            return ProblemInstance(self._spec, sizes, workload.dtype, support, check=check)
+
+        self._ragged = lay_out({name: self._spec.ragged[name] for name in workload.sizes}, check=True)
+        self._tuned = lay_out(workload.sizes, check=False)
+        self._others = [lay_out(sizes, check=True) for sizes in workload.verify_sizes]
+        self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
+        self._telemetry = Telemetry(workload.device_index)
+        self._drift = DriftProbe(support, self._timer, self.device.sm_count)
+        self._event_floor_us: float | None = None
+        self._right: tuple[Function, Config] | None = None
+        self.fresh = True
+        """Whether no candidate has run yet."""
+
+    def evaluate(self, config: Config, cubin_path: str, best_us: float | None, stage: Stage) -> Evaluation:
+        """Load, verify, then measure."""
+        laps = _Laps()
+        stage("load")
+        function = self._load(cubin_path)
+        laps.end("load")
+        stage("verify")
+        outcome, reason = self._verify(function, config)
+        laps.end("verify")
+        if outcome is not Outcome.OK:
+            return Evaluation(outcome, reason, "verify", seconds=laps.seconds)
+        self._right = (function, config)
+        stage("measure")
+        evaluation = self._measure(self._launch(function, config, self._tuned), best_us)
+        laps.end("measure")
+        return replace(evaluation, seconds=laps.seconds)
+
+    def verify(self, config: Config, cubin_path: str, repeats: int, limit_s: float, stage: Stage) -> Evaluation:
+        """Verify up to ``repeats`` times, by turns launched as in `evaluate` and as when it is timed."""
+        stage("load")
+        function = self._load(cubin_path)
+        stage("verify")
+        start = time.perf_counter()
+        done = 0
+        while done < repeats and time.perf_counter() - start < limit_s:
+            done += 1
+            outcome, reason = self._verify(function, config, as_measured=done % 2 == 0)
+            if outcome is not Outcome.OK:
+                return Evaluation(outcome, f"{reason}, in repeat {done} of {repeats}", "verify")
+            self._right = (function, config)
+        seconds = {"verify": round(time.perf_counter() - start, 6)}
+        return Evaluation(Outcome.OK, stage="verify", seconds=seconds, telemetry={"repeats": done})
+
+    def is_sound(self) -> bool:
+        """Whether the witness is still found right."""
+        return self._right is not None and self._verify(*self._right)[0] is Outcome.OK
+
+    def race(self, candidates: Sequence[Mapping[str, Any]], rounds: int, seed: int) -> list[list[float]]:
+        """Time candidates interleaved; they have been verified before."""
+        launches = [self._launch(self._load(c["cubin_path"]), c["config"], self._tuned) for c in candidates]
+        self._timer.warm_up(launches[0])
+        return self._timer.race(launches, rounds, seed)
+
+    def driver_blocks_per_sm(self, config: Config, cubin_path: str) -> int:
+        """The driver's own occupancy answer."""
+        function = self._load(cubin_path)
+        geometry = launch_geometry(self._spec, config, self._tuned.sizes, self.device)
+        function.opt_in(geometry.dynamic_smem_bytes)
+        return function.blocks_per_sm(geometry.threads, geometry.dynamic_smem_bytes)
+
+    def _measure(self, launch: Launch, best_us: float | None) -> Evaluation:
+        if self._event_floor_us is None:
+            self._timer.warm_up(launch)
+            self._event_floor_us = round(self._timer.event_floor_us(), 3)
+        timing = self._timer.measure(launch, best_us)
+        telemetry = {**self._telemetry.read(), "reference_us": self._drift.read_us()}
+        telemetry["event_floor_us"] = self._event_floor_us
+        outcome, reason = Outcome.OK, ""
+        if best_us is not None and timing.discarded:
+            outcome, reason = Outcome.PRUNED, discard_reason(best_us)
+        return Evaluation(outcome, reason, "measure", timing.measurement, telemetry=telemetry)
+
+    def _verify(self, function: Function, config: Config, *, as_measured: bool = False) -> tuple[Outcome, str]:
+        """At the ragged shape where the configuration's rules allow it, at the tuned one, and at those asked for."""
+        for instance in (self._ragged, self._tuned, *self._others):
+            broken_rule = check_config(self._spec, config, instance.sizes, self.device)
+            if broken_rule and instance is self._ragged:
+                continue
+            if broken_rule:
+                return Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instance.sizes)}"
+            launch = self._launch(function, config, instance)
+            instance.prepare()
+            self.fresh = False
+            if as_measured:
+                self._timer.samples(launch, 1)
+            else:
+                launch()
+            outcome, reason = instance.verdict()
+            if outcome is not Outcome.OK:
+                return outcome, reason
+        return Outcome.OK, ""
+
+    def _load(self, cubin_path: str) -> Function:
+        return Module(Path(cubin_path)).function(self._spec.entry)
+
+    def _launch(self, function: Function, config: Config, instance: ProblemInstance) -> Launch:
+        geometry = launch_geometry(self._spec, config, instance.sizes, self.device)
+        function.opt_in(geometry.dynamic_smem_bytes)
+        arguments = instance.arguments
+
+        def launch() -> None:
+            function.launch(geometry.grid, geometry.block, arguments, geometry.dynamic_smem_bytes)
+
+        return launch
+
+
+class _Laps:
+    """Wall time from one call to the next."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = time.perf_counter()
+
+    def end(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = round(now - self._start, 6)
+        self._start = now
