@@ -107,7 +107,7 @@ def _figures(kills: Sequence[Kill]) -> list[str]:
 
 def show_crowd(console: Console, crowd: Crowd) -> None:
     """What the processes did together, and what went wrong."""
-    commands = ", ".join(f"{count} {name}" for name, count in crowd.commands.most_common())
+    commands = ", ".join(f"{count} {name}" for name, count in crowd.commands.items())
     console.print(f"{crowd.processes} processes on one database for {crowd.seconds:.0f} s: {commands}")
     state = "; ".join(crowd.damage) or "the database is whole"
     console.print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -53,6 +54,9 @@ class CommandLine(TyperGroup):
         except AutotileError as error:
             show_error(str(error), type(error).__name__, as_json=as_json)
             code = _exit_code(error)
+        except OSError as error:  # such as an answer that goes to a file on a full disk
+            show_error(_system_text(error), type(error).__name__, as_json=False)
+            code = NOTHING_FOUND
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -93,6 +97,14 @@ def _exit_code(error: AutotileError) -> int:
     if isinstance(error, CommandInterruptedError):
         return INTERRUPTED
     return BAD_INPUT if isinstance(error, InputError) else NOTHING_FOUND
+
+
+def _system_text(error: OSError) -> str:
+    """What the system refused; where it was the answer, what is left of that is dropped."""
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries to write it again at its end
+    return f"{error.strerror}: the answer cannot be written; what was stored is kept"
 
 
 def _usage_text(error: typer.TyperException) -> str:

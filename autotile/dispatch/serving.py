@@ -154,7 +154,7 @@ def _count_miss(location: str, kernel: BoundKernel) -> None:
         if present is None:
             return
         present.close()
-        with Database.open(location) as database:
+        with Database.open(location, set_damage_aside=False) as database:
             database.record_miss(kernel.problem, kernel.device.name, kernel.tier)
     except DatabaseError:
         return  # serving must not depend on being allowed to write

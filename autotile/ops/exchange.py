@@ -118,6 +118,7 @@ def import_kernel_tuner(
     else:
         with Database.open(database or read_settings().database) as opened:
             more = {"study": import_into_database(opened, cache, key), "database": opened.location}
+            more |= {"note": "; ".join(opened.notices)} if opened.notices else {}
     return TransferReport("imported", str(path), "kernel-tuner", key.problem, key.gpu_name, len(cache.trials), more)
 
 

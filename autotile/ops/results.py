@@ -10,8 +10,9 @@ from autotile.ground.errors import ProblemError
 from autotile.ground.model import Outcome
 from autotile.report.health import DatabaseReport, LocationReport
 from autotile.report.results import RecordingsReport, StudiesReport, StudyTrial, TrialsReport
+from autotile.store.check import DatabaseCheck
 from autotile.store.database import Database
-from autotile.store.engine import parse_location
+from autotile.store.engine import DamagedDatabaseError, parse_location
 from autotile.store.recording_files import list_recordings
 from autotile.store.studies import StudySummary
 
@@ -105,11 +106,15 @@ def check_database(database: str | None = None) -> DatabaseReport:
         It cannot be read at all, or is no database.
     """
     location = database or read_settings().database
-    opened = Database.open_readonly(location)
+    shown = str(parse_location(location))
+    try:
+        opened = Database.open_readonly(location)
+    except DamagedDatabaseError as error:
+        return DatabaseReport(shown, DatabaseCheck.of_damage(shown, [str(error)]))
     if opened is None:
-        return DatabaseReport(str(parse_location(location)), None)
+        return DatabaseReport(shown, None)
     with opened:
-        return DatabaseReport(opened.location, opened.check())
+        return DatabaseReport(shown, opened.check())
 
 
 def _studies(database: Database, kernel: str | None) -> list[StudySummary]:

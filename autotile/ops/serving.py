@@ -7,6 +7,7 @@ from autotile.files.settings import read_settings
 from autotile.ops.targets import check_device_index, open_problem
 from autotile.report.rates import Workrate
 from autotile.report.served import ServedReport
+from autotile.store.database import Database
 
 
 def best(
@@ -33,12 +34,22 @@ def best(
     Raises
     ------
     InputError
-        Unknown kernel, size, dtype or device, or a malformed search-space file.
+        Unknown kernel, size, dtype or device, a malformed search-space file, or a database that cannot be read.
     """
     loaded, problem = open_problem(kernel, sizes, dtype)
     place: int | str | None = device
     if device is not None and device.isdecimal():
         place = int(device)
         check_device_index(place)
-    bound = find_best_kernel(kernel, dtype, place, database or read_settings().database, sizes)
+    location = database or read_settings().database
+    _check_readable(location, loaded.name)
+    bound = find_best_kernel(kernel, dtype, place, location, sizes)
     return ServedReport(bound, Workrate.of(loaded.spec, problem))
+
+
+def _check_readable(location: str, kernel: str) -> None:
+    """Refuse a database that cannot be read: a program is served the default then, but who looks should know."""
+    opened = Database.open_readonly(location)
+    if opened is not None:
+        with opened:
+            opened.best(kernel)

@@ -12,10 +12,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 from autotile.files.settings import child_environment
-from autotile.ground.errors import WorkerCrashError, WorkerError, WorkerTimeoutError
+from autotile.ground.errors import InputError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.process.pipe import LinePipe
 
 _GRACE_S = 2.0
@@ -41,6 +41,8 @@ class Child:
     ------
     WorkerError
         The system starts no process.
+    InputError
+        There is no folder for its temporary file.
     """
 
     def __init__(self, module: str) -> None:
@@ -50,7 +52,7 @@ class Child:
         self._unsent: Exception | None = None
         """Why the request could not be sent."""
         self._lock = threading.RLock()
-        self._stderr = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it lives as long as the child
+        self._stderr = _temporary_file()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module],
@@ -201,3 +203,13 @@ class Child:
         for stream in (self._process.stdin, self._process.stdout, self._stderr):
             if stream is not None:
                 stream.close()
+
+
+def _temporary_file() -> BinaryIO:
+    """A file for what a child writes to its standard error; it goes with the last process that has it open."""
+    try:
+        return tempfile.TemporaryFile(buffering=0)
+    except OSError as error:
+        raise InputError(
+            f"cannot make a temporary file: {error.strerror}; make room, or set TMPDIR to a folder that can be written"
+        ) from None

@@ -85,8 +85,8 @@ class CompilePool:
     def submit(self, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
         """Compile in the background; the future never raises for a failed candidate.
 
-        The future raises `ToolchainError` when nothing can be compiled at all, and `InputError` when the cubin cache
-        cannot be written.
+        The future raises `ToolchainError` when nothing can be compiled at all, `InputError` when the cubin cache or
+        temporary files cannot be written, and `WorkerError` when no process can be started.
         """
         return self._threads.submit(self._compile, make_job)
 
@@ -127,8 +127,9 @@ class CompilePool:
             "limit_bytes": self._limit_bytes,
             "memory_bytes": self._memory_bytes,
         }
+        child = self._child()  # should none start, that is no fault of the candidate
         try:
-            return _compiled(self._child().request(message, self._deadline_s))
+            return _compiled(child.request(message, self._deadline_s))
         except WorkerTimeoutError:
             self._drop_child()
             reason = f"the compiler was stopped after {self._deadline_s:g} s"

@@ -70,7 +70,7 @@ class Database:
         self._process = os.getpid()
 
     @classmethod
-    def open(cls, location: str | Path) -> Self:
+    def open(cls, location: str | Path, *, set_damage_aside: bool = True) -> Self:
         """Open a database for writing; it is made where it is missing, and brought to the present schema.
 
         A damaged SQLite file is renamed and reported in `notices`, and a fresh one is begun.
@@ -79,6 +79,8 @@ class Database:
         ----------
         location
             Path of an SQLite file, or ``postgresql+psycopg://user:password@host/name``.
+        set_damage_aside
+            False: raise where the file is damaged, and leave it as it is.
 
         Raises
         ------
@@ -100,7 +102,7 @@ class Database:
             except DatabaseError as error:
                 if seen is None or identity(place) != seen:
                     continue  # another process has set it aside meanwhile, or made it
-                if not isinstance(error, DamagedDatabaseError):
+                if not set_damage_aside or not isinstance(error, DamagedDatabaseError):
                     raise
                 refuse_other_files(place)
                 notices = set_aside(place, seen)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -56,7 +56,7 @@ class Crowd:
 
     processes: int
     seconds: float
-    commands: Counter[str]
+    commands: Mapping[str, int]
     errors: tuple[str, ...]
     acknowledged: int
     lost: int
@@ -135,7 +135,7 @@ def _account(folder: Path, processes: int, seconds: float, errors: list[str]) ->
     return Crowd(
         processes=processes,
         seconds=seconds,
-        commands=done,
+        commands=dict(done.most_common()),
         errors=(*errors, *failed),
         acknowledged=told.total(),
         lost=(told - stored).total(),

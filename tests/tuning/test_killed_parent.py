@@ -57,4 +57,4 @@ def test_a_crowd_shares_one_database(tmp_path: Path, cubin_cache_folder: Path) -
     crowd = run_crowd(tmp_path, 4, 3.0, cubin_cache_folder, large=False)
     assert crowd.faults == []
     assert crowd.acknowledged > 0
-    assert crowd.commands["import"] + crowd.commands["export"] > 0
+    assert {"import", "export"} & crowd.commands.keys()
