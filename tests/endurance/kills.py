@@ -25,6 +25,8 @@ from autotile.store.database import Database
 _TELLING = Path(__file__).with_name("telling.py")
 _PATIENCE_S = 300.0
 """For a session to reach a stage or its end, on a machine that is busy with other things."""
+_WEIGHTS = {"searching": 8, "finals": 2}
+"""How often a stage is drawn; what a session may lose, it has in these. One that is resumed may be past them."""
 GONE_WITHIN_S = 5.0
 """A worker looks for its parent once a second."""
 
@@ -136,7 +138,7 @@ class Bench:
 
     def _run_and_kill(self, location: Path, rng: Random, acknowledged: Counter[str]) -> Kill | None:
         """Kill a session at a random moment of a random stage; None where it ended before that."""
-        stage = rng.choice(list(self.spans_s))
+        stage = rng.choices(list(self.spans_s), [_WEIGHTS.get(each, 1) for each in self.spans_s])[0]
         delay_s = rng.uniform(0.0, self.spans_s[stage])
         began_s = time.monotonic()
         process = self._start(location)
