@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import provenance
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -61,7 +62,8 @@ def main() -> None:
         print(f"{name}: {entry['autotile']['verdict']}", file=sys.stderr)
     show(entries, undisturbed_s)
     if arguments.output:
-        arguments.output.write_text(json.dumps({"undisturbed_s": undisturbed_s, "faults": entries}, indent=1))
+        results = {"undisturbed_s": undisturbed_s, "faults": entries}
+        arguments.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
 
 
 def run_autotile(fault: Fault, undisturbed_s: float) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 from sgemm_bench import KERNEL, Matrices, sample_configs
@@ -37,7 +38,7 @@ from autotile.files.settings import read_settings
 from autotile.ground.model import Config, config_key
 from autotile.ground.problem import resolve_problem
 from autotile.ground.stats import median_interval, paired_ratio
-from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+from autotile.tuning.options import BRUTE_FORCE, DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
 
@@ -59,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="2048,2048,2048", metavar="M,N,K")
     parser.add_argument("--configurations", type=int, default=320)
-    parser.add_argument("--trials", type=int, default=100, help="trials of each tuning")
+    parser.add_argument("--trials", type=int, default=DEFAULT_TRIALS, help="trials of each tuning")
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
@@ -73,8 +74,9 @@ def main() -> None:
     twins = [same_under_two_names(sizes, seed) for seed in range(arguments.runs)]
     show(runs, twins)
     if arguments.output:
-        arguments.output.write_text(json.dumps({"sizes": sizes, "configurations": len(configs), "runs": runs,
-                                                "twins": twins, "true_best": truth["best"]}, indent=1))  # fmt: skip
+        results = {"sizes": sizes, "configurations": len(configs), "runs": runs, "twins": twins,
+                   "true_us": sorted(truth["medians"].values()), "default_us": truth["medians"][truth["default"]]}  # fmt: skip
+        arguments.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
 
 
 def brute_force(kernel: Kernel, sizes: dict[str, int], configs: list[Config]) -> list[Config]:
@@ -90,7 +92,7 @@ def one_run(kernel: Kernel, sizes: dict[str, int], configs: list[Config], seed: 
     """One tuning, and Kernel Tuner's way beside it; every second run is disturbed."""
     disturbed = seed % 2 == 1
     with disturbance(disturbed):
-        options = TuneOptions(sampler="tpe", only=tuple(configs), trials=trials, seed=seed)
+        options = TuneOptions(only=tuple(configs), trials=trials, seed=seed)
         result, _ = tuned(kernel, sizes, options)
         mean_winner = mean_of_seven(kernel, sizes, configs)
     assert result.winner is not None
@@ -101,6 +103,8 @@ def one_run(kernel: Kernel, sizes: dict[str, int], configs: list[Config], seed: 
         "winner": dict(result.winner.config),
         "speedup": [result.speedup.low, result.speedup.value, result.speedup.high],
         "ties": len(result.ties),
+        "seconds": result.seconds,
+        "drift": result.drift.to_json() if result.drift is not None else None,
         "mean_of_7_winner": dict(mean_winner),
     }
 
@@ -147,9 +151,9 @@ def judge(runs: list[dict[str, Any]], truth: dict[str, Any]) -> None:
         for which in ("winner", "mean_of_7_winner"):
             run[f"{which}_loss"] = truth["medians"][config_key(run[which])] / truth["best"] - 1.0
         ratio = paired_ratio(truth["rows"][config_key(run["winner"])], truth["rows"][truth["default"]])
-        run["true_speedup"] = ratio.value
+        run["true_speedup"] = [ratio.low, ratio.value, ratio.high]
         low, _, high = run["speedup"]
-        run["interval_holds"] = low <= ratio.high and ratio.low <= high
+        run["interval_holds"] = low <= ratio.value <= high
 
 
 def same_under_two_names(sizes: dict[str, int], seed: int) -> dict[str, Any]:
@@ -192,7 +196,7 @@ def show(runs: list[dict[str, Any]], twins: list[dict[str, Any]]) -> None:
             f"{100 * run['winner_loss']:.2f} %",
             f"{100 * run['mean_of_7_winner_loss']:.2f} %",
             "{0:.4f} to {2:.4f}".format(*run["speedup"]),
-            f"{run['true_speedup']:.4f}",
+            f"{run['true_speedup'][1]:.4f}",
             "yes" if run["interval_holds"] else "NO",
             str(run["ties"]),
         )

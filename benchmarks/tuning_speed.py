@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 from sgemm_bench import KERNEL, Matrices, sample_configs
@@ -50,7 +51,8 @@ def main() -> None:
         duel = time_winners(rounds, sizes)
     show(rounds, duel)
     if arguments.output:
-        arguments.output.write_text(json.dumps({"sizes": sizes, "rounds": rounds, "winners": duel}, indent=1))
+        results = {"sizes": sizes, "times_faster": times_faster(rounds), "rounds": rounds, "winners": duel}
+        arguments.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
 
 
 def write_configs(folder: Path, sizes: dict[str, int], count: int) -> None:
@@ -79,7 +81,7 @@ def run_child(tool: str, shape: str, folder: Path) -> dict[str, Any]:
 def run_autotile(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
     """Brute force over the sample with autotile."""
     from autotile.files.library import load_kernel
-    from autotile.files.settings import available_cores, read_settings
+    from autotile.files.settings import read_settings
     from autotile.ground.model import Outcome
     from autotile.ground.problem import resolve_problem
     from autotile.tuning.options import BRUTE_FORCE, TuneOptions
@@ -100,21 +102,15 @@ def run_autotile(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
     with open_session(kernel, problem, read_settings(), options, watch) as session:
         result = session.run()
         seconds = [trial.seconds for trial in session.trials]
-    cores = available_cores()
-    compile_s = sum(s.get("compile", 0.0) for s in seconds)
-    gpu_s = sum(s.get(stage, 0.0) for s in seconds for stage in ("load", "verify", "measure"))
-    searched_s = result.phases["search"]
+    assert result.load is not None
     return {
         "configurations": len(seconds),
         "launched": result.gates["launched"],
-        "compile_s": compile_s,
-        "verify_s": sum(s.get("verify", 0.0) for s in seconds),
-        "measure_s": sum(s.get("measure", 0.0) for s in seconds),
-        "search_s": searched_s,
+        **{f"{stage}_s": sum(s.get(stage, 0.0) for s in seconds) for stage in ("compile", "verify", "measure")},
+        "search_s": result.phases["search"],
         "finals_s": result.phases["finals"],
         "first_trial_s": first_s[0],
-        "gpu_busy": gpu_s / searched_s,
-        "compile_cores_busy": compile_s / cores / searched_s,
+        **result.load.to_json(),
         "failed": sum(count for outcome, count in result.outcomes.items() if not Outcome(outcome).has_time),
         "winner": dict(result.winner.config) if result.winner else None,
     }
@@ -167,7 +163,7 @@ def run_kernel_tuner(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
 PARTS = {"compile": "compile", "verify": "verification", "measure": "benchmark"}
 EXTRAS = {
     "GPU busy": "gpu_busy",
-    "compile cores busy": "compile_cores_busy",
+    "compilers busy": "compilers_busy",
     "first trial s": "first_trial_s",
     "finals s": "finals_s",
 }
@@ -205,11 +201,17 @@ def show(rounds: list[dict[str, Any]], duel: list[dict[str, Any]]) -> None:
             r["tool"], str(r["round"]), str(r["configurations"]), f"{r['wall_s']:.1f}", rate_text, *parts, *extras
         )
     Console(width=160).print(table)
-    rate = {tool: np.median([r["configurations"] / r["wall_s"] for r in rounds if r["tool"] == tool]) for tool in TOOLS}
-    print(f"autotile tries {rate['autotile'] / rate['kernel-tuner']:.1f} times as many configurations a second")
+    binding = {r["binds"] for r in rounds if "binds" in r}
+    print(f"autotile tries {times_faster(rounds):.1f} times as many configurations a second; what binds it: {binding}")
     for entry in sorted(duel, key=lambda e: e["time_us"]):
         config = " ".join(f"{name}={value}" for name, value in entry["config"].items())
         print(f"{entry['time_us']:10.1f} us  {', '.join(entry['named_by'])}: {config}")
+
+
+def times_faster(rounds: list[dict[str, Any]]) -> float:
+    """Configurations a second of the whole process, autotile's over Kernel Tuner's, the median round of each."""
+    rate = {tool: np.median([r["configurations"] / r["wall_s"] for r in rounds if r["tool"] == tool]) for tool in TOOLS}
+    return float(rate["autotile"] / rate["kernel-tuner"])
 
 
 if __name__ == "__main__":

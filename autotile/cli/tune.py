@@ -90,6 +90,19 @@ def tune(
     finals: Annotated[
         int, typer.Option(metavar="N", min=0, help="Best candidates re-measured interleaved at the end; 0 for none.")
     ] = 12,
+    verify_problem: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SIZE=N[,...]",
+            help="One more problem that every configuration must be right on; sizes left out are the tuned ones. "
+            "May be given again.",
+            show_default="the tuned problem and a ragged one",
+        ),
+    ] = None,
+    sanitize: Annotated[
+        bool,
+        typer.Option("--sanitize", help="Run the finalists under compute-sanitizer; none with a fault can win."),
+    ] = False,
     workers: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Compile processes.", show_default="one a core")
     ] = None,
@@ -114,6 +127,7 @@ def tune(
     reference, measured and stored. The best of them are measured again side by side with the default. The same command
     goes on where an interrupted one stopped.
     """
+    from autotile.ops.assignments import read_sizes
     from autotile.tuning.options import TuneOptions
 
     options = TuneOptions(
@@ -124,6 +138,8 @@ def tune(
         l2=l2,
         fresh=fresh,
         finals=finals,
+        verify_sizes=tuple(read_sizes(text.replace(",", " ").split()) for text in verify_problem or ()),
+        sanitize=sanitize,
         workers=workers,
         device_index=device,
         replay=replay if replay in (None, _BUILT_IN) else Path(replay),
@@ -208,6 +224,7 @@ def register(app: typer.Typer) -> None:
             "autotile tune sgemm_2d M=512 N=512 K=512 --budget 90s --sampler random --seed 7",
             "autotile tune path/to/mine.toml N=1048576 --trials 1000",
             "autotile tune sgemm_2d M=4096 N=4096 K=4096 --replay --json",
+            "autotile tune sgemm_2d M=4096 N=4096 K=4096 --sanitize --verify-problem M=1,N=1 --verify-problem K=7",
             "autotile tune --from-misses --budget 5m",
         ),
         **options,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from autotile.dispatch.serving import forget_served
 from autotile.files.library import Kernel
 from autotile.files.settings import read_settings
 from autotile.ground.model import Problem
+from autotile.ground.problem import resolve_problem
 from autotile.ops.targets import check_device_index, open_problem
 from autotile.store.engine import parse_location
 from autotile.tuning import session
@@ -69,11 +71,17 @@ def tune(
 
 def tune_problem(kernel: Kernel, problem: Problem, options: TuneOptions, observe: Observer | None = None) -> TuneResult:
     """`tune` for a kernel that is read already."""
+    options = replace(options, verify_sizes=_whole_sizes(kernel, problem, options.verify_sizes))
     if options.replay is None and options.device_index > 0:
         check_device_index(options.device_index)
     result = session.tune(kernel, problem, read_settings(), options, observe or (lambda _: None))
     forget_served()  # the next get_best_kernel sees what was found
     return result
+
+
+def _whole_sizes(kernel: Kernel, problem: Problem, given: Sequence[Mapping[str, int]]) -> tuple[Mapping[str, int], ...]:
+    """Problems to be right on, each checked and with the tuned sizes where it names none."""
+    return tuple(resolve_problem(kernel.spec, {**problem.sizes, **sizes}, problem.dtype).sizes for sizes in given)
 
 
 def serving_call(kernel: str, problem: Problem, *, dtype: str | None, database: str | None) -> str:

@@ -16,9 +16,13 @@ from autotile.report.layout import RIGHT, below, facts, table, title
 from autotile.report.occupancy import occupancy_sentence
 from autotile.report.rates import Workrate
 from autotile.report.text import NOTHING, device_text, duration_text, interval_text, plural, time_text
+from autotile.tuning.drift import Drift
+from autotile.tuning.load import Load
 from autotile.tuning.result import TuneResult
 
 _TIES_SHOWN = 5
+_DRIFT_TOLD = 0.02
+"""Less is within what a single reading of the reference kernel varies by: 1.5 % on an H200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,12 @@ class TuneReport:
             yield "speed-up", self._speedup(result.speedup)
         if result.ties:
             yield "ties", "\n".join(self._ties())
+        if result.refused:
+            yield "refused", "\n".join(self._refused())
+        if result.drift is not None and result.drift.spread > _DRIFT_TOLD:
+            yield "drift", self._drift(result.drift)
+        if result.load is not None:
+            yield "busy", self._load(result.load)
         yield "gates", funnel_text(result.gates, result.outcomes)
         resumed = f", {plural(result.resumed, 'trial')} resumed" if result.resumed else ""
         yield "took", duration_text(result.seconds) + resumed
@@ -99,6 +109,20 @@ class TuneReport:
             return "none: the default configuration is the winner"
         known = f"{ratio.value:.3f}x over the default, 95 % interval {ratio.low:.3f}x to {ratio.high:.3f}x"
         return f"{known}: not told apart from the default" if is_tie(ratio) else known
+
+    def _refused(self) -> Iterator[str]:
+        for trial in self.result.refused:
+            yield f"{config_text(trial.config)}: {trial.outcome} in stage {trial.stage}: {trial.reason}"
+
+    @staticmethod
+    def _drift(drift: Drift) -> str:
+        times = f"{drift.least_us:.4g} to {drift.greatest_us:.4g} us"
+        return f"a reference kernel took {times} through the search ({drift.spread:.1%}); the finals are free of that"
+
+    @staticmethod
+    def _load(load: Load) -> str:
+        shares = f"the compilers {load.compilers_busy:.0%} of the search, the GPU {load.gpu_busy:.0%}"
+        return f"{shares}: the search waits for the {'GPU' if load.binds == 'gpu' else 'compilers'}"
 
     def _ties(self) -> Iterator[str]:
         ties = self.result.ties

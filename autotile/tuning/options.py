@@ -35,7 +35,8 @@ class TuneOptions:
     only
         Configurations to try; None for every valid one.
     verify_sizes
-        More problems of the kernel that every configuration must be right on, beside the tuned and the ragged one.
+        More problems that every configuration must be right on, beside the tuned and the ragged one; a size that is
+        left out is the tuned one.
     sanitize
         Run the finalists under compute-sanitizer, and refuse those in which it finds a fault.
     finals

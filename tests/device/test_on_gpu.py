@@ -7,11 +7,15 @@ import pytest
 
 from autotile.device.buffers import GuardedBuffer
 from autotile.device.cubin_cache import CubinCache
+from autotile.device.drift import DriftProbe
 from autotile.device.properties import live_device
+from autotile.device.reference import Reference
 from autotile.device.support import SupportKernels
 from autotile.device.telemetry import Telemetry
 from autotile.device.timing import Timer
+from autotile.ground.arrays import parse_array_expression
 from autotile.ground.dtypes import DTYPES
+from autotile.ground.errors import InputError
 
 pytestmark = pytest.mark.gpu
 FLOAT = DTYPES["float32"]
@@ -34,9 +38,22 @@ def test_properties_are_whole() -> None:
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (17, 33, 5), (128, 64, 300)])
 def test_float64_product(support: SupportKernels, m: int, n: int, k: int) -> None:
+    import cupy
+
     generator = np.random.default_rng(0)
     a, b = generator.standard_normal((m, k)), generator.standard_normal((k, n))
-    np.testing.assert_allclose(support.matmul(a, b), a @ b, rtol=1e-12, atol=1e-12)
+    product = support.matmul(cupy.asarray(a), cupy.asarray(b)).get()
+    np.testing.assert_allclose(product, a @ b, rtol=1e-12, atol=1e-12)
+
+
+def test_values_are_summed_up(support: SupportKernels) -> None:
+    import cupy
+
+    values = np.random.default_rng(0).standard_normal(100_003)
+    unfinite, squares = support.summarise(cupy.asarray(values).data.ptr, values.size)
+    assert (unfinite, squares) == (0, pytest.approx(np.sum(values**2)))
+    values[[5, 77]] = np.inf, np.nan
+    assert support.summarise(cupy.asarray(values).data.ptr, values.size)[0] == 2
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -91,6 +108,45 @@ def test_a_race_gives_every_candidate_every_round(support: SupportKernels) -> No
     times = timer.race([buffer.poison] * 3, rounds=7, seed=0)
     assert [len(row) for row in times] == [7, 7, 7]
     assert all(t > 0 for row in times for t in row)
+
+
+def test_the_reference_kernel_takes_the_same_time_again(support: SupportKernels) -> None:
+    device = live_device()
+    timer = Timer(device.l2_bytes, "cold", 0.1)
+    probe = DriftProbe(support, timer, device.sm_count)
+    timer.warm_up(lambda: support.spin(device.sm_count, 100_000))
+    first, second = probe.read_us(), probe.read_us()
+    assert 10 < first < 1000
+    assert second == pytest.approx(first, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "text", ["2 * (A @ B) + exp(x) / mean(x)", "sum(A, 1)", "shift(x, 1) - maximum(x, 0)", "max(x) * x"]
+)
+@pytest.mark.parametrize("size", [7, 1500])
+def test_the_device_and_numpy_give_the_same_answer(support: SupportKernels, text: str, size: int) -> None:
+    import cupy
+
+    generator = np.random.default_rng(0)
+    host = {"A": generator.standard_normal((size, size)), "B": generator.standard_normal((size, size)),
+            "x": generator.standard_normal(size)}  # fmt: skip
+    expression = parse_array_expression(text, host)
+    expected = expression.evaluate(host)
+    reference = Reference({name: cupy.asarray(array) for name, array in host.items()}, support)
+    answer = reference.answer("y", expression, expected.shape, "[reference] outputs.y")
+    np.testing.assert_allclose(answer.values.get(), expected, rtol=1e-10, atol=1e-10)
+    assert answer.scale == pytest.approx(np.sqrt(np.mean(expected**2)))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("x / 0", "is not finite"), ("sum(x)", r"has shape \(\), but the argument y")]
+)
+def test_an_answer_that_is_none_is_told(support: SupportKernels, text: str, words: str) -> None:
+    import cupy
+
+    reference = Reference({"x": cupy.arange(1.0, 9.0)}, support)
+    with pytest.raises(InputError, match=words):
+        reference.answer("y", parse_array_expression(text, ["x"]), (8,), "[reference] outputs.y")
 
 
 def test_telemetry_reads_or_is_empty() -> None:

@@ -1,0 +1,38 @@
+"""Where a benchmark's figures come from: what every result file says of itself."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from autotile import __version__
+from autotile.device.properties import device_count, driver_version, live_device
+from autotile.device.toolchain import nvrtc_version
+from autotile.files.settings import available_cores
+
+_PACKAGES = ("numpy", "cupy", "cupy-cuda13x", "cupy-cuda12x", "optuna", "kernel-tuner", "sqlalchemy")
+
+
+def provenance() -> dict[str, Any]:
+    """Command, date, versions, and the machine that it ran on."""
+    has_gpu = device_count() > 0
+    return {
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": {"autotile": __version__, "python": platform.python_version(), "nvrtc": nvrtc_version()}
+        | {name: found for name in _PACKAGES if (found := _version(name))}
+        | ({"driver": driver_version()} if has_gpu else {}),
+        "device": live_device().name if has_gpu else None,
+        "cores": available_cores(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
