@@ -95,8 +95,9 @@ class Child:
         WorkerError
             The reply makes no sense.
         """
-        self.begin(message, deadline_s)
-        return self.answer(deadline_s)
+        with self._lock:  # whoever kills the child waits until the request has seen its end
+            self.begin(message, deadline_s)
+            return self.answer(deadline_s)
 
     def begin(self, message: Mapping[str, Any], deadline_s: float) -> None:
         """Send a request, whose `answer` is waited for later; whatever goes wrong is told then."""
@@ -115,6 +116,7 @@ class Child:
             try:
                 if self._unsent is not None:
                     raise self._unsent
+                self._refuse_if_buried()
                 while True:
                     line = self._pipe.receive(self._begun + deadline_s)
                     match json.loads(line):
@@ -159,13 +161,17 @@ class Child:
             self._bury()
 
     def _send(self, message: Mapping[str, Any], end: float) -> None:
-        assert self._process.stdin is not None
-        if self._process.stdin.closed:
-            raise EOFError
+        self._refuse_if_buried()
         self._stderr.truncate(0)  # what is kept is of this request alone
         self._stderr.seek(0)  # the child's position, too: they share it
         self._requests += 1
         self._pipe.send(json.dumps({"id": self._requests, "request": message}).encode() + b"\n", end)
+
+    def _refuse_if_buried(self) -> None:
+        """The numbers of closed streams may be those of others by now."""
+        assert self._process.stdin is not None
+        if self._process.stdin.closed:
+            raise EOFError
 
     def _obituary(self) -> str:
         by_itself = self._ends_by_itself()
