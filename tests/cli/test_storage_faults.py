@@ -1,0 +1,337 @@
+"""Disks that are full, read-only or on a network, and files that are damaged, foreign or from the future.
+
+Each command says in one message what is wrong and what to do, exits with the right code, and loses nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_disk import autotile, on_small_disk
+
+from autotile.device.compiler import Compilation
+from autotile.device.cubin_cache import CubinCache
+from autotile.files.settings import child_environment
+from autotile.ground.errors import InputError
+from autotile.ground.model import Resources
+from autotile.store import engine
+from autotile.store.database import Database
+
+FULL = "the disk is full"
+WINNER = '"THREADS": 256,\n      "WORK": 4'
+SIZE = "n=1048576"
+
+
+def refusal(code: int, out: str, err: str) -> str:
+    """The one message of a command that refused."""
+    assert code == 2, err
+    (message,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "Traceback" not in err + out
+    return message
+
+
+def stored(location: Path) -> int:
+    """Trials of the search in a database."""
+    with Database.open(location) as database:
+        assert database.check().whole
+        return len(database.trials(1, phase="search"))
+
+
+@pytest.fixture
+def words(scale_toml: Path, recording: Path) -> list[str]:
+    """A command that tries all twelve configurations, in an order that the results decide."""
+    return ["tune", str(scale_toml), SIZE, f"--replay={recording}", "--sampler", "tpe", "--workers", "1", "--json"]
+
+
+@pytest.fixture
+def tuned(tune: Callable[..., Any], tmp_path: Path) -> Path:
+    """A database with a tuned problem, and nothing beside it."""
+    assert tune("--db", str(tmp_path / "tuned.db")).code == 0
+    return tmp_path / "tuned.db"
+
+
+@pytest.fixture
+def cache_file(run: Callable[..., Any], tuned: Path, scale_toml: Path, tmp_path: Path) -> Path:
+    """A file of Kernel Tuner's, to import."""
+    path = tmp_path / "cache.json"
+    assert run("export", scale_toml, SIZE, "--db", tuned, "--format", "kernel-tuner", "-o", path).code == 0
+    return path
+
+
+@pytest.fixture
+def commands(words: list[str], cache_file: Path, scale_toml: Path, tmp_path: Path) -> dict[str, list[str]]:
+    """Every command that opens a database, by name."""
+    return {
+        "list": ["list"],
+        "trials": ["trials", str(scale_toml), SIZE],
+        "best": ["best", str(scale_toml), SIZE],
+        "check": ["db", "check"],
+        "export": ["export", str(scale_toml), SIZE, "--format", "t4", "-o", str(tmp_path / "t4.json")],
+        "import": ["import", str(cache_file), "n=3"],
+        "tune": words,
+    }
+
+
+READING = ("list", "trials", "best", "check", "export")
+WRITING = ("import", "tune")
+
+
+class TestFullDisk:
+    def test_one_that_fills_while_tuning(self, words: list[str], tmp_path: Path) -> None:
+        disk, kept = tmp_path / "disk", tmp_path / "kept.db"
+        location = disk / "tuning.db"
+        tune = autotile(*words, "--db", location)
+        copied = [["copy", f"{location}{end}", f"{kept}{end}"] for end in ("", "-wal")]
+        first, again, *_, resumed = on_small_disk(disk, "220k", tune, tune, *copied, ["size", "4m"], tune)
+        assert FULL in refusal(*first)
+        assert FULL in refusal(*again)
+        trials = stored(kept)
+        assert 0 < trials < 12
+        assert resumed[0] == 0
+        assert f'"resumed": {trials},' in resumed[1]
+        assert WINNER in resumed[1]
+
+    @pytest.mark.parametrize("size", ["4k", "12k", "60k"])
+    def test_one_without_room_for_a_database(self, words: list[str], tmp_path: Path, size: str) -> None:
+        disk = tmp_path / "disk"
+        tune = autotile(*words, "--db", disk / "tuning.db")
+        first, _, second = on_small_disk(disk, size, tune, ["size", "4m"], tune)
+        assert FULL in refusal(*first)
+        assert second[0] == 0
+        assert '"resumed": 0,' in second[1]
+
+    def test_one_that_filled_up_can_be_read(
+        self, commands: dict[str, list[str]], tuned: Path, tmp_path: Path, scale_toml: Path
+    ) -> None:
+        disk = tmp_path / "disk"
+        location = disk / "tuning.db"
+        export = ["export", str(scale_toml), SIZE, "--format", "t4", "-o", str(disk / "old.json")]
+        reading = [autotile(*commands[name], "--db", location) for name in READING]
+        writing = [autotile(*commands["tune"], "--trials", "13", "--fresh"), autotile(*commands["import"])]
+        _, old, _, *done, over, kept = on_small_disk(
+            disk,
+            "400k",
+            ["copy", str(tuned), str(location)],
+            autotile(*export, "--db", location),
+            ["fill"],
+            *reading,
+            *[[step[0], [*step[1], "--db", str(location)], step[2]] for step in writing],
+            autotile(*export, "--db", location),
+            ["text", str(disk / "old.json")],
+        )
+        assert old[0] == 0
+        assert [code for code, _, _ in done[: len(READING)]] == [0] * len(READING)
+        for answer in done[len(READING) :]:
+            assert FULL in refusal(*answer)
+        assert "No space left on device" in refusal(*over)
+        assert kept == (tmp_path / "t4.json").read_text()
+
+    def test_of_cubins_blames_no_candidate(self, words: list[str], tmp_path: Path) -> None:
+        disk, location = tmp_path / "disk", tmp_path / "tuning.db"
+        tune = autotile(*words, "--db", location, AUTOTILE_CACHE=disk)
+        full, listed, _, resumed = on_small_disk(
+            disk, "40k", tune, autotile("list", "--json", "--db", location), ["size", "4m"], tune
+        )
+        message = refusal(*full)
+        assert "cannot write the cubin cache" in message
+        assert "No space left on device; make room, or set AUTOTILE_CACHE" in message
+        assert "compile_failed" not in listed[1]
+        assert resumed[0] == 0
+        assert WINNER in resumed[1]
+        assert stored(location) == 12
+
+    def test_of_temporary_files_does_no_harm(self, words: list[str], tmp_path: Path) -> None:
+        disk = tmp_path / "disk"
+        tune = autotile(*words, "--db", tmp_path / "tuning.db", AUTOTILE_CACHE=tmp_path / "cold", TMPDIR=disk)
+        _, done = on_small_disk(disk, "16k", ["fill"], tune)
+        assert done[0] == 0, done[2]
+
+    def test_as_sqlite_tells_it(
+        self, run: Callable[..., Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The same without a disk: SQLite is allowed so many pages and no more."""
+        location = tmp_path / "tuning.db"
+        Database.open(location).close()
+        pages = location.stat().st_size // 4096 + 1
+        configure = engine._configure
+
+        def small(connection: sqlite3.Connection, journal: str | None) -> None:
+            configure(connection, journal)
+            connection.execute(f"PRAGMA max_page_count={pages}")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "_configure", small)
+            full = run(*words, "--db", location)
+        assert FULL in refusal(full.code, full.out, full.err)
+        trials = stored(location)
+        assert 0 < trials < 12
+        assert run(*words, "--db", location).document["resumed"] == trials
+
+    def test_of_the_answer(self, tuned: Path) -> None:
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "autotile", "list", "--db", str(tuned)],
+                env=child_environment(),
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert done.returncode == 1
+        assert done.stderr == (
+            "error: No space left on device: the answer cannot be written; what was stored is kept\n"
+        )
+
+    def test_a_file_that_may_not_grow(self, words: list[str], tmp_path: Path) -> None:
+        """A limit on the size of files is another error to SQLite, and still one message."""
+        location = tmp_path / "tuning.db"
+        limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))\n"
+        code = f"{limited}from autotile.cli import main; sys.argv[0] = 'autotile'; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words, "--db", str(location)],
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "the disk refused to read or write" in refusal(done.returncode, done.stdout, done.stderr)
+        assert 0 <= stored(location) < 12
+
+
+class TestCubinCache:
+    def test_one_that_can_only_be_read_serves_what_it_holds(
+        self, run: Callable[..., Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert run(*words).code == 0
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(os, "utime", refuse)
+        monkeypatch.setattr(CubinCache, "_write", refuse)
+        assert run(*words, "--db", tmp_path / "another.db").code == 0
+
+    def test_one_that_cannot_be_made(
+        self, run: Callable[..., Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "file"))
+        answer = run(*words)
+        assert "set AUTOTILE_CACHE to a folder elsewhere" in refusal(answer.code, answer.out, answer.err)
+
+    def test_one_that_cannot_be_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        cache = CubinCache(tmp_path, 10**6)
+        compilation = Compilation(b"cubin", Resources(32, 0, 0, 0, 0))
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+        monkeypatch.setattr(CubinCache, "_write", refuse)
+        with pytest.raises(InputError, match="Permission denied; change its permissions, or set AUTOTILE_CACHE"):
+            cache.put("key", compilation)
+
+
+class TestReadOnlyDisk:
+    def test_it_can_be_read_but_not_written(self, commands: dict[str, list[str]], tuned: Path, tmp_path: Path) -> None:
+        disk = tmp_path / "disk"
+        steps = [autotile(*commands[name], "--db", disk / "tuning.db") for name in (*READING, *WRITING)]
+        _, _, *done = on_small_disk(disk, "4m", ["copy", str(tuned), str(disk / "tuning.db")], ["read-only"], *steps)
+        assert [code for code, _, _ in done[: len(READING)]] == [0] * len(READING)
+        for answer in done[len(READING) :]:
+            assert "cannot write" in refusal(*answer)
+
+    def test_a_log_that_was_left_there_is_not_passed_over(
+        self, commands: dict[str, list[str]], tuned: Path, tmp_path: Path
+    ) -> None:
+        """It may hold trials that the file lacks; to read them, SQLite must write."""
+        disk = tmp_path / "disk"
+        with Database.open(tuned) as database:
+            database.start_run(1, sampler="unfinished")
+            copies = [["copy", f"{tuned}{end}", str(disk / f"tuning.db{end}")] for end in ("", "-wal")]
+            steps = [autotile(*commands[name], "--db", disk / "tuning.db") for name in ("list", "check", "tune")]
+            *_, listed, checked, told = on_small_disk(disk, "4m", *copies, ["read-only"], *steps)
+        for answer in (listed, checked):
+            assert "tuning.db-wal, which cannot be read where nothing can be written: copy both" in refusal(*answer)
+        assert "cannot write" in refusal(*told)
+
+    def test_of_cubins(self, words: list[str], tmp_path: Path) -> None:
+        disk = tmp_path / "disk"
+        tune = autotile(*words, "--db", tmp_path / "tuning.db", AUTOTILE_CACHE=disk)
+        _, done = on_small_disk(disk, "4m", ["read-only"], tune)
+        assert "cannot make the cubin cache" in refusal(*done)
+
+
+class TestDamage:
+    @pytest.fixture
+    def damaged(self, tuned: Path) -> Path:
+        tuned.write_bytes(tuned.read_bytes()[:20_000])
+        return tuned
+
+    @pytest.mark.parametrize("name", ["list", "trials", "best", "export"])
+    def test_it_is_told_and_left_alone(
+        self, run: Callable[..., Any], commands: dict[str, list[str]], damaged: Path, name: str
+    ) -> None:
+        before = damaged.read_bytes()
+        answer = run(*commands[name], "--db", damaged)
+        assert "the file is damaged" in refusal(answer.code, answer.out, answer.err)
+        assert damaged.read_bytes() == before
+
+    def test_a_check_finds_it(self, run: Callable[..., Any], damaged: Path) -> None:
+        answer = run("db", "check", "--db", damaged)
+        assert answer.code == 1
+        assert "malformed" in answer.out
+
+    @pytest.mark.parametrize("name", WRITING)
+    def test_it_is_kept_aside_and_told(
+        self, run: Callable[..., Any], commands: dict[str, list[str]], damaged: Path, name: str
+    ) -> None:
+        before = damaged.read_bytes()
+        answer = run(*commands[name], "--db", damaged)
+        assert answer.code == 0
+        (kept,) = damaged.parent.glob("tuned.db.corrupt-*")
+        assert f"was damaged: it is kept as {kept}" in answer.out + answer.err
+        assert kept.read_bytes() == before
+
+
+class TestForeignFiles:
+    def test_a_newer_schema(self, run: Callable[..., Any], commands: dict[str, list[str]], tuned: Path) -> None:
+        connection = sqlite3.connect(tuned)
+        connection.execute("UPDATE autotile_schema SET version_num = '0099'")
+        connection.commit()
+        connection.close()
+        before = tuned.read_bytes()
+        for words in commands.values():
+            answer = run(*words, "--db", tuned)
+            assert "written by a newer autotile" in refusal(answer.code, answer.out, answer.err)
+        assert tuned.read_bytes() == before
+
+    def test_no_database_at_all(self, run: Callable[..., Any], commands: dict[str, list[str]], tmp_path: Path) -> None:
+        path = tmp_path / "notes.txt"
+        path.write_text("remember the milk")
+        for words in commands.values():
+            answer = run(*words, "--db", path)
+            assert "is not a database, so it is left as it is" in refusal(answer.code, answer.out, answer.err)
+        assert path.read_text() == "remember the milk"
+
+
+class TestNetwork:
+    def test_a_database_there_is_kept_without_shared_memory(
+        self, run: Callable[..., Any], words: list[str], tuned: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for module in ("engine", "places"):
+            monkeypatch.setattr(f"autotile.store.{module}.network_file_system", lambda path: "nfs4")
+        answer = run(*words, "--db", tuned)
+        assert answer.code == 0
+        assert f"{tuned} lies on a network file system (nfs4)" in answer.err
+        connection = sqlite3.connect(tuned)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        connection.close()
+        assert stored(tuned) == 12
