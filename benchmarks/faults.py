@@ -59,11 +59,11 @@ def main() -> None:
         if arguments.kernel_tuner:
             entry["kernel_tuner"] = run_child(name)
         entries.append(entry)
-        print(f"{name}: {entry['autotile']['verdict']}", file=sys.stderr)
+        print(f"{name}: {entry['autotile']['verdict']}", file=sys.stderr, flush=True)
+        if arguments.output:
+            results = {"undisturbed_s": undisturbed_s, "faults": entries}
+            arguments.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
     show(entries, undisturbed_s)
-    if arguments.output:
-        results = {"undisturbed_s": undisturbed_s, "faults": entries}
-        arguments.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
 
 
 def run_autotile(fault: Fault, undisturbed_s: float) -> dict[str, Any]:

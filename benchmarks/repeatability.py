@@ -74,8 +74,14 @@ def main() -> None:
     twins = [same_under_two_names(sizes, seed) for seed in range(arguments.runs)]
     show(runs, twins)
     if arguments.output:
-        results = {"sizes": sizes, "configurations": len(configs), "runs": runs, "twins": twins,
-                   "true_us": sorted(truth["medians"].values()), "default_us": truth["medians"][truth["default"]]}  # fmt: skip
+        results = {
+            "sizes": sizes,
+            "configurations": len(configs),
+            "runs": runs,
+            "twins": twins,
+            "true_us": sorted(truth["medians"].values()),
+            "default_us": truth["medians"][truth["default"]],
+        }
         arguments.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
 
 
@@ -97,6 +103,7 @@ def one_run(kernel: Kernel, sizes: dict[str, int], configs: list[Config], seed: 
         mean_winner = mean_of_seven(kernel, sizes, configs)
     assert result.winner is not None
     assert result.speedup is not None
+    print(f"run {seed}: {result.seconds:.1f} s", file=sys.stderr, flush=True)
     return {
         "seed": seed,
         "disturbed": disturbed,

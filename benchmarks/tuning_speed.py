@@ -1,6 +1,6 @@
 """How many configurations a second: autotile and Kernel Tuner over the same configurations of the same kernel.
 
-    python benchmarks/tuning_speed.py [--shape 4096,4096,4096] [--configurations 200] [--rounds 3] [--output speed.json]
+    python benchmarks/tuning_speed.py [--shape 4096,4096,4096] [--configurations 120] [--rounds 3] [--output speed.json]
 
 Both try the same configurations of sgemm_2d, each verified against the same product and measured, on the same GPU, in
 alternating rounds, each round in a fresh process with empty caches. Kernel Tuner runs its CuPy backend, brute force,
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def main() -> None:
     """Run the rounds, or one tool's round in a child process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="4096,4096,4096", metavar="M,N,K")
-    parser.add_argument("--configurations", type=int, default=200)
+    parser.add_argument("--configurations", type=int, default=120)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.add_argument("--child", choices=sorted(TOOLS), help=argparse.SUPPRESS)
@@ -41,18 +42,26 @@ def main() -> None:
     if arguments.child:
         print(json.dumps(TOOLS[arguments.child](sizes, arguments.folder)))
         return
+    rounds: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         write_configs(Path(folder), sizes, arguments.configurations)
-        rounds = [
-            {"tool": tool, "round": number, **run_child(tool, arguments.shape, Path(folder))}
-            for number in range(arguments.rounds)
-            for tool in TOOLS
-        ]
-        duel = time_winners(rounds, sizes)
+        for number, tool in product(range(arguments.rounds), TOOLS):
+            entry = {"tool": tool, "round": number, **run_child(tool, arguments.shape, Path(folder))}
+            print(f"{tool}, round {number}: {entry['wall_s']:.1f} s", file=sys.stderr, flush=True)
+            rounds.append(entry)
+            save(arguments.output, {"sizes": sizes, "rounds": rounds})
+    duel = time_winners(rounds, sizes)
     show(rounds, duel)
-    if arguments.output:
-        results = {"sizes": sizes, "times_faster": times_faster(rounds), "rounds": rounds, "winners": duel}
-        arguments.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
+    save(
+        arguments.output,
+        {"sizes": sizes, "times_faster": times_faster(rounds), "rounds": rounds, "winners": duel},
+    )
+
+
+def save(path: Path | None, results: dict[str, Any]) -> None:
+    """Write what there is so far: hours may have gone into it."""
+    if path is not None:
+        path.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
 
 
 def write_configs(folder: Path, sizes: dict[str, int], count: int) -> None:
