@@ -118,6 +118,7 @@ def _account(folder: Path, processes: int, seconds: float, errors: list[str]) ->
     told = Counter(text for _, kind, text in marks if kind == "trial")
     done = Counter(text for _, kind, text in marks if kind == "done")
     failed = [text for _, kind, text in marks if kind == "failed"]
+    aside = [f"{path.name} was set aside" for path in folder.glob("tuning.db.corrupt-*")]
     with Database.open(folder / "tuning.db") as database:
         check = database.check()
         unfinished = check.unfinished_runs
@@ -131,7 +132,6 @@ def _account(folder: Path, processes: int, seconds: float, errors: list[str]) ->
             for study in database.studies()
             for run in database.runs(study.study_id)
         )
-        notices = database.notices
     return Crowd(
         processes=processes,
         seconds=seconds,
@@ -142,7 +142,7 @@ def _account(folder: Path, processes: int, seconds: float, errors: list[str]) ->
         imported=done["import"],
         lost_imports=max(0, done["import"] - imports),
         stored=stored.total(),
-        damage=(*check.problems, *notices, *([f"{unfinished} runs have no end"] if unfinished else [])),
+        damage=(*check.problems, *aside, *([f"{unfinished} runs have no end"] if unfinished else [])),
     )
 
 
