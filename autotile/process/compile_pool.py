@@ -75,6 +75,8 @@ class CompilePool:
         self._busy = 0
         self._busy_s = 0.0
         self._counted_at = time.perf_counter()
+        self.begun_at = self._counted_at
+        """When the newest compilation began, by `time.perf_counter`."""
 
     @property
     def busy_s(self) -> float:
@@ -101,7 +103,7 @@ class CompilePool:
         self._threads.shutdown(wait=True)
 
     def _compile(self, make_job: Callable[[], CompileJob]) -> Compiled:
-        start = time.perf_counter()
+        start = self.begun_at = time.perf_counter()
         self._count(+1)
         try:
             job = make_job()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from autotile.ground.model import Config, Measurement, Outcome, Trial, config_ke
 from autotile.ground.stats import Interval, median_interval, paired_ratio, ratio_of
 from autotile.process.messages import Candidate
 from autotile.tuning.evaluator import Evaluator
+from autotile.tuning.proof import Proof
 
 _RACE_S = 3.0
 """GPU time of the whole race; rounds are cut to fit it."""
@@ -21,9 +22,6 @@ _SESSION_SPREAD = 5e-4
 """How far a ratio may lie from what its rounds show, from one session to the next: other addresses, another order.
 On an H200, 21 races of 60 rounds of 17 configurations in 7 processes: the 95 % intervals held the median of all races
 in 93 to 98 % of the pairs, and where they did not it was at most 0.033 % outside."""
-
-Prove = Callable[[Candidate], tuple[Outcome, str, str]]
-"""Proves a candidate once more: how it ended, the reason, and the stage that decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +40,8 @@ class Finals:
         Configurations that cannot be told apart from the winner.
     refused
         Finalists in which a fault was found after all, with what it is.
+    notices
+        What could not be checked, a line each.
     """
 
     ranked: tuple[Trial, ...]
@@ -49,6 +49,7 @@ class Finals:
     speedup: Interval | None
     ties: tuple[Config, ...]
     refused: tuple[Trial, ...] = ()
+    notices: tuple[str, ...] = ()
 
     @property
     def winner(self) -> Trial | None:
@@ -68,7 +69,6 @@ def choose_finalists(trials: Sequence[Trial], default: Config, incumbent: Config
 def run_finals(
     racing: Sequence[tuple[Trial, Candidate]],
     evaluator: Evaluator,
-    prove: Prove,
     *,
     default: Config,
     incumbent: Config | None,
@@ -77,10 +77,12 @@ def run_finals(
 ) -> Finals:
     """Race the finalists and name the winner: the fastest that is proved, or the incumbent where it ties with that.
 
-    In replay nothing can be raced: the recorded medians and their intervals are compared instead. A hurried race has
-    the fewest rounds that give an interval.
+    Proved is what passes `Proof`. In replay nothing can be raced: the recorded medians and their intervals are compared
+    instead. A hurried race has the fewest rounds that give an interval.
     """
     finalists, candidates = [trial for trial, _ in racing], [candidate for _, candidate in racing]
+    proof = Proof(evaluator, hurried=hurried)
+    proof.sanitize(candidates)
     rounds = _LEAST_ROUNDS if hurried else _rounds(finalists)
     times = evaluator.race(candidates, rounds, seed) if len(finalists) > 1 else None
     race = _Race(finalists, times)
@@ -89,12 +91,12 @@ def run_finals(
     while left:
         finals = race.rank(left, default, incumbent)
         winner = next(i for i in left if _same(finalists[i].config, finals.ranked[0].config))
-        outcome, reason, stage = prove(candidates[winner])
+        outcome, reason, stage = proof(candidates[winner])
         if outcome is Outcome.OK:
-            return replace(finals, refused=tuple(refused))
+            return replace(finals, refused=tuple(refused), notices=tuple(proof.notices))
         refused.append(replace(finalists[winner], outcome=outcome, reason=reason, stage=stage, measurement=None))
         left.remove(winner)
-    return Finals((), None, None, (), tuple(refused))
+    return Finals((), None, None, (), tuple(refused), tuple(proof.notices))
 
 
 class _Race:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotile.ground.model import Trial
+from autotile.process.compile_pool import CompilePool
 
 _ON_GPU = ("load", "verify", "measure")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Shares of the search's wall time, from the end of its first trial on.
+    """Shares of the search's wall time while candidates remain: from its first trial to its last compilation's start.
 
     Attributes
     ----------
@@ -46,31 +46,40 @@ class LoadMeter:
 
     Parameters
     ----------
-    compiled_s
-        Seconds that all compile workers together have compiled so far.
+    pool
+        The compile workers.
     workers
         How many they are.
     """
 
-    def __init__(self, compiled_s: Callable[[], float], workers: int) -> None:
-        self._compiled_s = compiled_s
+    def __init__(self, pool: CompilePool, workers: int) -> None:
+        self._pool = pool
         self._workers = workers
-        self._start: tuple[float, float] | None = None
-        self._end = (0.0, 0.0)
+        self._first: _Mark | None = None
+        self._last: _Mark | None = None
         self._gpu_s = 0.0
 
     def add(self, trial: Trial) -> None:
         """Note that a trial has ended now."""
-        now = (time.perf_counter(), self._compiled_s())
-        if self._start is None:
-            self._start = now
-        else:
+        now = time.perf_counter()
+        if self._first is not None:
             self._gpu_s += sum(trial.seconds.get(stage, 0.0) for stage in _ON_GPU)
-        self._end = now
+        mark = _Mark(now, self._pool.busy_s, self._gpu_s)
+        if self._first is None:
+            self._first = mark
+        if self._last is None or self._last.time_s < self._pool.begun_at:
+            self._last = mark
 
     def read(self) -> Load | None:
-        """The load from the first trial to the last; None before there are two."""
-        if self._start is None or self._end[0] <= self._start[0]:
+        """The load while candidates remained; None before there are two trials."""
+        if self._first is None or self._last is None or self._first is self._last:
             return None
-        wall_s, compiled_s = self._end[0] - self._start[0], self._end[1] - self._start[1]
-        return Load(self._gpu_s / wall_s, compiled_s / wall_s / self._workers)
+        wall_s = self._last.time_s - self._first.time_s
+        compiled_s = self._last.compiled_s - self._first.compiled_s
+        return Load(self._last.gpu_s / wall_s, compiled_s / wall_s / self._workers)
+
+
+class _Mark(NamedTuple):
+    time_s: float
+    compiled_s: float
+    gpu_s: float

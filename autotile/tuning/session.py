@@ -32,7 +32,6 @@ from autotile.tuning.load import LoadMeter
 from autotile.tuning.lookahead import candidates_ahead
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import Pipeline
-from autotile.tuning.proof import Proof
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.start import earlier_trials, incumbent, rows_to_try
 
@@ -132,7 +131,7 @@ class Session:
         self._incumbent = incumbent(database, self._study_id)
         workers = options.workers or available_cores()
         self._pool = CompilePool(settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s)
-        self._load = LoadMeter(lambda: self._pool.busy_s, workers)
+        self._load = LoadMeter(self._pool, workers)
         self._ahead = candidates_ahead(options.sampler, workers)
         self._pipeline = Pipeline(kernel, problem, backend.device, self._pool, self._ahead)
         self._pipeline.recall(self._ledger.trials)
@@ -234,18 +233,15 @@ class Session:
         racing = self._pipeline.compile_again(finalists)
         if not racing:
             return None
-        proof = Proof(evaluator, hurried=hurried)
-        proof.sanitize([candidate for _, candidate in racing])
         finals = run_finals(
             racing,
             evaluator,
-            proof,
             default=self._default,
             incumbent=self._incumbent,
             seed=self._options.seed,
             hurried=hurried,
         )
-        self._notices += tuple(proof.notices)
+        self._notices += finals.notices
         for rank, trial in enumerate(finals.ranked, start=1):
             self._database.add_trial(self._study_id, run_id, trial, phase="final", rank=rank)
         for trial in finals.refused:

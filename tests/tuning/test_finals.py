@@ -1,11 +1,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from autotile.ground.model import Config, Outcome, Trial
 from autotile.process.messages import Candidate, Evaluation
-from autotile.process.sanitizer import Finding
+from autotile.process.sanitizer import Finding, Verdict
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
@@ -16,15 +17,25 @@ class Racer:
 
     source: Literal["cuda", "replayed"] = "cuda"
 
-    def __init__(self, times_us: dict[int, Sequence[float]] | None) -> None:
+    def __init__(
+        self,
+        times_us: dict[int, Sequence[float]] | None,
+        faulty: Sequence[Config] = (),
+        findings: Sequence[Finding] = (),
+    ) -> None:
         self._times_us = times_us
+        self._faulty = faulty
+        self._findings = list(findings)
         self.rounds = 0
+        self.repeats = 0
 
     def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
-        raise AssertionError("finals ask their proof")
+        self.repeats = repeats
+        faulty = candidate.config in self._faulty
+        return Evaluation(Outcome.WRONG_RESULT, "sometimes", "verify") if faulty else Evaluation(Outcome.OK)
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        raise AssertionError("finals ask their proof")
+        return [self._findings if candidate.config == A else [] for candidate in candidates]
 
     def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
         raise AssertionError("finals only race")
@@ -45,19 +56,10 @@ def ran(judges: dict[str, Any]) -> Callable[..., Trial]:
 
 
 def hold(
-    finalists: list[Trial],
-    racer: Racer,
-    default: Config = D,
-    incumbent: Config | None = None,
-    faulty: Sequence[Config] = (),
+    finalists: list[Trial], racer: Racer, default: Config = D, incumbent: Config | None = None, *, hurried: bool = False
 ) -> Finals:
-    def prove(candidate: Candidate) -> tuple[Outcome, str, str]:
-        return (
-            (Outcome.WRONG_RESULT, "sometimes", "verify") if candidate.config in faulty else (Outcome.OK, "", "verify")
-        )
-
-    racing = [(trial, Candidate(trial.config, "some.cubin")) for trial in finalists]
-    return run_finals(racing, racer, prove, default=default, incumbent=incumbent, seed=0)
+    racing = [(trial, Candidate(trial.config, f"{trial.config}.cubin")) for trial in finalists]
+    return run_finals(racing, racer, default=default, incumbent=incumbent, seed=0, hurried=hurried)
 
 
 class TestChoice:
@@ -160,7 +162,7 @@ TIMES_US = {1: [1.0] * 9, 2: [2.0] * 9, 3: [2.0] * 9, 4: [4.0] * 9}
 
 class TestProof:
     def test_the_next_one_wins_where_the_fastest_is_faulty(self, ran: Callable[..., Trial]) -> None:
-        finals = hold([ran(A, 1.0), ran(B, 2.0), ran(C, 2.0), ran(D, 4.0)], Racer(TIMES_US), faulty=[A])
+        finals = hold([ran(A, 1.0), ran(B, 2.0), ran(C, 2.0), ran(D, 4.0)], Racer(TIMES_US, faulty=[A]))
         assert finals.winner is not None
         assert finals.winner.config == B
         assert finals.ties == (C,)
@@ -171,10 +173,38 @@ class TestProof:
         assert (refused.stage, refused.measurement) == ("verify", None)
 
     def test_a_faulty_incumbent_is_refused_too(self, ran: Callable[..., Trial]) -> None:
-        finals = hold([ran(B, 2.0), ran(C, 2.0)], Racer(TIMES_US), incumbent=C, faulty=[C])
+        finals = hold([ran(B, 2.0), ran(C, 2.0)], Racer(TIMES_US, faulty=[C]), incumbent=C)
         assert [t.config for t in finals.ranked] == [B]
         assert [t.config for t in finals.refused] == [C]
 
     def test_nothing_wins_where_all_are_faulty(self, ran: Callable[..., Trial]) -> None:
-        finals = hold([ran(A, 1.0), ran(D, 4.0)], Racer(TIMES_US), faulty=[A, D])
+        finals = hold([ran(A, 1.0), ran(D, 4.0)], Racer(TIMES_US, faulty=[A, D]))
         assert (finals.winner, finals.default, finals.speedup, len(finals.refused)) == (None, None, None, 2)
+
+    def test_the_winner_is_verified_often_enough_to_find_one_fault_in_fifty(self, ran: Callable[..., Trial]) -> None:
+        racer = Racer(TIMES_US)
+        hold([ran(A, 1.0), ran(D, 4.0)], racer)
+        assert 1 - 0.98 ** (2 * racer.repeats) > 0.95
+        hold([ran(A, 1.0), ran(D, 4.0)], racer, hurried=True)
+        assert racer.repeats == 10
+
+    @pytest.mark.parametrize(
+        ("tool", "outcome"), [("memcheck", Outcome.OUT_OF_BOUNDS), ("racecheck", Outcome.WRONG_RESULT)]
+    )
+    def test_what_the_sanitizer_finds_cannot_win(self, ran: Callable[..., Trial], tool: Any, outcome: Outcome) -> None:
+        racer = Racer(TIMES_US, findings=[Finding(tool, Verdict.FAILED, "Race reported")])
+        finals = hold([ran(A, 1.0), ran(D, 4.0)], racer)
+        assert [trial.config for trial in finals.ranked] == [D]
+        (refused,) = finals.refused
+        assert (refused.outcome, refused.stage, refused.reason) == (outcome, "sanitize", f"{tool}: Race reported")
+
+    def test_what_could_not_be_checked_is_told(self, ran: Callable[..., Trial]) -> None:
+        racer = Racer(TIMES_US, findings=[Finding("initcheck", Verdict.UNCHECKED, "could not be checked: no time")])
+        finals = hold([ran(A, 1.0), ran(D, 4.0)], racer)
+        assert [trial.config for trial in finals.ranked] == [A, D]
+        assert finals.notices == ("1 of the sanitizer's checks were not made; could not be checked: no time",)
+
+    def test_two_names_for_one_configuration_tie(self, ran: Callable[..., Trial]) -> None:
+        steps = np.random.default_rng(0).normal(0, 1e-3, (2, 60))
+        finals = hold([ran(A, 1.0), ran(B, 1.0)], Racer({1: list(1 + steps[0]), 2: list(1.0002 + steps[1])}))
+        assert len(finals.ties) == 1
