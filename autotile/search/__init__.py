@@ -3,6 +3,8 @@
 =============================== ===========================================================================
 `autotile.search.search`        `Search`: propose a row, tell its trial, replay what earlier sessions tried
 `autotile.search.samplers`      the samplers by name: `make_sampler`, `SAMPLERS`
+`autotile.search.feasible_gp`   `FeasibleGPSampler`: expected improvement under a Gaussian process, the default
+`autotile.search.surrogate`     the process, kept up with a history of trials; what it expects of rows
 `autotile.search.feasible`      `FeasibleSampler`: any Optuna sampler, over the rows of a space only
 `autotile.search.tpe`           `FeasibleTPESampler`: the same, with candidates that are rows to begin with
 `autotile.search.direct`        samplers that need no model: uniform, and every row in order

@@ -47,12 +47,17 @@ class Candidates:
         self.left -= int(self.free[row])
         self.free[row] = False
 
-    def free_rows_of(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Row of each combination of codes, shape (n, parameters); -1 where it is invalid or taken."""
+    def rows_of(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Row of each combination of codes, shape (n, parameters); -1 where it is invalid."""
         wanted = rank(list(codes.T), self._sizes, len(codes))
         rows = np.searchsorted(self._ranks, wanted)
         rows[rows == len(self._ranks)] = 0
-        return np.where((self._ranks[rows] == wanted) & self.free[rows], rows, -1)
+        return np.where(self._ranks[rows] == wanted, rows, -1)
+
+    def free_rows_of(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Row of each combination of codes, shape (n, parameters); -1 where it is invalid or taken."""
+        rows = self.rows_of(codes)
+        return np.where((rows >= 0) & self.free[rows], rows, -1)
 
     def first(self) -> int:
         """The first free row."""

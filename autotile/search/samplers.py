@@ -44,6 +44,12 @@ class SamplerKind:
     needs: str = ""
 
 
+def _feasible(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
+    from autotile.search.feasible_gp import FeasibleGPSampler
+
+    return FeasibleGPSampler(space, seed, available)
+
+
 def _tpe(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
     from autotile.search.tpe import FeasibleTPESampler
 
@@ -92,8 +98,9 @@ def _gp(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSample
 
 SAMPLERS: Mapping[str, SamplerKind] = MappingProxyType(
     {
+        "feasible": SamplerKind("Gaussian process over the valid configurations: fewest measurements", _feasible),
         "tpe": SamplerKind("tree-structured Parzen estimator: models where the fast configurations lie", _tpe),
-        "gp": SamplerKind("Gaussian process: few but slow proposals", _gp, "torch"),
+        "gp": SamplerKind("Optuna's Gaussian process: slow proposals", _gp, "torch"),
         "cmaes": SamplerKind("CMA-ES: an evolution strategy over the order of the values", _cmaes, "cmaes"),
         "nsga2": SamplerKind("genetic algorithm: crosses and mutates the best configurations", _nsga2),
         "random": SamplerKind("uniform over the configurations that are left", _random),
@@ -108,12 +115,12 @@ def resolve_sampler(
 ) -> str:
     """Name of the sampler that ``auto`` stands for; any other name is returned as it is.
 
-    Where the trials that are granted cover every row that can be tried, ``auto`` is ``brute-force``, else ``tpe``.
+    Where the trials that are granted cover every row that can be tried, ``auto`` is ``brute-force``, else ``feasible``.
     """
     if name != "auto":
         return name
     rows = len(space) if available is None else int(np.count_nonzero(available))
-    return "brute-force" if trials is not None and trials >= rows else "tpe"
+    return "brute-force" if trials is not None and trials >= rows else "feasible"
 
 
 def make_sampler(name: str, space: SearchSpace, seed: int, available: ArrayLike | None = None) -> RowSampler:

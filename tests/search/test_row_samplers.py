@@ -6,6 +6,7 @@ import subprocess
 import sys
 from functools import partial
 from importlib.util import find_spec
+from types import ModuleType
 
 import numpy as np
 import optuna
@@ -15,7 +16,7 @@ from rows import TILES, make_space, spaces, tile_space, tile_time_us
 
 from autotile.ground.errors import InputError
 from autotile.ground.space import SearchSpace
-from autotile.search import feasible, samplers
+from autotile.search import feasible, feasible_gp, samplers
 from autotile.search.feasible import FeasibleSampler
 from autotile.search.row_sampler import RowSampler
 from autotile.search.samplers import SAMPLERS, make_sampler, resolve_sampler
@@ -188,14 +189,14 @@ def test_the_nearest_row_is_taken_when_no_draw_is_one() -> None:
 def test_auto_is_brute_force_where_the_trials_cover_the_space() -> None:
     space = tile_space()
     assert resolve_sampler("auto", space, None, len(space)) == "brute-force"
-    assert resolve_sampler("auto", space, None, len(space) - 1) == "tpe"
-    assert resolve_sampler("auto", space) == "tpe"
+    assert resolve_sampler("auto", space, None, len(space) - 1) == "feasible"
+    assert resolve_sampler("auto", space) == "feasible"
     assert resolve_sampler("auto", space, np.arange(len(space)) < 10, 10) == "brute-force"
     assert resolve_sampler("gp", space, None, len(space)) == "gp"
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"no sampler 'tpee'; did you mean 'tpe'\? \(known: auto, tpe, gp, cmaes"):
+    with pytest.raises(InputError, match=r"no sampler 'tpee'; did you mean 'tpe'\? \(known: auto, feasible, tpe, gp"):
         make_sampler("tpee", tile_space(), 0)
 
 
@@ -211,7 +212,10 @@ def test_listing_the_samplers_does_not_load_optuna() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_docstring_example_holds() -> None:
+@pytest.mark.parametrize("module", [feasible, feasible_gp])
+def test_the_docstring_example_holds(module: ModuleType) -> None:
     import doctest
 
-    assert doctest.testmod(feasible).failed == 0
+    results = doctest.testmod(module)
+    assert results.failed == 0
+    assert results.attempted

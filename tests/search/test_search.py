@@ -121,7 +121,7 @@ def test_each_proposal_is_told_once() -> None:
 def test_auto_says_what_it_became() -> None:
     space = tile_space()
     assert Search(space, trials=10_000).sampler == "brute-force"
-    assert Search(space, trials=50).sampler == "tpe"
+    assert Search(space, trials=50).sampler == "feasible"
     with pytest.raises(InputError, match="no sampler 'best'"):
         Search(space, "best")
     with pytest.raises(InputError, match="the seed is -1, expected 0 or more"):

@@ -1,0 +1,75 @@
+"""What trials reached, as numbers that a Gaussian process can model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+from scipy.special import ndtri
+
+Floats = NDArray[np.float64]
+
+_FAILED_QUANTILE = 0.8
+"""Where a failure stands among the successes: bad, yet not so bad that its neighbours are given up; whether they fail
+is another model's business."""
+
+_SUM_SHARE = 0.05
+"""Share of the sum beside the maximum in the augmented Chebyshev scalarisation (Knowles, ParEGO, 2006)."""
+
+
+def result_of(trial: FrozenTrial) -> tuple[float, ...] | None:
+    """Values that a trial reached; None where it failed."""
+    reached = trial.state is TrialState.COMPLETE and all(excess <= 0 for excess in trial.constraints.values())
+    return tuple(trial.values) if reached and np.isfinite(trial.values).all() else None
+
+
+def losses(
+    results: Sequence[tuple[float, ...] | None], directions: Sequence[StudyDirection], weights: Floats
+) -> Floats:
+    """One number a trial, the less the better, with mean 0 and deviation 1 over the trials that did not fail.
+
+    Parameters
+    ----------
+    results
+        Values of each trial, None where it failed; at least one is there.
+    directions
+        Of the study.
+    weights
+        What each objective counts, shape (objectives,); of no effect where there is one.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (trials,).
+    """
+    reached = np.array([result for result in results if result is not None])
+    columns = [_scaled(column, direction) for column, direction in zip(reached.T, directions, strict=True)]
+    loss = columns[0]
+    if len(columns) > 1:
+        weighted = weights[:, None] * np.stack(columns)
+        loss = _standardized(weighted.max(axis=0) + _SUM_SHARE * weighted.sum(axis=0))
+    found = np.full(len(results), np.quantile(loss, _FAILED_QUANTILE))
+    found[[result is not None for result in results]] = loss
+    return found
+
+
+def _scaled(values: Floats, direction: StudyDirection) -> Floats:
+    """One objective, the less the better.
+
+    Times become speeds relative to the fastest, which spreads the fast trials and crowds the slow ones: how slow
+    these are does not matter to the search. Values of any sign become normal scores of their ranks.
+    """
+    if values.min() > 0:
+        speed = values / values.max() if direction is StudyDirection.MAXIMIZE else values.min() / values
+        return _standardized(-speed)
+    ascending = values if direction is StudyDirection.MINIMIZE else -values
+    ranks = np.searchsorted(np.sort(ascending), ascending, side="left")
+    return _standardized(np.asarray(ndtri((ranks + 0.5) / len(values))))
+
+
+def _standardized(values: Floats) -> Floats:
+    away = values - values.mean()
+    return np.asarray(away / max(float(away.std()), 1e-6))

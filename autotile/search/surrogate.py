@@ -1,0 +1,160 @@
+"""A Gaussian process over the rows of a space, kept up with a history of trials."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.study import StudyDirection
+
+from autotile.search.candidates import Candidates
+from autotile.search.embedding import Embedding
+from autotile.search.gaussian_process import GaussianProcess
+from autotile.search.history import History
+from autotile.search.hyperparameters import fit
+from autotile.search.objectives import losses
+from autotile.search.pool import rows_to_look_at
+
+Floats = NDArray[np.float64]
+
+_FITTED = 256
+"""Most trials that hyperparameters are fitted to, at a cost of their cube: the best half, and others evenly spread."""
+
+_BEST = 10
+"""Best trials whose surroundings are looked at."""
+
+_LEAST_CHANCE = 0.02
+"""Chance to work that every row is left with: a model of failures errs, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is expected of rows.
+
+    Attributes
+    ----------
+    rows
+        The rows, shape (n,).
+    mean, deviation
+        Of the loss that each will have, shape (n,).
+    chance
+        That it does not fail, shape (n,).
+    best
+        Least loss so far.
+    since_best
+        Trials that ended since it was found.
+    """
+
+    rows: NDArray[np.int64]
+    mean: Floats
+    deviation: Floats
+    chance: Floats
+    best: float
+    since_best: int
+
+
+class Surrogate:
+    """The model after the first so many trials to end, to which later ones are added as they come.
+
+    What it expects depends on the history alone and not on when it was asked: trials stand in the order in which the
+    first of them ended, then in that in which the others began.
+
+    Parameters
+    ----------
+    candidates
+        The space.
+    embedding
+        Coordinates of its rows.
+    history
+        At least ``fitted`` of its trials have ended.
+    fitted
+        Trials that hyperparameters are fitted to; one of them or more did not fail.
+    directions
+        Of the study.
+    rng
+        Draws the rows that are looked at.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        embedding: Embedding,
+        history: History,
+        fitted: int,
+        *,
+        directions: Sequence[StudyDirection],
+        rng: np.random.Generator,
+    ) -> None:
+        self.fitted = fitted
+        self._candidates = candidates
+        self._embedding = embedding
+        self._directions = directions
+        self._numbers = history.first_ended(fitted)
+        self._included = set(self._numbers)
+        self._seen = 0
+        equal = np.ones(len(directions))
+        loss = losses(history.results_of(self._numbers), directions, equal)
+        observed = history.rows(self._numbers)
+        points = self._points(observed)
+        ascending = np.argsort(loss, kind="stable")
+        chosen = _informative(ascending)
+        parameters = fit(points[chosen], loss[chosen], embedding.groups)
+        self._rows = rows_to_look_at(candidates, observed[ascending[:_BEST]], rng)
+        self._process = GaussianProcess(parameters, self._points(self._rows), points)
+
+    def outlook(self, history: History, weights: Floats) -> Outlook:
+        """Say what is expected of the rows that are looked at and free.
+
+        Parameters
+        ----------
+        history
+            The same as before, grown.
+        weights
+            What each objective counts, shape (objectives,).
+        """
+        self._follow(history)
+        ended = list(history.results)
+        results = history.results_of(ended)
+        loss = dict(zip(ended, losses(results, self._directions, weights), strict=True))
+        failed = {number: float(result is None) for number, result in history.results.items()}
+        share = float(np.mean(list(failed.values())))
+        known = np.array([number in loss for number in self._numbers])
+        targets = np.array(
+            [[loss.get(number, 0.0), failed.get(number, share) - share] for number in self._numbers]
+        ).T.copy()
+        mean, deviation = self._process.predict(targets if share else targets[:1], known)
+        free = self._candidates.free[self._rows]
+        chance = 1 - share - mean[1] if share else np.ones(len(self._rows))
+        worked = [index for index, result in enumerate(results) if result is not None]
+        best = min(worked, key=lambda index: loss[ended[index]])
+        return Outlook(
+            rows=self._rows[free],
+            mean=mean[0][free],
+            deviation=deviation[free],
+            chance=np.clip(chance[free], _LEAST_CHANCE, 1.0),
+            best=loss[ended[best]],
+            since_best=len(ended) - 1 - best,
+        )
+
+    def _follow(self, history: History) -> None:
+        """Add the trials that began since the last look."""
+        numbers = list(history.begun)
+        added = [number for number in numbers[self._seen :] if number not in self._included]
+        for number, point in zip(added, self._points(history.rows(added)), strict=True):
+            self._process.observe(point)
+            self._numbers.append(number)
+        self._seen = len(numbers)
+
+    def _points(self, rows: NDArray[np.int64]) -> Floats:
+        return self._embedding.of(self._candidates.space.codes[rows])
+
+
+def _informative(ascending: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Trials to fit hyperparameters to, given their order from the best to the worst."""
+    if len(ascending) <= _FITTED:
+        return np.sort(ascending)
+    half = _FITTED // 2
+    others = np.linspace(half, len(ascending) - 1, half).astype(np.int64)
+    return np.sort(np.concatenate([ascending[:half], ascending[others]]))
