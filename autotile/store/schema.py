@@ -19,7 +19,7 @@ from sqlalchemy import (
     table,
 )
 
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0002"
 """The newest migration. Revisions are four-digit numbers in order, so that a newer database can be told."""
 
 VERSION_TABLE = "autotile_schema"

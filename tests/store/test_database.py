@@ -113,6 +113,20 @@ def test_the_winner_of_the_newest_finished_finals_is_best(
     assert database.best("sgemm")[0].trial.config == {"BM": 512}
 
 
+def test_what_the_finals_refused_is_best_no_more(
+    database: Database, measured: Maker, failed: Maker, study: int, run: int
+) -> None:
+    fast, slow = measured({"BM": 64}, 10.0), measured({"BM": 128}, 20.0)
+    database.add_trials(study, run, [fast, slow])
+    database.add_trial(study, run, fast, phase="final", rank=1)
+    database.end_run(run, {})
+    again = database.start_run(study, sampler="tpe")
+    database.add_trial(study, again, failed({"BM": 64}, Outcome.WRONG_RESULT), phase="final")
+    assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 128}]
+    database.add_trial(study, again, measured({"BM": 64}, 11.0))  # measured afresh since
+    assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 64}]
+
+
 def test_best_is_one_a_study_and_can_be_narrowed(
     database: Database, key: TuningKey, device: DeviceProperties, measured: Maker
 ) -> None:
@@ -171,7 +185,7 @@ def test_a_check_counts_rows_and_finds_orphans(
     report = database.check()
     assert report.whole
     assert report.counts == {"studies": 1, "runs": 1, "trials": 1, "misses": 0}
-    assert (report.unfinished_runs, report.revision) == (1, "0001")
+    assert (report.unfinished_runs, report.revision) == (1, "0002")
     connection = sqlite3.connect(tmp_path / "tuning.db")
     connection.execute("DELETE FROM runs")
     connection.commit()

@@ -72,7 +72,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path, opening: Callable[..., object
     connection.execute("UPDATE autotile_schema SET version_num = '0099'")
     connection.commit()
     connection.close()
-    with pytest.raises(DatabaseError, match=r"newer autotile \(schema 0099; this version knows 0001\): pip install"):
+    with pytest.raises(DatabaseError, match=r"newer autotile \(schema 0099; this version knows 0002\): pip install"):
         opening(path)
 
 
