@@ -5,7 +5,7 @@
 Each fault has a session of its own: four healthy configurations and one that fails. The table tells how the faulty
 configuration ended, whether the healthy ones and the winner are right, and how many seconds longer the session took
 than one without a fault. Kernel Tuner runs the same five configurations with its CuPy backend in a process of its own,
-which is killed after 20 seconds.
+which is killed after 15 seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ sys.path[0] = str(Path(__file__).parents[1] / "tests")
 from faults.fault_kit import HEALTHY, Fault, fault_kernel, read_faults  # noqa: E402
 from faults.fault_session import tune_faults  # noqa: E402
 
-_LIMIT_S = 20.0
+_LIMIT_S = 15.0
 _STYLES = {"survived": "green", "as expected": "green"}
 
 
