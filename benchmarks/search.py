@@ -1,0 +1,200 @@
+"""How few measurements each search method needs, on recorded spaces.
+
+    python benchmarks/search.py --data DIR [--seeds 20] [--budget 400] [--batch 1] [--methods NAME ...]
+                                [--work DIR] [--processes N] [--output FILE.json] [--plot FILE.svg]
+
+Every ``.npz`` in the folder is a recorded space (see `search_methods.RecordedSpace`), which each method searches once a
+seed. Each run is kept as a small file in the work folder, so that a run that was stopped goes on. The table gives the
+best possible over the best found time after so many measurements: the mean over the spaces of the mean over the seeds,
+with its standard error over the seeds. A configuration that fails counts as a measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+# one thread a process: the runs are what is spread over the cores
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+import numpy as np
+from provenance import provenance
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from search_methods import RecordedSpace, all_methods, timed
+
+COUNTS = (25, 50, 100, 200, 400)
+"""Measurements after which the table looks."""
+
+Curves = dict[str, dict[str, np.ndarray]]
+"""For each method and space what was reached, shape (seeds, measurements)."""
+
+
+def main() -> None:
+    """Replay what is missing, show the table, write the figures."""
+    arguments = parse()
+    spaces = {path.stem: RecordedSpace.read(path) for path in sorted(arguments.data.glob("*.npz"))}
+    if not spaces:
+        raise SystemExit(f"{arguments.data} holds no .npz; name a folder of recorded spaces")
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    jobs = [(m, s, seed) for seed in range(arguments.seeds) for m in arguments.methods for s in spaces]
+    missing = [job for job in jobs if not kept(arguments, *job).is_file()]
+    work = partial(replay, arguments, spaces)
+    with get_context("fork").Pool(arguments.processes) as pool:
+        for _ in track(pool.imap_unordered(work, missing), f"{len(missing)} runs", len(missing)):
+            pass
+    curves, cost, errors = collect(arguments, spaces)
+    show(curves, cost, arguments)
+    for method, error in errors.items():
+        print(f"{method} failed: {error}")
+    report = {**provenance(), "spaces": list(spaces), "seeds": arguments.seeds, "batch": arguments.batch}
+    report |= {"budget": arguments.budget, "methods": summary(curves, cost, arguments), "errors": errors}
+    if arguments.output:
+        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+    if arguments.plot:
+        plot(curves, arguments.plot)
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of recorded spaces")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--budget", type=int, default=400, help="measurements of each run")
+    parser.add_argument("--batch", type=int, default=1, help="proposals made at the same time")
+    parser.add_argument("--methods", nargs="+", help="see search_methods.py (default: all that are installed)")
+    parser.add_argument("--work", type=Path, default=Path("search-runs"), help="where each run is kept")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--plot", type=Path, help="picture to write; needs matplotlib")
+    arguments = parser.parse_args()
+    arguments.methods = arguments.methods or all_methods()
+    return arguments
+
+
+def kept(arguments: argparse.Namespace, method: str, space: str, seed: int) -> Path:
+    """File of one run; its name holds a digest of the recording, so that a changed one is searched anew."""
+    digest = hashlib.sha256((arguments.data / f"{space}.npz").read_bytes()).hexdigest()[:8]
+    name = f"{method.replace(':', '+')}-{space}-{digest}-{seed}-{arguments.budget}-{arguments.batch}.json"
+    return Path(arguments.work / name)
+
+
+def replay(arguments: argparse.Namespace, spaces: dict[str, RecordedSpace], job: tuple[str, str, int]) -> None:
+    """Run one method on one space with one seed, and keep what it measured."""
+    method, space, seed = job
+    path = kept(arguments, *job)
+    whole = path.with_suffix(f".{os.getpid()}")
+    whole.write_text(json.dumps(timed(method, spaces[space], seed, arguments.budget, arguments.batch)))
+    whole.replace(path)
+
+
+def collect(
+    arguments: argparse.Namespace, spaces: dict[str, RecordedSpace]
+) -> tuple[Curves, dict[str, float], dict[str, str]]:
+    """Curves, milliseconds a measurement, and errors of each method; one that failed anywhere has no curve."""
+    curves: Curves = {}
+    cost: dict[str, float] = {}
+    errors: dict[str, str] = {}
+    for method in arguments.methods:
+        runs = {
+            space: [json.loads(kept(arguments, method, space, seed).read_text()) for seed in range(arguments.seeds)]
+            for space in spaces
+        }
+        failed = [run["error"] for each in runs.values() for run in each if run["error"]]
+        if failed:
+            errors[method] = failed[0]
+            continue
+        curves[method] = {
+            name: np.array([spaces[name].reached(run["rows"], arguments.budget) for run in each])
+            for name, each in runs.items()
+        }
+        cost[method] = 1e3 * float(np.median([r["seconds_a_measurement"] for each in runs.values() for r in each]))
+    return curves, cost, errors
+
+
+def averages(by_space: dict[str, np.ndarray], counts: list[int]) -> Iterator[tuple[float, float]]:
+    """Mean over the spaces and its standard error, after each count."""
+    for count in counts:
+        reached = [each[:, count - 1] for each in by_space.values()]
+        squares = sum(each.var(ddof=1) / len(each) for each in reached) if len(reached[0]) > 1 else np.nan
+        yield float(np.mean([each.mean() for each in reached])), float(np.sqrt(squares) / len(reached))
+
+
+def summary(curves: Curves, cost: dict[str, float], arguments: argparse.Namespace) -> dict[str, Any]:
+    """All figures, rounded to what their errors leave of them."""
+    counts = [count for count in COUNTS if count <= arguments.budget]
+    return {
+        method: {
+            "ms_a_measurement": round(cost[method], 3),
+            "mean": {
+                str(count): [round(mean, 4), round(error, 4)]
+                for count, (mean, error) in zip(counts, averages(by_space, counts), strict=True)
+            },
+            "spaces": {
+                name: {str(count): round(float(each[:, count - 1].mean()), 4) for count in counts}
+                for name, each in by_space.items()
+            },
+        }
+        for method, by_space in curves.items()
+    }
+
+
+def show(curves: Curves, cost: dict[str, float], arguments: argparse.Namespace) -> None:
+    """Print one line a method, the best last, and where the first one stands on each space."""
+    counts = [count for count in COUNTS if count <= arguments.budget]
+    table = Table("method", *(f"after {count}" for count in counts), "ms each", box=None)
+    middle = max(count for count in counts if count <= 100) - 1
+    order = sorted(curves, key=lambda method: np.mean([each[:, middle].mean() for each in curves[method].values()]))
+    for method in order:
+        cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in averages(curves[method], counts)]
+        table.add_row(method, *cells, f"{cost[method]:.2f}")
+    Console(width=120).print(table)
+    if len(curves) > 1:
+        compare(curves, counts, arguments.methods[0])
+
+
+def compare(curves: Curves, counts: list[int], ours: str) -> None:
+    """Print one method beside the best of all others, space by space."""
+    others = [method for method in curves if method != ours]
+    table = Table("space", *(f"{ours} / best other after {count}" for count in counts), box=None)
+    for space, reached in curves[ours].items():
+        cells = []
+        for count in counts:
+            rival = max(others, key=lambda method: curves[method][space][:, count - 1].mean())
+            rivals = curves[rival][space][:, count - 1].mean()
+            cells.append(f"{reached[:, count - 1].mean():.3f} / {rivals:.3f} {rival.partition(':')[2] or rival}")
+        table.add_row(space, *cells)
+    Console(width=160).print(table)
+
+
+def plot(curves: Curves, path: Path) -> None:
+    """Draw the mean over the spaces against the measurements."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5.5), layout="constrained")
+    ranked = sorted(curves, key=lambda method: -np.mean([each[:, :200].mean() for each in curves[method].values()]))
+    for place, method in enumerate(ranked):
+        mean = np.mean([each.mean(axis=0) for each in curves[method].values()], axis=0)
+        shown = place < 8
+        style: dict[str, Any] = {"label": method, "lw": 1.6} if shown else {"color": "0.8", "lw": 0.8, "zorder": 0}
+        axes.plot(np.arange(1, len(mean) + 1), mean, **style)
+    axes.set(xscale="log", xlim=(10, None), ylim=(0.6, 1.005))
+    axes.set(xlabel="measurements", ylabel="best possible / best found time, mean over the spaces")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, title="the eight best; all others in grey", title_fontsize=8)
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""Search methods replayed over a recorded space: autotile's samplers, Optuna's own and Kernel Tuner's strategies.
+
+A method is ``NAME`` or ``autotile:NAME`` (a sampler of autotile, through the `Search` that a tuning uses),
+``optuna:NAME`` (Optuna's sampler on a study of its own, over all combinations; those that are not valid or were measured
+before are redrawn free of charge), ``optuna-counted:NAME`` (the same, but they count as measurements) or
+``kernel-tuner:STRATEGY`` (with a fresh `Searchspace`; what it proposes again is answered and does not count).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from autotile.ground.model import Measurement, Outcome, Trial, Value
+from autotile.ground.space import SearchSpace
+from autotile.ground.spec import Parameter
+
+_REDRAWS = 200
+"""Draws that Optuna's samplers have for one measurement before it is lost."""
+
+_REPEATS = 200
+"""Proposals a measurement after which a strategy that only repeats itself is ended."""
+
+_MOST_SECONDS = 120
+"""Most that a strategy may take; some wait for a row that they will never draw."""
+
+
+@dataclass(frozen=True)
+class RecordedSpace:
+    """A space with the time of every valid configuration, in ms; NaN where it fails."""
+
+    name: str
+    space: SearchSpace
+    times_ms: np.ndarray
+
+    @classmethod
+    def read(cls, path: Path) -> RecordedSpace:
+        """Read an ``.npz`` of names, values (JSON lists), codes and times."""
+        with np.load(path, allow_pickle=False) as data:
+            names, values = data["names"].tolist(), [json.loads(text) for text in data["values"].tolist()]
+            codes, times = data["codes"].astype(np.int64), data["time_ms"]
+        parameters = tuple(Parameter(name, tuple(each)) for name, each in zip(names, values, strict=True))
+        sizes = [len(each) for each in values]
+        order = np.lexsort(codes.T[::-1])
+        table = np.asfortranarray(codes[order].astype(np.min_scalar_type(max(sizes) - 1)))
+        space = SearchSpace(parameters, table, int(np.prod(sizes)), rules=(), limits=(), seconds=0.0)
+        return cls(path.stem, space, times[order])
+
+    @cached_property
+    def best_ms(self) -> float:
+        """The least time."""
+        return float(np.nanmin(self.times_ms))
+
+    def reached(self, rows: list[int], budget: int) -> np.ndarray:
+        """Best possible over best found time after each measurement, shape (budget,); 0 before the first success."""
+        times = np.full(budget, np.inf)
+        measured = np.array([self.times_ms[row] if row >= 0 else np.nan for row in rows[:budget]], np.float64)
+        times[: len(measured)] = np.where(np.isnan(measured), np.inf, measured)
+        return np.asarray(self.best_ms / np.minimum.accumulate(times))
+
+
+def run_method(method: str, recorded: RecordedSpace, seed: int, budget: int, batch: int) -> list[int]:
+    """Rows in the order in which a method measured them; -1 where it spent a measurement on no row."""
+    kind, _, name = method.rpartition(":")
+    run = {"": _autotile, "autotile": _autotile, "optuna": _optuna, "kernel-tuner": _kernel_tuner}.get(kind)
+    if kind == "optuna-counted":
+        run = partial(_optuna, counted=True)
+    if run is None:
+        raise SystemExit(f"unknown kind of method {kind!r}")
+    return run(name, recorded, seed, min(budget, len(recorded.space)), batch)
+
+
+def all_methods() -> list[str]:
+    """Every method that can run with what is installed."""
+    from kernel_tuner.interface import strategy_map
+
+    from autotile.search.samplers import SAMPLERS
+
+    ours = [name for name, kind in SAMPLERS.items() if name != "brute-force" and _has(kind.needs)]
+    theirs = [name for name in strategy_map if name != "brute_force" and _loads(strategy_map[name])]
+    needs = {"gp": "torch", "cmaes": "cmaes"}
+    optuna = [name for name in _optuna_samplers() if _has(needs.get(name, ""))]
+    return [*ours, *(f"{kind}:{name}" for kind in ("optuna", "optuna-counted") for name in optuna)] + [
+        f"kernel-tuner:{name}" for name in theirs
+    ]
+
+
+def _autotile(name: str, recorded: RecordedSpace, seed: int, budget: int, batch: int) -> list[int]:
+    from autotile.search.search import Search
+
+    search = Search(recorded.space, name, seed, ahead=batch)
+    rows: list[int] = []
+    while len(rows) < budget:
+        proposals = [search.propose() for _ in range(min(batch, budget - len(rows)))]
+        for proposal in proposals:
+            assert proposal is not None
+            row, config = proposal
+            search.tell(row, _trial(config, recorded.times_ms[row]))
+            rows.append(row)
+    return rows
+
+
+def _trial(config: dict[str, Value], time_ms: float) -> Trial:
+    if np.isnan(time_ms):
+        return Trial(config, Outcome.COMPILE_FAILED, "recorded as failed", "compile")
+    time_us = 1e3 * float(time_ms)
+    return Trial(config, Outcome.OK, measurement=Measurement(time_us, time_us, time_us))
+
+
+def _optuna_samplers() -> dict[str, Callable[[int], Any]]:
+    from optuna import samplers
+
+    return {
+        "tpe": lambda seed: samplers.TPESampler(seed=seed),
+        "tpe-multivariate": lambda seed: samplers.TPESampler(seed=seed, multivariate=True),
+        "gp": lambda seed: samplers.GPSampler(seed=seed),
+        "nsga2": lambda seed: samplers.NSGAIISampler(seed=seed),
+        "cmaes": lambda seed: samplers.CmaEsSampler(seed=seed),
+        "qmc": lambda seed: samplers.QMCSampler(seed=seed),
+        "random": lambda seed: samplers.RandomSampler(seed=seed),
+    }
+
+
+def _optuna(
+    name: str, recorded: RecordedSpace, seed: int, budget: int, batch: int, *, counted: bool = False
+) -> list[int]:
+    """Ask and tell one at a time, or in batches; places in the values where the method needs numbers."""
+    import warnings
+
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.simplefilter("ignore")
+    study = optuna.create_study(sampler=_optuna_samplers()[name](seed))
+    numbers = name in {"cmaes", "gp", "qmc"}
+    rows: list[int] = []
+    tried: set[int] = set()
+    longest = 0.0
+    while len(rows) < budget:
+        asked: list[tuple[optuna.Trial, int]] = []
+        while len(asked) < min(batch, budget - len(rows)):
+            for _ in range(_REDRAWS):
+                trial = study.ask()
+                row = _suggested(trial, recorded.space, numbers)
+                if counted or (row >= 0 and row not in tried):
+                    break
+                _tell(study, trial, recorded, row, longest)
+            tried.add(row)
+            asked.append((trial, row))
+        for trial, row in asked:
+            time_ms = recorded.times_ms[row] if row >= 0 else np.nan
+            longest = longest if np.isnan(time_ms) else max(longest, float(time_ms))
+            _tell(study, trial, recorded, row, longest)
+            rows.append(row)
+    return rows
+
+
+def _suggested(trial: Any, space: SearchSpace, numbers: bool) -> int:
+    config = {
+        each.name: each.values[trial.suggest_int(each.name, 0, len(each.values) - 1)]
+        if numbers
+        else trial.suggest_categorical(each.name, each.values)
+        for each in space.parameters
+    }
+    row = space.row_of(config)
+    return -1 if row is None else row
+
+
+def _tell(study: Any, trial: Any, recorded: RecordedSpace, row: int, longest_ms: float) -> None:
+    """Tell a failure as twice the longest time, with its constraint violated; Optuna ignores trials that failed."""
+    time_ms = recorded.times_ms[row] if row >= 0 else np.nan
+    failed = bool(np.isnan(time_ms))
+    trial.set_constraint("failed", float(failed))
+    study.tell(trial, (2 * longest_ms or 1e3) if failed else float(time_ms))
+
+
+def _kernel_tuner(name: str, recorded: RecordedSpace, seed: int, budget: int, batch: int) -> list[int]:
+    """Call a strategy as Kernel Tuner's simulation does, with the recording as its cache."""
+    import warnings
+
+    from kernel_tuner import util
+    from kernel_tuner.interface import Options, strategy_map
+    from kernel_tuner.searchspace import Searchspace
+
+    warnings.simplefilter("ignore")
+    space = recorded.space
+    values = {each.name: list(each.values) for each in space.parameters}
+    cache: dict[str, dict[str, Any]] = {}
+    row_of: dict[str, int] = {}
+    for row in range(len(space)):
+        config = space.config(row)
+        key = ",".join(map(str, config.values()))
+        time_ms = recorded.times_ms[row]
+        failure = {"time": util.RuntimeFailedConfig(), "__error__": util.RuntimeFailedConfig()}
+        cache[key] = {**config, **(failure if np.isnan(time_ms) else {"time": float(time_ms)})}
+        row_of[key] = row
+    random.seed(seed)
+    np.random.seed(seed)
+    searchspace = Searchspace(None, None, None, from_cache={"tune_params": values, "cache": cache})
+    runner = _replaying_runner(row_of, budget)
+    options = Options(
+        strategy=name,
+        strategy_options=Options(max_fevals=budget),
+        seed=seed,
+        tune_params=values,
+        cache=cache,
+        cachefile=None,
+        restrictions=[],
+        restrictions_unmodified=[],
+        objective=["time"],
+        objective_higher_is_better=[False],
+        metrics=None,
+        budget=util.TuningBudget(None, budget),
+        verbose=False,
+        simulated_time=0,
+    )
+    with suppress(util.StopCriterionReached, TimeoutError), _time_limit():
+        strategy_map[name].tune(searchspace, runner, options)
+    return list(runner.rows)
+
+
+def _replaying_runner(row_of: dict[str, int], budget: int) -> Any:
+    from kernel_tuner import util
+    from kernel_tuner.interface import Options
+    from kernel_tuner.runners.simulation import SimulationRunner
+
+    class ReplayingRunner(SimulationRunner):
+        """Kernel Tuner's simulation, which notes what was measured and ends a strategy that only repeats itself."""
+
+        def __init__(self) -> None:
+            super().__init__(Options(kernel_name="replay"), Options(kernel_name="replay"), Options(quiet=True), 1, None)
+            self.rows: dict[int, None] = {}
+            self.proposals = 0
+
+        def run(self, parameter_space: Any, tuning_options: Any) -> list[Any]:
+            proposed = list(parameter_space)
+            self.proposals += len(proposed)
+            if self.proposals > _REPEATS * budget:
+                raise util.StopCriterionReached("it only repeats itself")
+            results = super().run(proposed, tuning_options)
+            for element, result in zip(proposed, results, strict=True):
+                if result is not None:
+                    self.rows.setdefault(row_of[",".join(map(str, element))])
+            return results
+
+    return ReplayingRunner()
+
+
+class _time_limit:  # noqa: N801 - used as a function
+    """Raise TimeoutError in this process's main thread after a while."""
+
+    def __enter__(self) -> None:
+        signal.signal(signal.SIGALRM, self._end)
+        signal.alarm(_MOST_SECONDS)
+
+    def __exit__(self, *exception: object) -> None:
+        signal.alarm(0)
+
+    @staticmethod
+    def _end(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+
+def timed(method: str, recorded: RecordedSpace, seed: int, budget: int, batch: int) -> dict[str, Any]:
+    """Rows of one run, and its seconds a measurement, the look-up in the recording included."""
+    started = time.perf_counter()
+    try:
+        rows, error = run_method(method, recorded, seed, budget, batch), ""
+    except Exception as failure:  # a method that fails is a result of the comparison
+        rows, error = [], f"{type(failure).__name__}: {failure}"
+    seconds = time.perf_counter() - started
+    return {"rows": rows, "seconds_a_measurement": seconds / max(1, len(rows)), "error": error}
+
+
+def _has(package: str) -> bool:
+    return not package or find_spec(package) is not None
+
+
+def _loads(strategy: Any) -> bool:
+    try:
+        return callable(strategy.tune) and not _missing(strategy)
+    except ImportError:
+        return False
+
+
+def _missing(strategy: Any) -> bool:
+    """Whether it is a strategy over a package that is not installed."""
+    return {"skopt": not _has("skopt"), "pyatf_strategies": not _has("pyatf")}.get(str(strategy).split("'")[1], False)
