@@ -4,8 +4,8 @@
 
 Each fault has a session of its own: four healthy configurations and one that fails. The table tells how the faulty
 configuration ended, whether the healthy ones and the winner are right, and how many seconds longer the session took
-than one without a fault. What the output file holds already is kept. Kernel Tuner runs the same five configurations with its CuPy backend in a process of its own,
-which is killed after 15 seconds.
+than one without a fault. Kernel Tuner runs the same five configurations with its CuPy backend in a process of its own,
+which is killed after 15 seconds. What the output file holds already is kept.
 """
 
 from __future__ import annotations
