@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotile.ground.errors import InputError
 from autotile.ground.space import SearchSpace
+from autotile.search.blas import one_blas_thread
 from autotile.search.candidates import Candidates
 from autotile.search.study import distributions_of
 
@@ -85,7 +86,7 @@ class RowSampler(BaseSampler):
         InputError
             Every row was proposed.
         """
-        with self._lock:
+        with self._lock, one_blas_thread():
             self._observe(study, trial.number)
             if not self.candidates.left:
                 raise InputError("every configuration of the space was tried; there is nothing left to propose")
