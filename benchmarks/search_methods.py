@@ -1,7 +1,7 @@
 """Search methods replayed over a recorded space: autotile's samplers, Optuna's own and Kernel Tuner's strategies.
 
 A method is ``NAME`` or ``autotile:NAME`` (a sampler of autotile, through the `Search` that a tuning uses),
-``optuna:NAME`` (Optuna's sampler on a study of its own, over all combinations; those that are not valid or were measured
+``optuna:NAME`` (Optuna's sampler on a study of its own, over all combinations; those that are invalid or were measured
 before are redrawn free of charge), ``optuna-counted:NAME`` (the same, but they count as measurements) or
 ``kernel-tuner:STRATEGY`` (with a fresh `Searchspace`; what it proposes again is answered and does not count).
 """

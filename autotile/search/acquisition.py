@@ -8,8 +8,9 @@ from scipy.special import ndtr
 
 Floats = NDArray[np.float64]
 
-_TAIL = -5.0
-"""Below so many deviations the improvement is taken from its asymptotic series, which does not cancel."""
+_TAIL = -20.0
+"""Below so many deviations the improvement is taken from the first term of its asymptotic series, which is off by three
+over their square; the formula itself loses as many digits as that square has, and then underflows."""
 
 
 def log_expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,10 @@ class Embedding:
     two, a second coordinate holds how often two divides them: warps, banks and vector loads make 48 behave unlike 47.
     Text, truth values and numbers that only count the choices (0, 1, 2) are a coordinate a choice, all of one group.
 
+    The last group holds the products of two tile sizes, all on one scale: threads of a block, elements of a tile, work
+    of a thread. It takes few coordinates, since the squared differences of all sums of two of p logarithms add up to
+    p - 2 times those of each logarithm and once that of the sum of all.
+
     Parameters
     ----------
     parameters
@@ -37,19 +42,28 @@ class Embedding:
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
-        self._tables: list[tuple[int, Floats]] = []
-        groups: list[int] = []
-        for index, parameter in enumerate(parameters):
-            for table in _tables(parameter.values):
-                group = groups[-1] + 1 if groups else 0
-                groups += [group] * table.shape[1]
-                self._tables.append((index, table))
-        self.groups: NDArray[np.int64] = np.array(groups, np.int64)
+        tables = [(index, table) for index, each in enumerate(parameters) for table in _tables(each.values)]
+        sizes = [(index, _logarithms(each.values)) for index, each in enumerate(parameters)]
+        self._tables = tables
+        self._sizes = _on_one_scale([(index, column) for index, column in sizes if column is not None])
+        groups = [[group] * table.shape[1] for group, (_, table) in enumerate(tables)]
+        products = [len(tables)] * (len(self._sizes) + 1 if self._sizes else 0)
+        self.groups: NDArray[np.int64] = np.array([*chain.from_iterable(groups), *products], np.int64)
 
     def of(self, codes: NDArray[np.integer]) -> Floats:
         """Coordinates of configurations given by their codes, shape (n, parameters); result (n, coordinates)."""
+        return np.concatenate([self.of_each(codes), self._products(codes)], axis=1)
+
+    def of_each(self, codes: NDArray[np.integer]) -> Floats:
+        """The coordinates that belong to one parameter each."""
         columns = [table[codes[:, index]] for index, table in self._tables]
         return np.concatenate(columns, axis=1) if columns else np.zeros((len(codes), 0))
+
+    def _products(self, codes: NDArray[np.integer]) -> Floats:
+        if not self._sizes:
+            return np.zeros((len(codes), 0))
+        columns = np.stack([column[codes[:, index]] for index, column in self._sizes], axis=1)
+        return np.append(np.sqrt(len(self._sizes) - 2) * columns, columns.sum(axis=1, keepdims=True), axis=1)
 
 
 def _tables(values: Sequence[Value]) -> list[Floats]:
@@ -62,14 +76,30 @@ def _tables(values: Sequence[Value]) -> list[Floats]:
     places = positions(values)
     if places is None or sorted(map(float, values)) == list(range(count)):
         return [_APART * np.eye(count)]
-    numbers = np.array(values, np.float64)
-    if numbers.min() <= 0:
+    logarithms = _logarithms(values)
+    if logarithms is None:
         return [places[:, None] / (count - 1)]
-    tables = [_unit(np.log2(numbers))]
+    tables = [_unit(logarithms)]
     twos = _factors_of_two(values)
-    if twos.any() and not np.array_equal(twos, np.log2(numbers)):
+    if twos.any() and not np.array_equal(twos, logarithms):
         tables.append(_unit(twos))
     return tables
+
+
+def _logarithms(values: Sequence[Value]) -> Floats | None:
+    """Logarithm of each value where these are sizes: three positive numbers or more."""
+    if len(values) < 3 or positions(values) is None:
+        return None
+    numbers = np.array(values, np.float64)
+    return np.log2(numbers) if numbers.min() > 0 else None
+
+
+def _on_one_scale(sizes: list[tuple[int, Floats]]) -> list[tuple[int, Floats]]:
+    """Logarithms over the usual range of a sum of two; none where there are no two."""
+    if len(sizes) < 2:
+        return []
+    usual = 2 * float(np.mean([np.ptp(column) for _, column in sizes]))
+    return [(index, column / usual) for index, column in sizes]
 
 
 def _unit(column: Floats) -> Floats:

@@ -99,7 +99,7 @@ class FeasibleGPSampler(RowSampler):
         drawn = np.append(drawn, rng.integers(len(self.candidates.space), size=_SPREAD_AMONG))
         drawn = drawn[self.candidates.free[drawn]]
         codes = self.candidates.space.codes
-        apart = self._embedding.of(codes[drawn])[:, None, :] - self._embedding.of(codes[begun])[None, :, :]
+        apart = self._embedding.of_each(codes[drawn])[:, None, :] - self._embedding.of_each(codes[begun])[None, :, :]
         return int(drawn[np.argmax(np.square(apart).sum(axis=2).min(axis=1))])
 
     def _promising(self, study: Study, rng: np.random.Generator) -> int:

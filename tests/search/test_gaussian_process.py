@@ -1,0 +1,94 @@
+"""The process against the textbook's formulas, and its likelihood against finite differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from autotile.search.acquisition import log_expected_improvement
+from autotile.search.gaussian_process import GaussianProcess
+from autotile.search.hyperparameters import Hyperparameters, _Likelihood, fit, matern
+
+PARAMETERS = Hyperparameters(np.array([1.0, 2.0, 0.5]), 1e-3)
+
+
+def covariance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    scale = PARAMETERS.scale
+    return matern(np.square((left * scale)[:, None] - (right * scale)[None]).sum(axis=2))
+
+
+def direct(points: np.ndarray, observed: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance by solving the whole system (Rasmussen and Williams, 2006, equations 2.25 and 2.26)."""
+    inverse = np.linalg.inv(covariance(observed, observed) + PARAMETERS.noise * np.eye(len(observed)))
+    across = covariance(points, observed)
+    amplitude = (targets @ inverse @ targets + 2) / (len(targets) + 2)
+    return across @ inverse @ targets, amplitude * (1 - np.einsum("ij,jk,ik->i", across, inverse, across))
+
+
+@pytest.fixture
+def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.random((50, 3)), rng.random((90, 3)), rng.normal(size=90)
+
+
+@pytest.mark.parametrize("first", [1, 30, 90])
+def test_observations_may_come_one_by_one(drawn, first: int) -> None:
+    points, observed, targets = drawn
+    process = GaussianProcess(PARAMETERS, points, observed[:first])
+    for point in observed[first:]:
+        process.observe(point)
+    mean, deviation = process.predict(targets[None], np.ones(90, np.bool_))
+    expected, variance = direct(points, observed, targets)
+    assert mean[0] == pytest.approx(expected, abs=2e-2)
+    assert np.square(deviation) == pytest.approx(variance, abs=2e-2)
+
+
+def test_an_observation_without_a_target_lowers_the_doubt_and_leaves_the_mean(drawn) -> None:
+    points, observed, targets = drawn
+    process = GaussianProcess(PARAMETERS, points, observed[:20])
+    before, doubt = process.predict(targets[None, :20], np.ones(20, np.bool_))
+    process.observe(points[0])
+    after, less = process.predict(np.append(targets[:20], 99.0)[None], np.arange(21) < 20)
+    assert after == pytest.approx(before, abs=1e-5)
+    assert less[0] < 0.3 * doubt[0]
+    assert (less <= doubt + 1e-4).all()
+
+
+def test_the_gradient_is_that_of_the_likelihood() -> None:
+    rng = np.random.default_rng(1)
+    points, targets = rng.random((25, 4)), rng.normal(size=25)
+    likelihood = _Likelihood(points, targets, np.array([0, 1, 1, 2]))
+    at = likelihood.center + 0.3 * rng.normal(size=4)
+    gradient = likelihood(at)[1]
+    for index in range(4):
+        step = 1e-5 * np.eye(4)[index]
+        difference = (likelihood(at + step)[0] - likelihood(at - step)[0]) / 2e-5
+        assert gradient[index] == pytest.approx(difference, rel=1e-4, abs=1e-6)
+
+
+def test_what_does_not_matter_gets_a_long_scale() -> None:
+    rng = np.random.default_rng(2)
+    points = rng.random((60, 2))
+    targets = np.sin(6 * points[:, 0])
+    found = fit(points, (targets - targets.mean()) / targets.std(), np.array([0, 1]))
+    assert found.scale[0] > 4 * found.scale[1]
+    assert found.noise < 0.01
+
+
+@pytest.mark.parametrize("standard", [-100.0, -6.0, -4.9, 0.0, 2.0])
+def test_expected_improvement_is_the_integral(standard: float) -> None:
+    deviation = 0.5
+    mean = -standard * deviation
+    found = float(log_expected_improvement(np.array([mean]), np.array([deviation]), 0.0)[0])
+    if standard > -8:
+        integral = quad(lambda value: -value * norm.pdf(value, mean, deviation), mean - 9, 0, epsabs=0, points=[0])[0]
+        assert found == pytest.approx(np.log(integral), abs=1e-6)
+    assert np.isfinite(found)
+
+
+def test_expected_improvement_falls_into_its_tail_without_a_step() -> None:
+    means = np.linspace(19.9, 20.1, 201)
+    steps = np.diff(log_expected_improvement(means, np.ones(201), 0.0))
+    assert (steps < 0).all()
