@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,21 @@ from autotile.ground.dtypes import DTYPES, Dtype
 from autotile.ground.model import Outcome
 from autotile.ground.spec import BufferArgument, KernelSpec, ScalarArgument
 from autotile.ground.tolerance import output_tolerance
+
+
+class Verdict(NamedTuple):
+    """What a candidate's run came to.
+
+    Attributes
+    ----------
+    max_error
+        Greatest error of an output's element, relative to the larger of its right value and the output's RMS; only
+        where the outcome is ``OK``.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    max_error: float = 0.0
 
 
 class ProblemInstance:
@@ -69,37 +84,40 @@ class ProblemInstance:
             elif buffer.access == "inout":
                 self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
 
-    def verdict(self) -> tuple[Outcome, str]:
+    def verdict(self) -> Verdict:
         """Judge what the kernel left behind: guard bands, inputs, outputs."""
         broken = {name: buffer.broken_guard_words() for name, buffer in self._buffers.items()}
         for name, words in broken.items():
             if words:
-                return Outcome.OUT_OF_BOUNDS, f"wrote {words} words outside {name} at {self._sizes_text()}"
+                return Verdict(Outcome.OUT_OF_BOUNDS, f"wrote {words} words outside {name} at {self._sizes_text()}")
         for buffer in self._spec.buffers:
             if buffer.access == "in" and self._buffers[buffer.name].differs_from(self._pristine[buffer.name]):
                 self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
-                return Outcome.WRONG_RESULT, f"changed its input {buffer.name} at {self._sizes_text()}"
+                return Verdict(Outcome.WRONG_RESULT, f"changed its input {buffer.name} at {self._sizes_text()}")
+        max_error = 0.0
         for name, answer in self._reference.items():
             verdict = self._compare(name, answer)
-            if verdict:
-                return Outcome.WRONG_RESULT, verdict
-        return Outcome.OK, ""
+            if verdict.outcome is not Outcome.OK:
+                return verdict
+            max_error = max(max_error, verdict.max_error)
+        return Verdict(Outcome.OK, max_error=max_error)
 
-    def _compare(self, name: str, answer: Answer) -> str:
+    def _compare(self, name: str, answer: Answer) -> Verdict:
         output = self._buffers[name]
         dtype, tolerance, scale = self._element_type(name), self._tolerance(name), answer.scale
-        wrong, first = self._support.compare(
+        wrong, first, max_error = self._support.compare(
             output.pointer, answer.values.data.ptr, output.elements, dtype, tolerance=tolerance, scale=scale
         )
         if not wrong:
-            return ""
+            return Verdict(Outcome.OK, max_error=max_error)
         index = np.unravel_index(first, output.array.shape)
         got = float(dtype.decode(output.array.ravel()[first : first + 1].get())[0])
         want = float(answer.values.ravel()[first : first + 1].get()[0])
         place = ", ".join(str(int(i)) for i in index)
-        return (
+        return Verdict(
+            Outcome.WRONG_RESULT,
             f"{wrong} of {output.elements} elements of {name} are wrong at {self._sizes_text()}: "
-            f"{name}[{place}] is {got:.9g}, expected {want:.9g} within {tolerance:.2g} of max(|expected|, {scale:.3g})"
+            f"{name}[{place}] is {got:.9g}, expected {want:.9g} within {tolerance:.2g} of max(|expected|, {scale:.3g})",
         )
 
     def _answers(self) -> dict[str, Answer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +16,9 @@ _EVENT_STEP_US = 0.5
 """CUDA events tick in steps of about half a microsecond."""
 _BATCH_US = 200.0
 _MOST_IN_BATCH = 64
+_STRETCH_US = 5000.0
+"""Launches that are queued at once when they run back to back: more than the host needs to queue the next ones."""
+_QUEUED_STRETCHES = 2
 
 
 class Shot(Protocol):
@@ -74,7 +78,7 @@ class BatchShot:
     """
 
     def __init__(self, launch: Launch, flush: Launch, probe_us: float) -> None:
-        self._count = max(1, min(_MOST_IN_BATCH, round(_BATCH_US / probe_us)))
+        self._count = _batched(probe_us)
         self.resolution_us = _EVENT_STEP_US / self._count
         self._empty = _capture([flush], self._count)
         self._full = _capture([flush, launch], self._count)
@@ -95,6 +99,62 @@ class BatchShot:
         self._stop.synchronize()
         empty_us = _elapsed_us(self._start, self._middle)
         return max((_elapsed_us(self._middle, self._stop) - empty_us) / self._count, self.resolution_us)
+
+
+class BackToBack:
+    """A step again and again, so that the GPU never waits from the first to the last.
+
+    Short ones come in CUDA graphs, as for `BatchShot`. All is used on one current stream, not the default one.
+
+    Parameters
+    ----------
+    step
+        What is repeated, in order: a flush and a launch.
+    probe_us
+        About how long they take together.
+    """
+
+    def __init__(self, step: Sequence[Launch], probe_us: float) -> None:
+        self._count = _batched(probe_us) if probe_us < BATCH_BELOW_US else 1
+        self._fire = _capture(step, self._count) if self._count > 1 else _in_turn(step)
+        self._fires = max(1, round(_STRETCH_US / (self._count * probe_us)))
+        self._runs = 0
+        self._ends: deque[Any] = deque()
+        self._fire()  # the first run of a graph carries it to the device
+        (self._start,) = _events(1)
+        self._start.record()
+        self.keep_going()
+
+    def keep_going(self) -> None:
+        """Queue more where less than two stretches are; to be called every few milliseconds."""
+        while self._ends and self._ends[0].done:
+            self._ends.popleft()
+        while len(self._ends) < _QUEUED_STRETCHES:
+            for _ in range(self._fires):
+                self._fire()
+            self._runs += self._fires * self._count
+            (end,) = _events(1)
+            end.record()
+            self._ends.append(end)
+
+    def end(self) -> float:
+        """Wait for what is queued; microseconds that a step took on the mean."""
+        last = self._ends[-1]
+        last.synchronize()
+        return _elapsed_us(self._start, last) / self._runs
+
+
+def _batched(probe_us: float) -> int:
+    """Launches of a CUDA graph."""
+    return max(1, min(_MOST_IN_BATCH, round(_BATCH_US / probe_us)))
+
+
+def _in_turn(steps: Sequence[Launch]) -> Launch:
+    def take() -> None:
+        for step in steps:
+            step()
+
+    return take
 
 
 def _capture(steps: Sequence[Launch], count: int) -> Launch:

@@ -34,26 +34,33 @@ extern "C" __global__ void count_unlike(const word_t* a, const word_t* b, count_
 }
 
 // An element is right when |got - want| <= tolerance * max(|want|, scale); NaN never is.
-// result[0] counts the wrong elements; result[1] is the least index of a wrong one.
+// result[0] counts the wrong elements; result[1] is the least index of a wrong one; result[2], a double, is the greatest
+// |got - want| / max(|want|, scale), which NaN does not count for.
 extern "C" __global__ void compare_elements(const DTYPE* got, const double* want, count_t n, double tolerance,
                                             double scale, count_t* result) {
     count_t wrong = 0, first = ~0ull;
+    double greatest = 0.0;
     for (count_t i = first_element(); i < n; i += stride()) {
 #if DTYPE_IS_HALF || DTYPE_IS_BFLOAT16
         const double value = (double)(float)got[i];
 #else
         const double value = (double)got[i];
 #endif
-        const bool right = fabs(value - want[i]) <= tolerance * fmax(fabs(want[i]), scale);
+        const double away = fabs(value - want[i]), size = fmax(fabs(want[i]), scale);
+        const bool right = away <= tolerance * size;
         if (!right) {
             ++wrong;
             if (i < first) first = i;
         }
+        if (away > greatest * size) greatest = away / size;  // seldom: float64 divides slowly
     }
     if (wrong) {
         atomicAdd(result, wrong);
         atomicMin(result + 1, first);
     }
+    for (int lane = 16; lane > 0; lane /= 2) greatest = fmax(greatest, __shfl_down_sync(~0u, greatest, lane));
+    // doubles that are not negative are in the order of their bits
+    if (threadIdx.x % 32 == 0) atomicMax(result + 2, (count_t)__double_as_longlong(greatest));
 }
 
 // result[0] += how many of values[0:n] are not finite; result[1], a double, += the sum of the squares of the others

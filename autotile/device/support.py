@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,25 @@ _THREADS = 256
 _MAX_BLOCKS = 2048
 _MATMUL_TILE = 64
 _MATMUL_THREADS = 256
+_RESULT_WORDS = 3
+
+
+class Comparison(NamedTuple):
+    """How an output differs from its right values.
+
+    Attributes
+    ----------
+    wrong
+        Elements that are wrong.
+    first
+        Least index of a wrong one.
+    max_error
+        The greatest error relative to the larger of the right value and the scale.
+    """
+
+    wrong: int
+    first: int
+    max_error: float
 
 
 class SupportKernels:
@@ -36,7 +55,7 @@ class SupportKernels:
         self._architecture = architecture
         self._functions: dict[tuple[str, str], Function] = {}
         self._modules: dict[str, Module] = {}
-        self._result = load_cupy().empty(2, dtype=np.uint64)
+        self._result = load_cupy().empty(_RESULT_WORDS, dtype=np.uint64)
 
     def fill_words(self, pointer: int, words: int, pattern: int) -> None:
         """Write a 32-bit pattern to ``words`` words."""
@@ -52,9 +71,9 @@ class SupportKernels:
 
     def compare(
         self, got: int, want: int, elements: int, dtype: Dtype, *, tolerance: float, scale: float
-    ) -> tuple[int, int]:
-        """Number of wrong elements and the first one's index; see ``compare_elements`` for what is wrong."""
-        self._result.set(np.array([0, 2**64 - 1], dtype=np.uint64))
+    ) -> Comparison:
+        """Compare an output with its right values; see ``compare_elements`` for what is wrong."""
+        self._result.set(np.array([0, 2**64 - 1, 0], dtype=np.uint64))
         self._launch(
             "compare_elements",
             elements,
@@ -66,8 +85,8 @@ class SupportKernels:
             np.uint64(self._result.data.ptr),
             dtype=dtype,
         )
-        wrong, first = self._result.get()
-        return int(wrong), int(first)
+        wrong, first, error = self._result.get()
+        return Comparison(int(wrong), int(first), float(error.view(np.float64)))
 
     def matmul(self, a: Any, b: Any) -> Any:
         """Product of two float64 device arrays of shapes (M, K) and (K, N), as a device array."""
@@ -84,10 +103,10 @@ class SupportKernels:
 
     def summarise(self, pointer: int, elements: int) -> tuple[int, float]:
         """How many of ``elements`` float64 values are not finite, and the sum of the squares of the others."""
-        self._result.set(np.zeros(2, dtype=np.uint64))
+        self._clear_result()
         result = np.uint64(self._result.data.ptr)
         self._launch("summarise", elements, np.uint64(pointer), np.uint64(elements), result)
-        unfinite, squares = self._result.get()
+        unfinite, squares = self._result.get()[:2]
         return int(unfinite), float(squares.view(np.float64))
 
     def spin(self, blocks: int, turns: int) -> None:
@@ -96,9 +115,12 @@ class SupportKernels:
         self._function("spin").launch((blocks, 1, 1), (_THREADS, 1, 1), (np.int32(turns), sink), 0)
 
     def _count(self, name: str, elements: int, *arguments: Any) -> int:
-        self._result.set(np.zeros(2, dtype=np.uint64))
+        self._clear_result()
         self._launch(name, elements, *arguments, np.uint64(self._result.data.ptr))
         return int(self._result.get()[0])
+
+    def _clear_result(self) -> None:
+        self._result.set(np.zeros(_RESULT_WORDS, dtype=np.uint64))
 
     def _launch(self, name: str, elements: int, *arguments: Any, dtype: Dtype = DTYPES["float32"]) -> None:
         blocks = max(1, min(_MAX_BLOCKS, -(-elements // _THREADS)))

@@ -34,16 +34,29 @@ class Telemetry:
         if self._nvml is None:
             return {}
         nvml, device = self._nvml, self._device
-        readings: dict[str, Callable[[], float | int]] = {
-            "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
-            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
-            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
-            "throttle_reasons": lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(device),
+        values = {
+            "sm_clock_mhz": self._read(lambda: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM)),
+            "power_w": self.power_w(),
+            "temperature_c": self._read(lambda: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)),
+            "throttle_reasons": self._read(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(device)),
         }
-        values: dict[str, float | int] = {}
-        for name, reading in readings.items():
-            try:
-                values[name] = reading()
-            except nvml.NVMLError:
-                continue
-        return values
+        return {name: value for name, value in values.items() if value is not None}
+
+    def energy_mj(self) -> float | None:
+        """Energy that the GPU has used since its driver was loaded, in millijoules; None where NVML does not count it.
+
+        The counter moves a few times to some tens of times a second.
+        """
+        return self._read(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._device))
+
+    def power_w(self) -> float | None:
+        """Power in watts; None where NVML does not give it. From Ampere on it is the mean of the last second."""
+        return self._read(lambda: self._nvml.nvmlDeviceGetPowerUsage(self._device) / 1e3)
+
+    def _read(self, reading: Callable[[], float | int]) -> float | int | None:
+        if self._nvml is None:
+            return None
+        try:
+            return reading()
+        except self._nvml.NVMLError:
+            return None

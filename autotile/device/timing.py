@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from autotile.device.shots import BATCH_BELOW_US, BatchShot, Launch, Shot, SingleShot
+from autotile.device.shots import BATCH_BELOW_US, BackToBack, BatchShot, Launch, Shot, SingleShot
 from autotile.device.toolchain import load_cupy
 from autotile.ground.model import L2Mode, Measurement
 from autotile.ground.stats import median_interval
@@ -52,11 +53,16 @@ class Timer:
         ``cold`` writes a buffer of the L2's size before each launch, so that inputs come from memory; ``hot`` does not.
     limit_s
         Most GPU time that the samples of one measurement take, once there are nine.
+
+    Attributes
+    ----------
+    l2
+        As given.
     """
 
     def __init__(self, l2_bytes: int, l2: L2Mode, limit_s: float) -> None:
         cupy = load_cupy()
-        self._l2 = l2
+        self.l2 = l2
         self._limit_us = 1e6 * limit_s
         self._stream: Any = cupy.cuda.Stream()
         self._flush_bytes = max(l2_bytes, 1 << 20)
@@ -81,7 +87,7 @@ class Timer:
     def samples(self, launch: Launch, count: int) -> list[float]:
         """Times of ``count`` single launches, in microseconds."""
         with self._stream:
-            return self._sample([SingleShot(launch, self._flush) for _ in range(min(count, _QUEUED_SAMPLES))], count)
+            return self._sample([SingleShot(launch, self.flush) for _ in range(min(count, _QUEUED_SAMPLES))], count)
 
     def measure(self, launch: Launch, best_us: float | None) -> Timing:
         """Median time with its interval, to half a percent or to the limits of time and samples.
@@ -129,11 +135,17 @@ class Timer:
                     times[index].append(shots[index].time_us())
         return times
 
+    @contextmanager
+    def back_to_back(self, step: Sequence[Launch], probe_us: float) -> Iterator[BackToBack]:
+        """A step of about ``probe_us`` again and again; what is inside runs on the timer's stream."""
+        with self._stream:
+            yield BackToBack(step, probe_us)
+
     def _shots(self, launch: Launch, probe_us: float) -> Sequence[Shot]:
         """What to fire for a launch of about ``probe_us``, several of it so that samples can queue up."""
         if probe_us < BATCH_BELOW_US:
-            return [BatchShot(launch, self._flush, probe_us)]
-        return [SingleShot(launch, self._flush) for _ in range(_QUEUED_SAMPLES)]
+            return [BatchShot(launch, self.flush, probe_us)]
+        return [SingleShot(launch, self.flush) for _ in range(_QUEUED_SAMPLES)]
 
     @staticmethod
     def _sample(shots: Sequence[Shot], count: int) -> list[float]:
@@ -145,14 +157,15 @@ class Timer:
             times += [shot.time_us() for shot in queued]
         return times
 
-    def _flush(self) -> None:
-        if self._l2 == "cold":
+    def flush(self) -> None:
+        """Queue what empties the L2 cache; nothing where it is to stay hot."""
+        if self.l2 == "cold":
             self._flush_memory.memset_async(0, self._flush_bytes)
 
     def _measurement(self, times: Sequence[float], resolution_us: float) -> Measurement:
         interval, slack_us = median_interval(times), resolution_us / 2
         low, high = min(interval.low, interval.value - slack_us), max(interval.high, interval.value + slack_us)
-        return Measurement(interval.value, low, high, tuple(round(t, 3) for t in times), self._l2)
+        return Measurement(interval.value, low, high, tuple(round(t, 3) for t in times), self.l2)
 
 
 def _is_precise(times: Sequence[float], resolution_us: float) -> bool:

@@ -153,7 +153,9 @@ class Trial:
     """Wall time of each stage that ran."""
     telemetry: Mapping[str, float | int | str] = field(default_factory=dict)
     """Clock, power, temperature and throttle reasons while measuring, where NVML gives them; the time of the reference
-    kernel (``reference_us``), which drifts as the GPU does, and of no kernel at all (``event_floor_us``)."""
+    kernel (``reference_us``), which drifts as the GPU does, and of no kernel at all (``event_floor_us``); the greatest
+    error that verifying saw (``max_error``); where it was asked for, the energy of a run (``energy_mj``) and whether
+    NVML's ``counter`` or its readings of ``power`` gave it (``energy_source``)."""
 
     @property
     def time_us(self) -> float | None:

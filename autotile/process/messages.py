@@ -24,6 +24,8 @@ class Workload:
     device_index: int = 0
     verify_sizes: tuple[Mapping[str, int], ...] = ()
     """More problems that a candidate must be right on, besides the ragged and the tuned one."""
+    energy: bool = False
+    """Whether to measure the energy of a run, too."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain dictionary."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from autotile.device.cubin_cache import CubinCache
 from autotile.device.drift import DriftProbe
-from autotile.device.instance import ProblemInstance
+from autotile.device.energy import EnergyMeter
+from autotile.device.instance import ProblemInstance, Verdict
 from autotile.device.module import Function, Module
 from autotile.device.properties import live_device
 from autotile.device.shots import Launch
@@ -48,6 +49,7 @@ class Workbench:
         self._others = [lay_out(sizes, check=True) for sizes in workload.verify_sizes]
         self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
         self._telemetry = Telemetry(workload.device_index)
+        self._energy = EnergyMeter(self._timer, self._telemetry) if workload.energy else None
         self._drift = DriftProbe(support, self._timer, self.device.sm_count)
         self._event_floor_us: float | None = None
         self._right: tuple[Function, Config] | None = None
@@ -61,15 +63,16 @@ class Workbench:
         function = self._load(cubin_path)
         laps.end("load")
         stage("verify")
-        outcome, reason = self._verify(function, config)
+        verdict = self._verify(function, config)
         laps.end("verify")
-        if outcome is not Outcome.OK:
-            return Evaluation(outcome, reason, "verify", seconds=laps.seconds)
+        if verdict.outcome is not Outcome.OK:
+            return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=laps.seconds)
         self._right = (function, config)
         stage("measure")
         evaluation = self._measure(self._launch(function, config, self._tuned), best_us)
         laps.end("measure")
-        return replace(evaluation, seconds=laps.seconds)
+        telemetry = {**evaluation.telemetry, "max_error": verdict.max_error}
+        return replace(evaluation, seconds=laps.seconds, telemetry=telemetry)
 
     def verify(self, config: Config, cubin_path: str, repeats: int, limit_s: float, stage: Stage) -> Evaluation:
         """Verify up to ``repeats`` times, by turns launched as in `evaluate` and as when it is timed."""
@@ -80,16 +83,16 @@ class Workbench:
         done = 0
         while done < repeats and time.perf_counter() - start < limit_s:
             done += 1
-            outcome, reason = self._verify(function, config, as_measured=done % 2 == 0)
-            if outcome is not Outcome.OK:
-                return Evaluation(outcome, f"{reason}, in repeat {done} of {repeats}", "verify")
+            verdict = self._verify(function, config, as_measured=done % 2 == 0)
+            if verdict.outcome is not Outcome.OK:
+                return Evaluation(verdict.outcome, f"{verdict.reason}, in repeat {done} of {repeats}", "verify")
             self._right = (function, config)
         seconds = {"verify": round(time.perf_counter() - start, 6)}
         return Evaluation(Outcome.OK, stage="verify", seconds=seconds, telemetry={"repeats": done})
 
     def is_sound(self) -> bool:
         """Whether the witness is still found right."""
-        return self._right is not None and self._verify(*self._right)[0] is Outcome.OK
+        return self._right is not None and self._verify(*self._right).outcome is Outcome.OK
 
     def race(self, candidates: Sequence[Mapping[str, Any]], rounds: int, seed: int) -> list[list[float]]:
         """Time candidates interleaved; they have been verified before."""
@@ -109,21 +112,27 @@ class Workbench:
             self._timer.warm_up(launch)
             self._event_floor_us = round(self._timer.event_floor_us(), 3)
         timing = self._timer.measure(launch, best_us)
-        telemetry = {**self._telemetry.read(), "reference_us": self._drift.read_us()}
-        telemetry["event_floor_us"] = self._event_floor_us
+        telemetry: dict[str, float | int | str] = {
+            **self._telemetry.read(),
+            "reference_us": self._drift.read_us(),
+            "event_floor_us": self._event_floor_us,
+        }
         outcome, reason = Outcome.OK, ""
         if best_us is not None and timing.discarded:
             outcome, reason = Outcome.PRUNED, discard_reason(best_us)
+        elif self._energy is not None:
+            telemetry |= self._energy.read(launch, timing.measurement.time_us)
         return Evaluation(outcome, reason, "measure", timing.measurement, telemetry=telemetry)
 
-    def _verify(self, function: Function, config: Config, *, as_measured: bool = False) -> tuple[Outcome, str]:
+    def _verify(self, function: Function, config: Config, *, as_measured: bool = False) -> Verdict:
         """At the ragged shape where the configuration's rules allow it, at the tuned one, and at those asked for."""
+        max_error = 0.0
         for instance in (self._ragged, self._tuned, *self._others):
             broken_rule = check_config(self._spec, config, instance.sizes, self.device)
             if broken_rule and instance is self._ragged:
                 continue
             if broken_rule:
-                return Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instance.sizes)}"
+                return Verdict(Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instance.sizes)}")
             launch = self._launch(function, config, instance)
             instance.prepare()
             self.fresh = False
@@ -131,10 +140,11 @@ class Workbench:
                 self._timer.samples(launch, 1)
             else:
                 launch()
-            outcome, reason = instance.verdict()
-            if outcome is not Outcome.OK:
-                return outcome, reason
-        return Outcome.OK, ""
+            verdict = instance.verdict()
+            if verdict.outcome is not Outcome.OK:
+                return verdict
+            max_error = max(max_error, verdict.max_error)
+        return Verdict(Outcome.OK, max_error=max_error)
 
     def _load(self, cubin_path: str) -> Function:
         return Module(Path(cubin_path)).function(self._spec.entry)
