@@ -124,7 +124,7 @@ def _optuna_samplers() -> dict[str, Callable[[int], Any]]:
 
     return {
         "tpe": lambda seed: samplers.TPESampler(seed=seed),
-        "tpe-multivariate": lambda seed: samplers.TPESampler(seed=seed, multivariate=True),
+        "tpe-independent": lambda seed: samplers.TPESampler(seed=seed, multivariate=False),
         "gp": lambda seed: samplers.GPSampler(seed=seed),
         "nsga2": lambda seed: samplers.NSGAIISampler(seed=seed),
         "cmaes": lambda seed: samplers.CmaEsSampler(seed=seed),
