@@ -11,7 +11,7 @@ from autotile.ground.space import SearchSpace
 from autotile.search.acquisition import log_expected_improvement
 from autotile.search.embedding import Embedding
 from autotile.search.history import History
-from autotile.search.objectives import result_of
+from autotile.search.objectives import result_of, speed_of_loss
 from autotile.search.row_sampler import RowSampler
 from autotile.search.surrogate import Surrogate
 
@@ -105,11 +105,14 @@ class FeasibleGPSampler(RowSampler):
     def _promising(self, study: Study, rng: np.random.Generator) -> int:
         weights = rng.dirichlet(np.ones(len(study.directions)))
         outlook = self._model(study).outlook(self._history, weights)
+        self.expected_gain = None
         if not len(outlook.rows):
             return self.candidates.uniform(rng)
+        gain = log_expected_improvement(outlook.mean, outlook.deviation, outlook.best) + np.log(outlook.chance)
+        speed = speed_of_loss(list(self._history.results.values()), study.directions)
+        self.expected_gain = float(np.exp(gain.max())) * speed if speed is not None else None
         if outlook.since_best >= _PATIENCE and len(self._history.begun) % _GREEDY_EVERY == 0:
             return int(outlook.rows[np.argmin(outlook.mean)])
-        gain = log_expected_improvement(outlook.mean, outlook.deviation, outlook.best) + np.log(outlook.chance)
         return int(outlook.rows[np.argmax(gain)])
 
     def _model(self, study: Study) -> Surrogate:

@@ -56,6 +56,25 @@ def losses(
     return found
 
 
+def speed_of_loss(results: Sequence[tuple[float, ...] | None], directions: Sequence[StudyDirection]) -> float | None:
+    """How much faster, relative to the fastest so far, what has one less of `losses` is.
+
+    Parameters
+    ----------
+    results, directions
+        As for `losses`.
+
+    Returns
+    -------
+    float or None
+        None where a loss is no speed: there are several objectives, or values that are not positive.
+    """
+    reached = np.array([result for result in results if result is not None])
+    if reached.shape[1] > 1 or reached.min() <= 0:
+        return None
+    return float(_speeds(reached[:, 0], directions[0]).std())
+
+
 def _scaled(values: Floats, direction: StudyDirection) -> Floats:
     """One objective, the less the better.
 
@@ -63,11 +82,15 @@ def _scaled(values: Floats, direction: StudyDirection) -> Floats:
     these are does not matter to the search. Values of any sign become normal scores of their ranks.
     """
     if values.min() > 0:
-        speed = values / values.max() if direction is StudyDirection.MAXIMIZE else values.min() / values
-        return _standardized(-speed)
+        return _standardized(-_speeds(values, direction))
     ascending = values if direction is StudyDirection.MINIMIZE else -values
     ranks = np.searchsorted(np.sort(ascending), ascending, side="left")
     return _standardized(np.asarray(ndtri((ranks + 0.5) / len(values))))
+
+
+def _speeds(values: Floats, direction: StudyDirection) -> Floats:
+    """Positive values relative to the best of them, which is 1."""
+    return np.asarray(values / values.max() if direction is StudyDirection.MAXIMIZE else values.min() / values)
 
 
 def _standardized(values: Floats) -> Floats:

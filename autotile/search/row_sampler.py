@@ -44,6 +44,10 @@ class RowSampler(BaseSampler):
         The seed is negative.
     """
 
+    expected_gain: float | None = None
+    """By how much of the best speed so far the best was expected to rise with the trial that was proposed last, 0.01 for
+    1 %; None where no model was asked."""
+
     def __init__(self, space: SearchSpace, seed: int, available: ArrayLike | None = None) -> None:
         if seed < 0:
             raise InputError(f"the seed is {seed}, expected 0 or more")

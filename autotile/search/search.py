@@ -121,6 +121,11 @@ class Search:
         self._begun += 1
         return proposed, config
 
+    @property
+    def expected_gain(self) -> float | None:
+        """What `propose` last expected of the most promising row; see `RowSampler.expected_gain`."""
+        return self._rows.expected_gain
+
     def tell(self, row: int, trial: Trial) -> None:
         """Say how a proposed row ended.
 
