@@ -103,6 +103,12 @@ def tune(
         bool,
         typer.Option("--sanitize", help="Run the finalists under compute-sanitizer; none with a fault can win."),
     ] = False,
+    transfer: Annotated[
+        bool,
+        typer.Option(
+            "--transfer/--no-transfer", help="Learn from the kernel's trials at other sizes and on other GPUs."
+        ),
+    ] = True,
     workers: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Compile processes.", show_default="one a core")
     ] = None,
@@ -140,6 +146,7 @@ def tune(
         finals=finals,
         verify_sizes=tuple(read_sizes(text.replace(",", " ").split()) for text in verify_problem or ()),
         sanitize=sanitize,
+        transfer=transfer,
         workers=workers,
         device_index=device,
         replay=replay if replay in (None, _BUILT_IN) else Path(replay),

@@ -91,6 +91,8 @@ class TuneReport:
             yield "refused", "\n".join(self._refused())
         if result.drift is not None and result.drift.spread > _DRIFT_TOLD:
             yield "drift", self._drift(result.drift)
+        if result.learnt_from:
+            yield "learnt", f"from {'; '.join(result.learnt_from)}"
         if result.load is not None:
             yield "busy", self._load(result.load)
         yield "gates", funnel_text(result.gates, result.outcomes)

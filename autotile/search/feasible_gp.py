@@ -10,6 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotile.ground.space import SearchSpace
 from autotile.search.acquisition import log_expected_improvement
 from autotile.search.embedding import Embedding
+from autotile.search.expectation import Expectation
 from autotile.search.history import History
 from autotile.search.objectives import result_of, speed_of_loss
 from autotile.search.row_sampler import RowSampler
@@ -17,6 +18,12 @@ from autotile.search.surrogate import Surrogate
 
 _STARTUP = 6
 """Trials that end before a model is asked."""
+
+_HEDGED_EVERY = 2
+"""Of the proposals made with the help of other studies, one in so many is made without."""
+
+_SWITCH = 2
+"""Values of a parameter that other studies may have the wrong way round; each is tried at its best early on."""
 
 _SPREAD_AMONG = 200
 """Rows drawn for each proposal before that; the one farthest from those that were proposed is taken."""
@@ -46,6 +53,9 @@ class FeasibleGPSampler(RowSampler):
     ----------
     space, seed, available
         As for `RowSampler`.
+    expectation
+        What other studies let one expect of the space: the search begins with what they promise most of, and then
+        learns how this space differs.
 
     Examples
     --------
@@ -68,16 +78,24 @@ class FeasibleGPSampler(RowSampler):
     {'BM': 64, 'TM': 4}
     """
 
-    def __init__(self, space: SearchSpace, seed: int, available: ArrayLike | None = None) -> None:
+    def __init__(
+        self,
+        space: SearchSpace,
+        seed: int,
+        available: ArrayLike | None = None,
+        *,
+        expectation: Expectation | None = None,
+    ) -> None:
         super().__init__(space, seed, available)
+        self._expectation = expectation or None
         self._embedding = Embedding(space.parameters)
         self._history = History()
-        self._surrogate: Surrogate | None = None
+        self._surrogates: dict[Expectation | None, Surrogate] = {}
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
         ended = len(self._history.results)
         if ended < _STARTUP or self._history.first_success == ended:
-            row = self._farthest(rng)
+            row = self._first(rng)
         else:
             row = self._promising(study, rng)
         self._history.begun[number] = row
@@ -89,6 +107,25 @@ class FeasibleGPSampler(RowSampler):
     def _learn(self, trial: FrozenTrial) -> None:
         if trial.state is not TrialState.FAIL:
             self._history.results[trial.number] = result_of(trial)
+
+    def _first(self, rng: np.random.Generator) -> int:
+        """A row to begin with: what other studies promise most of, with every switch on and off; else a far one."""
+        if self._expectation is None:
+            return self._farthest(rng)
+        order = self._expectation.best(len(self._expectation.rows))
+        promised = order[self.candidates.free[order]]
+        if not len(promised):
+            return self._farthest(rng)
+        codes = self.candidates.space.codes
+        unseen = [
+            index
+            for index, parameter in enumerate(self.candidates.space.parameters)
+            if len(parameter.values) == _SWITCH
+            and all(codes[row, index] == codes[order[0], index] for row in self._history.begun.values())
+        ]
+        flipped = [np.argmax(codes[promised, index] != codes[order[0], index]) for index in unseen]
+        by_turns = len(self._history.begun) % 2 == 1
+        return int(promised[min(flipped)]) if flipped and by_turns else int(promised[0])
 
     def _farthest(self, rng: np.random.Generator) -> int:
         """A row far from all that were proposed, so that the first ones show what each parameter does."""
@@ -116,14 +153,27 @@ class FeasibleGPSampler(RowSampler):
         return int(outlook.rows[np.argmax(gain)])
 
     def _model(self, study: Study) -> Surrogate:
-        """The surrogate as of the last time that it was due to be fitted."""
+        """The surrogate as of the last time that it was due to be fitted.
+
+        Now and then what others promise is left aside, since this space may be unlike theirs where it matters.
+        """
+        hedged = len(self._history.begun) % _HEDGED_EVERY == 0
+        expectation = None if hedged else self._expectation
         due = max(_due(len(self._history.results)), self._history.first_success + 1)
-        if self._surrogate is None or self._surrogate.fitted != due:
+        surrogate = self._surrogates.get(expectation)
+        if surrogate is None or surrogate.fitted != due:
             rng = np.random.default_rng((self._seed, due))
-            self._surrogate = Surrogate(
-                self.candidates, self._embedding, self._history, due, directions=study.directions, rng=rng
+            surrogate = Surrogate(
+                self.candidates,
+                self._embedding,
+                self._history,
+                due,
+                directions=study.directions,
+                rng=rng,
+                expectation=expectation,
             )
-        return self._surrogate
+            self._surrogates[expectation] = surrogate
+        return surrogate
 
 
 def _due(ended: int) -> int:

@@ -50,7 +50,7 @@ def losses(
     loss = columns[0]
     if len(columns) > 1:
         weighted = weights[:, None] * np.stack(columns)
-        loss = _standardized(weighted.max(axis=0) + _SUM_SHARE * weighted.sum(axis=0))
+        loss = standardized(weighted.max(axis=0) + _SUM_SHARE * weighted.sum(axis=0))
     found = np.full(len(results), np.quantile(loss, _FAILED_QUANTILE))
     found[[result is not None for result in results]] = loss
     return found
@@ -82,10 +82,10 @@ def _scaled(values: Floats, direction: StudyDirection) -> Floats:
     these are does not matter to the search. Values of any sign become normal scores of their ranks.
     """
     if values.min() > 0:
-        return _standardized(-_speeds(values, direction))
+        return standardized(-_speeds(values, direction))
     ascending = values if direction is StudyDirection.MINIMIZE else -values
     ranks = np.searchsorted(np.sort(ascending), ascending, side="left")
-    return _standardized(np.asarray(ndtri((ranks + 0.5) / len(values))))
+    return standardized(np.asarray(ndtri((ranks + 0.5) / len(values))))
 
 
 def _speeds(values: Floats, direction: StudyDirection) -> Floats:
@@ -93,6 +93,7 @@ def _speeds(values: Floats, direction: StudyDirection) -> Floats:
     return np.asarray(values / values.max() if direction is StudyDirection.MAXIMIZE else values.min() / values)
 
 
-def _standardized(values: Floats) -> Floats:
+def standardized(values: Floats) -> Floats:
+    """Shifted and scaled to mean 0 and deviation 1."""
     away = values - values.mean()
     return np.asarray(away / max(float(away.std()), 1e-6))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -13,13 +13,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from autotile.ground.errors import InputError
+from autotile.ground.objectives import TIME
 from autotile.ground.space import SearchSpace
 from autotile.ground.syntax import nearest
 
 if TYPE_CHECKING:
+    from autotile.search.expectation import Source
     from autotile.search.row_sampler import RowSampler
 
 _Make = Callable[[SearchSpace, int, ArrayLike | None], "RowSampler"]
+
+TRANSFERRING = "feasible"
+"""The sampler that learns from trials of other studies."""
 
 _POPULATION = 20
 """Trials of one generation: ten generations in 200 trials."""
@@ -37,17 +42,21 @@ class SamplerKind:
         Makes the sampler from a space, a seed and the rows that may be proposed.
     needs
         A package that must be installed besides autotile's own, if any.
+    single
+        Whether it follows one objective only.
     """
 
     summary: str
     make: _Make
     needs: str = ""
+    single: bool = False
 
 
-def _feasible(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
+def _feasible(space: SearchSpace, seed: int, available: ArrayLike | None, sources: Sequence[Source] = ()) -> RowSampler:
+    from autotile.search.expectation import Expectation
     from autotile.search.feasible_gp import FeasibleGPSampler
 
-    return FeasibleGPSampler(space, seed, available)
+    return FeasibleGPSampler(space, seed, available, expectation=Expectation(space, sources) if sources else None)
 
 
 def _tpe(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
@@ -101,7 +110,7 @@ SAMPLERS: Mapping[str, SamplerKind] = MappingProxyType(
         "feasible": SamplerKind("Gaussian process over the valid configurations: fewest measurements", _feasible),
         "tpe": SamplerKind("tree-structured Parzen estimator: models where the fast configurations lie", _tpe),
         "gp": SamplerKind("Optuna's Gaussian process: slow proposals", _gp, "torch"),
-        "cmaes": SamplerKind("CMA-ES: an evolution strategy over the order of the values", _cmaes, "cmaes"),
+        "cmaes": SamplerKind("CMA-ES: an evolution strategy over the order of the values", _cmaes, "cmaes", True),
         "nsga2": SamplerKind("genetic algorithm: crosses and mutates the best configurations", _nsga2),
         "random": SamplerKind("uniform over the configurations that are left", _random),
         "brute-force": SamplerKind("every configuration, in order", _brute_force),
@@ -123,7 +132,9 @@ def resolve_sampler(
     return "brute-force" if trials is not None and trials >= rows else "feasible"
 
 
-def make_sampler(name: str, space: SearchSpace, seed: int, available: ArrayLike | None = None) -> RowSampler:
+def make_sampler(
+    name: str, space: SearchSpace, seed: int, available: ArrayLike | None = None, sources: Sequence[Source] = ()
+) -> RowSampler:
     """Make a sampler over the rows of a space.
 
     Parameters
@@ -136,6 +147,8 @@ def make_sampler(name: str, space: SearchSpace, seed: int, available: ArrayLike 
         Makes the proposals repeatable.
     available
         Rows that may be proposed at all, bool, shape (rows,); None for all.
+    sources
+        Trials of other studies; of use to ``feasible`` alone.
 
     Raises
     ------
@@ -143,16 +156,19 @@ def make_sampler(name: str, space: SearchSpace, seed: int, available: ArrayLike 
         There is no such sampler, it needs a package that is not installed, or the seed is negative.
     """
     check_sampler(name)
-    return SAMPLERS[resolve_sampler(name, space, available)].make(space, seed, available)
+    chosen = resolve_sampler(name, space, available)
+    if chosen == TRANSFERRING and sources:
+        return _feasible(space, seed, available, sources)
+    return SAMPLERS[chosen].make(space, seed, available)
 
 
-def check_sampler(name: str) -> None:
+def check_sampler(name: str, objectives: Sequence[str] = (TIME,)) -> None:
     """Refuse a sampler that cannot be made, before anything is made for it.
 
     Raises
     ------
     InputError
-        There is no such sampler, or it needs a package that is not installed.
+        There is no such sampler, it needs a package that is not installed, or it cannot follow several objectives.
     """
     if name == "auto":
         return
@@ -160,5 +176,8 @@ def check_sampler(name: str) -> None:
     if kind is None:
         known = ["auto", *SAMPLERS]
         raise InputError(f"there is no sampler {name!r}{nearest(name, known)} (known: {', '.join(known)})")
+    if kind.single and len(objectives) > 1:
+        able = ", ".join(each for each, other in SAMPLERS.items() if not other.single)
+        raise InputError(f"the sampler {name!r} cannot follow several objectives ({', '.join(objectives)}); {able} can")
     if kind.needs and find_spec(kind.needs) is None:
         raise InputError(f"the sampler {name!r} needs {kind.needs}: pip install {kind.needs}, or choose tpe")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import optuna
 from numpy.typing import ArrayLike
 
 from autotile.ground.errors import ConfigError
 from autotile.ground.model import Config, Trial
+from autotile.ground.objectives import TIME
 from autotile.ground.space import SearchSpace
-from autotile.search.samplers import make_sampler, resolve_sampler
+from autotile.search.expectation import Source
+from autotile.search.samplers import TRANSFERRING, check_sampler, make_sampler, resolve_sampler
 from autotile.search.study import (
     Objective,
     attributes_of,
@@ -43,18 +45,25 @@ class Search:
     ahead
         Proposals that the caller makes before it tells the oldest of them. A search that is built again from stored
         trials then goes on as the first one would have: each of its proposals knows what it would have known.
+    objectives
+        What to minimise, of `autotile.ground.objectives`; of a trial that ran, each is known.
+    sources
+        Trials of other studies, which a sampler that can learns from.
 
     Attributes
     ----------
     study
-        The trials as an Optuna study, in the order of the proposals; it minimises the time in microseconds.
+        The trials as an Optuna study, in the order of the proposals; it minimises the objectives.
     sampler
         Name of the sampler at work.
+    learnt_from
+        Names of the sources that it learns from.
 
     Raises
     ------
     InputError
-        There is no such sampler, it needs a package that is not installed, or the seed is negative.
+        There is no such sampler, it needs a package that is not installed, it cannot follow several objectives, or
+        the seed is negative.
     """
 
     def __init__(
@@ -67,14 +76,18 @@ class Search:
         available: ArrayLike | None = None,
         trials: int | None = None,
         ahead: int = 1,
+        objectives: Sequence[str] = (TIME,),
+        sources: Sequence[Source] = (),
     ) -> None:
+        check_sampler(sampler, objectives)
         self.sampler = resolve_sampler(sampler, space, available, trials)
-        self._rows = make_sampler(self.sampler, space, seed, available)
-        self.study: optuna.Study = new_study(sampler=self._rows)
+        self._rows = make_sampler(self.sampler, space, seed, available, sources)
+        self.learnt_from = tuple(source.name for source in sources) if self.sampler == TRANSFERRING else ()
+        self.study: optuna.Study = new_study(sampler=self._rows, objectives=objectives)
         self._space = space
         self._distributions = distributions_of(space.parameters)
         self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
-        self._objective = Objective()
+        self._objective = Objective(objectives)
         self._pending: dict[int, optuna.Trial] = {}
         self._ahead = ahead
         self._begun = 0
@@ -141,15 +154,15 @@ class Search:
             asked.set_user_attr(name, value)
         for name, violation in constraints_of(trial).items():
             asked.set_constraint(name, violation)
-        state, time_us = self._objective.result(trial)
-        self.study.tell(asked, time_us, state)
+        state, values = self._objective.result(trial)
+        self.study.tell(asked, values, state)
 
     def _tell_replayed(self) -> None:
         """Tell the replayed trials that the next proposal would have known, had it been made in their session."""
         while self._replayed and self._replayed[0][0] <= self._begun - self._ahead:
             _, number, trial = self._replayed.popleft()
-            state, time_us = self._objective.result(trial)
-            self.study.tell(number, time_us, state)
+            state, values = self._objective.result(trial)
+            self.study.tell(number, values, state)
 
     def _can_express(self, config: Config) -> bool:
         return config.keys() == self._distributions.keys() and all(

@@ -11,19 +11,24 @@ from optuna.study import StudyDirection
 
 from autotile.search.candidates import Candidates
 from autotile.search.embedding import Embedding
+from autotile.search.expectation import Expectation
 from autotile.search.gaussian_process import GaussianProcess
-from autotile.search.history import History
+from autotile.search.history import History, Result
 from autotile.search.hyperparameters import fit
-from autotile.search.objectives import losses
+from autotile.search.objectives import losses, standardized
 from autotile.search.pool import rows_to_look_at
 
 Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
 
 _FITTED = 256
 """Most trials that hyperparameters are fitted to, at a cost of their cube: the best half, and others evenly spread."""
 
 _BEST = 10
 """Best trials whose surroundings are looked at."""
+
+_PROMISED = 512
+"""Rows of which other studies promise most; they are looked at in any case."""
 
 _LEAST_CHANCE = 0.02
 """Chance to work that every row is left with: a model of failures errs, too."""
@@ -75,6 +80,8 @@ class Surrogate:
         Of the study.
     rng
         Draws the rows that are looked at.
+    expectation
+        What other studies let one expect; of use with one objective.
     """
 
     def __init__(
@@ -86,8 +93,10 @@ class Surrogate:
         *,
         directions: Sequence[StudyDirection],
         rng: np.random.Generator,
+        expectation: Expectation | None = None,
     ) -> None:
         self.fitted = fitted
+        self._expectation = expectation if len(directions) == 1 else None
         self._candidates = candidates
         self._embedding = embedding
         self._directions = directions
@@ -95,13 +104,17 @@ class Surrogate:
         self._included = set(self._numbers)
         self._seen = 0
         equal = np.ones(len(directions))
-        loss = losses(history.results_of(self._numbers), directions, equal)
+        results = history.results_of(self._numbers)
+        loss = losses(results, directions, equal)
         observed = history.rows(self._numbers)
         points = self._points(observed)
         ascending = np.argsort(loss, kind="stable")
         chosen = _informative(ascending)
-        parameters = fit(points[chosen], loss[chosen], embedding.groups)
+        surprise = loss - self._expected(observed, observed, results, loss)
+        parameters = fit(points[chosen], standardized(surprise[chosen]), embedding.groups)
         self._rows = rows_to_look_at(candidates, observed[ascending[:_BEST]], rng)
+        if self._expectation is not None:
+            self._rows = np.union1d(self._rows, self._expectation.best(_PROMISED))
         self._process = GaussianProcess(parameters, self._points(self._rows), points)
 
     def outlook(self, history: History, weights: Floats) -> Outlook:
@@ -121,10 +134,18 @@ class Surrogate:
         failed = {number: float(result is None) for number, result in history.results.items()}
         share = float(np.mean(list(failed.values())))
         known = np.array([number in loss for number in self._numbers])
+        rows = np.concatenate([history.rows(self._numbers), self._rows])
+        reached = np.array([loss[number] for number in ended])
+        expected = self._expected(rows, history.rows(ended), results, reached)
+        count = len(self._numbers)
         targets = np.array(
-            [[loss.get(number, 0.0), failed.get(number, share) - share] for number in self._numbers]
+            [
+                [loss.get(number, 0.0) - expected[index], failed.get(number, share) - share]
+                for index, number in enumerate(self._numbers)
+            ]
         ).T.copy()
         mean, deviation = self._process.predict(targets if share else targets[:1], known)
+        mean[0] += expected[count:]
         free = self._candidates.free[self._rows]
         chance = 1 - share - mean[1] if share else np.ones(len(self._rows))
         worked = [index for index, result in enumerate(results) if result is not None]
@@ -137,6 +158,14 @@ class Surrogate:
             best=loss[ended[best]],
             since_best=len(ended) - 1 - best,
         )
+
+    def _expected(self, rows: Rows, tried: Rows, results: Sequence[Result], loss: Floats) -> Floats:
+        """Loss that rows are expected to have before anything is learnt here, shape (rows,)."""
+        if self._expectation is None:
+            return np.zeros(len(rows))
+        ran = np.array([result is not None for result in results])
+        times = np.array([result[0] for result in results if result is not None])
+        return self._expectation.losses(rows, tried[ran], times, loss[ran])
 
     def _follow(self, history: History) -> None:
         """Add the trials that began since the last look."""

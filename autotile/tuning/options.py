@@ -34,6 +34,8 @@ class TuneOptions:
         Measure again instead of resuming what the database holds.
     only
         Configurations to try; None for every valid one.
+    transfer
+        Learn from trials of other studies of the kernel: other sizes, other GPUs, other versions.
     verify_sizes
         More problems that every configuration must be right on, beside the tuned and the ragged one; a size that is
         left out is the tuned one.
@@ -65,6 +67,7 @@ class TuneOptions:
     l2: L2Mode = "cold"
     fresh: bool = False
     only: tuple[Config, ...] | None = None
+    transfer: bool = True
     verify_sizes: tuple[Mapping[str, int], ...] = ()
     sanitize: bool = False
     finals: int = 12

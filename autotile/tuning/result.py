@@ -69,6 +69,8 @@ class TuneResult:
         Configurations that cannot be told apart from the winner.
     refused
         Finalists in which a fault was found after all.
+    learnt_from
+        Other studies that the search learnt from, the nearest first.
     load
         What the search waited for, where it tried any candidates.
     drift
@@ -98,6 +100,7 @@ class TuneResult:
     notices: tuple[str, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
     refused: tuple[Trial, ...] = ()
+    learnt_from: tuple[str, ...] = ()
     load: Load | None = None
     drift: Drift | None = None
 
@@ -126,6 +129,7 @@ class TuneResult:
             "refused": [
                 {"config": dict(t.config), "outcome": str(t.outcome), "reason": t.reason} for t in self.refused
             ],
+            "learnt_from": list(self.learnt_from),
             "load": self.load.to_json() if self.load is not None else None,
             "drift": self.drift.to_json() if self.drift is not None else None,
             "seconds": round(self.seconds, 3),

@@ -34,15 +34,13 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import Pipeline
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.start import earlier_trials, incumbent, rows_to_try
+from autotile.tuning.transfer import sources_of
 
 if TYPE_CHECKING:
     from autotile.search.search import Search
     from autotile.store.database import Database
 
 Observer = Callable[[Progress], None]
-
-_HURRIED_FINALS = 4
-"""Finalists beside the default when the user wants to leave."""
 
 
 def tune(
@@ -120,6 +118,7 @@ class Session:
         self._space = space
         self._database = database
         self._observe = observe
+        self._learnt_from: tuple[str, ...] = ()
         self._stop = StopRequest()
         self._clock = Clock()
         self._default: Config = dict(kernel.spec.default)
@@ -129,6 +128,7 @@ class Session:
         self._bounds = Bounds(options, self._ledger, self._clock, self._stop)
         self._available = rows_to_try(kernel, space, backend, options)
         self._incumbent = incumbent(database, self._study_id)
+        self._sources = sources_of(database, self.key) if options.transfer else []
         workers = options.workers or available_cores()
         self._pool = CompilePool(settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s)
         self._load = LoadMeter(self._pool, workers)
@@ -202,7 +202,9 @@ class Session:
             available=self._available,
             trials=self._options.trial_target,
             ahead=self._ahead,
+            sources=self._sources,
         )
+        self._learnt_from = search.learnt_from
         search.replay(self.trials)
         return search
 
@@ -225,8 +227,7 @@ class Session:
         if not self._options.finals:
             return None
         hurried = self._stop.requested
-        count = min(self._options.finals, _HURRIED_FINALS) if hurried else self._options.finals
-        finalists = choose_finalists(self.trials, self._default, self._incumbent, count)
+        finalists = choose_finalists(self.trials, self._default, self._incumbent, self._options.finals, hurried=hurried)
         if not any(trial.outcome is Outcome.OK for trial in finalists):
             return None
         self._report("finals")
@@ -274,6 +275,7 @@ class Session:
             flops=int(work.flops.evaluate(sizes)) if work.flops is not None else None,
             bytes=int(work.bytes.evaluate(sizes)) if work.bytes is not None else None,
             notices=self._notices,
+            learnt_from=self._learnt_from,
         )
 
     def _start_run(self) -> int:

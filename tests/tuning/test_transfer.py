@@ -1,0 +1,39 @@
+"""A session learns from what other studies of its kernel found."""
+
+from typing import Any
+
+from autotile.files.settings import read_settings
+from autotile.store.database import Database
+from autotile.tuning.transfer import sources_of
+
+
+def test_the_nearest_studies_come_first(bench: Any) -> None:
+    for n in (512, 1024, 8192):
+        bench.tune(bench.record(n=n), n=n, trials=8)
+    with Database.open(read_settings().database) as database:
+        key = next(study.key for study in database.studies() if study.key.sizes == {"n": 1024})
+        sources = sources_of(database, key)
+    assert [source.name for source in sources] == ["n=512", "n=8192"]
+    assert all(len(source.configs) == len(source.times_us) >= 6 for source in sources)
+
+
+def test_a_study_does_not_teach_itself(bench: Any) -> None:
+    bench.tune(bench.record(), trials=8)
+    again = bench.tune(bench.record(), trials=10, sampler="feasible")
+    assert again.learnt_from == ()
+
+
+def test_what_was_learnt_from_is_told(bench: Any) -> None:
+    bench.tune(bench.record(n=1024), n=1024, trials=8)
+    taught = bench.tune(bench.record(), trials=6, sampler="feasible")
+    assert taught.learnt_from == ("n=1024",)
+    assert taught.to_json()["learnt_from"] == ["n=1024"]
+    assert bench.tune(bench.record(n=512), n=512, trials=6, sampler="feasible", transfer=False).learnt_from == ()
+    assert bench.tune(bench.record(n=256), n=256, trials=6, sampler="random").learnt_from == ()
+
+
+def test_a_taught_session_finds_the_best_at_once(bench: Any) -> None:
+    bench.tune(bench.record(n=1024), n=1024, sampler="brute-force")
+    taught = bench.tune(bench.record(), trials=3, sampler="feasible")
+    assert taught.winner is not None
+    assert taught.winner.config == {"THREADS": 256, "WORK": 4}
