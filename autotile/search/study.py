@@ -10,14 +10,15 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotile.ground.model import Outcome, Trial, Value
+from autotile.ground.objectives import OBJECTIVES, TIME, objective_values
 from autotile.ground.spec import Parameter
 from autotile.search.quiet import quiet_optuna
 
 FAILED = "failed"
 """The constraint of every trial: 1 (violated) where the candidate failed, else 0."""
 
-_UNMEASURED_US = 1e6
-"""Told of a failure while nothing has been measured: a second, which few kernels reach."""
+_UNMEASURED = 1e6
+"""Told of a failure while nothing has been measured: in microseconds a second, which few kernels reach."""
 
 
 class Objective:
@@ -27,25 +28,31 @@ class Objective:
     longest time measured so far, for samplers that look at values only, and with the constraint `FAILED` violated,
     which keeps it out of Optuna's best trial and among the bad ones in TPE whatever is measured later. A pruned
     candidate is told its time. Only a candidate of which nothing can be known is told as failed, and is ignored.
+
+    Parameters
+    ----------
+    names
+        What is minimised, of `autotile.ground.objectives`; each is told like the time, in its own unit.
     """
 
-    def __init__(self) -> None:
-        self._longest_us = 0.0
+    def __init__(self, names: Sequence[str] = (TIME,)) -> None:
+        self._names = tuple(names)
+        self._worst = [0.0] * len(self._names)
 
-    def result(self, trial: Trial) -> tuple[TrialState, float | None]:
-        """State and value of a trial; trials are to be asked about in the order they ended."""
+    def result(self, trial: Trial) -> tuple[TrialState, list[float] | None]:
+        """State and values of a trial; trials are to be asked about in the order they ended."""
         if trial.outcome is Outcome.NOT_AVAILABLE:
             return TrialState.FAIL, None
-        time_us = _measured_us(trial)
-        if time_us is None:
-            return TrialState.COMPLETE, 2 * self._longest_us or _UNMEASURED_US
-        self._longest_us = max(self._longest_us, time_us)
-        return TrialState.COMPLETE, time_us
+        values = objective_values(trial, self._names)
+        if values is None:
+            return TrialState.COMPLETE, [2 * worst or _UNMEASURED for worst in self._worst]
+        self._worst = [max(pair) for pair in zip(self._worst, values, strict=True)]
+        return TrialState.COMPLETE, list(values)
 
 
 def constraints_of(trial: Trial) -> dict[str, float]:
     """What a study is told of whether a candidate works."""
-    return {FAILED: float(_measured_us(trial) is None)}
+    return {FAILED: float(objective_values(trial, [TIME]) is None)}
 
 
 def distributions_of(parameters: Iterable[Parameter]) -> dict[str, CategoricalDistribution]:
@@ -77,11 +84,13 @@ def attributes_of(trial: Trial) -> dict[str, str | int | float]:
     return shown
 
 
-def new_study(name: str | None = None, sampler: BaseSampler | None = None) -> optuna.Study:
-    """An empty study in memory that minimises a time in microseconds."""
+def new_study(
+    name: str | None = None, sampler: BaseSampler | None = None, objectives: Sequence[str] = (TIME,)
+) -> optuna.Study:
+    """An empty study in memory that minimises a time in microseconds, or each of several objectives."""
     with quiet_optuna():
-        study = optuna.create_study(study_name=name, sampler=sampler, direction="minimize")
-        study.set_metric_names(["time_us"])
+        study = optuna.create_study(study_name=name, sampler=sampler, directions=["minimize"] * len(objectives))
+        study.set_metric_names([OBJECTIVES[objective] for objective in objectives])
     return study
 
 
@@ -134,17 +143,13 @@ def study_of_trials(parameters: Sequence[Parameter], trials: Iterable[Trial], na
 
 
 def _frozen(
-    trial: Trial, distributions: Mapping[str, CategoricalDistribution], state: TrialState, value: float | None
+    trial: Trial, distributions: Mapping[str, CategoricalDistribution], state: TrialState, values: list[float] | None
 ) -> FrozenTrial:
     return create_trial(
         state=state,
-        value=value,
+        values=values,
         params=dict(trial.config),
         distributions={name: distributions[name] for name in trial.config if name in distributions},
         user_attrs=attributes_of(trial),
         constraints=constraints_of(trial),
     )
-
-
-def _measured_us(trial: Trial) -> float | None:
-    return trial.time_us if trial.outcome.has_time else None
