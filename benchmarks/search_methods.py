@@ -107,12 +107,13 @@ def _autotile(name: str, recorded: RecordedSpace, seed: int, budget: int, batch:
         for proposal in proposals:
             assert proposal is not None
             row, config = proposal
-            search.tell(row, _trial(config, recorded.times_ms[row]))
+            search.tell(row, as_trial(config, recorded.times_ms[row]))
             rows.append(row)
     return rows
 
 
-def _trial(config: dict[str, Value], time_ms: float) -> Trial:
+def as_trial(config: dict[str, Value], time_ms: float) -> Trial:
+    """A recorded configuration as the trial that it would have been; NaN is a failure."""
     if np.isnan(time_ms):
         return Trial(config, Outcome.COMPILE_FAILED, "recorded as failed", "compile")
     time_us = 1e3 * float(time_ms)
