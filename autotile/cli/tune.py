@@ -79,6 +79,14 @@ def tune(
             metavar="NAME", help="Search method: tpe, random, brute-force and others.", autocompletion=complete_sampler
         ),
     ] = "auto",
+    objective: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[,...]",
+            help="What to minimise beside time: registers, energy or error. May be given again.",
+            show_default="time alone",
+        ),
+    ] = None,
     seed: Annotated[
         int,
         typer.Option(metavar="N", min=0, max=LARGEST_SEED, help="Seed of the search; equal seeds search alike."),
@@ -140,6 +148,7 @@ def tune(
         sampler=sampler,
         trials=trials,
         budget_s=read_duration(budget) if budget is not None else None,
+        objectives=tuple(name for text in objective or () for name in text.split(",")),
         seed=seed,
         l2=l2,
         fresh=fresh,
@@ -232,6 +241,7 @@ def register(app: typer.Typer) -> None:
             "autotile tune path/to/mine.toml N=1048576 --trials 1000",
             "autotile tune sgemm_2d M=4096 N=4096 K=4096 --replay --json",
             "autotile tune sgemm_2d M=4096 N=4096 K=4096 --sanitize --verify-problem M=1,N=1 --verify-problem K=7",
+            "autotile tune sgemm_2d M=4096 N=4096 K=4096 --objective registers,energy",
             "autotile tune --from-misses --budget 5m",
         ),
         **options,

@@ -11,6 +11,7 @@ from autotile.dispatch.serving import forget_served
 from autotile.files.library import Kernel
 from autotile.files.settings import read_settings
 from autotile.ground.model import Problem
+from autotile.ground.objectives import whole_objectives
 from autotile.ground.problem import resolve_problem
 from autotile.ops.targets import check_device_index, open_problem
 from autotile.store.engine import parse_location
@@ -71,7 +72,11 @@ def tune(
 
 def tune_problem(kernel: Kernel, problem: Problem, options: TuneOptions, observe: Observer | None = None) -> TuneResult:
     """`tune` for a kernel that is read already."""
-    options = replace(options, verify_sizes=_whole_sizes(kernel, problem, options.verify_sizes))
+    options = replace(
+        options,
+        objectives=whole_objectives(options.objectives),
+        verify_sizes=_whole_sizes(kernel, problem, options.verify_sizes),
+    )
     if options.replay is None and options.device_index > 0:
         check_device_index(options.device_index)
     result = session.tune(kernel, problem, read_settings(), options, observe or (lambda _: None))

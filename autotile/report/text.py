@@ -21,6 +21,11 @@ def interval_text(low_us: float, high_us: float) -> str:
     return f"{_digits(low_us)} to {_digits(high_us)}"
 
 
+def energy_text(energy_mj: float) -> str:
+    """Millijoules with four significant digits or more: ``1,250 mJ``, ``0.125 mJ``."""
+    return f"{_digits(energy_mj)} mJ"
+
+
 def bytes_text(count: float) -> str:
     """Bytes in the largest binary unit of which there is at least one: ``228 KiB``, ``141 GiB``."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

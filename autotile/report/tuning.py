@@ -11,6 +11,7 @@ from rich.table import Table
 
 from autotile.ground.model import Outcome, config_key, config_text
 from autotile.ground.stats import Interval, is_tie
+from autotile.report.front import front_table
 from autotile.report.funnel import funnel_text
 from autotile.report.layout import RIGHT, below, facts, table, title
 from autotile.report.occupancy import occupancy_sentence
@@ -54,6 +55,8 @@ class TuneReport:
             parts += [self._comparison(), below(facts(self._facts()))]
         else:
             parts.append(facts([(self._winner, "none: no configuration ran"), *self._facts()]))
+        if result.front is not None and result.front.trials:
+            parts.append(below(front_table(result.front, result.winner.config if result.winner is not None else None)))
         return Group(*parts)
 
     @property

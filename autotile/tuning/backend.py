@@ -15,6 +15,7 @@ from autotile.files.settings import Settings
 from autotile.ground.errors import InputError, RecordingError
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import L2Mode, Problem
+from autotile.ground.objectives import ENERGY, ERROR
 from autotile.ground.space import SearchSpace
 from autotile.process.gpu import Gpu
 from autotile.process.messages import Workload
@@ -59,7 +60,8 @@ def choose_backend(kernel: Kernel, problem: Problem, settings: Settings, options
     Raises
     ------
     InputError
-        There is neither; the recording that was asked for is of something else; or a sanitizer is asked for in replay.
+        There is neither; the recording that was asked for is of something else, or holds nothing of an objective; or a
+        sanitizer is asked for in replay.
     ToolchainError
         The sanitizer that is asked for is not installed.
     """
@@ -71,6 +73,7 @@ def choose_backend(kernel: Kernel, problem: Problem, settings: Settings, options
     try:
         recording = _recording(problem, options, settings.recording_folders)
         _check_recording(recording, kernel, problem, options.l2)
+        _check_recorded(recording, options.objectives)
     except InputError:
         check_unmeasured(kernel, problem)
         raise
@@ -118,6 +121,7 @@ def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: Tun
         sample_limit_s=options.sample_limit_s,
         device_index=options.device_index,
         verify_sizes=options.verify_sizes,
+        energy=ENERGY in options.objectives,
     )
 
 
@@ -148,6 +152,15 @@ def _recorded_device(recording: Recording) -> DeviceProperties:
             "replay needs the device's properties"
         )
     return recording.header.device
+
+
+def _check_recorded(recording: Recording, objectives: Sequence[str]) -> None:
+    lacking = [name for name in objectives if name in (ENERGY, ERROR)]
+    if lacking:
+        raise RecordingError(
+            f"the recording of {recording.header.problem} holds no {' and no '.join(lacking)} of its configurations, "
+            "only times, and the compiler says registers; leave that objective out, or tune on a GPU"
+        )
 
 
 def _check_recording(recording: Recording, kernel: Kernel, problem: Problem, l2: L2Mode) -> None:

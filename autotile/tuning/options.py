@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotile.ground.model import Config, L2Mode
+from autotile.ground.objectives import TIME
 
 DEFAULT_TRIALS = 200
 BRUTE_FORCE = "brute-force"
@@ -26,6 +27,8 @@ class TuneOptions:
         for ``brute-force``; or as many as the budget allows where one is given.
     budget_s
         Wall time of the search, in seconds; the finals come on top.
+    objectives
+        What to minimise, of `autotile.ground.objectives`; time is always among them, and names the winner.
     seed
         Makes the search repeatable.
     l2
@@ -44,7 +47,7 @@ class TuneOptions:
     finals
         Candidates that are re-measured interleaved at the end; 0 for no finals.
     discard
-        Drop a candidate that is clearly slower than the best after three samples.
+        Drop a candidate that is clearly slower than the best after three samples; of effect where only time counts.
     sample_limit_s
         GPU time that the samples of one candidate may take in the search; the finals time the best ones longer.
     workers
@@ -63,6 +66,7 @@ class TuneOptions:
     sampler: str = "auto"
     trials: int | None = None
     budget_s: float | None = None
+    objectives: tuple[str, ...] = (TIME,)
     seed: int = 0
     l2: L2Mode = "cold"
     fresh: bool = False
@@ -85,6 +89,11 @@ class TuneOptions:
         """Trials to stop at; None where only the budget or the end of the space ends the search."""
         unbounded = self.budget_s is not None or self.sampler == BRUTE_FORCE
         return DEFAULT_TRIALS if self.trials is None and not unbounded else self.trials
+
+    @property
+    def drops_slow(self) -> bool:
+        """Whether a candidate may be dropped for being slow."""
+        return self.discard and len(self.objectives) == 1
 
     def to_json(self, database: str) -> dict[str, Any]:
         """Plain dictionary, with the database as it may be shown: without a password."""

@@ -10,6 +10,7 @@ from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Config, Outcome, Problem, Trial
 from autotile.ground.stats import Interval
 from autotile.tuning.drift import Drift
+from autotile.tuning.front import Front
 from autotile.tuning.load import Load
 
 _JUDGED_BY = 5
@@ -75,6 +76,8 @@ class TuneResult:
         What the search waited for, where it tried any candidates.
     drift
         How the GPU drifted, where that was measured.
+    front
+        What can be had for what; None where time is the only objective.
     phases
         Seconds of ``start``, ``search`` and ``finals``, of those that were reached.
     resumed
@@ -103,6 +106,7 @@ class TuneResult:
     learnt_from: tuple[str, ...] = ()
     load: Load | None = None
     drift: Drift | None = None
+    front: Front | None = None
 
     def gflops_per_s(self, trial: Trial | None) -> float | None:
         """Rate of a trial, where the kernel states its operations."""
@@ -132,6 +136,7 @@ class TuneResult:
             "learnt_from": list(self.learnt_from),
             "load": self.load.to_json() if self.load is not None else None,
             "drift": self.drift.to_json() if self.drift is not None else None,
+            **(self.front.to_json() if self.front is not None else {}),
             "seconds": round(self.seconds, 3),
             "phases": dict(self.phases),
             "resumed": self.resumed,

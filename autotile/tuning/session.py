@@ -25,6 +25,7 @@ from autotile.tuning.clock import Clock
 from autotile.tuning.drift import drift_of
 from autotile.tuning.evaluator import Evaluator
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
+from autotile.tuning.front import front_of
 from autotile.tuning.hopeless import kernel_fault
 from autotile.tuning.interrupt import StopRequest
 from autotile.tuning.ledger import Ledger
@@ -75,7 +76,7 @@ def open_session(
     kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, observe: Observer
 ) -> Iterator[Session]:
     """A session with its device, space and open database; parameters and errors as for `tune`."""
-    check_sampler(options.sampler)
+    check_sampler(options.sampler, options.objectives)
     with ExitStack() as stack:
         backend = stack.enter_context(closing(choose_backend(kernel, problem, settings, options)))
         for sizes in (problem.sizes, *options.verify_sizes):
@@ -144,13 +145,8 @@ class Session:
     @property
     def key(self) -> TuningKey:
         """What the study's results belong to."""
-        return key_of(
-            self._kernel,
-            self._problem,
-            self._backend.device,
-            nvrtc_version=nvrtc_version(),
-            l2_mode=self._options.l2,
-        )
+        nvrtc, l2 = nvrtc_version(), self._options.l2
+        return key_of(self._kernel, self._problem, self._backend.device, nvrtc_version=nvrtc, l2_mode=l2)
 
     @property
     def trials(self) -> list[Trial]:
@@ -202,6 +198,7 @@ class Session:
             available=self._available,
             trials=self._options.trial_target,
             ahead=self._ahead,
+            objectives=self._options.objectives,
             sources=self._sources,
         )
         self._learnt_from = search.learnt_from
@@ -267,6 +264,7 @@ class Session:
             refused=finals.refused if finals is not None else (),
             load=self._load.read(),
             drift=drift_of(self._ledger.trials),
+            front=front_of(self._ledger.trials, finals, self._options.objectives),
             seconds=self._clock.elapsed_s,
             phases=self._clock.phases_s,
             resumed=self._ledger.resumed,
@@ -291,7 +289,7 @@ class Session:
 
     def _best_us(self) -> float | None:
         """What candidates are held against; None where none is to be dropped."""
-        best = self._ledger.best if self._options.discard else None
+        best = self._ledger.best if self._options.drops_slow else None
         return best.time_us if best is not None else None
 
     def _report(self, phase: str, last: Trial | None = None) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from autotile.files.library import Kernel
 from autotile.ground.model import Config, Outcome, Trial, config_key
+from autotile.ground.objectives import objective_values
 from autotile.ground.space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend
 from autotile.tuning.options import TuneOptions
@@ -21,7 +22,7 @@ Mask = NDArray[np.bool_]
 
 
 def earlier_trials(database: Database, study_id: int, options: TuneOptions) -> list[Trial]:
-    """What need not be measured again; where nothing is to be dropped early, what was dropped must be.
+    """What need not be measured again: neither what was dropped, where nothing is to be, nor what lacks an objective.
 
     Those that the finals of an earlier session refused come as they were refused.
     """
@@ -30,7 +31,8 @@ def earlier_trials(database: Database, study_id: int, options: TuneOptions) -> l
     finals = database.trials(study_id, phase="final")
     refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
     stored = [refused.get(config_key(trial.config), trial) for trial in database.trials(study_id, phase="search")]
-    return [trial for trial in stored if options.discard or trial.outcome is not Outcome.PRUNED]
+    kept = [trial for trial in stored if options.drops_slow or trial.outcome is not Outcome.PRUNED]
+    return [trial for trial in kept if not trial.outcome.has_time or objective_values(trial, options.objectives)]
 
 
 def incumbent(database: Database, study_id: int) -> Config | None:

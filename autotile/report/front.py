@@ -1,0 +1,42 @@
+"""The front of a tuning with several objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autotile.ground.model import Config, config_key, config_text
+from autotile.ground.objectives import ENERGY, ERROR, REGISTERS, TIME
+from autotile.report.layout import RIGHT
+from autotile.report.listing import Listing
+from autotile.report.text import energy_text, plural, time_text
+from autotile.tuning.front import Front
+
+_SHOWN = 10
+
+_TEXTS: Mapping[str, Callable[[float], str]] = MappingProxyType(
+    {TIME: time_text, REGISTERS: lambda count: f"{count:.0f}", ENERGY: energy_text, ERROR: lambda share: f"{share:.2g}"}
+)
+
+
+def front_table(front: Front, winner: Config | None) -> RenderableType:
+    """What can be had for what: a few configurations of the front, from the fastest to the slowest."""
+    shown = sorted({round(place) for place in np.linspace(0, len(front.trials) - 1, min(_SHOWN, len(front.trials)))})
+    rows = []
+    for trial in (front.trials[index] for index in shown):
+        values = zip(front.objectives, front.values(trial), strict=True)
+        is_winner = winner is not None and config_key(winner) == config_key(trial.config)
+        figures = (_TEXTS[name](value) for name, value in values)
+        rows.append(("winner" if is_winner else "", *figures, config_text(trial.config)))
+    headings = ("", *(f"{RIGHT}{name}" for name in front.objectives), "configuration")
+    return Group(Text(_heading(front, len(rows))), Listing(headings, rows, ("configuration",)))
+
+
+def _heading(front: Front, shown: int) -> str:
+    objectives = f"{', '.join(front.objectives[:-1])} and {front.objectives[-1]}"
+    said = f"front of {objectives}: {plural(len(front.trials), 'configuration')}"
+    return said if shown == len(front.trials) else f"{said}, {shown} shown; --json lists all"
