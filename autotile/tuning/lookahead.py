@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from autotile.search.kernel_tuner_names import PREFIX
 from autotile.tuning.options import BRUTE_FORCE
 
 _AHEAD = 16
 """Candidates proposed before the oldest of them is measured. It is part of the search, since it decides what a sampler
-knows when it proposes, and so must not depend on the machine's cores. Replayed over 5,000 recorded configurations of
-sgemm_2d with 10 seeds, TPE found the fastest in 200 trials every time with 1 to 16 ahead, but not with 32."""
+knows when it proposes, and so must not depend on the machine's cores. Over eleven recorded spaces and 8 seeds, the
+default sampler reached 0.975, 0.983, 0.972 and 0.965 of the best in 100 trials, asked for 1, 16, 24 and 32 at a time."""
 _UNTAUGHT_AHEAD = 4
 """The same a compile worker, for samplers that learn nothing: one slow compilation then leaves no worker idle."""
 _UNTAUGHT = ("random", BRUTE_FORCE)
 """Samplers that propose the same whatever they are told."""
+_STRATEGY_AHEAD = 1
+"""The same for strategies of Kernel Tuner, which wait for each time before they want another."""
 
 
 def candidates_ahead(sampler: str, workers: int) -> int:
@@ -24,4 +27,6 @@ def candidates_ahead(sampler: str, workers: int) -> int:
     workers
         Compilations at a time.
     """
+    if sampler.startswith(PREFIX):
+        return _STRATEGY_AHEAD
     return max(_AHEAD, _UNTAUGHT_AHEAD * workers) if sampler in _UNTAUGHT else _AHEAD
