@@ -57,6 +57,7 @@ LARGEST_SEED = 2**63 - 1
 """What the database can hold."""
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+_SHARE = re.compile(r"(\d*\.?\d+) ?(%?)", re.ASCII)
 _UNITS_S = (3600.0, 60.0, 1.0)
 
 
@@ -74,3 +75,18 @@ def read_duration(text: str) -> float:
     if seconds <= 0:
         raise InputError(f"a budget of {text!r} cannot be read; expected a duration such as 90s, 5m or 1h30m")
     return seconds
+
+
+def read_share(text: str) -> float:
+    """A part of 1, given as ``1%`` or ``0.01``.
+
+    Raises
+    ------
+    InputError
+        It is neither, or not between 0 and 1.
+    """
+    match = _SHARE.fullmatch(text.strip())
+    share = float(match[1]) / (100 if match[2] else 1) if match is not None else 0.0
+    if not 0 < share < 1:
+        raise InputError(f"a gain of {text!r} cannot be used; expected a percentage such as 1% or 0.01")
+    return share

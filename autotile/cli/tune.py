@@ -19,6 +19,7 @@ from autotile.cli.arguments import (
     OptionalKernelArgument,
     SizesArgument,
     read_duration,
+    read_share,
 )
 from autotile.cli.completion import complete_sampler
 from autotile.cli.output import console, notice, show
@@ -66,12 +67,20 @@ def tune(
             metavar="N",
             min=1,
             help="Trials that are to be stored in the end, those of earlier sessions included.",
-            show_default="200, or as many as --budget allows",
+            show_default="200, or as many as --budget or --until allows",
         ),
     ] = None,
     budget: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Wall time of the search, such as 90s, 5m or 1h.", show_default="none"),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GAIN",
+            help="Stop when the next candidates are together expected to gain less than this, such as 1%.",
+            show_default="none",
+        ),
     ] = None,
     sampler: Annotated[
         str,
@@ -148,6 +157,7 @@ def tune(
         sampler=sampler,
         trials=trials,
         budget_s=read_duration(budget) if budget is not None else None,
+        until=read_share(until) if until is not None else None,
         objectives=tuple(name for text in objective or () for name in text.split(",")),
         seed=seed,
         l2=l2,
@@ -239,6 +249,7 @@ def register(app: typer.Typer) -> None:
             "autotile tune sgemm_2d M=4096 N=4096 K=4096",
             "autotile tune sgemm_2d M=512 N=512 K=512 --budget 90s --sampler random --seed 7",
             "autotile tune path/to/mine.toml N=1048576 --trials 1000",
+            "autotile tune sgemm_2d M=4096 N=4096 K=4096 --until 1%",
             "autotile tune sgemm_2d M=4096 N=4096 K=4096 --replay --json",
             "autotile tune sgemm_2d M=4096 N=4096 K=4096 --sanitize --verify-problem M=1,N=1 --verify-problem K=7",
             "autotile tune sgemm_2d M=4096 N=4096 K=4096 --objective registers,energy",

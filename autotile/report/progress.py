@@ -136,11 +136,11 @@ def _bar_line(progress: Progress, since_s: float) -> Table:
     return line
 
 
-def _share(progress: Progress, since_s: float) -> tuple[float, float]:
-    """How much is done of how much: trials, or seconds where only a budget ends the search."""
+def _share(progress: Progress, since_s: float) -> tuple[float, float | None]:
+    """How much is done of how much: trials, or seconds where only a budget ends the search; None: unknown."""
     if progress.target is None and progress.budget_s is not None:
         return min(progress.elapsed_s + since_s, progress.budget_s), progress.budget_s
-    return _tried(progress), max(_target(progress) or 0, 1)
+    return _tried(progress), _target(progress)
 
 
 def _count_text(progress: Progress) -> str:

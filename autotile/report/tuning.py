@@ -17,6 +17,7 @@ from autotile.report.layout import RIGHT, below, facts, table, title
 from autotile.report.occupancy import occupancy_sentence
 from autotile.report.rates import Workrate
 from autotile.report.text import NOTHING, device_text, duration_text, interval_text, plural, time_text
+from autotile.tuning.bounds import Stopped
 from autotile.tuning.drift import Drift
 from autotile.tuning.load import Load
 from autotile.tuning.result import TuneResult
@@ -92,6 +93,14 @@ class TuneReport:
             yield "ties", "\n".join(self._ties())
         if result.refused:
             yield "refused", "\n".join(self._refused())
+        yield from self._search_facts()
+        if result.winner is not None:
+            yield "serve it", self.call
+
+    def _search_facts(self) -> Iterator[tuple[str, str]]:
+        result = self.result
+        if result.insight is not None and result.winner is not None:
+            yield "matters", result.insight.sentence
         if result.drift is not None and result.drift.spread > _DRIFT_TOLD:
             yield "drift", self._drift(result.drift)
         if result.learnt_from:
@@ -99,11 +108,11 @@ class TuneReport:
         if result.load is not None:
             yield "busy", self._load(result.load)
         yield "gates", funnel_text(result.gates, result.outcomes)
+        if result.stopped is not None and result.stopped.rule == "until":
+            yield "stopped", self._stopped(result.stopped)
         resumed = f", {plural(result.resumed, 'trial')} resumed" if result.resumed else ""
         yield "took", duration_text(result.seconds) + resumed
         yield "saved in", result.database
-        if result.winner is not None:
-            yield "serve it", self.call
 
     def _cut_short(self) -> str:
         tried = plural(sum(self.result.outcomes.values()), "configuration")
@@ -120,6 +129,11 @@ class TuneReport:
     def _refused(self) -> Iterator[str]:
         for trial in self.result.refused:
             yield f"{config_text(trial.config)}: {trial.outcome} in stage {trial.stage}: {trial.reason}"
+
+    @staticmethod
+    def _stopped(stopped: Stopped) -> str:
+        gain = 100 * (stopped.expected_gain or 0.0)
+        return f"all the candidates that lay ready were expected to gain {gain:.2g} %, less than --until asks for"
 
     @staticmethod
     def _drift(drift: Drift) -> str:

@@ -45,8 +45,8 @@ class RowSampler(BaseSampler):
     """
 
     expected_gain: float | None = None
-    """By how much of the best speed so far the best was expected to rise with the trial that was proposed last, 0.01 for
-    1 %; None where no model was asked."""
+    """By how much of itself the best speed was expected to rise with the trial that was proposed last, 0.01 for 1 %;
+    None where no model was asked."""
 
     def __init__(self, space: SearchSpace, seed: int, available: ArrayLike | None = None) -> None:
         if seed < 0:

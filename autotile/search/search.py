@@ -41,7 +41,8 @@ class Search:
     available
         Rows that may be proposed at all, bool, shape (rows,); None for all.
     trials
-        Trials that are granted in all, by which ``auto`` chooses; None where they are not counted.
+        Trials that are granted in all, by which ``auto`` chooses and some strategies of Kernel Tuner make their schedule;
+        None where they are not counted.
     ahead
         Proposals that the caller makes before it tells the oldest of them. A search that is built again from stored
         trials then goes on as the first one would have: each of its proposals knows what it would have known.
@@ -81,7 +82,7 @@ class Search:
     ) -> None:
         check_sampler(sampler, objectives)
         self.sampler = resolve_sampler(sampler, space, available, trials)
-        self._rows = make_sampler(self.sampler, space, seed, available, sources)
+        self._rows = make_sampler(self.sampler, space, seed, available, sources=sources, trials=trials)
         self.learnt_from = tuple(source.name for source in sources) if self.sampler == TRANSFERRING else ()
         self.study: optuna.Study = new_study(sampler=self._rows, objectives=objectives)
         self._space = space
@@ -90,6 +91,7 @@ class Search:
         self._objective = Objective(objectives)
         self._pending: dict[int, optuna.Trial] = {}
         self._ahead = ahead
+        self._gains: deque[float | None] = deque(maxlen=ahead)
         self._begun = 0
         self._replayed: deque[tuple[int, int, Trial]] = deque()
         """Trials of earlier sessions that no proposal may know yet: place among the proposals, number, trial."""
@@ -120,6 +122,7 @@ class Search:
         """The next row and its configuration, or None when every row was proposed."""
         self._tell_replayed()
         if not self._rows.left(self.study):
+            self._gains.clear()
             return None
         while self._first:
             row = self._first.popleft()
@@ -131,13 +134,20 @@ class Search:
         proposed = self._space.row_of(config)
         assert proposed is not None
         self._pending[proposed] = asked
+        self._gains.append(self._rows.expected_gain)
         self._begun += 1
         return proposed, config
 
     @property
     def expected_gain(self) -> float | None:
-        """What `propose` last expected of the most promising row; see `RowSampler.expected_gain`."""
-        return self._rows.expected_gain
+        """By how much the best speed is expected to rise with the last ``ahead`` proposals together, 0.01 for 1 %.
+
+        Each was expected to gain what it adds to those before it, so that the sum is what all do, or a little more. It
+        is the same in a search that is built again, for that makes the same proposals. None before so many were made
+        with a model, and where no row is left.
+        """
+        known = [gain for gain in self._gains if gain is not None]
+        return sum(known) if len(known) == self._ahead else None
 
     def tell(self, row: int, trial: Trial) -> None:
         """Say how a proposed row ended.

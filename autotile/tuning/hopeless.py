@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotile.ground.model import Outcome, Trial, config_text
+from autotile.ground.errors import InputError
+from autotile.ground.model import Config, Outcome, Trial, config_text
+from autotile.tuning.ledger import Ledger
 
 _ENOUGH = 8
 """When so many candidates, the default among them, fail alike and none runs, the fault is the kernel's own."""
@@ -35,3 +37,16 @@ def kernel_fault(outcomes: Mapping[Outcome, int], last: Trial, default: Trial | 
         return ""
     example = default or last
     return f"{_FAULTS[example.outcome]} {config_text(example.config)}: {example.reason}"
+
+
+def check_kernel(source: str, ledger: Ledger, last: Trial, default: Config, most: int) -> None:
+    """Say once what is wrong with the kernel itself, instead of failing every candidate for the same reason.
+
+    Raises
+    ------
+    InputError
+        There is a `kernel_fault`; ``source`` is the kernel's file.
+    """
+    fault = kernel_fault(ledger.outcomes, last, ledger.find(default), most)
+    if fault:
+        raise InputError(f"{source}: {fault}")

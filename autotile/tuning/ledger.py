@@ -54,6 +54,11 @@ class Ledger:
         return self._best
 
     @property
+    def best_us(self) -> float | None:
+        """Its time."""
+        return self._best.time_us if self._best is not None else None
+
+    @property
     def gates(self) -> dict[str, int]:
         """Configurations left after rules and limits, and what became of the candidates at the later gates."""
         rules = self._space.rules

@@ -24,9 +24,13 @@ class TuneOptions:
         Name of a search method; see `autotile.search`.
     trials
         Trials that the study is to hold in the end, those of earlier sessions included. None: 200; or the whole space
-        for ``brute-force``; or as many as the budget allows where one is given.
+        for ``brute-force``; or as many as ``budget_s`` and ``until`` allow where one of them is given.
     budget_s
         Wall time of the search, in seconds; the finals come on top.
+    until
+        Stop when the candidates that lie ready are together expected to raise the best speed by less than this, 0.01
+        for 1 %; of use with a sampler that has a model. The space ends the search where neither ``trials`` nor
+        ``budget_s`` is given.
     objectives
         What to minimise, of `autotile.ground.objectives`; time is always among them, and names the winner.
     seed
@@ -66,6 +70,7 @@ class TuneOptions:
     sampler: str = "auto"
     trials: int | None = None
     budget_s: float | None = None
+    until: float | None = None
     objectives: tuple[str, ...] = (TIME,)
     seed: int = 0
     l2: L2Mode = "cold"
@@ -86,8 +91,8 @@ class TuneOptions:
 
     @property
     def trial_target(self) -> int | None:
-        """Trials to stop at; None where only the budget or the end of the space ends the search."""
-        unbounded = self.budget_s is not None or self.sampler == BRUTE_FORCE
+        """Trials to stop at; None where only the budget, the gain or the end of the space ends the search."""
+        unbounded = self.budget_s is not None or self.until is not None or self.sampler == BRUTE_FORCE
         return DEFAULT_TRIALS if self.trials is None and not unbounded else self.trials
 
     @property

@@ -9,8 +9,10 @@ from typing import Any
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Config, Outcome, Problem, Trial
 from autotile.ground.stats import Interval
+from autotile.tuning.bounds import Stopped
 from autotile.tuning.drift import Drift
 from autotile.tuning.front import Front
+from autotile.tuning.insight import Insight
 from autotile.tuning.load import Load
 
 _JUDGED_BY = 5
@@ -76,6 +78,10 @@ class TuneResult:
         What the search waited for, where it tried any candidates.
     drift
         How the GPU drifted, where that was measured.
+    stopped
+        Why the search ended; None where it was broken off.
+    insight
+        Which parameters matter; None where the session was broken off.
     front
         What can be had for what; None where time is the only objective.
     phases
@@ -107,6 +113,8 @@ class TuneResult:
     load: Load | None = None
     drift: Drift | None = None
     front: Front | None = None
+    stopped: Stopped | None = None
+    insight: Insight | None = None
 
     def gflops_per_s(self, trial: Trial | None) -> float | None:
         """Rate of a trial, where the kernel states its operations."""
@@ -136,6 +144,8 @@ class TuneResult:
             "learnt_from": list(self.learnt_from),
             "load": self.load.to_json() if self.load is not None else None,
             "drift": self.drift.to_json() if self.drift is not None else None,
+            "stopped": self.stopped.to_json() if self.stopped is not None else None,
+            **(self.insight.to_json() if self.insight is not None else {"importance": None, "insight": None}),
             **(self.front.to_json() if self.front is not None else {}),
             "seconds": round(self.seconds, 3),
             "phases": dict(self.phases),

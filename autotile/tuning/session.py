@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from autotile.device.toolchain import nvrtc_version
 from autotile.files.library import Kernel
 from autotile.files.settings import Settings, available_cores
-from autotile.ground.errors import InputError
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Config, Outcome, Problem, Trial
 from autotile.ground.problem import check_memory
@@ -20,13 +19,14 @@ from autotile.process.compile_pool import CompilePool
 from autotile.search.samplers import check_sampler
 from autotile.store.keys import TuningKey, key_of
 from autotile.tuning.backend import Backend, choose_backend
-from autotile.tuning.bounds import Bounds
+from autotile.tuning.bounds import Bounds, Stopped, check_until
 from autotile.tuning.clock import Clock
 from autotile.tuning.drift import drift_of
 from autotile.tuning.evaluator import Evaluator
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
 from autotile.tuning.front import front_of
-from autotile.tuning.hopeless import kernel_fault
+from autotile.tuning.hopeless import check_kernel
+from autotile.tuning.insight import Insight, insight_of
 from autotile.tuning.interrupt import StopRequest
 from autotile.tuning.ledger import Ledger
 from autotile.tuning.load import LoadMeter
@@ -77,6 +77,7 @@ def open_session(
 ) -> Iterator[Session]:
     """A session with its device, space and open database; parameters and errors as for `tune`."""
     check_sampler(options.sampler, options.objectives)
+    check_until(options)
     with ExitStack() as stack:
         backend = stack.enter_context(closing(choose_backend(kernel, problem, settings, options)))
         for sizes in (problem.sizes, *options.verify_sizes):
@@ -120,6 +121,8 @@ class Session:
         self._database = database
         self._observe = observe
         self._learnt_from: tuple[str, ...] = ()
+        self._stopped: Stopped | None = None
+        self._insight: Insight | None = None
         self._stop = StopRequest()
         self._clock = Clock()
         self._default: Config = dict(kernel.spec.default)
@@ -128,6 +131,8 @@ class Session:
         self._ledger = Ledger(space, earlier_trials(database, self._study_id, options))
         self._bounds = Bounds(options, self._ledger, self._clock, self._stop)
         self._available = rows_to_try(kernel, space, backend, options)
+        candidates = len(space) if self._available is None else int(self._available.sum())
+        self._most = min(candidates, options.trial_target or candidates)
         self._incumbent = incumbent(database, self._study_id)
         self._sources = sources_of(database, self.key) if options.transfer else []
         workers = options.workers or available_cores()
@@ -170,12 +175,13 @@ class Session:
                     if self._bounds.room != 0 and self._ledger.find(self._default) is None:
                         self._pipeline.start(self._default)  # compiles while the search is imported
                     search = self._new_search()
-                    self._pipeline.fill(search.propose, self._bounds.room)  # compiles while the worker starts
+                    self._fill(search)  # compiles while the worker starts
                     evaluator = self._backend.open()
                 with self._clock.phase("search"):
-                    self._search(search, run_id, evaluator)
+                    self._stopped = self._search(search, run_id, evaluator)
                 with self._clock.phase("finals"):
                     finals = self._finals(run_id, evaluator)
+                self._insight = insight_of(self._space, self.trials)
             except KeyboardInterrupt:
                 broken_off = True
             finally:
@@ -196,7 +202,7 @@ class Session:
             self._options.seed,
             first=[self._default, *([self._incumbent] if self._incumbent is not None else [])],
             available=self._available,
-            trials=self._options.trial_target,
+            trials=self._options.trial_target if self._options.until is None else None,
             ahead=self._ahead,
             objectives=self._options.objectives,
             sources=self._sources,
@@ -205,20 +211,26 @@ class Session:
         search.replay(self.trials)
         return search
 
-    def _search(self, search: Search, run_id: int, evaluator: Evaluator) -> None:
+    def _search(self, search: Search, run_id: int, evaluator: Evaluator) -> Stopped:
         """Try candidates; every trial is committed as it ends."""
-        while not self._bounds.is_reached:
-            self._pipeline.fill(search.propose, self._bounds.room)
-            pair = self._pipeline.next_trial(evaluator, self._best_us())
+        while (stopped := self._bounds.stopped) is None:
+            rival_us = self._ledger.best_us if self._options.drops_slow else None
+            pair = self._pipeline.next_trial(evaluator, rival_us)
             if pair is None:
-                return
+                return Stopped("space")
             row, trial = pair
             self._database.add_trial(self._study_id, run_id, trial)
             self._ledger.add(trial)
             self._load.add(trial)
             search.tell(row, trial)
             self._report("searching", trial)
-            self._stop_if_hopeless(trial)
+            check_kernel(self._kernel.spec.source, self._ledger, trial, self._default, self._most)
+            self._fill(search)
+        return stopped
+
+    def _fill(self, search: Search) -> None:
+        self._pipeline.fill(search.propose, self._bounds.room)
+        self._bounds.expected_gain = search.expected_gain
 
     def _finals(self, run_id: int, evaluator: Evaluator) -> Finals | None:
         if not self._options.finals:
@@ -265,6 +277,8 @@ class Session:
             load=self._load.read(),
             drift=drift_of(self._ledger.trials),
             front=front_of(self._ledger.trials, finals, self._options.objectives),
+            stopped=self._stopped,
+            insight=self._insight,
             seconds=self._clock.elapsed_s,
             phases=self._clock.phases_s,
             resumed=self._ledger.resumed,
@@ -287,11 +301,6 @@ class Session:
             gates=self._ledger.gates,
         )
 
-    def _best_us(self) -> float | None:
-        """What candidates are held against; None where none is to be dropped."""
-        best = self._ledger.best if self._options.drops_slow else None
-        return best.time_us if best is not None else None
-
     def _report(self, phase: str, last: Trial | None = None) -> None:
         self._observe(
             Progress(
@@ -308,11 +317,3 @@ class Session:
                 notices=self._notices,
             )
         )
-
-    def _stop_if_hopeless(self, last: Trial) -> None:
-        """Say once what is wrong with the kernel itself, instead of failing every candidate for the same reason."""
-        candidates = len(self._space) if self._available is None else int(self._available.sum())
-        most = min(candidates, self._options.trial_target or candidates)
-        fault = kernel_fault(self._ledger.outcomes, last, self._ledger.find(self._default), most)
-        if fault:
-            raise InputError(f"{self._kernel.spec.source}: {fault}")
