@@ -23,15 +23,15 @@ _TEXTS: Mapping[str, Callable[[float], str]] = MappingProxyType(
 )
 
 
-def front_table(front: Front, winner: Config | None) -> RenderableType:
+def front_table(front: Front, winner: Config) -> RenderableType:
     """What can be had for what: a few configurations of the front, from the fastest to the slowest."""
     shown = sorted({round(place) for place in np.linspace(0, len(front.trials) - 1, min(_SHOWN, len(front.trials)))})
     rows = []
     for trial in (front.trials[index] for index in shown):
         values = zip(front.objectives, front.values(trial), strict=True)
-        is_winner = winner is not None and config_key(winner) == config_key(trial.config)
         figures = (_TEXTS[name](value) for name, value in values)
-        rows.append(("winner" if is_winner else "", *figures, config_text(trial.config)))
+        label = "winner" if config_key(winner) == config_key(trial.config) else ""
+        rows.append((label, *figures, config_text(trial.config)))
     headings = ("", *(f"{RIGHT}{name}" for name in front.objectives), "configuration")
     return Group(Text(_heading(front, len(rows))), Listing(headings, rows, ("configuration",)))
 

@@ -53,11 +53,10 @@ class TuneReport:
         result = self.result
         parts: list[RenderableType] = [title(f"{result.problem} on {device_text(result.device)}")]
         if result.winner is not None:
-            parts += [self._comparison(), below(facts(self._facts()))]
+            front = [] if result.front is None else [below(front_table(result.front, result.winner.config))]
+            parts += [self._comparison(), *front, below(facts(self._facts()))]
         else:
             parts.append(facts([(self._winner, "none: no configuration ran"), *self._facts()]))
-        if result.front is not None and result.front.trials:
-            parts.append(below(front_table(result.front, result.winner.config if result.winner is not None else None)))
         return Group(*parts)
 
     @property

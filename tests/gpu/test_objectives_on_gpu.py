@@ -1,0 +1,144 @@
+"""Energy and error of real kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import autotile
+from autotile.device.compiler import compile_job
+from autotile.device.cubin_cache import CubinCache
+from autotile.device.energy import EnergyMeter
+from autotile.device.properties import live_device
+from autotile.device.support import SupportKernels
+from autotile.device.telemetry import Telemetry
+from autotile.device.timing import Timer
+from autotile.files.library import load_kernel
+from autotile.ground.dtypes import DTYPES
+from autotile.ground.model import Outcome
+from autotile.ground.objectives import OBJECTIVES
+from autotile.ground.tolerance import output_tolerance
+from autotile.process.gpu import Gpu
+from autotile.process.messages import Candidate, Evaluation, Workload
+from autotile.tuning.options import TuneOptions
+
+pytestmark = pytest.mark.gpu
+SIDE = 1024
+SIZES = {"M": SIDE, "N": SIDE, "K": SIDE}
+FLOAT = DTYPES["float32"]
+Measure = Callable[[int], tuple[float, float]]
+LEAST_W, MOST_W = 20.0, 1500.0
+"""No GPU that computes draws less or more."""
+
+
+@pytest.fixture(scope="module")
+def support(tmp_path_factory: pytest.TempPathFactory) -> SupportKernels:
+    return SupportKernels(CubinCache(tmp_path_factory.mktemp("support"), 10**8), live_device().architecture)
+
+
+class TestEnergy:
+    """Of a kernel that takes a number of clock cycles, so that its energy is in proportion to them."""
+
+    @pytest.fixture(scope="class", params=["hot", "cold"])
+    def energy_mj(self, request: pytest.FixtureRequest, support: SupportKernels) -> Measure:
+        device = live_device()
+        timer = Timer(device.l2_bytes, request.param, 0.1)
+        meter = EnergyMeter(timer, Telemetry())
+
+        def measured(turns: int) -> tuple[float, float]:
+            def launch() -> None:
+                support.spin(device.sm_count, turns)
+
+            time_us = float(np.median(timer.samples(launch, 9)))
+            found = meter.read(launch, time_us)
+            assert found["energy_source"] in ("counter", "power")
+            return float(found["energy_mj"]), time_us
+
+        timer.warm_up(lambda: support.spin(device.sm_count, 100_000))
+        return measured
+
+    def test_a_longer_kernel_uses_more(self, energy_mj: Measure) -> None:
+        (short_mj, short_us), (long_mj, long_us) = energy_mj(20_000), energy_mj(200_000)
+        assert long_mj / short_mj == pytest.approx(long_us / short_us, rel=0.3)
+
+    @pytest.mark.parametrize("turns", [4_000, 40_000, 4_000_000])
+    def test_it_repeats(self, energy_mj: Measure, turns: int) -> None:
+        (first, _), (second, _) = energy_mj(turns), energy_mj(turns)
+        assert second == pytest.approx(first, rel=0.2)
+
+    def test_the_power_is_that_of_a_gpu(self, energy_mj: Measure) -> None:
+        used_mj, time_us = energy_mj(40_000)
+        assert LEAST_W < 1e3 * used_mj / time_us < MOST_W
+
+
+class TestError:
+    def test_it_is_the_greatest(self, support: SupportKernels) -> None:
+        import cupy
+
+        want = np.linspace(-3.0, 3.0, 100_003)
+        got = want.astype(np.float32)
+        got[[7, 100_002]] += np.float32([1e-3, 3e-3])
+        expected = np.max(np.abs(got.astype(np.float64) - want) / np.maximum(np.abs(want), 0.5))
+        device_got, device_want = cupy.asarray(got), cupy.asarray(want)
+        found = support.compare(device_got.data.ptr, device_want.data.ptr, want.size, FLOAT, tolerance=1.0, scale=0.5)
+        assert found[:2] == (0, 2**64 - 1)
+        assert found.max_error == pytest.approx(expected, rel=1e-12)
+
+    @pytest.mark.parametrize("scale", [0.0, 1.0])
+    def test_what_is_not_a_number_is_wrong_and_has_no_error(self, support: SupportKernels, scale: float) -> None:
+        import cupy
+
+        got, want = cupy.zeros(70, np.float32), cupy.zeros(70)
+        got[69] = np.nan
+        found = support.compare(got.data.ptr, want.data.ptr, 70, FLOAT, tolerance=0.0, scale=scale)
+        assert found == (1, 69, 0.0)
+
+
+class TestCandidate:
+    @pytest.fixture(scope="class")
+    def evaluations(self, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Evaluation]:
+        """The default of a product of matrices, with and without its energy."""
+        folder = tmp_path_factory.mktemp("energy")
+        kernel = load_kernel("matmul_tiled")
+        job = compile_job(kernel, kernel.spec.default, "float32", live_device().architecture)
+        candidate = Candidate(kernel.spec.default, str(CubinCache(folder, 10**8).get_or_compile(job).path))
+        found = {}
+        for energy in (False, True):
+            workload = Workload(
+                kernel.spec.text, kernel.spec.source, SIZES, "float32", "cold", str(folder), 10**8, 0.1, energy=energy
+            )
+            gpu = Gpu(workload, deadline_s=30.0)
+            try:
+                found[energy] = gpu.evaluate(candidate, None)
+            finally:
+                gpu.close()
+        return found
+
+    def test_its_error_is_that_of_fp32(self, evaluations: dict[bool, Evaluation]) -> None:
+        errors = [float(evaluation.telemetry["max_error"]) for evaluation in evaluations.values()]
+        assert 0 < errors[0] < output_tolerance(FLOAT, [FLOAT], SIDE)
+        assert errors[0] == errors[1]
+
+    def test_its_energy_is_measured_where_it_is_asked_for(self, evaluations: dict[bool, Evaluation]) -> None:
+        assert "energy_mj" not in evaluations[False].telemetry
+        asked = evaluations[True]
+        assert asked.outcome is Outcome.OK
+        assert asked.measurement is not None
+        assert LEAST_W < 1e3 * float(asked.telemetry["energy_mj"]) / asked.measurement.time_us < MOST_W
+
+
+def test_a_session_finds_what_can_be_had_for_what(tmp_path: Path) -> None:
+    options = TuneOptions(objectives=("registers", "energy", "error"), trials=8, database=str(tmp_path / "tuning.db"))
+    result = autotile.tune("matmul_tiled", **SIZES, options=options)
+    document = result.to_json()
+    assert document["objectives"] == list(OBJECTIVES)
+    assert set(result.outcomes) <= {Outcome.OK, Outcome.RESOURCE_EXCEEDED}
+    assert document["front"]
+    for entry in document["front"]:
+        assert entry.keys() == {"config", *OBJECTIVES.values()}
+        assert entry["energy_mj"] > 0
+        assert 0 < entry["max_error"] < output_tolerance(FLOAT, [FLOAT], SIDE)
+    assert autotile.tune("matmul_tiled", **SIZES, options=options).resumed == 8
