@@ -85,7 +85,7 @@ def importance_of(space: SearchSpace, rows: ArrayLike, times_us: ArrayLike, seed
     if len(tried) < _LEAST_TRIALS:
         return Importance(doubt=f"{len(tried)} times are too few to tell what matters: {_LEAST_TRIALS} are needed")
     if times.max() / times.min() - 1 < _LEAST_SPREAD:
-        return Importance(doubt=f"the times differ by less than {_LEAST_SPREAD:.0%}")
+        return Importance(doubt=f"the times differ by less than {100 * _LEAST_SPREAD:.0f} %")
     rng = np.random.default_rng(seed)
     with one_blas_thread():
         return _split(space, *_some(tried, np.log(times)), rng)

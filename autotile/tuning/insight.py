@@ -36,7 +36,6 @@ _DERIVED: Mapping[str, tuple[Callable[[Trial], float | None], str]] = {
         ),
         "{:,.0f} bytes of shared memory a block",
     ),
-    "registers": (lambda t: t.resources.registers if t.resources is not None else None, "{:g} registers a thread"),
     "occupancy": (lambda t: t.occupancy.occupancy if t.occupancy is not None else None, "an occupancy of {:.0%}"),
 }
 """What follows from a configuration: how it is read off a trial, and how a value of it is told."""
@@ -49,7 +48,7 @@ class Threshold:
     Attributes
     ----------
     quantity
-        A parameter, or ``threads``, ``shared_bytes``, ``registers`` or ``occupancy``.
+        A parameter, or ``threads``, ``shared_bytes`` or ``occupancy``.
     trials
         Trials that lie beyond it.
     loss
@@ -143,7 +142,8 @@ def insight_of(space: SearchSpace, trials: Sequence[Trial]) -> Insight:
     importance = importance_of(space, [row for row, _ in placed], [time_us for _, time_us in placed])
     mattering = [effect.parameter for effect in importance.effects if effect.matters]
     favoured = {name: values for name in mattering if (values := _favoured(name, timed))}
-    return Insight(importance.effects, favoured, tuple(_thresholds(mattering, timed)), importance.doubt)
+    others = [name for name in mattering if name not in favoured]
+    return Insight(importance.effects, favoured, tuple(_thresholds(others, timed)), importance.doubt)
 
 
 def _favoured(parameter: str, timed: Sequence[Trial]) -> tuple[Value, ...]:

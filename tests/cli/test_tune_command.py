@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotile.cli.arguments import read_duration
+from autotile.cli.arguments import read_duration, read_share
 from autotile.cli.tune import _with_replay_value
 from autotile.files.settings import read_settings
 from autotile.ground.errors import InputError, WorkerError
@@ -65,6 +65,12 @@ class TestReplay:
         (study,) = run("list", "--json").document
         assert (study["trials"], study["ok"]) == (sum(outcomes.values()), outcomes["ok"])
 
+    def test_the_document_says_what_matters_and_why_the_search_ended(self, tune):
+        found = tune("--until", "1%", "--json").document
+        assert found["stopped"] == {"rule": "space", "expected_gain": None}
+        assert found["importance"] == []
+        assert found["insight"] == "11 times are too few to tell what matters: 30 are needed"
+
     def test_fresh_measures_again(self, tune):
         tune("--trials", "5")
         assert tune("--trials", "5", "--fresh", "--json").document["resumed"] == 0
@@ -73,6 +79,19 @@ class TestReplay:
     def test_samplers(self, tune, sampler):
         found = tune("--sampler", sampler, "--trials", "12", "--json").document
         assert found["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+
+    def test_a_strategy_of_kernel_tuner_is_repeatable_and_resumes(self, tune, tmp_path):
+        words = ("--sampler", "kernel-tuner:pso", "--seed", "3", "--trials", "12", "--json")
+        first = tune(*words).document
+        again = tune(*words, "--db", tmp_path / "other.db").document
+        assert first["winner"]["config"] == again["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+        assert first["outcomes"] == again["outcomes"]
+        assert tune(*words).document["resumed"] == 12
+
+    def test_a_strategy_that_kernel_tuner_lacks_is_refused(self, tune):
+        refused = tune("--sampler", "kernel-tuner:psoo")
+        assert refused.code == 2
+        assert "did you mean 'kernel-tuner:pso'?" in refused.err
 
     def test_what_is_tuned_is_served(self, tune, run, scale_toml):
         tune()
@@ -111,6 +130,12 @@ class TestRefusals:
             ([], "needs the size n"),
             (["n=4096", "--dtype", "float99"], "float99"),
             (["n=4096", "--budget", "soon"], "budget of 'soon'"),
+            (["n=4096", "--until", "soon"], "gain of 'soon'"),
+            (["n=4096", "--until", "0"], "expected a percentage such as 1% or 0.01"),
+            (["n=4096", "--until", "1"], "expected a percentage such as 1% or 0.01"),
+            (["n=4096", "--until", "100%"], "expected a percentage such as 1% or 0.01"),
+            (["n=4096", "--until", "-1%"], "expected a percentage such as 1% or 0.01"),
+            (["n=4096", "--until", "1%", "--sampler", "tpe"], "'tpe' does not: choose auto or feasible"),
             (["n=4096", "--trials", "0"], "--trials"),
             (["n=4096", "--l2", "warm"], "--l2"),
             (["n=4096", "--nonsense"], "--nonsense"),
@@ -278,6 +303,19 @@ def test_replay_may_stand_alone(words, full):
 )
 def test_durations(text, seconds):
     assert read_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("1%", 0.01), ("0.01", 0.01), ("0.5 %", 0.005), (".5%", 0.005), ("25%", 0.25), (" 2% ", 0.02)]
+)
+def test_shares(text, share):
+    assert read_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "%", "0", "0%", "1", "100%", "-1%", "1e-2", "nan", "1,5%", "1%%", "\u0661%"])
+def test_no_shares(text):
+    with pytest.raises(InputError, match="expected a percentage such as"):
+        read_share(text)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "5 minutes", "s", "1d", "nan", "inf"])

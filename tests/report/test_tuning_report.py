@@ -9,9 +9,12 @@ from rich.console import Console
 from autotile.files.profiles import device_profile
 from autotile.ground.model import Measurement, Outcome, Problem, Trial
 from autotile.ground.stats import Interval
-from autotile.report.progress import TuneProgress, plain_line
+from autotile.report.progress import TuneProgress, _share, plain_line
 from autotile.report.rates import Workrate
 from autotile.report.tuning import TuneReport
+from autotile.search.importance import Effect
+from autotile.tuning.bounds import Stopped
+from autotile.tuning.insight import Insight, Threshold
 from autotile.tuning.result import Progress, TuneResult
 
 H200 = device_profile("h200")
@@ -92,6 +95,22 @@ class TestReport:
     def test_nothing_that_ran_is_said(self):
         assert "none: no configuration ran" in shown(replace(RESULT, winner=None, default=None, speedup=None))
 
+    def test_what_matters_is_one_line_of_the_report(self):
+        effects = (Effect("BK", 0.614, 0.5, True), Effect("PAD", 0.0, 0.0, False))
+        insight = Insight(effects, {"BK": (16, 32)}, (Threshold("threads", "above", 256, 48, 0.129, "256 threads"),))
+        lines = shown(replace(RESULT, insight=insight), width=200).splitlines()
+        assert [line.removeprefix("matters").strip() for line in lines if line.startswith("matters")] == [
+            "BK explains 61 % of the differences (best at 16 or 32); no effect is seen of PAD; "
+            "none of 48 trials beyond 256 threads came within 12 % of the best"
+        ]
+
+    def test_a_search_that_stopped_for_want_of_gain_says_so(self):
+        said = shown(replace(RESULT, stopped=Stopped("until", 0.00432)))
+        assert "all the candidates that lay ready were expected to gain 0.43 %, less than --until asks for" in said
+        assert "stopped" not in shown(replace(RESULT, stopped=Stopped("trials", 0.00432)))
+        document = TuneReport(replace(RESULT, stopped=Stopped("until", 0.00432)), "call").to_json()
+        assert document["stopped"] == {"rule": "until", "expected_gain": 0.00432}
+
     def test_an_interrupted_session_has_no_winner_yet(self):
         lines = shown(replace(RESULT, interrupted=True)).splitlines()
         assert "cut short after 50 configurations; the same command goes on from there" in "\n".join(lines)
@@ -139,6 +158,10 @@ class TestProgress:
         budget = replace(PROGRESS, target=None, budget_s=60.0)
         assert "50 trials" in plain_line(budget, RATE)
         assert "about 57.0 s left" in plain_line(budget, RATE)
+
+    def test_without_a_target_the_bar_says_nothing(self):
+        assert _share(replace(PROGRESS, target=None), 0.0) == (50, None)
+        assert _share(PROGRESS, 0.0) == (50, 200)
 
     def test_before_anything_ran(self):
         assert "best: none yet" in plain_line(replace(PROGRESS, best=None, outcomes={}, done=0), RATE)
