@@ -23,9 +23,10 @@ def complete_device(incomplete: str) -> list[str]:
 
 def complete_sampler(incomplete: str) -> list[str]:
     """Names of search methods."""
+    from autotile.search.kernel_tuner_names import kernel_tuner_samplers
     from autotile.search.samplers import SAMPLERS
 
-    return _matching(incomplete, lambda: ["auto", *SAMPLERS])
+    return _matching(incomplete, lambda: ["auto", *SAMPLERS, *kernel_tuner_samplers()])
 
 
 def complete_dtype(incomplete: str) -> list[str]:

@@ -16,6 +16,7 @@ from autotile.ground.errors import InputError
 from autotile.ground.objectives import TIME
 from autotile.ground.space import SearchSpace
 from autotile.ground.syntax import nearest
+from autotile.search.kernel_tuner_names import PREFIX, check_strategy
 
 if TYPE_CHECKING:
     from autotile.search.expectation import Source
@@ -105,6 +106,14 @@ def _gp(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSample
     return FeasibleSampler(space, inner, seed, available=available, draws=1, ordered=True)
 
 
+def _kernel_tuner(
+    strategy: str, space: SearchSpace, seed: int, available: ArrayLike | None, trials: int | None
+) -> RowSampler:
+    from autotile.search.kernel_tuner import KernelTunerSampler
+
+    return KernelTunerSampler(space, strategy, seed, available, trials)
+
+
 SAMPLERS: Mapping[str, SamplerKind] = MappingProxyType(
     {
         "feasible": SamplerKind("Gaussian process over the valid configurations: fewest measurements", _feasible),
@@ -116,7 +125,8 @@ SAMPLERS: Mapping[str, SamplerKind] = MappingProxyType(
         "brute-force": SamplerKind("every configuration, in order", _brute_force),
     }
 )
-"""Every sampler but ``auto``, which stands for one of them; see `resolve_sampler`."""
+"""Every sampler but ``auto``, which stands for one of them, see `resolve_sampler`, and but the strategies of Kernel
+Tuner, which `autotile.search.kernel_tuner_names` lists."""
 
 
 def resolve_sampler(
@@ -133,14 +143,20 @@ def resolve_sampler(
 
 
 def make_sampler(
-    name: str, space: SearchSpace, seed: int, available: ArrayLike | None = None, sources: Sequence[Source] = ()
+    name: str,
+    space: SearchSpace,
+    seed: int,
+    available: ArrayLike | None = None,
+    *,
+    sources: Sequence[Source] = (),
+    trials: int | None = None,
 ) -> RowSampler:
     """Make a sampler over the rows of a space.
 
     Parameters
     ----------
     name
-        One of `SAMPLERS`, or ``auto``.
+        One of `SAMPLERS`, ``auto``, or ``kernel-tuner:`` with a strategy of Kernel Tuner.
     space
         The configurations.
     seed
@@ -149,6 +165,9 @@ def make_sampler(
         Rows that may be proposed at all, bool, shape (rows,); None for all.
     sources
         Trials of other studies; of use to ``feasible`` alone.
+    trials
+        Trials that are granted in all, by which some strategies of Kernel Tuner make their schedule; None where they
+        are not counted.
 
     Raises
     ------
@@ -159,6 +178,8 @@ def make_sampler(
     chosen = resolve_sampler(name, space, available)
     if chosen == TRANSFERRING and sources:
         return _feasible(space, seed, available, sources)
+    if chosen.startswith(PREFIX):
+        return _kernel_tuner(chosen.removeprefix(PREFIX), space, seed, available, trials)
     return SAMPLERS[chosen].make(space, seed, available)
 
 
@@ -172,12 +193,20 @@ def check_sampler(name: str, objectives: Sequence[str] = (TIME,)) -> None:
     """
     if name == "auto":
         return
+    if name.startswith(PREFIX):
+        check_strategy(name)
+        _check_objectives(name, objectives, single=True)
+        return
     kind = SAMPLERS.get(name)
     if kind is None:
-        known = ["auto", *SAMPLERS]
+        known = ["auto", *SAMPLERS, f"{PREFIX}STRATEGY"]
         raise InputError(f"there is no sampler {name!r}{nearest(name, known)} (known: {', '.join(known)})")
-    if kind.single and len(objectives) > 1:
-        able = ", ".join(each for each, other in SAMPLERS.items() if not other.single)
-        raise InputError(f"the sampler {name!r} cannot follow several objectives ({', '.join(objectives)}); {able} can")
+    _check_objectives(name, objectives, single=kind.single)
     if kind.needs and find_spec(kind.needs) is None:
         raise InputError(f"the sampler {name!r} needs {kind.needs}: pip install {kind.needs}, or choose tpe")
+
+
+def _check_objectives(name: str, objectives: Sequence[str], *, single: bool) -> None:
+    if single and len(objectives) > 1:
+        able = ", ".join(each for each, other in SAMPLERS.items() if not other.single)
+        raise InputError(f"the sampler {name!r} cannot follow several objectives ({', '.join(objectives)}); {able} can")

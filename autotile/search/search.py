@@ -41,8 +41,8 @@ class Search:
     available
         Rows that may be proposed at all, bool, shape (rows,); None for all.
     trials
-        Trials that are granted in all, by which ``auto`` chooses and some strategies of Kernel Tuner make their schedule;
-        None where they are not counted.
+        Trials that are granted in all, by which ``auto`` chooses, and by which some strategies of Kernel Tuner make
+        their schedule; None where they are not counted.
     ahead
         Proposals that the caller makes before it tells the oldest of them. A search that is built again from stored
         trials then goes on as the first one would have: each of its proposals knows what it would have known.

@@ -8,7 +8,7 @@ from autotile.tuning.options import BRUTE_FORCE
 _AHEAD = 16
 """Candidates proposed before the oldest of them is measured. It is part of the search, since it decides what a sampler
 knows when it proposes, and so must not depend on the machine's cores. Over eleven recorded spaces and 8 seeds, the
-default sampler reached 0.975, 0.983, 0.972 and 0.965 of the best in 100 trials, asked for 1, 16, 24 and 32 at a time."""
+default sampler reached 0.975, 0.983, 0.972 and 0.965 of the best in 100 trials, asked for 1, 16, 24 and 32 at once."""
 _UNTAUGHT_AHEAD = 4
 """The same a compile worker, for samplers that learn nothing: one slow compilation then leaves no worker idle."""
 _UNTAUGHT = ("random", BRUTE_FORCE)

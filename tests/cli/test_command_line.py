@@ -220,6 +220,7 @@ class TestCompletion:
             ("autotile tu", "tune"),
             ("autotile tune sgemm", "sgemm_2d"),
             ("autotile tune sgemm_2d --sampler brute", "brute-force"),
+            ("autotile tune sgemm_2d --sampler kernel-tuner:ge", "kernel-tuner:genetic_algorithm"),
             ("autotile tune sgemm_2d --l2 c", "cold"),
             ("autotile space sgemm_2d --device rtx-30", "rtx-3060"),
             ("autotile trials sgemm_2d --outcome wrong", "wrong_result"),
