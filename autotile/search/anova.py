@@ -19,6 +19,8 @@ _PAIR_WEIGHTS = (0.1, 0.5, 2.5)
 """Variance of all that pairs do, over that of what parameters do alone, of which the likelier is taken."""
 _NOISES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Variance of the noise over that of what parameters do alone."""
+_DOUBTED = 500
+"""Rows of which it is asked how sure the prediction is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +122,37 @@ def shares(
     return own, shared
 
 
+def known_share(columns: Sequence[Column], targets: Floats, strength: Strength) -> float:
+    """Share of the variance over the rows that is told, by the regression's own account.
+
+    The variance is that of what is predicted and the mean doubt about it, of which there is much where a search has
+    hardly been (law of total variance; Rasmussen and Williams, 2006, eq. 2.26).
+    """
+    count = len(columns)
+    some = [Column(each.kernel, each.trials, each.rows[:_DOUBTED]) for each in columns]
+    covariance = _covariance(columns, strength.pairs, count)
+    covariance.flat[:: len(targets) + 1] += strength.noise
+    across = _combined([each.kernel[each.rows][:, each.trials] for each in some], strength.pairs, count)
+    prior = _combined([np.diag(each.kernel)[each.rows] for each in some], strength.pairs, count)
+    solved = np.linalg.solve(covariance, np.column_stack([targets, across.T]))
+    amplitude = float(targets @ solved[:, 0]) / len(targets)
+    doubt = amplitude * (prior - np.einsum("ij,ji->i", across, solved[:, 1:]) + strength.noise)
+    told = float((across @ solved[:, 0]).var())
+    return told / (told + float(doubt.mean()))
+
+
 def _covariance(columns: Sequence[Column], pairs: float, parameters: int) -> Floats:
-    """Covariance of the trials: a constant, what each parameter does, and what each two do beyond that.
+    """Covariance of the trials."""
+    return _combined([each.kernel[each.trials][:, each.trials] for each in columns], pairs, parameters)
+
+
+def _combined(kernels: Sequence[Floats], pairs: float, parameters: int) -> Floats:
+    """Covariance of a constant, what each parameter does, and what each two do beyond that.
 
     The sum of the products of all pairs follows from the sum and the sum of squares (Newton's identities).
     """
-    count = len(columns[0].trials)
-    total, squares = np.zeros((count, count)), np.zeros((count, count))
-    for column in columns:
-        each = column.kernel[column.trials][:, column.trials]
+    total, squares = np.zeros(kernels[0].shape), np.zeros(kernels[0].shape)
+    for each in kernels:
         total += each
         squares += each * each
     return 1 + total / parameters + _pair_scale(pairs, parameters) * (total * total - squares) / 2

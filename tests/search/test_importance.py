@@ -104,6 +104,16 @@ def test_too_few_trials_say_nothing() -> None:
     assert importance_of(make_space(SIX), [], []).doubt
 
 
+def test_a_corner_says_nothing_of_the_space() -> None:
+    space = make_space(SIX)
+    corner = np.flatnonzero((space.codes <= 1).all(axis=1))
+    rng = np.random.default_rng(0)
+    times = [float(np.exp(0.1 * space.codes[row].sum() + 0.05 * rng.normal())) for row in corner]
+    assert "tells too little of the rest of the space" in importance_of(space, corner, times).doubt
+    whole = rng.choice(len(space), len(corner), replace=False)
+    assert importance_of(space, whole, [float(np.exp(0.1 * space.codes[row].sum())) for row in whole]).effects
+
+
 def test_no_difference_is_not_explained() -> None:
     assert "differ by less than 2 %" in drawn(make_space(SIX), lambda _: 5.0, 100, noise=1e-4).doubt
 
