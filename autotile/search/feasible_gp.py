@@ -31,6 +31,10 @@ _SPREAD_AMONG = 200
 _GROWTH = 1.1
 """Hyperparameters are fitted anew when so many times the trials have ended."""
 
+_SETTLED = 100
+_SETTLED_GROWTH = 1.25
+"""The same after so many trials: by then they change little, and a fit takes as long as twenty proposals."""
+
 _PATIENCE = 10
 """Trials without a better one, after which the model's own doubts are set aside now and then."""
 
@@ -179,6 +183,6 @@ class FeasibleGPSampler(RowSampler):
 def _due(ended: int) -> int:
     """The largest count of trials, up to those that have ended, at which hyperparameters are fitted."""
     due = _STARTUP
-    while (after := max(due + 1, int(due * _GROWTH))) <= ended:
+    while (after := max(due + 1, int(due * (_GROWTH if due < _SETTLED else _SETTLED_GROWTH)))) <= ended:
         due = after
     return due

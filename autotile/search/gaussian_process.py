@@ -100,7 +100,10 @@ class GaussianProcess:
     def _whiten(self, targets: Floats, known: NDArray[np.bool_]) -> Floats:
         """Solve L x = targets, with 0, no surprise, in place of what is not known."""
         found = np.zeros_like(targets)
-        for index in np.flatnonzero(known):
+        first = int(np.argmin(known)) if not known.all() else len(known)  # those in flight are the newest, mostly
+        leading = self._factor[:first, :first]
+        found[:, :first] = solve_triangular(leading, targets[:, :first].T, lower=True, check_finite=False).T
+        for index in first + np.flatnonzero(known[first:]):
             expected = found[:, :index] @ self._factor[index, :index]
             found[:, index] = (targets[:, index] - expected) / self._factor[index, index]
         return found

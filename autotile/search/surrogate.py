@@ -110,7 +110,7 @@ class Surrogate:
         points = self._points(observed)
         ascending = np.argsort(loss, kind="stable")
         chosen = _informative(ascending)
-        surprise = loss - self._expected(observed, observed, results, loss)
+        surprise = loss - self._expected(observed, history, results, loss)
         parameters = fit(points[chosen], standardized(surprise[chosen]), embedding.groups)
         self._rows = rows_to_look_at(candidates, observed[ascending[:_BEST]], rng)
         if self._expectation is not None:
@@ -128,43 +128,41 @@ class Surrogate:
             What each objective counts, shape (objectives,).
         """
         self._follow(history)
-        ended = list(history.results)
-        results = history.results_of(ended)
-        loss = dict(zip(ended, losses(results, self._directions, weights), strict=True))
-        failed = {number: float(result is None) for number, result in history.results.items()}
-        share = float(np.mean(list(failed.values())))
-        known = np.array([number in loss for number in self._numbers])
+        results = list(history.results.values())
+        ended, numbers = np.array(list(history.results)), np.array(self._numbers)
+        reached = losses(results, self._directions, weights)
+        failed = np.array([result is None for result in results])
+        share = float(failed.mean())
+        by_number = np.zeros((3, 1 + int(max(ended.max(), numbers.max()))))
+        by_number[:, ended] = np.stack([reached, failed - share, np.ones(len(ended))])
+        loss, failures, known = by_number[:, numbers]
         rows = np.concatenate([history.rows(self._numbers), self._rows])
-        reached = np.array([loss[number] for number in ended])
-        expected = self._expected(rows, history.rows(ended), results, reached)
-        count = len(self._numbers)
-        targets = np.array(
-            [
-                [loss.get(number, 0.0) - expected[index], failed.get(number, share) - share]
-                for index, number in enumerate(self._numbers)
-            ]
-        ).T.copy()
-        mean, deviation = self._process.predict(targets if share else targets[:1], known)
-        mean[0] += expected[count:]
+        expected = self._expected(rows, history, results, reached)
+        targets = np.stack([loss - expected[: len(numbers)], failures])
+        mean, deviation = self._process.predict(targets if share else targets[:1], known > 0)
+        mean[0] += expected[len(numbers) :]
         free = self._candidates.free[self._rows]
         chance = 1 - share - mean[1] if share else np.ones(len(self._rows))
-        worked = [index for index, result in enumerate(results) if result is not None]
-        best = min(worked, key=lambda index: loss[ended[index]])
+        best = int(np.argmin(np.where(failed, np.inf, reached)))
         return Outlook(
             rows=self._rows[free],
             mean=mean[0][free],
             deviation=deviation[free],
             chance=np.clip(chance[free], _LEAST_CHANCE, 1.0),
-            best=loss[ended[best]],
+            best=float(reached[best]),
             since_best=len(ended) - 1 - best,
         )
 
-    def _expected(self, rows: Rows, tried: Rows, results: Sequence[Result], loss: Floats) -> Floats:
-        """Loss that rows are expected to have before anything is learnt here, shape (rows,)."""
+    def _expected(self, rows: Rows, history: History, results: Sequence[Result], loss: Floats) -> Floats:
+        """Loss that rows are expected to have before anything is learnt here, shape (rows,).
+
+        ``results`` and ``loss`` are of the first trials of the history that ended.
+        """
         if self._expectation is None:
             return np.zeros(len(rows))
         ran = np.array([result is not None for result in results])
         times = np.array([result[0] for result in results if result is not None])
+        tried = history.rows(history.first_ended(len(results)))
         return self._expectation.losses(rows, tried[ran], times, loss[ran])
 
     def _follow(self, history: History) -> None:

@@ -39,26 +39,28 @@ def support(tmp_path_factory: pytest.TempPathFactory) -> SupportKernels:
     return SupportKernels(CubinCache(tmp_path_factory.mktemp("support"), 10**8), live_device().architecture)
 
 
+@pytest.fixture(scope="module", params=["hot", "cold"])
+def energy_mj(request: pytest.FixtureRequest, support: SupportKernels) -> Measure:
+    """Measures what a kernel of so many turns uses, in millijoules, and its time in microseconds."""
+    device = live_device()
+    timer = Timer(device.l2_bytes, request.param, 0.1)
+    meter = EnergyMeter(timer, Telemetry())
+
+    def measured(turns: int) -> tuple[float, float]:
+        def launch() -> None:
+            support.spin(device.sm_count, turns)
+
+        time_us = float(np.median(timer.samples(launch, 9)))
+        found = meter.read(launch, time_us)
+        assert found["energy_source"] in ("counter", "power")
+        return float(found["energy_mj"]), time_us
+
+    timer.warm_up(lambda: support.spin(device.sm_count, 100_000))
+    return measured
+
+
 class TestEnergy:
     """Of a kernel that takes a number of clock cycles, so that its energy is in proportion to them."""
-
-    @pytest.fixture(scope="class", params=["hot", "cold"])
-    def energy_mj(self, request: pytest.FixtureRequest, support: SupportKernels) -> Measure:
-        device = live_device()
-        timer = Timer(device.l2_bytes, request.param, 0.1)
-        meter = EnergyMeter(timer, Telemetry())
-
-        def measured(turns: int) -> tuple[float, float]:
-            def launch() -> None:
-                support.spin(device.sm_count, turns)
-
-            time_us = float(np.median(timer.samples(launch, 9)))
-            found = meter.read(launch, time_us)
-            assert found["energy_source"] in ("counter", "power")
-            return float(found["energy_mj"]), time_us
-
-        timer.warm_up(lambda: support.spin(device.sm_count, 100_000))
-        return measured
 
     def test_a_longer_kernel_uses_more(self, energy_mj: Measure) -> None:
         (short_mj, short_us), (long_mj, long_us) = energy_mj(20_000), energy_mj(200_000)
@@ -97,26 +99,27 @@ class TestError:
         assert found == (1, 69, 0.0)
 
 
-class TestCandidate:
-    @pytest.fixture(scope="class")
-    def evaluations(self, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Evaluation]:
-        """The default of a product of matrices, with and without its energy."""
-        folder = tmp_path_factory.mktemp("energy")
-        kernel = load_kernel("matmul_tiled")
-        job = compile_job(kernel, kernel.spec.default, "float32", live_device().architecture)
-        candidate = Candidate(kernel.spec.default, str(CubinCache(folder, 10**8).get_or_compile(job).path))
-        found = {}
-        for energy in (False, True):
-            workload = Workload(
-                kernel.spec.text, kernel.spec.source, SIZES, "float32", "cold", str(folder), 10**8, 0.1, energy=energy
-            )
-            gpu = Gpu(workload, deadline_s=30.0)
-            try:
-                found[energy] = gpu.evaluate(candidate, None)
-            finally:
-                gpu.close()
-        return found
+@pytest.fixture(scope="module")
+def evaluations(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Evaluation]:
+    """The default of a product of matrices, with and without its energy."""
+    folder = tmp_path_factory.mktemp("energy")
+    kernel = load_kernel("matmul_tiled")
+    job = compile_job(kernel, kernel.spec.default, "float32", live_device().architecture)
+    candidate = Candidate(kernel.spec.default, str(CubinCache(folder, 10**8).get_or_compile(job).path))
+    found = {}
+    for energy in (False, True):
+        workload = Workload(
+            kernel.spec.text, kernel.spec.source, SIZES, "float32", "cold", str(folder), 10**8, 0.1, energy=energy
+        )
+        gpu = Gpu(workload, deadline_s=30.0)
+        try:
+            found[energy] = gpu.evaluate(candidate, None)
+        finally:
+            gpu.close()
+    return found
 
+
+class TestCandidate:
     def test_its_error_is_that_of_fp32(self, evaluations: dict[bool, Evaluation]) -> None:
         errors = [float(evaluation.telemetry["max_error"]) for evaluation in evaluations.values()]
         assert 0 < errors[0] < output_tolerance(FLOAT, [FLOAT], SIDE)

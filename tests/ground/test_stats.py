@@ -74,7 +74,7 @@ def test_order_and_unit_do_not_matter(samples, unit, random):
     assert median_interval(shuffled) == interval
     scaled = median_interval([unit * sample for sample in samples])
     assert scaled.low == pytest.approx(unit * interval.low)
-    assert scaled.relative_half_width == pytest.approx(interval.relative_half_width, abs=1e-9)
+    assert scaled.relative_half_width == pytest.approx(interval.relative_half_width, rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.parametrize("samples", [[], [[1.0, 2.0]], [1.0, 0.0], [1.0, -2.0], [1.0, math.nan], [math.inf]])
