@@ -45,11 +45,10 @@ class Bounds:
     ----------
     expected_gain
         What the search expects of the candidates that are ready, see `autotile.search.search.Search`. That it is small
-        ends a search only where ``until`` says how small. Replayed over the recorded spaces with 10 seeds each, 16
-        candidates ready, a search until 1 % took 80 trials (median; 21 to 263) and ended 0.3 % off the fastest on
-        average, within 1 % of it in 91 % of the cases; until 2 %, 67 trials, 0.6 % and 87 %; until 5 %, 52 trials,
-        1.3 % and 93 %. Had each of the 16 to promise less than 1 % instead of all together, it would have ended 1.9 %
-        off.
+        ends a search only where ``until`` says how small. Replayed over the seven recorded spaces with 10 seeds each and
+        16 candidates ready, a search until 1 % took 75 trials (median; 21 to 254) and ended 0.4 % off the fastest on
+        average, within 1 % of it in 91 % of the cases; until 2 %, 63 trials, 0.6 % and 90 %; until 5 %, 52 trials,
+        1.3 % and 93 %. Had each of the 16 to promise less than 1 % instead of all together, searches ended 1.9 % off.
     """
 
     def __init__(self, options: TuneOptions, ledger: Ledger, clock: Clock, stop: StopRequest) -> None:
