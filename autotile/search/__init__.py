@@ -1,10 +1,13 @@
-"""The search: Optuna's samplers, held to the rows of a search space that are valid and were not tried yet.
+"""The search: samplers for Optuna, held to the rows of a search space that are valid and were not tried yet.
 
 =============================== ===========================================================================
 `autotile.search.search`        `Search`: propose a row, tell its trial, replay what earlier sessions tried
 `autotile.search.samplers`      the samplers by name: `make_sampler`, `SAMPLERS`
 `autotile.search.feasible_gp`   `FeasibleGPSampler`: expected improvement under a Gaussian process, the default
 `autotile.search.surrogate`     the process, kept up with a history of trials; what it expects of rows
+`autotile.search.expectation`   what other studies of the kernel let one expect of rows
+`autotile.search.kernel_tuner`  strategies of Kernel Tuner as samplers
+`autotile.search.importance`    which parameters explain the differences between trials
 `autotile.search.feasible`      `FeasibleSampler`: any Optuna sampler, over the rows of a space only
 `autotile.search.tpe`           `FeasibleTPESampler`: the same, with candidates that are rows to begin with
 `autotile.search.direct`        samplers that need no model: uniform, and every row in order
