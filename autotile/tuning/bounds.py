@@ -45,7 +45,7 @@ class Bounds:
     ----------
     expected_gain
         What the search expects of the candidates that are ready, see `autotile.search.search.Search`. That it is small
-        ends a search only where ``until`` says how small. Replayed over the seven recorded spaces with 10 seeds each and
+        ends a search only where ``until`` says how small. Replayed over the seven recorded spaces with 10 seeds and
         16 candidates ready, a search until 1 % took 75 trials (median; 21 to 254) and ended 0.4 % off the fastest on
         average, within 1 % of it in 91 % of the cases; until 2 %, 63 trials, 0.6 % and 90 %; until 5 %, 52 trials,
         1.3 % and 93 %. Had each of the 16 to promise less than 1 % instead of all together, searches ended 1.9 % off.
