@@ -10,6 +10,7 @@ from pathlib import Path
 from autotile.dispatch.serving import forget_served
 from autotile.files.library import Kernel
 from autotile.files.settings import read_settings
+from autotile.ground.errors import InputError
 from autotile.ground.model import Problem
 from autotile.ground.objectives import whole_objectives
 from autotile.ground.problem import resolve_problem
@@ -86,6 +87,8 @@ def tune_problem(kernel: Kernel, problem: Problem, options: TuneOptions, observe
 
 def _whole_sizes(kernel: Kernel, problem: Problem, given: Sequence[Mapping[str, int]]) -> tuple[Mapping[str, int], ...]:
     """Problems to be right on, each checked and with the tuned sizes where it names none."""
+    if not all(given):
+        raise InputError("a further problem to verify names no size, expected SIZE=N[,...] such as M=1,N=1")
     return tuple(resolve_problem(kernel.spec, {**problem.sizes, **sizes}, problem.dtype).sizes for sizes in given)
 
 

@@ -82,6 +82,8 @@ def choose_backend(kernel: Kernel, problem: Problem, settings: Settings, options
     notice = f"{reason}: launches are replayed from measurements recorded on {device.name}"
     if not recording.header.key.template_hash:
         notice += ", imported: of which version of the kernel is not known"
+    if options.verify_sizes:
+        notice += "; nothing runs at the problems of --verify-problem"
     return Backend(device, lambda: ReplayEvaluator(recording), lambda space: _recorded_rows(recording, space), notice)
 
 

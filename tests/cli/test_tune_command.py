@@ -322,3 +322,15 @@ def test_no_shares(text):
 def test_no_durations(text):
     with pytest.raises(InputError, match="expected a duration such as"):
         read_duration(text)
+
+
+class TestFurtherProblems:
+    def test_one_must_name_a_size(self, tune):
+        answer = tune("--verify-problem", ",")
+        assert answer.code == 2
+        assert "names no size" in answer.err
+
+    def test_replay_says_that_they_are_not_run(self, tune):
+        answer = tune("--trials", "2", "--json", "--verify-problem", "n=64")
+        assert answer.code == 0
+        assert any("nothing runs at the problems" in notice for notice in answer.document["notices"])
