@@ -21,16 +21,20 @@ def open_files() -> int:
 
 
 def descendants(mark: str) -> set[int]:
-    """Children of this process, zombies too, and any process that has inherited ``mark`` in its environment."""
+    """Children of this process, zombies too, and any process that has inherited ``mark`` in its environment.
+
+    Python's own tracker of shared resources, which other tests may have started, lives as long as the interpreter.
+    """
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             marked = mark.encode() in (folder / "environ").read_bytes()
+            own = b"multiprocessing.resource_tracker" in (folder / "cmdline").read_bytes()
         except OSError:  # it has just ended, or is another user's
             continue
-        if pid != os.getpid() and (marked or parent == os.getpid()):
+        if pid != os.getpid() and not own and (marked or parent == os.getpid()):
             found.add(pid)
     return found
 
