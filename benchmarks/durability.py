@@ -14,22 +14,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from provenance import provenance
 from rich.console import Console
 from rich.table import Table
-
-from autotile import __version__
 
 # the bench is part of the tests; this script's own folder, which comes first, has modules of other names
 sys.path[0] = str(Path(__file__).parents[1] / "tests")
@@ -120,16 +115,8 @@ def show_crowd(console: Console, crowd: Crowd) -> None:
 
 def _document(series: Sequence[Series], crowd: Crowd) -> dict[str, Any]:
     return {
-        "command": " ".join(["python", "benchmarks/durability.py", *sys.argv[1:]]),
-        "date": datetime.now(UTC).date().isoformat(),
-        "cores": os.cpu_count(),
-        "versions": {
-            "autotile": __version__,
-            "python": platform.python_version(),
-            "sqlite": sqlite3.sqlite_version,
-            "optuna": version("optuna"),
-            "sqlalchemy": version("sqlalchemy"),
-        },
+        **provenance(),
+        "sqlite": sqlite3.sqlite_version,
         "series": [asdict(one) for one in series],
         "crowd": asdict(crowd),
     }

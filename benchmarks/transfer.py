@@ -9,12 +9,9 @@ best found time.
 
 from __future__ import annotations
 
-import os
-
-os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-
 import argparse
 import json
+import os
 from concurrent.futures import ProcessPoolExecutor
 from itertools import permutations
 from pathlib import Path

@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 from autotile.ground.model import Config
 from autotile.ground.space import SearchSpace
 from autotile.ground.spec import Parameter
+from autotile.search.blas import one_blas_thread
 from autotile.search.embedding import Embedding
 from autotile.search.gaussian_process import GaussianProcess
-from autotile.search.hyperparameters import fit
+from autotile.search.hyperparameters import fit, informative
 from autotile.search.pool import WHOLE
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 _LEARNT = 384
-"""Most trials of a source that a model of it is fitted to, at a cost of their cube: its best half, and others."""
+"""Most trials of a source that a model of it is fitted to."""
 _LEAST = 6
 """A source with fewer trials that ran says nothing worth a model."""
 _LARGEST = 16 * WHOLE
@@ -64,19 +65,17 @@ class Expectation:
     """
 
     def __init__(self, space: SearchSpace, sources: Sequence[Source]) -> None:
-        self._space = space
         self.rows: Rows = _rows_to_ask(space, sources)
         """Rows of which something is expected, ascending."""
-        speeds = [found for source in sources if (found := _expected(space, self.rows, source)) is not None]
+        with one_blas_thread():
+            speeds = [found for source in sources if (found := _expected(space, self.rows, source)) is not None]
         self._speeds: Floats = np.array(speeds).reshape(len(speeds), len(self.rows))
+        untried = self._weights(np.zeros(0, np.int64), np.zeros(0)) @ self._speeds
+        self.best: Rows = self.rows[np.argsort(-untried, kind="stable")]
+        """The same, in the order of what is expected before any are tried, the best first."""
 
     def __bool__(self) -> bool:
         return len(self._speeds) > 0
-
-    def best(self, count: int) -> Rows:
-        """Rows of which most is expected before any are tried, the best first."""
-        combined = self._weights(np.zeros(0, np.int64), np.zeros(0)) @ self._speeds
-        return self.rows[np.argsort(-combined, kind="stable")[:count]]
 
     def of(self, rows: Rows, tried: Rows, times_us: Floats) -> Floats:
         """Expected speed of rows relative to a source's fastest, shape (rows,); the mean where nothing is expected.
@@ -151,7 +150,7 @@ def _expected(space: SearchSpace, rows: Rows, source: Source) -> Floats | None:
     embedding = Embedding(joint)
     codes = np.array([_codes_of(config, joint) for config in source.configs])
     times = np.asarray(source.times_us, np.float64)
-    chosen = _informative(times)
+    chosen = informative(np.argsort(times, kind="stable"), _LEARNT)
     speeds = times.min() / times[chosen]
     middle, spread = float(speeds.mean()), max(float(speeds.std()), 1e-6)
     targets = (speeds - middle) / spread
@@ -183,15 +182,6 @@ def _codes_among(space: SearchSpace, rows: Rows, shared: Sequence[Parameter]) ->
     index = {parameter.name: position for position, parameter in enumerate(space.parameters)}
     columns = [space.codes[rows, index[parameter.name]] for parameter in shared]
     return np.stack(columns, axis=1).astype(np.int64)
-
-
-def _informative(times: Floats) -> Rows:
-    ascending = np.argsort(times, kind="stable")
-    if len(ascending) <= _LEARNT:
-        return ascending
-    half = _LEARNT // 2
-    others = np.linspace(half, len(ascending) - 1, half).astype(np.int64)
-    return np.concatenate([ascending[:half], ascending[others]])
 
 
 def _ranks(values: Floats) -> Floats:

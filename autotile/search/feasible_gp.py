@@ -116,7 +116,7 @@ class FeasibleGPSampler(RowSampler):
         """A row to begin with: what other studies promise most of, with every switch on and off; else a far one."""
         if self._expectation is None:
             return self._farthest(rng)
-        order = self._expectation.best(len(self._expectation.rows))
+        order = self._expectation.best
         promised = order[self.candidates.free[order]]
         if not len(promised):
             return self._farthest(rng)

@@ -76,6 +76,18 @@ def fit(points: Floats, targets: Floats, groups: NDArray[np.int64]) -> Hyperpara
     return Hyperparameters(np.exp(-found[:-1])[groups], float(np.exp(found[-1])) + _LEAST_NOISE)
 
 
+def informative(ascending: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Trials to fit to, given their order from the best to the worst: the best, and others evenly spread.
+
+    A fit costs the cube of the trials, so there are at most so many.
+    """
+    if len(ascending) <= most:
+        return np.sort(ascending)
+    half = most // 2
+    others = np.linspace(half, len(ascending) - 1, half).astype(np.int64)
+    return np.sort(np.concatenate([ascending[:half], ascending[others]]))
+
+
 class _Likelihood:
     """Negative logarithm of the posterior density of log length scales and log noise, with its gradient."""
 

@@ -14,7 +14,7 @@ from autotile.search.embedding import Embedding
 from autotile.search.expectation import Expectation
 from autotile.search.gaussian_process import GaussianProcess
 from autotile.search.history import History, Result
-from autotile.search.hyperparameters import fit
+from autotile.search.hyperparameters import fit, informative
 from autotile.search.objectives import losses, standardized
 from autotile.search.pool import rows_to_look_at
 
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 _FITTED = 256
-"""Most trials that hyperparameters are fitted to, at a cost of their cube: the best half, and others evenly spread."""
+"""Most trials that hyperparameters are fitted to."""
 
 _BEST = 10
 """Best trials whose surroundings are looked at."""
@@ -109,12 +109,12 @@ class Surrogate:
         observed = history.rows(self._numbers)
         points = self._points(observed)
         ascending = np.argsort(loss, kind="stable")
-        chosen = _informative(ascending)
+        chosen = informative(ascending, _FITTED)
         surprise = loss - self._expected(observed, history, results, loss)
         parameters = fit(points[chosen], standardized(surprise[chosen]), embedding.groups)
         self._rows = rows_to_look_at(candidates, observed[ascending[:_BEST]], rng)
         if self._expectation is not None:
-            self._rows = np.union1d(self._rows, self._expectation.best(_PROMISED))
+            self._rows = np.union1d(self._rows, self._expectation.best[:_PROMISED])
         self._process = GaussianProcess(parameters, self._points(self._rows), points)
 
     def outlook(self, history: History, weights: Floats) -> Outlook:
@@ -176,12 +176,3 @@ class Surrogate:
 
     def _points(self, rows: NDArray[np.int64]) -> Floats:
         return self._embedding.of(self._candidates.space.codes[rows])
-
-
-def _informative(ascending: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Trials to fit hyperparameters to, given their order from the best to the worst."""
-    if len(ascending) <= _FITTED:
-        return np.sort(ascending)
-    half = _FITTED // 2
-    others = np.linspace(half, len(ascending) - 1, half).astype(np.int64)
-    return np.sort(np.concatenate([ascending[:half], ascending[others]]))

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from autotile.ground.model import Config, Measurement, Outcome, Trial, Value
 from autotile.ground.space import SearchSpace
 from autotile.ground.spec import Parameter
+from autotile.search.search import Search
 
 TILES = {
     "BM": (32, 64, 128, 256),
@@ -77,3 +79,16 @@ def spaces(draw: st.DrawFn) -> SearchSpace:
     kept = np.random.default_rng(draw(st.integers(0, 2**32))).random(len(whole)) < share
     kept[draw(st.integers(0, len(whole) - 1))] = True
     return whole.select(kept)
+
+
+def advance_ahead(search: Search, trials: int, trial_of: Callable[[Config], Trial], ahead: int) -> list[Trial]:
+    """Propose up to ``ahead`` rows, and tell the oldest; so on until so many are told."""
+    done: list[Trial] = []
+    pending: list[tuple[int, Config]] = []
+    while len(done) < trials:
+        while len(pending) < min(ahead, trials - len(done)):
+            pending.append(search.propose() or pytest.fail("too few rows"))
+        row, config = pending.pop(0)
+        done.append(trial_of(config))
+        search.tell(row, done[-1])
+    return done

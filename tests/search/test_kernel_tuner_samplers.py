@@ -12,7 +12,7 @@ import time
 import numpy as np
 import optuna
 import pytest
-from rows import broken, make_space, ok, tile_space, tile_time_us
+from rows import advance_ahead, broken, make_space, ok, tile_space, tile_time_us
 
 from autotile.ground.errors import InputError
 from autotile.ground.model import Config, Trial
@@ -45,16 +45,7 @@ def trial_of(config: Config) -> Trial:
 
 
 def advance(search: Search, trials: int, ahead: int = 1) -> list[Trial]:
-    """Propose up to ``ahead`` rows and tell the oldest, until so many are told."""
-    done: list[Trial] = []
-    pending: list[tuple[int, Config]] = []
-    while len(done) < trials:
-        while len(pending) < min(ahead, trials - len(done)):
-            pending.append(search.propose() or pytest.fail("too few rows"))
-        row, config = pending.pop(0)
-        done.append(trial_of(config))
-        search.tell(row, done[-1])
-    return done
+    return advance_ahead(search, trials, trial_of, ahead)
 
 
 def strategy_threads() -> list[threading.Thread]:

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from rows import broken, make_space, ok, tile_space, tile_time_us
+from rows import advance_ahead, broken, make_space, ok, tile_space, tile_time_us
 
 from autotile.ground.errors import ConfigError, InputError
 from autotile.ground.model import Config, Outcome, Trial
@@ -52,24 +52,11 @@ def test_a_resumed_search_goes_on_as_the_first_one_would_have(name: str, ahead: 
     def go_on(earlier: list[Trial]) -> list[Trial]:
         search = Search(space, name, seed=7, first=[DEFAULT], ahead=ahead)
         assert search.replay(earlier) == len(earlier)
-        return advance_ahead(search, 60 - len(earlier), ahead)
+        return advance_ahead(search, 60 - len(earlier), trial_of, ahead)
 
     done = go_on([])
     for killed in (1, 15, 16, 17, 43, 59):
         assert [trial.config for trial in go_on(done[:killed])] == [trial.config for trial in done[killed:]]
-
-
-def advance_ahead(search: Search, trials: int, ahead: int) -> list[Trial]:
-    """Propose up to ``ahead`` rows, and tell the oldest; so on until so many are told."""
-    done: list[Trial] = []
-    pending: list[tuple[int, Config]] = []
-    while len(done) < trials:
-        while len(pending) < min(ahead, trials - len(done)):
-            pending.append(search.propose() or pytest.fail("too few rows"))
-        row, config = pending.pop(0)
-        done.append(trial_of(config))
-        search.tell(row, done[-1])
-    return done
 
 
 def test_replayed_trials_that_left_the_space_are_ignored() -> None:
