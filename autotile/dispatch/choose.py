@@ -11,11 +11,11 @@ from typing import Literal
 from autotile.files.library import Kernel
 from autotile.ground.geometry import launch_geometry
 from autotile.ground.hardware import DeviceProperties
-from autotile.ground.model import Config, Measurement, Problem, Resources, Trial
+from autotile.ground.model import Config, Measurement, Problem, Resources
 from autotile.ground.resource_gate import compiled_occupancy, resource_fault
 from autotile.ground.space import check_config, feasible_space
-from autotile.store.best import StoredBest
 from autotile.store.keys import TuningKey, key_of
+from autotile.store.winners import Winner
 
 Tier = Literal["exact", "nearest", "transferred", "default"]
 _TIERS: tuple[Tier, ...] = ("exact", "nearest", "transferred", "default")
@@ -32,6 +32,8 @@ class Choice:
         on another GPU; ``default``: not tuned.
     differences
         Key fields in which the tuned problem differs from the asked one: name, tuned value, asked value.
+    shipped
+        Whether the result came with autotile.
     """
 
     tier: Tier
@@ -43,10 +45,11 @@ class Choice:
     tuned_at: datetime | None = None
     tuned_sizes: Mapping[str, int] | None = None
     differences: tuple[tuple[str, str, str], ...] = ()
+    shipped: bool = False
 
 
 def choose(
-    kernel: Kernel, problem: Problem, device: DeviceProperties, nvrtc_version: str, stored: Iterable[StoredBest]
+    kernel: Kernel, problem: Problem, device: DeviceProperties, nvrtc_version: str, stored: Iterable[Winner]
 ) -> Choice:
     """The best stored result that may be served for a problem, else the default configuration.
 
@@ -59,7 +62,7 @@ def choose(
     kernel, problem, device, nvrtc_version
         What is asked for.
     stored
-        Best results of the kernel, in any order.
+        Winners of the kernel, in any order. Of equals, the user's own goes before one that came with autotile.
     """
     asked = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
     current = [
@@ -68,28 +71,28 @@ def choose(
         if best.key.dtype == asked.dtype
         and (best.key.template_hash, best.key.space_hash) == (asked.template_hash, asked.space_hash)
         and best.key.options == asked.options
-        and not check_config(kernel.spec, best.trial.config, problem.sizes, device)
-        and not _resource_fault(kernel, best.trial, problem, device)
+        and not check_config(kernel.spec, best.config, problem.sizes, device)
+        and not _resource_fault(kernel, best, problem, device)
     ]
     if not current:
         return Choice("default", _default_config(kernel, problem, device))
     return _choice(min(current, key=lambda best: _rank(best, asked)), asked)
 
 
-def _resource_fault(kernel: Kernel, trial: Trial, problem: Problem, device: DeviceProperties) -> str:
-    if trial.resources is None:
+def _resource_fault(kernel: Kernel, best: Winner, problem: Problem, device: DeviceProperties) -> str:
+    if best.resources is None:
         return ""
-    geometry = launch_geometry(kernel.spec, trial.config, problem.sizes, device)
-    found = compiled_occupancy(geometry, trial.resources, device)
-    return resource_fault(kernel.spec.limits, geometry, trial.resources, found, device)
+    geometry = launch_geometry(kernel.spec, best.config, problem.sizes, device)
+    found = compiled_occupancy(geometry, best.resources, device)
+    return resource_fault(kernel.spec.limits, geometry, best.resources, found, device)
 
 
-def _rank(best: StoredBest, asked: TuningKey) -> tuple[int, bool, float, int, float]:
-    """Lower is better: tier, another architecture, distance in size, number of other differences, age."""
+def _rank(best: Winner, asked: TuningKey) -> tuple[int, bool, float, int, bool, float]:
+    """Lower is better: tier, another architecture, distance in size, number of other differences, shipped, age."""
     tier = _TIERS.index(_tier(best.key, asked))
     other = sum(1 for name, _, _ in _differences(best.key, asked) if name not in ("sizes", "gpu_name"))
     foreign = best.key.compute_capability != asked.compute_capability
-    return tier, foreign, _distance(best.key.sizes, asked.sizes), other, -best.created_at.timestamp()
+    return tier, foreign, _distance(best.key.sizes, asked.sizes), other, best.shipped, -best.tuned_at.timestamp()
 
 
 def _tier(key: TuningKey, asked: TuningKey) -> Tier:
@@ -122,17 +125,18 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _choice(best: StoredBest, asked: TuningKey) -> Choice:
+def _choice(best: Winner, asked: TuningKey) -> Choice:
     return Choice(
         tier=_tier(best.key, asked),
-        config=best.trial.config,
-        measurement=best.trial.measurement,
-        resources=best.trial.resources,
+        config=best.config,
+        measurement=best.measurement,
+        resources=best.resources,
         source=best.key.source,
         tuned_on=best.key.gpu_name,
-        tuned_at=best.created_at,
+        tuned_at=best.tuned_at,
         tuned_sizes=best.key.sizes,
         differences=_differences(best.key, asked),
+        shipped=best.shipped,
     )
 
 

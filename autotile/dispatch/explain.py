@@ -29,6 +29,8 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
         sentences.append(
             f"{took} {_digits(time.time_us)} us (95 % interval {interval}, {time.l2} L2){_when(choice.tuned_at)}."
         )
+    if choice.shipped:
+        sentences.append("The result came with autotile; tuning here may find a better one.")
     if choice.source == "replayed":
         sentences.append("The time was replayed from a recording, not measured on this machine.")
     return " ".join(sentences)

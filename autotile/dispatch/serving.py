@@ -15,8 +15,8 @@ from autotile.ground.errors import DatabaseError, ToolchainError
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Problem
 from autotile.ground.problem import resolve_problem
-from autotile.store.best import StoredBest
 from autotile.store.database import Database
+from autotile.store.winners import Winner, shipped_winners
 
 _FALLBACK_PROFILE = "h200"
 """Device to serve for where there is no GPU and nothing is tuned: the one that the recordings come from."""
@@ -114,10 +114,10 @@ def _current_device() -> int | None:
     return int(load_cupy().cuda.runtime.getDevice())
 
 
-def _absent_device(name: str | None, stored: list[StoredBest]) -> DeviceProperties:
-    """A device to look at: the one named, else the one that was tuned last; a measured one before a replayed one."""
-    measured_first = sorted(stored, key=lambda best: best.key.source != "cuda")
-    tuned = [best.device for best in measured_first if best.device is not None]
+def _absent_device(name: str | None, stored: list[Winner]) -> DeviceProperties:
+    """A device to look at: the named one, else where the user tuned last; measured goes before replayed."""
+    own_first = sorted(stored, key=lambda best: (best.shipped, best.key.source != "cuda"))
+    tuned = [best.device for best in own_first if best.device is not None]
     if name is None:
         return tuned[0] if tuned else device_profile(_FALLBACK_PROFILE)
     by_name = {device.name.lower(): device for device in reversed(tuned)}
@@ -127,19 +127,24 @@ def _absent_device(name: str | None, stored: list[StoredBest]) -> DeviceProperti
     return by_name.get(profile.name.lower(), profile)
 
 
-def _stored(location: str, problem: Problem) -> list[StoredBest]:
+def _stored(location: str, problem: Problem) -> list[Winner]:
+    """The user's best results of the kernel, then those that come with autotile."""
+    return [*_own(location, problem), *shipped_winners(problem.kernel, problem.dtype)]
+
+
+def _own(location: str, problem: Problem) -> list[Winner]:
     """Best results of the kernel; none where the database is missing or cannot be read."""
     try:
         database = Database.open_readonly(location)
         if database is None:
             return []
         with database:
-            return database.best(problem.kernel, dtype=problem.dtype)
+            return [best.winner for best in database.best(problem.kernel, dtype=problem.dtype)]
     except DatabaseError:
         return []
 
 
-def _nvrtc_version(stored: list[StoredBest]) -> str:
+def _nvrtc_version(stored: list[Winner]) -> str:
     """The NVRTC that would compile here; where there is none, the one that the newest result was compiled with."""
     try:
         return nvrtc_version()

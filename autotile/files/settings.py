@@ -71,7 +71,7 @@ def toolkit_folders() -> tuple[Path, ...]:
 
 @lru_cache
 def data_folder(name: str) -> Path:
-    """One of the folders that travel with the package: ``templates``, ``search_spaces``, ``recordings``.
+    """One of the folders that travel with the package: ``templates``, ``search_spaces``, ``recordings``, ``tuned``.
 
     A wheel carries them inside the package; in a checkout they lie beside it.
     """

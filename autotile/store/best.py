@@ -15,6 +15,7 @@ from autotile.store.keys import TuningKey
 from autotile.store.schema import BEST, RUNS, STUDIES, TRIALS
 from autotile.store.studies import StoredRun, stored_device, stored_run
 from autotile.store.trials import stored_trial
+from autotile.store.winners import Winner
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,12 @@ class StoredBest:
     """Whether it won a finished run's finals; otherwise it is only the fastest that a search has seen."""
     run: StoredRun
     created_at: datetime
+
+    @property
+    def winner(self) -> Winner:
+        """What dispatch needs of it."""
+        trial = self.trial
+        return Winner(self.key, self.device, trial.config, trial.resources, trial.measurement, self.created_at)
 
 
 def read_best(

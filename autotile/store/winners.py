@@ -1,0 +1,154 @@
+"""Winners: what a tuning run has found to be best, as dispatch needs it, from a database or from a file.
+
+A file of winners is JSON that a person can read and compare: one GPU, and for each tuned problem the configuration,
+its time and what it was compiled to. Files of this kind come with autotile, so that a user of such a GPU is served
+well before tuning anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from autotile.files.settings import data_folder
+from autotile.ground.errors import InputError
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.model import Config, Measurement, Resources
+from autotile.store.keys import TuningKey
+from autotile.store.whole_file import whole_file
+
+_FORMAT = 1
+_OF_THE_DEVICE = ("gpu_name", "compute_capability", "sm_count", "smem_per_block_optin_bytes", "source")
+"""Fields of a key that are stated once a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """The best configuration of one tuned problem.
+
+    Attributes
+    ----------
+    key
+        What it was tuned for.
+    device
+        Properties of the GPU that it was tuned on; None where an imported result does not say.
+    resources
+        What it was compiled to; None where that is unknown.
+    tuned_at
+        When it was measured (UTC).
+    shipped
+        Whether it came with autotile and was not tuned by the user.
+    """
+
+    key: TuningKey
+    device: DeviceProperties | None
+    config: Config
+    resources: Resources | None
+    measurement: Measurement | None
+    tuned_at: datetime
+    shipped: bool = False
+
+
+def shipped_winners(kernel: str, dtype: str) -> list[Winner]:
+    """Winners of a kernel that come with autotile, of every GPU.
+
+    Raises
+    ------
+    InputError
+        One of the files is damaged.
+    """
+    files = sorted(data_folder("tuned").glob("*.json"))
+    winners = (winner for path in files for winner in _of_kernels(path).get((kernel, dtype), ()))
+    return [replace(winner, shipped=True) for winner in winners]
+
+
+def read_winners(path: Path) -> list[Winner]:
+    """Read a file of winners.
+
+    Raises
+    ------
+    InputError
+        It cannot be read, is damaged, or was written by a newer autotile.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["format"] != _FORMAT:
+            raise InputError(f"{path} has format {document['format']!r}, this autotile reads {_FORMAT}; upgrade it")
+        device = DeviceProperties.from_json(document["device"])
+        return [_winner(entry, device) for entry in document["winners"]]
+    except OSError as error:
+        raise InputError(f"cannot read the winners in {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no file of winners: {error!r}; fetch it again or delete it") from None
+
+
+def write_winners(path: Path, winners: Iterable[Winner]) -> int:
+    """Write winners of one GPU, sorted by kernel, dtype and sizes; return how many.
+
+    Raises
+    ------
+    InputError
+        They are of several GPUs or of none that is known, or the file cannot be written.
+    """
+    ordered = sorted(winners, key=lambda w: (w.key.kernel, w.key.dtype, *w.key.sizes.values()))
+    devices = {winner.device for winner in ordered}
+    device = devices.pop() if len(devices) == 1 else None
+    if device is None:
+        raise InputError(f"a file of winners holds those of one known GPU; got {len(devices)} GPUs")
+    lines = ",\n".join(json.dumps(_entry(winner)) for winner in ordered)
+    head = json.dumps({"format": _FORMAT, "device": device.to_json()}, indent=1)[:-2]
+    text = f'{head},\n "winners": [\n{lines}\n ]\n}}\n'
+    try:
+        with whole_file(path) as stream:
+            stream.write(text.encode())
+    except OSError as error:
+        raise InputError(f"cannot write the winners to {path}: {error.strerror}") from None
+    return len(ordered)
+
+
+@lru_cache
+def _of_kernels(path: Path) -> Mapping[tuple[str, str], Sequence[Winner]]:
+    """Winners of a file by kernel and dtype; it is read once a process."""
+    found: dict[tuple[str, str], list[Winner]] = {}
+    for winner in read_winners(path):
+        found.setdefault((winner.key.kernel, winner.key.dtype), []).append(winner)
+    return found
+
+
+def _entry(winner: Winner) -> dict[str, Any]:
+    key = {name: value for name, value in winner.key.to_json().items() if name not in _OF_THE_DEVICE}
+    return key | {
+        "config": dict(winner.config),
+        "resources": asdict(winner.resources) if winner.resources else None,
+        "measurement": winner.measurement.to_json() if winner.measurement else None,
+        "tuned_at": winner.tuned_at.isoformat(timespec="seconds"),
+    }
+
+
+def _winner(entry: Mapping[str, Any], device: DeviceProperties) -> Winner:
+    of_device = {
+        "gpu_name": device.name,
+        "compute_capability": device.compute_capability,
+        "sm_count": device.sm_count,
+        "smem_per_block_optin_bytes": device.smem_per_block_optin_bytes,
+        "source": "cuda",
+    }
+    resources, measurement = entry["resources"], entry["measurement"]
+    return Winner(
+        key=TuningKey.from_json({**entry, **of_device}),
+        device=device,
+        config=entry["config"],
+        resources=Resources(**resources) if resources else None,
+        measurement=_measurement(measurement) if measurement else None,
+        tuned_at=datetime.fromisoformat(entry["tuned_at"]),
+    )
+
+
+def _measurement(entry: Mapping[str, Any]) -> Measurement:
+    low_us, high_us = entry["interval_us"]
+    return Measurement(entry["time_us"], low_us, high_us, l2=entry["l2"])
