@@ -1,0 +1,139 @@
+// Tensor-core products of one warp: ldmatrix, mma.sync m16n8k16, and the swizzle that feeds them without bank conflicts.
+//
+// A warp multiplies a 16 x 16 piece of A by a 16 x 8 piece of B and adds to a 16 x 8 piece of C. The operands are 16-bit
+// floats, the sums fp32. Every lane holds a share of each piece, a fragment, in registers. Lane l holds of C
+//
+//     sum[0], sum[1]   row l / 4,      columns l % 4 * 2 and the next
+//     sum[2], sum[3]   row l / 4 + 8,  the same columns
+//
+// `ldmatrix` fills the fragments of A and B from shared memory. It moves matrices of 8 x 8 elements; each lane gives the
+// address of one row, 16 bytes, and 4 matrices make a piece of 16 x 16. Both operands are loaded in one order, seen as
+// (outer, k), where outer is a row of A or a column of B:
+//
+//                      k 0..7      k 8..15
+//     outer 0..7     piece[0]     piece[2]       A takes all four.
+//     outer 8..15    piece[1]     piece[3]       B takes 0 and 2 for columns 0..7, 1 and 3 for columns 8..15.
+//
+// A tile in shared memory has either k or outer running along its rows; `ldmatrix.trans` turns the 8 x 8 matrices of the
+// second kind. So all layouts of the operands cost the same.
+//
+// From the PTX ISA: "ldmatrix" and "Matrix Fragments for mma.m16n8k16 with floating point type".
+
+#pragma once
+
+// The element types serve as names only; elements travel as raw bits. cuda_fp16.h and cuda_bf16.h would triple the
+// compile time.
+struct __half;
+struct __nv_bfloat16;
+
+constexpr int CHUNK = 8;         // elements in a row of an 8 x 8 matrix
+constexpr int CHUNK_BYTES = 16;  // and their bytes, also the widest copy of a thread
+
+// Two neighbouring elements in 32 bits, the first in the low half, and what they are in fp32.
+template <typename Element>
+__device__ __forceinline__ unsigned pack(float first, float second);
+template <typename Element>
+__device__ __forceinline__ float2 unpack(unsigned pair);
+
+template <>
+__device__ __forceinline__ unsigned pack<__half>(float first, float second)
+{
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
+template <>
+__device__ __forceinline__ unsigned pack<__nv_bfloat16>(float first, float second)
+{
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
+template <>
+__device__ __forceinline__ float2 unpack<__half>(unsigned pair)
+{
+    float2 both;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+        : "=f"(both.x), "=f"(both.y)
+        : "r"(pair));
+    return both;
+}
+
+// bfloat16 is the upper half of an fp32.
+template <>
+__device__ __forceinline__ float2 unpack<__nv_bfloat16>(unsigned pair)
+{
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer)
+{
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// Where chunk `chunk` of row `row` lies in a tile whose rows hold ROW_CHUNKS chunks, counted in chunks.
+//
+// Shared memory serves 8 chunks at a time, one from each group of 4 banks, and the 8 rows of a matrix would all begin in
+// the same group. So the chunks of a row change places: chunk c goes to c XOR a number that differs between the rows.
+//
+//     row 0   0 1 2 3 4 5 6 7        ROW_CHUNKS = 8: the column of a matrix, say chunk 0, is at
+//     row 1   1 0 3 2 5 4 7 6        place 0, 1, 2, ... of the rows 0, 1, 2, ...
+//     row 2   2 3 0 1 6 7 4 5
+//     ...
+//
+// With shorter rows, several share the 8 places and are told apart by them: 8 / SPAN rows get the same number.
+template <int ROW_CHUNKS>
+__device__ __forceinline__ int swizzled(int row, int chunk)
+{
+    constexpr int POWER_OF_2 = ROW_CHUNKS & -ROW_CHUNKS;  // the largest that divides it
+    constexpr int SPAN = POWER_OF_2 < 8 ? POWER_OF_2 : 8;
+    return row * ROW_CHUNKS + (chunk ^ (row / (8 / SPAN) % SPAN));
+}
+
+// Loads the 16 x 16 piece that starts at (outer, k) of a swizzled tile in shared memory: [outer][k] where K_ALONG_ROWS,
+// else [k][outer]. ROW is the length of the tile's rows in elements. All lanes of the warp take part.
+template <bool K_ALONG_ROWS, int ROW>
+__device__ __forceinline__ void load_piece(unsigned (&piece)[4], unsigned tile, int outer, int k)
+{
+    const int lane = threadIdx.x % 32;
+    const int outer_half = lane / 8 % 2;  // of the matrix whose row this lane points at
+    const int k_half = lane / 16;
+    if (K_ALONG_ROWS) {
+        const int at = swizzled<ROW / CHUNK>(outer + outer_half * 8 + lane % 8, k / CHUNK + k_half);
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(piece[0]), "=r"(piece[1]), "=r"(piece[2]), "=r"(piece[3])
+                     : "r"(tile + at * CHUNK_BYTES)
+                     : "memory");
+    } else {
+        const int at = swizzled<ROW / CHUNK>(k + k_half * 8 + lane % 8, outer / CHUNK + outer_half);
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(piece[0]), "=r"(piece[1]), "=r"(piece[2]), "=r"(piece[3])
+                     : "r"(tile + at * CHUNK_BYTES)
+                     : "memory");
+    }
+}
+
+// sum += a * b, 16 x 16 times 16 x 8; b0 and b1 are the halves of b along k.
+template <typename Element>
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+
+template <>
+__device__ __forceinline__ void multiply_add<__half>(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&sum)[4], const unsigned (&a)[4], unsigned b0,
+                                                            unsigned b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
