@@ -1,0 +1,101 @@
+// Split-K: several blocks share a tile of C, each sums a part of K, and the last one to arrive adds the parts up.
+//
+// Few tiles leave most SMs idle; cutting K gives more blocks. Each block leaves its sums in a workspace and takes a
+// ticket from the tile's counter. Who draws the last ticket knows that all parts lie there:
+//
+//     block 0:  sum of k = 0 .. K/3      -> part 0, ticket 1
+//     block 1:  sum of k = K/3 .. 2K/3   -> part 1, ticket 2: the last, so part 0 + part 1 + part 2 -> C
+//     block 2:  sum of k = 2K/3 .. K     -> part 2, ticket 0
+//
+// Ordered: every block has a part of its own and they are added in the order of k, whoever does it: the same bits every
+// time. Atomic: all blocks add into one part as they come: less memory, an order that varies. The last block leaves
+// the counter, and the part that atomics add into, at zero for the next launch.
+//
+// A thread's sums are COUNT floats in registers. A part holds them as they lie: piece i (4 floats) of all THREADS
+// threads, then piece i + 1: whole lines for a warp, and no edges to guard.
+#pragma once
+
+// Floats that one tile needs in the workspace.
+template <int THREADS, int COUNT>
+constexpr size_t split_k_floats(int splits, bool atomic) { return (atomic ? 1 : splits) * size_t{THREADS} * COUNT; }
+
+// Wait for THREADS threads at barrier `BARRIER` and tell all of them whether any brought `mine`.
+template <int THREADS, int BARRIER>
+__device__ __forceinline__ bool barrier_or(bool mine)
+{
+    int any;
+    asm volatile(
+        "{\n"
+        "  .reg .pred mine, any;\n"
+        "  setp.ne.b32 mine, %1, 0;\n"
+        "  barrier.red.or.pred any, %2, %3, mine;\n"
+        "  selp.b32 %0, 1, 0, any;\n"
+        "}"
+        : "=r"(any)
+        : "r"(int{mine}), "n"(BARRIER), "n"(THREADS)
+        : "memory");
+    return any != 0;
+}
+
+__device__ __forceinline__ void atomic_add(float4* to, float4 value)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.x), "f"(value.y), "f"(value.z),
+                 "f"(value.w)
+                 : "memory");
+#else
+    atomicAdd(&to->x, value.x);
+    atomicAdd(&to->y, value.y);
+    atomicAdd(&to->z, value.z);
+    atomicAdd(&to->w, value.w);
+#endif
+}
+
+// Hand in this block's sums. True in the one block of the tile that draws the last ticket; its `sum` then holds the
+// total. All THREADS threads (numbered by `thread`) must call it; they meet at barrier `BARRIER`.
+//
+//   parts     the tile's share of the workspace, split_k_floats(splits, ATOMIC) floats, aligned to 16 bytes; zero
+//             before the launch where ATOMIC
+//   tickets   the tile's counter, zero before the launch
+template <int THREADS, bool ATOMIC, int COUNT, int BARRIER = 0>
+__device__ __forceinline__ bool split_k_finish(float (&sum)[COUNT], float* parts, unsigned* tickets, int split,
+                                               int splits, int thread)
+{
+    static_assert(COUNT % 4 == 0, "a thread's sums travel in pieces of 4");
+    constexpr int PIECES = COUNT / 4;
+    float4* part = reinterpret_cast<float4*>(parts) + thread;
+    float4* mine = part + (ATOMIC ? 0 : static_cast<size_t>(split) * PIECES * THREADS);
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) {
+        const float4 piece = {sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]};
+        if (ATOMIC)
+            atomic_add(&mine[i * THREADS], piece);
+        else
+            __stcg(&mine[i * THREADS], piece);
+    }
+
+    // Every thread's stores come before its barrier, and the barrier before the ticket.
+    __threadfence();
+    barrier_or<THREADS, BARRIER>(false);
+    const bool last = barrier_or<THREADS, BARRIER>(thread == 0 && atomicAdd(tickets, 1) + 1 == splits);
+    if (!last) return false;
+    __threadfence();
+    if (thread == 0) *tickets = 0;
+
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) sum[i] = 0.0f;
+    const int parts_to_add = ATOMIC ? 1 : splits;
+#pragma unroll 1
+    for (int s = 0; s < parts_to_add; ++s, part += PIECES * THREADS) {
+#pragma unroll
+        for (int i = 0; i < PIECES; ++i) {
+            const float4 piece = __ldcg(&part[i * THREADS]);  // from L2, where the other blocks' stores are
+            if (ATOMIC) __stcg(&part[i * THREADS], {});
+            sum[4 * i] += piece.x;
+            sum[4 * i + 1] += piece.y;
+            sum[4 * i + 2] += piece.z;
+            sum[4 * i + 3] += piece.w;
+        }
+    }
+    return true;
+}
