@@ -17,7 +17,7 @@
 
 // Floats that one tile needs in the workspace.
 template <int THREADS, int COUNT>
-constexpr size_t split_k_floats(int splits, bool atomic) { return (atomic ? 1 : splits) * size_t{THREADS} * COUNT; }
+__host__ __device__ constexpr size_t split_k_floats(int splits, bool atomic) { return (atomic ? 1 : splits) * size_t{THREADS} * COUNT; }
 
 // Wait for THREADS threads at barrier `BARRIER` and tell all of them whether any brought `mine`.
 template <int THREADS, int BARRIER>
@@ -54,21 +54,21 @@ __device__ __forceinline__ void atomic_add(float4* to, float4 value)
 // Hand in this block's sums. True in the one block of the tile that draws the last ticket; its `sum` then holds the
 // total. All THREADS threads (numbered by `thread`) must call it; they meet at barrier `BARRIER`.
 //
-//   parts     the tile's share of the workspace, split_k_floats(splits, ATOMIC) floats, aligned to 16 bytes; zero
-//             before the launch where ATOMIC
+//   parts     the tile's share of the workspace, split_k_floats(splits, BY_ATOMICS) floats, aligned to 16 bytes; zero
+//             before the launch where BY_ATOMICS
 //   tickets   the tile's counter, zero before the launch
-template <int THREADS, bool ATOMIC, int COUNT, int BARRIER = 0>
+template <int THREADS, bool BY_ATOMICS, int COUNT, int BARRIER = 0>
 __device__ __forceinline__ bool split_k_finish(float (&sum)[COUNT], float* parts, unsigned* tickets, int split,
                                                int splits, int thread)
 {
     static_assert(COUNT % 4 == 0, "a thread's sums travel in pieces of 4");
     constexpr int PIECES = COUNT / 4;
     float4* part = reinterpret_cast<float4*>(parts) + thread;
-    float4* mine = part + (ATOMIC ? 0 : static_cast<size_t>(split) * PIECES * THREADS);
+    float4* mine = part + (BY_ATOMICS ? 0 : static_cast<size_t>(split) * PIECES * THREADS);
 #pragma unroll
     for (int i = 0; i < PIECES; ++i) {
         const float4 piece = {sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]};
-        if (ATOMIC)
+        if (BY_ATOMICS)
             atomic_add(&mine[i * THREADS], piece);
         else
             __stcg(&mine[i * THREADS], piece);
@@ -84,13 +84,13 @@ __device__ __forceinline__ bool split_k_finish(float (&sum)[COUNT], float* parts
 
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) sum[i] = 0.0f;
-    const int parts_to_add = ATOMIC ? 1 : splits;
+    const int parts_to_add = BY_ATOMICS ? 1 : splits;
 #pragma unroll 1
     for (int s = 0; s < parts_to_add; ++s, part += PIECES * THREADS) {
 #pragma unroll
         for (int i = 0; i < PIECES; ++i) {
             const float4 piece = __ldcg(&part[i * THREADS]);  // from L2, where the other blocks' stores are
-            if (ATOMIC) __stcg(&part[i * THREADS], {});
+            if (BY_ATOMICS) __stcg(&part[i * THREADS], {});
             sum[4 * i] += piece.x;
             sum[4 * i + 1] += piece.y;
             sum[4 * i + 2] += piece.z;
