@@ -64,20 +64,34 @@ class Compilation:
 
 
 def macro_options(config: Config, dtype: str) -> tuple[str, ...]:
-    """``-D`` options of a configuration; booleans become 1 and 0, ``DTYPE`` holds the element type's C name."""
+    """``-D`` options of parameters and flags; booleans become 1 and 0, ``DTYPE`` holds the element type's C name."""
     macros = [f"-D{name}={_macro_value(value)}" for name, value in config.items()]
     return (*macros, f"-DDTYPE={DTYPES[dtype].c_type}")
 
 
-def compile_job(kernel: Kernel, config: Config, dtype: str, architecture: str) -> CompileJob:
-    """The compilation that a configuration needs."""
+def compile_job(
+    kernel: Kernel, config: Config, dtype: str, architecture: str, sizes: Mapping[str, int] | None = None
+) -> CompileJob:
+    """The compilation that a configuration needs.
+
+    Parameters
+    ----------
+    kernel, config, dtype
+        What is compiled.
+    architecture
+        The device's, such as ``"sm_90"``; a kernel that names its own is compiled for that.
+    sizes
+        Of the problem, for its flags; None for the kernel's defaults.
+    """
+    sizes = sizes if sizes is not None else kernel.spec.sizes
+    flags = {name: sizes[name] for name in kernel.spec.flags}
     return CompileJob(
         source=kernel.source,
         source_hash=kernel.source_hash,
         template_path=str(kernel.template_path),
         entry=kernel.spec.entry,
-        architecture=architecture,
-        options=(*kernel.spec.options, *macro_options(config, dtype)),
+        architecture=kernel.spec.architecture or architecture,
+        options=(*kernel.spec.options, *macro_options({**config, **flags}, dtype)),
     )
 
 

@@ -71,7 +71,7 @@ class ProblemInstance:
             self._buffers[buffer.name] = self._new_buffer(buffer)
             if buffer.access != "out":
                 pristine = self._pristine[buffer.name] = self._new_buffer(buffer)
-                pristine.write(make_input(buffer, buffer.extents(self.sizes), buffer.element_type(dtype)))
+                pristine.write(make_input(buffer, buffer.extents(self.sizes), buffer.element_type(dtype, self.sizes)))
                 self._buffers[buffer.name].copy_from(pristine)
         self._reference = self._answers()
         self.arguments = tuple(self._argument(argument) for argument in spec.arguments)
@@ -151,7 +151,7 @@ class ProblemInstance:
 
     def _element_type(self, name: str) -> Dtype:
         buffer = next(b for b in self._spec.buffers if b.name == name)
-        return DTYPES[buffer.element_type(self._dtype)]
+        return DTYPES[buffer.element_type(self._dtype, self.sizes)]
 
     def _argument(self, argument: BufferArgument | ScalarArgument) -> Any:
         if isinstance(argument, BufferArgument):

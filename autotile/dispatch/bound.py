@@ -76,7 +76,7 @@ class BoundKernel:
         self._geometry = launch_geometry(kernel.spec, choice.config, problem.sizes, device)
         sizes, dtype = problem.sizes, problem.dtype
         self._shapes = {b.name: b.extents(sizes) for b in kernel.spec.buffers}
-        self._dtypes = {b.name: np.dtype(DTYPES[b.element_type(dtype)].storage) for b in kernel.spec.buffers}
+        self._dtypes = {b.name: np.dtype(DTYPES[b.element_type(dtype, sizes)].storage) for b in kernel.spec.buffers}
         self._scalars = {s.name: scalar_value(s, sizes, dtype, check=False) for s in kernel.spec.scalars}
         self._cubin: CachedCubin | None = None
         self._function: Function | None = None
@@ -298,6 +298,7 @@ class BoundKernel:
     def _compiled(self) -> CachedCubin:
         if self._cubin is None:
             settings = read_settings()
-            job = compile_job(self._kernel, self.config, self.problem.dtype, self.device.architecture)
+            problem = self.problem
+            job = compile_job(self._kernel, self.config, problem.dtype, self.device.architecture, problem.sizes)
             self._cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
         return self._cubin

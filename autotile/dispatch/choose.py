@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +11,7 @@ from autotile.files.library import Kernel
 from autotile.ground.geometry import launch_geometry
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Config, Measurement, Problem, Resources
+from autotile.ground.problem import size_distance
 from autotile.ground.resource_gate import compiled_occupancy, resource_fault
 from autotile.ground.space import check_config, feasible_space
 from autotile.store.keys import TuningKey, key_of
@@ -87,23 +87,19 @@ def _resource_fault(kernel: Kernel, best: Winner, problem: Problem, device: Devi
     return resource_fault(kernel.spec.limits, geometry, best.resources, found, device)
 
 
-def _rank(best: Winner, asked: TuningKey) -> tuple[int, bool, float, int, bool, float]:
-    """Lower is better: tier, another architecture, distance in size, number of other differences, shipped, age."""
+def _rank(best: Winner, asked: TuningKey) -> tuple[int, bool, int, float, int, bool, float]:
+    """Lower is better: tier, another architecture, flags, distance in size, other differences, shipped, age."""
     tier = _TIERS.index(_tier(best.key, asked))
     other = sum(1 for name, _, _ in _differences(best.key, asked) if name not in ("sizes", "gpu_name"))
     foreign = best.key.compute_capability != asked.compute_capability
-    return tier, foreign, _distance(best.key.sizes, asked.sizes), other, best.shipped, -best.tuned_at.timestamp()
+    flags, doublings = size_distance(best.key.sizes, asked.sizes)
+    return tier, foreign, flags, doublings, other, best.shipped, -best.tuned_at.timestamp()
 
 
 def _tier(key: TuningKey, asked: TuningKey) -> Tier:
     if _device_of(key) != _device_of(asked) or key.source != asked.source:
         return "transferred"
     return "exact" if key == asked else "nearest"
-
-
-def _distance(a: Mapping[str, int], b: Mapping[str, int]) -> float:
-    """How many doublings lie between two problems, over all sizes."""
-    return sum(abs(math.log2(a[name] / b[name])) for name in b)
 
 
 def _device_of(key: TuningKey) -> tuple[str, str, int, int]:

@@ -14,6 +14,9 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from autotile.ground.grammar import Grammar
+from autotile.ground.integers import NoResultError
+from autotile.ground.nodes import Kind
 from autotile.ground.syntax import LanguageError, Place, SyntaxText, listing, nearest, one_line
 
 Array = NDArray[np.float64]
@@ -50,7 +53,8 @@ class ArrayExpression:
             An array or number for each of ``names``, of any dtype. Arrays of another library that NumPy's functions
             dispatch to (CuPy's, say) are computed with where they lie.
         matmul
-            What ``@`` does, where not `numpy.matmul`: a blocked or device-side product of two float64 arrays, say.
+            What ``@`` does, where not `numpy.matmul`: a blocked or device-side product of two float64 arrays or stacks
+            of matrices, say.
 
         Returns
         -------
@@ -72,7 +76,13 @@ class ArrayExpression:
 
 
 def parse_array_expression(
-    text: str, names: Iterable[str], *, source: str = "", key: str = "", line: int | None = None
+    text: str,
+    names: Iterable[str],
+    kinds: Mapping[str, Kind] | None = None,
+    *,
+    source: str = "",
+    key: str = "",
+    line: int | None = None,
 ) -> ArrayExpression:
     """Parse and check an array expression.
 
@@ -82,6 +92,8 @@ def parse_array_expression(
         The expression.
     names
         The arrays and scalars that may be used.
+    kinds
+        The kind of each name that the condition of ``x if c else y`` may use.
     source, key, line
         Where the expression stands, for messages.
 
@@ -92,7 +104,7 @@ def parse_array_expression(
     """
     place = Place(source, key, line)
     line_of_text = one_line(text)
-    parser = _Parser(SyntaxText(line_of_text), tuple(names))
+    parser = _Parser(SyntaxText(line_of_text), tuple(names), kinds or {})
     try:
         step = parser.step(parser.text.parse())
     except LanguageError as error:
@@ -118,6 +130,11 @@ def shift(array: Array, *offsets: int) -> Array:
     return result
 
 
+def transpose(array: Array) -> Array:
+    """Swap the last two axes: each matrix of a stack is transposed; a vector or number is left as it is."""
+    return np.swapaxes(array, -1, -2) if array.ndim > 1 else array
+
+
 @dataclass(frozen=True, slots=True)
 class _Function:
     operation: Callable[..., Any]
@@ -134,7 +151,7 @@ _FUNCTIONS: Mapping[str, _Function] = {
     "sqrt": _Function(np.sqrt, "sqrt(x)"),
     "abs": _Function(np.abs, "abs(x)"),
     "tanh": _Function(np.tanh, "tanh(x)"),
-    "transpose": _Function(np.transpose, "transpose(x)"),
+    "transpose": _Function(transpose, "transpose(x)"),
     "maximum": _Function(np.maximum, "maximum(a, b)", arrays=2),
     "minimum": _Function(np.minimum, "minimum(a, b)", arrays=2),
     "sum": _Function(np.sum, "sum(x) or sum(x, axis)", whole_numbers=_OPTIONAL_AXIS),
@@ -154,15 +171,16 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[..., Any]] = {
     ast.Pow: np.power,
 }
 
-_LANGUAGE = f"use names, numbers, + - * / ** @ and the functions {', '.join(ARRAY_FUNCTIONS)}"
+_LANGUAGE = f"use names, numbers, + - * / ** @, x if c else y and the functions {', '.join(ARRAY_FUNCTIONS)}"
 
 
 class _Parser:
     """Turns a syntax tree into one closure for each part; whatever it does not name is refused."""
 
-    def __init__(self, text: SyntaxText, known: tuple[str, ...]) -> None:
+    def __init__(self, text: SyntaxText, known: tuple[str, ...], kinds: Mapping[str, Kind]) -> None:
         self.text = text
         self.known = known
+        self.kinds = kinds
         self.used: set[str] = set()
 
     def step(self, tree: ast.expr) -> _Step:
@@ -175,6 +193,8 @@ class _Parser:
                 return self._apply(tree, np.negative, self.step(operand))
             case ast.BinOp():
                 return self._binary(tree)
+            case ast.IfExp():
+                return self._choice(tree)
             case ast.Call():
                 return self._call(tree)
             case _:
@@ -204,6 +224,23 @@ class _Parser:
         if operation is None:
             raise self.text.error(tree, f"this operator is not accepted; {_LANGUAGE}")
         return self._apply(tree, operation, left, right)
+
+    def _choice(self, tree: ast.IfExp) -> _Step:
+        """One of two arrays; the condition is an expression of `autotile.ground.expressions` over sizes and flags."""
+        grammar = Grammar(self.text, self.kinds)
+        condition = grammar.condition(tree.test)
+        chosen, otherwise = self.step(tree.body), self.step(tree.orelse)
+        self.used |= grammar.names
+
+        def choice(env: Mapping[str, Any], matmul: Matmul) -> Any:
+            names = {name: int(env[name]) for name in grammar.names}
+            try:
+                holds = condition.evaluate(names, True)
+            except NoResultError as error:
+                raise self.text.error(tree.test, error.problem) from None
+            return (chosen if holds else otherwise)(env, matmul)
+
+        return choice
 
     def _matmul(self, tree: ast.expr, left: _Step, right: _Step) -> _Step:
         def product(env: Mapping[str, Any], matmul: Matmul) -> Any:

@@ -8,6 +8,7 @@
     │   ├── UnknownKernelError     no kernel of that name
     │   ├── ProblemError           a size or dtype is missing, unknown or absurd
     │   ├── ConfigError            a configuration is not one of the space
+    │   ├── DeviceError            the kernel is not for devices of this compute capability
     │   ├── ArgumentError          an array handed to a kernel has the wrong shape, dtype or layout
     │   ├── DatabaseError          the database cannot be opened, read or written
     │   └── RecordingError         a recording is damaged, of another version, or of another kernel
@@ -87,6 +88,10 @@ class ProblemError(InputError):
 
 class ConfigError(InputError):
     """A configuration names unknown parameters or values, or breaks a rule."""
+
+
+class DeviceError(InputError):
+    """The kernel cannot run on a device of this compute capability, whatever its configuration."""
 
 
 class ArgumentError(InputError):

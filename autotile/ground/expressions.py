@@ -7,14 +7,14 @@ then works alike on one configuration and on NumPy columns of many. Nothing is e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from autotile.ground.grammar import FUNCTIONS, Grammar
 from autotile.ground.integers import NoResultError, Operand, Rows
-from autotile.ground.nodes import Environment, Kind, Node
+from autotile.ground.nodes import AsNumber, Environment, Kind, Node
 from autotile.ground.syntax import LanguageError, Place, SyntaxText, one_line
 
 __all__ = ["FUNCTIONS", "Expression", "Kind", "parse_expression"]
@@ -68,6 +68,10 @@ class Expression:
             raise self.place.error(problem, column=error.column, expression=self.text) from None
         shapes = [np.shape(column) for column in self._columns(env).values() if isinstance(column, np.ndarray)]
         return np.broadcast_to(value, np.broadcast_shapes(*shapes)) if shapes else value
+
+    def as_number(self) -> Expression:
+        """The same condition as 0 or 1."""
+        return replace(self, kind="number", node=AsNumber(self.node))
 
     def _columns(self, env: Environment) -> dict[str, Operand]:
         return {name: env[name] for name in sorted(self.names)}

@@ -102,7 +102,7 @@ class Grammar:
             case ast.UnaryOp():
                 node = self._unary(tree)
             case ast.BoolOp(op=word, values=operands):
-                conditions = tuple(self._condition(operand) for operand in operands)
+                conditions = tuple(self.condition(operand) for operand in operands)
                 node = Junction("and" if isinstance(word, ast.And) else "or", conditions)
             case ast.Compare(ops=[ast.In() | ast.NotIn()]):
                 node = self._membership(tree)
@@ -127,7 +127,8 @@ class Grammar:
             raise self.text.error(tree, f"{excerpt} is a string where a number belongs; strings take ==, != and in")
         return AsNumber(node) if node.kind == "boolean" else node
 
-    def _condition(self, tree: ast.expr) -> Node:
+    def condition(self, tree: ast.expr) -> Node:
+        """Accept a condition."""
         node = self.node(tree)
         if node.kind != "boolean":
             excerpt = self.text.excerpt(tree)
@@ -184,7 +185,7 @@ class Grammar:
     def _unary(self, tree: ast.UnaryOp) -> Node:
         match tree.op:
             case ast.Not():
-                return Not(self._condition(tree.operand))
+                return Not(self.condition(tree.operand))
             case ast.USub():
                 zero = Constant(0, "number")
                 return Arithmetic(integers.subtract, zero, self._number(tree.operand), self.text.column(tree))
@@ -223,7 +224,7 @@ class Grammar:
             raise self.text.error(tree, f"a {first.kind} is compared with a {node.kind}; they are never equal")
 
     def _choice(self, tree: ast.IfExp) -> Node:
-        condition = self._condition(tree.test)
+        condition = self.condition(tree.test)
         chosen, otherwise = self.node(tree.body), self.node(tree.orelse)
         if chosen.kind != otherwise.kind:
             chosen, otherwise = self._as_number(tree.body, chosen), self._as_number(tree.orelse, otherwise)

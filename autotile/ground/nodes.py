@@ -59,11 +59,11 @@ class Name:
     kind: Kind
 
     def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Look the name up; columns of numbers and booleans of any width become int64 and bool."""
+        """Look the name up; columns of numbers and booleans of any width become int64 and bool, flags become bool."""
         value = env[self.name]
         if isinstance(value, np.ndarray) and self.kind != "string":
             return value.astype(np.int64 if self.kind == "number" else np.bool_, copy=False)
-        return value
+        return bool(value) if self.kind == "boolean" else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from autotile.ground.capability import check_device, device_fault
 from autotile.ground.errors import SpecError
 from autotile.ground.expressions import Expression
 from autotile.ground.geometry import fixed_names
@@ -160,8 +161,11 @@ def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DevicePr
         A rule leaves nothing, a rule cannot be evaluated, or the space is too large.
     ProblemError
         A size is missing.
+    DeviceError
+        The kernel is not for devices of this compute capability.
     """
     started = time.perf_counter()
+    check_device(spec, device)
     combinations = prod(len(parameter.values) for parameter in spec.parameters)
     if combinations > MAX_COMBINATIONS:
         raise SpecError(
@@ -192,8 +196,8 @@ def feasible_space(spec: KernelSpec, sizes: Mapping[str, int], device: DevicePro
     ------
     SpecError
         As for `enumerate_space`, or a limit of the device leaves nothing.
-    ProblemError
-        A size is missing.
+    ProblemError, DeviceError
+        As for `enumerate_space`.
     """
     started = time.perf_counter()
     space = enumerate_space(spec, sizes, device)
@@ -221,7 +225,7 @@ def check_config(spec: KernelSpec, config: Config, sizes: Mapping[str, int], dev
     ProblemError
         A size is missing.
     """
-    stranger = _not_in_domains(spec, config)
+    stranger = device_fault(spec, device) or _not_in_domains(spec, config)
     if stranger:
         return stranger
     names = {**fixed_names(spec, sizes, device), **config}

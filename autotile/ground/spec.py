@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotile.ground.arrays import ArrayExpression
+from autotile.ground.element_types import PROBLEM_DTYPE, ElementType
 from autotile.ground.expressions import Expression
 from autotile.ground.model import Value
 
 Access = Literal["in", "out", "inout"]
 Distribution = Literal["normal", "uniform", "zeros", "ones", "arange"]
-
-PROBLEM_DTYPE = "dtype"
-"""A buffer or scalar declared with this dtype takes the problem's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +54,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class BufferArgument:
-    """A device array."""
+    """A device array that the caller hands over."""
 
     name: str
-    dtype: str
+    dtype: ElementType
     shape: tuple[Expression, ...]
     access: Access
     init: Distribution
 
-    def element_type(self, problem_dtype: str) -> str:
-        """Name of the element type for a problem of the given dtype."""
-        return problem_dtype if self.dtype == PROBLEM_DTYPE else self.dtype
+    def element_type(self, problem_dtype: str, sizes: Mapping[str, int]) -> str:
+        """Name of the element type for a problem of the given dtype, sizes and flags."""
+        return self.dtype.of(problem_dtype, sizes)
 
     def extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape at the given sizes."""
@@ -124,10 +122,16 @@ class KernelSpec:
     """File name of the template."""
     entry: str
     options: tuple[str, ...]
+    architecture: str | None
+    """The one target to compile for, such as ``sm_90a``; None for whatever the device is."""
+    minimum_compute_capability: str | None
+    """Such as ``"8.0"``; devices below it are not served."""
     sizes: Mapping[str, int]
-    """Problem sizes with their defaults."""
+    """What a problem is made of: sizes and, behind them, flags, each with its default."""
+    flags: tuple[str, ...]
+    """The names in ``sizes`` that are 0 or 1."""
     ragged: Mapping[str, int]
-    """A second shape for verifying: no size a multiple of a tile."""
+    """A second shape for verifying, no size a multiple of a tile; flags at their defaults."""
     dtypes: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     default: Mapping[str, Value]
@@ -141,6 +145,14 @@ class KernelSpec:
     """The file it was read from, as the user named it."""
     text: str
     """The file's text."""
+
+    def may_be_left_out(self, name: str) -> bool:
+        """Whether a size or flag takes its default where it is not given: flags, and sizes whose default is 1."""
+        return name in self.flags or self.sizes[name] == 1
+
+    def ragged_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The ragged shape of a problem: its sizes are the file's, its flags are kept."""
+        return {name: sizes[name] if name in self.flags else ragged for name, ragged in self.ragged.items()}
 
     @property
     def buffers(self) -> tuple[BufferArgument, ...]:

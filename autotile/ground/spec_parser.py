@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from autotile.ground.capability import ARCHITECTURE, CAPABILITY
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.expressions import Kind
 from autotile.ground.hardware import EXPRESSION_NAMES
 from autotile.ground.model import Value
 from autotile.ground.spec import KernelSpec, Launch, Limits, Parameter, Rule
-from autotile.ground.spec_arguments import parse_arguments, parse_reference, parse_work
+from autotile.ground.spec_arguments import parse_arguments
+from autotile.ground.spec_frame import ProblemFrame
 from autotile.ground.spec_names import check_names, is_c_identifier
+from autotile.ground.spec_reference import parse_reference, parse_work
 from autotile.ground.spec_table import Table, describe, read_document
 from autotile.ground.syntax import listing, nearest
 
@@ -55,39 +58,45 @@ def parse_spec(text: str, source: str) -> KernelSpec:
     document = read_document(text, source)
     document.allow(SECTIONS)
     kernel, problem = document.table("kernel"), document.table("problem")
-    kernel.allow(("name", "template", "entry", "summary", "options"))
-    problem.allow(("sizes", "ragged", "dtypes"))
+    kernel.allow(
+        ("name", "template", "entry", "summary", "options", "architecture", "minimum_compute_capability")
+    )
+    problem.allow(("sizes", "flags", "ragged", "dtypes"))
 
     taken: dict[str, str] = {}
     sizes = _sizes(problem, taken)
-    ragged = _ragged(problem, sizes)
+    flags = _flags(problem, taken)
     parameters = _parameters(document.table("parameters"), taken)
-
-    size_kinds: dict[str, Kind] = dict.fromkeys(sizes, "number")
+    frame = ProblemFrame({**sizes, **flags}, {**_ragged(problem, sizes), **flags}, tuple(flags))
     all_kinds: dict[str, Kind] = {
         **{parameter.name: _kind(parameter.values[0]) for parameter in parameters},
-        **size_kinds,
+        **frame.kinds,
         **{f"device.{name}": "number" for name in EXPRESSION_NAMES},
     }
     rules = _rules(document.table("rules", optional=True), all_kinds)
-    arguments = parse_arguments(document.table("arguments"), (sizes, ragged), taken)
+    arguments = parse_arguments(document.table("arguments"), frame, taken)
     return KernelSpec(
         name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', a letter first"),
         summary=kernel.text("summary", ""),
         template=_matching(kernel, "template", _TEMPLATE, "a bare file name that ends in .cu, no directories"),
         entry=_entry(kernel),
         options=_listed(kernel, "options", ALLOWED_OPTIONS),
-        sizes=sizes,
-        ragged=ragged,
+        architecture=_optional(kernel, "architecture", ARCHITECTURE, "a target such as 'sm_90a'"),
+        minimum_compute_capability=_optional(
+            kernel, "minimum_compute_capability", CAPABILITY, "a compute capability such as '8.0'"
+        ),
+        sizes=frame.sizes,
+        flags=frame.flags,
+        ragged=frame.ragged,
         dtypes=_listed(problem, "dtypes", tuple(DTYPES)) or ("float32",),
         parameters=parameters,
-        default=_default(document.table("default"), parameters, rules, sizes),
+        default=_default(document.table("default"), parameters, rules, frame.sizes),
         rules=rules,
         launch=_launch(document.table("launch"), all_kinds),
         limits=_limits(document.table("limits", optional=True)),
         arguments=arguments,
-        reference=parse_reference(document.table("reference"), arguments, (sizes, ragged)),
-        work=parse_work(document.table("work", optional=True), sizes),
+        reference=parse_reference(document.table("reference"), arguments, frame),
+        work=parse_work(document.table("work", optional=True), frame),
         source=source,
         text=text,
     )
@@ -114,6 +123,12 @@ def _sizes(problem: Table, taken: dict[str, str]) -> dict[str, int]:
         raise problem.error("sizes", "no size is declared; name at least one, as in sizes = { N = 4096 }")
     check_names(table, what="a size", taken=taken)
     return {name: table.whole_number(name, least=1) for name in table.data}
+
+
+def _flags(problem: Table, taken: dict[str, str]) -> dict[str, int]:
+    table = problem.table("flags", optional=True)
+    check_names(table, what="a flag", taken=taken)
+    return {name: table.whole_number(name, least=0, most=1) for name in table.data}
 
 
 def _ragged(problem: Table, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -204,6 +219,10 @@ def _matching(table: Table, name: str, pattern: re.Pattern[str], wanted: str) ->
     if not pattern.fullmatch(text):
         raise table.error(name, f"expected {wanted}; got {describe(text)}")
     return text
+
+
+def _optional(table: Table, name: str, pattern: re.Pattern[str], wanted: str) -> str | None:
+    return _matching(table, name, pattern, wanted) if name in table.data else None
 
 
 def _entry(kernel: Table) -> str:

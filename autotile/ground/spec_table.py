@@ -113,13 +113,13 @@ class Table:
                 raise self.error(name, f"{value!r} is listed twice; remove one")
         return tuple(values)
 
-    def whole_number(self, name: str, *, least: int) -> int:
-        """Give a whole number from ``least`` to `MAX_WHOLE_NUMBER`."""
+    def whole_number(self, name: str, *, least: int, most: int = MAX_WHOLE_NUMBER) -> int:
+        """Give a whole number from ``least`` to ``most``."""
         value = self.require(name)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(name, f"expected a whole number, got {describe(value)}")
-        if not least <= value <= MAX_WHOLE_NUMBER:
-            raise self.error(name, f"expected a whole number from {least} to {MAX_WHOLE_NUMBER}, got {describe(value)}")
+        if not least <= value <= most:
+            raise self.error(name, f"expected a whole number from {least} to {most}, got {describe(value)}")
         return value
 
     def number(self, name: str) -> float:
@@ -147,13 +147,15 @@ class Table:
         return tuple(self.parse(name, value, kinds, "number") for value in values)
 
     def parse(self, name: str, value: Any, kinds: Mapping[str, Kind], wanted: Kind) -> Expression:
-        """Parse a value of the entry ``name`` as an expression of one kind."""
+        """Parse a value of the entry ``name`` as an expression of one kind; a flag alone is 0 or 1, too."""
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if not isinstance(value, str):
             raise self.error(name, f"expected an expression in a string, got {describe(value)}")
         place = self.document.place(self.path(name))
         expression = parse_expression(value, kinds, source=place.source, key=place.key, line=place.line)
+        if wanted == "number" and expression.kind == "boolean" and expression.text in kinds:
+            return expression.as_number()
         if expression.kind != wanted:
             raise place.error(f"expected a {wanted}, but this is a {expression.kind}", expression=expression.text)
         return expression

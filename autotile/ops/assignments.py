@@ -41,14 +41,14 @@ def read_sizes(words: Iterable[str]) -> dict[str, int]:
 
 
 def read_size(name: str, text: str) -> int:
-    """Read one size.
+    """Read one size, or a flag: 0 or 1; which of them it is, the kernel knows.
 
     Raises
     ------
     ProblemError
-        It is not a whole number of at least 1.
+        It is not a whole number.
     """
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) >= 1):
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         shown = text if len(text) <= 2 * _MOST_DIGITS else f"{text[:_MOST_DIGITS]}..."
         raise ProblemError(
             f"size {name} is {shown!r}, expected a whole number from 1 to 2147483647, such as {name}=4096"

@@ -10,6 +10,7 @@ from autotile.device.compiler import compile_job
 from autotile.device.cubin_cache import CubinCache
 from autotile.files.library import Kernel, load_kernel
 from autotile.files.settings import read_settings
+from autotile.ground.capability import device_fault
 from autotile.ground.errors import CompileError, ConfigError, InputError, SpecError, ToolchainError
 from autotile.ground.geometry import fixed_names, launch_geometry, value_or_zero
 from autotile.ground.hardware import DeviceProperties
@@ -102,7 +103,7 @@ def _split(spec: KernelSpec, assignments: Mapping[str, str]) -> tuple[dict[str, 
             known = (*parameters, *spec.sizes)
             raise ConfigError(
                 f"{spec.name} has neither a parameter nor a size {name!r}{nearest(name, known)} (parameters: "
-                f"{', '.join(parameters)}; sizes: {', '.join(spec.sizes)})"
+                f"{', '.join(parameters)}; sizes and flags: {', '.join(spec.sizes)})"
             )
     return {name: chosen.get(name, spec.default[name]) for name in parameters}, sizes
 
@@ -123,6 +124,9 @@ def _value(parameter: Parameter, text: str) -> Value:
 
 def _checks(spec: KernelSpec, config: Config, problem: Problem, device: DeviceProperties) -> Iterator[Check]:
     """Every condition on its own, also those behind the first one that is broken."""
+    fault = device_fault(spec, device)
+    if fault:
+        yield Check("device", "compute_capability", False, fault)
     for parameter in spec.parameters:
         if config[parameter.name] not in parameter.values:
             values = ", ".join(map(str, parameter.values))
@@ -152,7 +156,7 @@ def _compile(
     """
     settings = read_settings()
     try:
-        job = compile_job(kernel, config, problem.dtype, device.architecture)
+        job = compile_job(kernel, config, problem.dtype, device.architecture, problem.sizes)
         cache = CubinCache(settings.cache, settings.cache_limit_bytes)
         return cache.get_or_compile(job).resources, "", ""
     except CompileError as error:

@@ -50,7 +50,7 @@ class Launcher:
 
     def problems(self) -> Iterator[tuple[Mapping[str, int], bool]]:
         """Sizes to launch at that the rules allow, each with whether the scalars take their check values there."""
-        ragged = {name: self._spec.ragged[name] for name in self._workload.sizes}
+        ragged = self._spec.ragged_sizes(self._workload.sizes)
         for sizes in (ragged, *self._workload.verify_sizes):
             if not check_config(self._spec, self._config, sizes, self._device):
                 yield sizes, True
@@ -103,7 +103,7 @@ def _give_up(say: Say, error: Exception) -> NoReturn:
 
 
 def _buffer(buffer: BufferArgument, sizes: Mapping[str, int], problem_dtype: str) -> Any:
-    shape, dtype = buffer.extents(sizes), buffer.element_type(problem_dtype)
+    shape, dtype = buffer.extents(sizes), buffer.element_type(problem_dtype, sizes)
     array = load_cupy().ndarray(shape, DTYPES[dtype].storage)
     if buffer.access != "out":
         array.set(make_input(buffer, shape, dtype))

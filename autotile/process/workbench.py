@@ -44,7 +44,7 @@ class Workbench:
         def lay_out(sizes: Mapping[str, int], *, check: bool) -> ProblemInstance:
             return ProblemInstance(self._spec, sizes, workload.dtype, support, check=check)
 
-        self._ragged = lay_out({name: self._spec.ragged[name] for name in workload.sizes}, check=True)
+        self._ragged = lay_out(self._spec.ragged_sizes(workload.sizes), check=True)
         self._tuned = lay_out(workload.sizes, check=False)
         self._others = [lay_out(sizes, check=True) for sizes in workload.verify_sizes]
         self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)

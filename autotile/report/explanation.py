@@ -15,7 +15,7 @@ from autotile.report.layout import below, facts, table, title
 from autotile.report.occupancy import OccupancyReport, occupancy_document, occupancy_sentence, occupancy_table
 from autotile.report.text import device_text
 
-CheckKind = Literal["value", "rule", "limit", "compiled"]
+CheckKind = Literal["device", "value", "rule", "limit", "compiled"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,7 @@ def space_hash(spec: KernelSpec) -> str:
         "outputs": {name: _normal(e) for name, e in spec.reference.outputs.items()},
         "reduction": _normal(spec.reference.reduction),
         "tolerance": spec.reference.tolerance,
+        **({"architecture": spec.architecture} if spec.architecture is not None else {}),
     }
     return hashlib.sha256(canonical_json(meaning).encode()).hexdigest()
 
@@ -157,7 +158,7 @@ def _argument_meaning(argument: Argument) -> dict[str, Any]:
     if isinstance(argument, BufferArgument):
         return {
             "buffer": argument.name,
-            "dtype": argument.dtype,
+            "dtype": str(argument.dtype),
             "shape": [_normal(extent) for extent in argument.shape],
             "access": argument.access,
             "init": argument.init,

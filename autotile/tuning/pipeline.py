@@ -140,7 +140,8 @@ class Pipeline:
         return started if started is not None else self._pool.submit(lambda: self._job(config))
 
     def _job(self, config: Config) -> CompileJob:
-        return compile_job(self._kernel, config, self._problem.dtype, self._device.architecture)
+        problem = self._problem
+        return compile_job(self._kernel, config, problem.dtype, self._device.architecture, problem.sizes)
 
 
 def _like(trial: Trial, twin: Trial) -> Trial:

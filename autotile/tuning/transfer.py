@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from autotile.ground.model import config_key
+from autotile.ground.problem import size_distance
 from autotile.search.expectation import Source
 from autotile.store.keys import TuningKey
 
@@ -52,7 +52,6 @@ def _name(other: TuningKey, key: TuningKey) -> str:
     return sizes + where + ("" if same_code else " of another version")
 
 
-def _distance(other: TuningKey, key: TuningKey) -> tuple[int, float]:
+def _distance(other: TuningKey, key: TuningKey) -> tuple[int, int, float]:
     foreign = (other.gpu_name != key.gpu_name) + (other.compute_capability != key.compute_capability)
-    shared = other.sizes.keys() & key.sizes.keys()
-    return foreign, math.fsum(abs(math.log(other.sizes[name] / key.sizes[name])) for name in shared)
+    return foreign, *size_distance(other.sizes, key.sizes)

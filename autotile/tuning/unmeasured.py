@@ -27,7 +27,7 @@ def check_unmeasured(kernel: Kernel, problem: Problem) -> None:
     check_memory(kernel.spec, problem, device)
     feasible_space(kernel.spec, problem.sizes, device)
     try:
-        compile_cubin(compile_job(kernel, kernel.spec.default, problem.dtype, device.architecture))
+        compile_cubin(compile_job(kernel, kernel.spec.default, problem.dtype, device.architecture, problem.sizes))
     except CompileError as error:
         raise InputError(f"{kernel.spec.source}: the default configuration does not compile: {error}") from None
     except ToolchainError:

@@ -156,7 +156,7 @@ class TestExplain:
             (["THREAD=64"], "neither a parameter nor a size 'THREAD'"),
             (["THREADS=big"], "not among its values 32, 64, 128, 256"),
             (["THREADS=64", "THREADS=32"], "given twice"),
-            (["n=0"], "whole number from 1 to 2147483647"),
+            (["n=0"], "size n is 0, expected 1 to 2147483647"),
             (["THREADS"], "expected NAME=VALUE"),
         ],
     )

@@ -120,7 +120,7 @@ class TestRefusals:
             (["=3"], "expected NAME=VALUE"),
             (["n"], "expected NAME=VALUE"),
             (["n=-4"], "expected a whole number from 1 to 2147483647"),
-            (["n=0"], "expected a whole number from 1 to 2147483647"),
+            (["n=0"], "size n is 0, expected 1 to 2147483647"),
             (["n=1.5"], "expected a whole number from 1 to 2147483647"),
             (["n=" + "9" * 5000], "expected a whole number from 1 to 2147483647"),
             (["n=٣"], "expected a whole number from 1 to 2147483647"),

@@ -3,12 +3,13 @@ import pytest
 
 from autotile.device.inputs import make_input
 from autotile.ground.dtypes import DTYPES
+from autotile.ground.element_types import ElementType
 from autotile.ground.expressions import parse_expression
 from autotile.ground.spec import BufferArgument, Distribution
 
 
 def buffer(init: Distribution, name: str = "x") -> BufferArgument:
-    return BufferArgument(name, "dtype", (parse_expression("4", {}),), "in", init)
+    return BufferArgument(name, ElementType("dtype"), (parse_expression("4", {}),), "in", init)
 
 
 def test_the_same_name_and_shape_give_the_same_values() -> None:

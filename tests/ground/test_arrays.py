@@ -136,7 +136,7 @@ def test_shapes_that_do_not_fit(text: str, problem: str) -> None:
         ("A // B", 1, ["operator is not accepted"]),
         ("A % B", 1, ["operator is not accepted"]),
         ("A < B", 1, ["'A < B' is not accepted"]),
-        ("A if alpha else B", 1, ["is not accepted"]),
+        ("A if alpha else B", 6, ["unknown name 'alpha'"]),
         ("A and B", 1, ["is not accepted"]),
         ("+A", 1, ["is not accepted"]),
         ("A[0]", 1, ["is not accepted"]),

@@ -61,7 +61,7 @@ def test_every_section_is_read() -> None:
 def test_arguments_keep_their_order_and_defaults() -> None:
     a, b, c, m, alpha = parse_spec(SGEMM, "sgemm.toml").arguments
     assert isinstance(a, BufferArgument)
-    assert (a.dtype, a.access, a.init) == ("dtype", "in", "normal")
+    assert (str(a.dtype), a.access, a.init) == ("dtype", "in", "normal")
     assert isinstance(b, BufferArgument)
     assert b.init == "uniform"
     assert isinstance(c, BufferArgument)

@@ -1,0 +1,65 @@
+"""Which devices a kernel can run on: the target it names, the compute capability that it needs."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from autotile.ground.errors import DeviceError
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.spec import KernelSpec
+
+ARCHITECTURE = re.compile(r"sm_(\d+)(\d)a?")
+"""A target of NVRTC, ``sm_90`` or ``sm_90a``: a major and a one-digit minor compute capability."""
+
+CAPABILITY = re.compile(r"\d+\.\d")
+
+CLUSTER_CAPABILITY = "9.0"
+"""Thread block clusters and tensor maps: CUDA C++ Programming Guide, features per compute capability."""
+
+
+def capability_of(architecture: str) -> str:
+    """Compute capability of a target: ``"9.0"`` for ``sm_90a``."""
+    match = ARCHITECTURE.fullmatch(architecture)
+    if match is None:
+        raise ValueError(f"{architecture!r} is no target such as sm_90a")
+    return f"{match[1]}.{match[2]}"
+
+
+def is_below(capability: str, other: str) -> bool:
+    """Whether a compute capability is lower than another."""
+    return _parts(capability) < _parts(other)
+
+
+def device_fault(spec: KernelSpec, device: DeviceProperties) -> str:
+    """Why a device cannot run the kernel, whatever its configuration, in one line; "" where it can."""
+    has = f"{device.name} has {device.compute_capability}"
+    if spec.architecture is not None and capability_of(spec.architecture) != device.compute_capability:
+        wanted = capability_of(spec.architecture)
+        return (
+            f"{spec.name} is compiled for {spec.architecture} alone, which takes compute capability {wanted}, but "
+            f"{has}; choose a device of capability {wanted}, or another kernel"
+        )
+    least = spec.minimum_compute_capability
+    if least is not None and is_below(device.compute_capability, least):
+        return f"{spec.name} needs compute capability {least}, but {has}; choose a newer device, or another kernel"
+    return ""
+
+
+def check_device(spec: KernelSpec, device: DeviceProperties) -> None:
+    """Refuse a device that cannot run the kernel.
+
+    Raises
+    ------
+    DeviceError
+        Its compute capability is not what the kernel needs.
+    """
+    fault = device_fault(spec, device)
+    if fault:
+        raise DeviceError(fault)
+
+
+@cache
+def _parts(capability: str) -> tuple[int, int]:
+    major, minor = capability.split(".")
+    return int(major), int(minor)
