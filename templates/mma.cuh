@@ -21,57 +21,10 @@
 
 #pragma once
 
-// The element types serve as names only; elements travel as raw bits. cuda_fp16.h and cuda_bf16.h would triple the
-// compile time.
-struct __half;
-struct __nv_bfloat16;
+#include "element.cuh"
 
 constexpr int CHUNK = 8;         // elements in a row of an 8 x 8 matrix
 constexpr int CHUNK_BYTES = 16;  // and their bytes, also the widest copy of a thread
-
-// Two neighbouring elements in 32 bits, the first in the low half, and what they are in fp32.
-template <typename Element>
-__device__ __forceinline__ unsigned pack(float first, float second);
-template <typename Element>
-__device__ __forceinline__ float2 unpack(unsigned pair);
-
-template <>
-__device__ __forceinline__ unsigned pack<__half>(float first, float second)
-{
-    unsigned pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-    return pair;
-}
-
-template <>
-__device__ __forceinline__ unsigned pack<__nv_bfloat16>(float first, float second)
-{
-    unsigned pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-    return pair;
-}
-
-template <>
-__device__ __forceinline__ float2 unpack<__half>(unsigned pair)
-{
-    float2 both;
-    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
-        : "=f"(both.x), "=f"(both.y)
-        : "r"(pair));
-    return both;
-}
-
-// bfloat16 is the upper half of an fp32.
-template <>
-__device__ __forceinline__ float2 unpack<__nv_bfloat16>(unsigned pair)
-{
-    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
-}
-
-__device__ __forceinline__ unsigned shared_address(const void* pointer)
-{
-    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
 
 // Where chunk `chunk` of row `row` lies in a tile whose rows hold ROW_CHUNKS chunks, counted in chunks.
 //
@@ -95,32 +48,33 @@ __device__ __forceinline__ int swizzled(int row, int chunk)
 // Loads the 16 x 16 piece that starts at (outer, k) of a swizzled tile in shared memory: [outer][k] where K_ALONG_ROWS,
 // else [k][outer]. ROW is the length of the tile's rows in elements. All lanes of the warp take part.
 template <bool K_ALONG_ROWS, int ROW>
-__device__ __forceinline__ void load_piece(unsigned (&piece)[4], unsigned tile, int outer, int k)
+__device__ __forceinline__ void load_piece(unsigned (&piece)[4], const void* tile, int outer, int k)
 {
     const int lane = threadIdx.x % 32;
     const int outer_half = lane / 8 % 2;  // of the matrix whose row this lane points at
     const int k_half = lane / 16;
+    const unsigned start = static_cast<unsigned>(__cvta_generic_to_shared(tile));
     if (K_ALONG_ROWS) {
         const int at = swizzled<ROW / CHUNK>(outer + outer_half * 8 + lane % 8, k / CHUNK + k_half);
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(piece[0]), "=r"(piece[1]), "=r"(piece[2]), "=r"(piece[3])
-                     : "r"(tile + at * CHUNK_BYTES)
+                     : "r"(start + at * CHUNK_BYTES)
                      : "memory");
     } else {
         const int at = swizzled<ROW / CHUNK>(k + k_half * 8 + lane % 8, outer / CHUNK + outer_half);
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(piece[0]), "=r"(piece[1]), "=r"(piece[2]), "=r"(piece[3])
-                     : "r"(tile + at * CHUNK_BYTES)
+                     : "r"(start + at * CHUNK_BYTES)
                      : "memory");
     }
 }
 
 // sum += a * b, 16 x 16 times 16 x 8; b0 and b1 are the halves of b along k.
 template <typename Element>
-__device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+__device__ __forceinline__ void multiply_add(float* sum, const unsigned (&a)[4], unsigned b0, unsigned b1);
 
 template <>
-__device__ __forceinline__ void multiply_add<__half>(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
+__device__ __forceinline__ void multiply_add<__half>(float* sum, const unsigned (&a)[4], unsigned b0, unsigned b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
@@ -129,7 +83,7 @@ __device__ __forceinline__ void multiply_add<__half>(float (&sum)[4], const unsi
 }
 
 template <>
-__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&sum)[4], const unsigned (&a)[4], unsigned b0,
+__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float* sum, const unsigned (&a)[4], unsigned b0,
                                                             unsigned b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

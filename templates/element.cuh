@@ -1,0 +1,79 @@
+// The 16-bit element types by name, and how their bits become fp32 and back.
+//
+// Kernels move elements as raw bits and do arithmetic in fp32, so two conversions are all they need. cuda_fp16.h and
+// cuda_bf16.h would triple the compile time.
+#pragma once
+
+struct __half;
+struct __nv_bfloat16;
+
+// How an element lies in memory.
+template <typename Element>
+struct Stored {
+    typedef unsigned short type;
+};
+template <>
+struct Stored<float> {
+    typedef float type;
+};
+
+// Two neighbouring elements in 32 bits, the first in the low half, from fp32 (rounded to nearest) and to it.
+template <typename Element>
+__device__ __forceinline__ unsigned pack(float first, float second);
+template <typename Element>
+__device__ __forceinline__ float2 unpack(unsigned pair);
+
+template <>
+__device__ __forceinline__ unsigned pack<__half>(float first, float second)
+{
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
+template <>
+__device__ __forceinline__ unsigned pack<__nv_bfloat16>(float first, float second)
+{
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
+template <>
+__device__ __forceinline__ float2 unpack<__half>(unsigned pair)
+{
+    float2 both;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+        : "=f"(both.x), "=f"(both.y)
+        : "r"(pair));
+    return both;
+}
+
+// bfloat16 is the upper half of an fp32.
+template <>
+__device__ __forceinline__ float2 unpack<__nv_bfloat16>(unsigned pair)
+{
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+
+// One stored element to fp32 and back. An fp32 stays as it is, whatever Element is.
+template <typename Element>
+__device__ __forceinline__ float widen(unsigned short stored)
+{
+    return unpack<Element>(stored).x;
+}
+template <typename Element>
+__device__ __forceinline__ float widen(float stored)
+{
+    return stored;
+}
+template <typename Element>
+__device__ __forceinline__ void narrow(unsigned short& stored, float value)
+{
+    stored = static_cast<unsigned short>(pack<Element>(value, 0.0f));
+}
+template <typename Element>
+__device__ __forceinline__ void narrow(float& stored, float value)
+{
+    stored = value;
+}
