@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import sys
+from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
 
 from autotile.ground.errors import ToolchainError
@@ -11,6 +16,8 @@ INSTALL_WHEELS = (
     'install the wheels: pip install -e ".[cuda13]" in a checkout, pip install "autotile[cuda13]" elsewhere, with '
     "cuda12 in place of cuda13 for a driver older than 580"
 )
+
+_NVRTC_WHEEL = re.compile(r"nvidia_cuda_nvrtc(?:_cu\d+)?-(\d+\.\d+)[\d.]*\.dist-info")
 
 
 @lru_cache
@@ -36,9 +43,35 @@ def load_nvrtc() -> ModuleType:
 
 @lru_cache
 def nvrtc_version() -> str:
-    """Version of NVRTC, such as ``"13.0"``; part of every tuning key and cubin key."""
+    """Version of NVRTC, such as ``"13.0"``; part of every tuning key and cubin key.
+
+    The wheel's name tells it, where there is one: what is compiled already is then served without loading NVRTC,
+    which takes longer than all the rest of serving it. The loader takes a wheel before anything else
+    (cuda.pathfinder, "Search order").
+
+    Raises
+    ------
+    ToolchainError
+        As for `load_nvrtc`.
+    """
+    wheel = _wheel_version()
+    if wheel is not None:
+        return wheel
     _, major, minor = load_nvrtc().nvrtcVersion()
     return f"{major}.{minor}"
+
+
+def _wheel_version() -> str | None:
+    """Version in the folder name of an installed wheel of NVRTC; None where there is none, or more than one."""
+    found = {match[1] for folder in sys.path if folder for match in _wheels(folder)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _wheels(folder: str) -> Iterator[re.Match[str]]:
+    with contextlib.suppress(OSError):  # a path that is no folder: an archive, say
+        for entry in Path(folder).iterdir():
+            if match := _NVRTC_WHEEL.fullmatch(entry.name):
+                yield match
 
 
 @lru_cache

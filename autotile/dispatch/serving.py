@@ -15,7 +15,7 @@ from autotile.ground.errors import DatabaseError, ToolchainError
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Problem
 from autotile.ground.problem import resolve_problem
-from autotile.store.database import Database
+from autotile.store.quick import read_winners_quickly
 from autotile.store.winners import Winner, shipped_winners
 
 _FALLBACK_PROFILE = "h200"
@@ -134,6 +134,11 @@ def _stored(location: str, problem: Problem) -> list[Winner]:
 
 def _own(location: str, problem: Problem) -> list[Winner]:
     """Best results of the kernel; none where the database is missing or cannot be read."""
+    winners = read_winners_quickly(location, problem.kernel, problem.dtype)
+    if winners is not None:
+        return winners
+    from autotile.store.database import Database
+
     try:
         database = Database.open_readonly(location)
         if database is None:
@@ -154,6 +159,8 @@ def _nvrtc_version(stored: list[Winner]) -> str:
 
 def _count_miss(location: str, kernel: BoundKernel) -> None:
     """Remember once a process what a CUDA device could not be served exactly, so that it can be tuned."""
+    from autotile.store.database import Database
+
     try:
         present = Database.open_readonly(location)
         if present is None:

@@ -12,7 +12,8 @@ from sqlalchemy import Connection, Engine, inspect, text
 from autotile.ground.errors import DatabaseError
 from autotile.store.engine import WRITE_OPTIONS, DamagedDatabaseError, Location
 from autotile.store.places import identity
-from autotile.store.schema import METADATA, SCHEMA_REVISION, VERSION_TABLE
+from autotile.store.revision import SCHEMA_REVISION, VERSION_TABLE
+from autotile.store.schema import METADATA
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
 

@@ -10,7 +10,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, text
 
-from autotile.store import schema, upgrade
+from autotile.store import revision, schema, upgrade
 from autotile.store.database import Database
 from autotile.store.keys import TuningKey
 
@@ -31,7 +31,7 @@ def upgrade() -> None:
 def test_the_migrations_make_the_declared_tables(database: Database, tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/tuning.db")
     with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": schema.VERSION_TABLE})
+        context = MigrationContext.configure(connection, opts={"version_table": revision.VERSION_TABLE})
         assert compare_metadata(context, schema.METADATA) == []
     engine.dispose()
 
@@ -40,7 +40,7 @@ def test_the_declared_revision_is_the_newest_migration() -> None:
     config = Config()
     config.set_main_option("script_location", str(upgrade._MIGRATIONS))
     script = ScriptDirectory.from_config(config)
-    assert script.get_heads() == [schema.SCHEMA_REVISION]
+    assert script.get_heads() == [revision.SCHEMA_REVISION]
     assert [step.revision for step in script.walk_revisions()] == ["0002", "0001"]
 
 

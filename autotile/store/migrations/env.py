@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
-from autotile.store.schema import METADATA, VERSION_TABLE
+from autotile.store.revision import VERSION_TABLE
+from autotile.store.schema import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -1,0 +1,76 @@
+"""Read the winners of a local database by the standard library alone.
+
+Loading SQLAlchemy takes longer than all the rest of a process's first look-up, so dispatch reads an SQLite file of the
+present schema directly. Whatever is out of the ordinary is left to `Database`.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.model import Measurement, Resources
+from autotile.store.keys import TuningKey
+from autotile.store.revision import SCHEMA_REVISION, VERSION_TABLE
+from autotile.store.winners import Winner
+
+_BUSY_S = 1.0
+"""A reader waits for nobody in WAL mode; elsewhere a commit takes milliseconds."""
+_WINNERS = """
+    SELECT studies.kernel, studies.template_hash, studies.space_hash, studies.options, studies.dtype, studies.sizes,
+        studies.gpu_name, studies.compute_capability, studies.sm_count, studies.smem_per_block_optin_bytes,
+        studies.nvrtc_version, studies.l2_mode, studies.source, studies.device,
+        trials.config, trials.registers, trials.spill_store_bytes, trials.spill_load_bytes, trials.stack_bytes,
+        trials.static_smem_bytes, trials.time_us, trials.low_us, trials.high_us, trials.l2, trials.created_at
+    FROM best JOIN trials ON trials.id = best.trial_id JOIN studies ON studies.id = best.study_id
+    WHERE studies.kernel = ? AND studies.dtype = ?
+    ORDER BY trials.created_at DESC
+"""
+_RESOURCES = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "static_smem_bytes")
+
+
+def read_winners_quickly(location: str, kernel: str, dtype: str) -> list[Winner] | None:
+    """Winners of a kernel, newest first; empty where there is no database.
+
+    Returns
+    -------
+    list of Winner or None
+        None where the database is not an SQLite file of the present schema that can simply be read.
+    """
+    path = Path(location).expanduser()
+    if "://" in location:
+        return None
+    if not path.exists():
+        return []
+    try:
+        uri = f"file:{quote(str(path.absolute()))}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_S)) as connection:
+            connection.row_factory = sqlite3.Row
+            (revision,) = connection.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()
+            if revision != SCHEMA_REVISION:
+                return None
+            return [_winner(row) for row in connection.execute(_WINNERS, (kernel, dtype))]
+    except (sqlite3.Error, TypeError, ValueError, KeyError):
+        return None
+
+
+def _winner(row: Mapping[str, Any]) -> Winner:
+    key = dict(row) | {name: json.loads(row[name]) for name in ("options", "sizes")}
+    device = json.loads(row["device"]) if row["device"] else None
+    resources = None if row["registers"] is None else Resources(**{name: row[name] for name in _RESOURCES})
+    timed = row["time_us"] is not None
+    return Winner(
+        TuningKey.from_json(key),
+        DeviceProperties.from_json(device) if device else None,
+        json.loads(row["config"]),
+        resources,
+        Measurement(row["time_us"], row["low_us"], row["high_us"], l2=row["l2"]) if timed else None,
+        datetime.fromisoformat(row["created_at"]),
+    )
