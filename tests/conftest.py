@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotile.device.properties import device_count
+from autotile.dispatch.counting import misses
 from autotile.dispatch.serving import forget_served
 
 SCALE_TEMPLATE = """
@@ -81,6 +82,7 @@ def _own_settings(tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("AUTOTILE_KERNELS", raising=False)
     forget_served()
+    misses.forget()
 
 
 @pytest.fixture

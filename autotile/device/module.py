@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotile.device.toolchain import load_cupy
+from autotile.ground.model import Resources
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, cuda.h."""
@@ -44,12 +46,23 @@ class Function:
         return int(driver.occupancyMaxActiveBlocksPerMultiprocessor(self._function.ptr, threads, dynamic_smem_bytes))
 
 
-class Module:
-    """A cubin loaded into the current context; unloaded when nothing refers to it any more."""
+@dataclass(frozen=True, slots=True)
+class PackedCubin:
+    """A cubin that lies inside another file: what it uses, and how its bytes are had."""
 
-    def __init__(self, path: Path) -> None:
+    resources: Resources
+    read: Callable[[], bytes]
+
+
+class Module:
+    """A cubin, from a file or from memory, loaded into the current context; unloaded when nothing refers to it."""
+
+    def __init__(self, image: Path | bytes) -> None:
         self._module = load_cupy().cuda.function.Module()
-        self._module.load_file(str(path))
+        if isinstance(image, bytes):
+            self._module.load(image)
+        else:
+            self._module.load_file(str(image))
 
     def function(self, name: str) -> Function:
         """An ``extern "C"`` function by name."""

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
 
-import numpy as np
-
 from autotile.device.compiler import compile_job
 from autotile.device.cubin_cache import CachedCubin, CubinCache
-from autotile.device.module import Function, Module
-from autotile.device.scalars import encode_scalar, scalar_value
+from autotile.device.module import Function, Module, PackedCubin
 from autotile.device.toolchain import load_cupy
-from autotile.dispatch.arrays import as_cupy, foreign_stream
+from autotile.dispatch.arrays import foreign_stream
+from autotile.dispatch.calling import Caller, Given
 from autotile.dispatch.choose import Choice, Tier
+from autotile.dispatch.document import document
 from autotile.dispatch.explain import explain
 from autotile.files.library import Kernel
 from autotile.files.settings import read_settings
-from autotile.ground.dtypes import DTYPES
-from autotile.ground.errors import ArgumentError, ToolchainError
+from autotile.ground.errors import ToolchainError
 from autotile.ground.geometry import launch_geometry
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources
 from autotile.ground.resource_gate import compiled_occupancy
-from autotile.ground.spec import BufferArgument, ScalarArgument
 
 
 class BoundKernel:
@@ -50,6 +47,12 @@ class BoundKernel:
         The device that it is served for.
     source
         ``cuda`` for a result measured here, ``replayed`` for one from a recording, empty for the default.
+    definition
+        What the search-space file says.
+    choice
+        What was chosen and why, with what it differs in.
+    calls
+        Launches so far; of threads that call at the same time, one may go uncounted.
 
     Parameters
     ----------
@@ -57,6 +60,8 @@ class BoundKernel:
         What is served, and for what.
     device_index
         CUDA device to launch on; None where the kernel can only be looked at.
+    packed
+        The cubin in the bundle that the kernel is served from; None where it is compiled or cached here.
 
     Raises
     ------
@@ -65,19 +70,27 @@ class BoundKernel:
     """
 
     def __init__(
-        self, kernel: Kernel, problem: Problem, device: DeviceProperties, device_index: int | None, choice: Choice
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        device: DeviceProperties,
+        device_index: int | None,
+        choice: Choice,
+        *,
+        packed: PackedCubin | None = None,
     ) -> None:
         self.kernel = kernel.name
         self.problem = problem
         self.device = device
-        self._kernel = kernel
-        self._choice = choice
+        self.calls = 0
+        self._packed = packed
+        self.definition = kernel
+        self.choice = choice
         self._device_index = device_index
         self._geometry = launch_geometry(kernel.spec, choice.config, problem.sizes, device)
-        sizes, dtype = problem.sizes, problem.dtype
-        self._shapes = {b.name: b.extents(sizes) for b in kernel.spec.buffers}
-        self._dtypes = {b.name: np.dtype(DTYPES[b.element_type(dtype, sizes)].storage) for b in kernel.spec.buffers}
-        self._scalars = {s.name: scalar_value(s, sizes, dtype, check=False) for s in kernel.spec.scalars}
+        self._caller = Caller(
+            kernel.spec, problem, choice.config, geometry=self._geometry, device=device, device_index=device_index
+        )
         self._cubin: CachedCubin | None = None
         self._function: Function | None = None
         self._lock = threading.Lock()
@@ -85,32 +98,32 @@ class BoundKernel:
     @property
     def config(self) -> Config:
         """The configuration that is served."""
-        return self._choice.config
+        return self.choice.config
 
     @property
     def tier(self) -> Tier:
         """How well the configuration fits what was asked for."""
-        return self._choice.tier
+        return self.choice.tier
 
     @property
     def measurement(self) -> Measurement | None:
         """Time of the configuration where it was tuned."""
-        return self._choice.measurement
+        return self.choice.measurement
 
     @property
     def source(self) -> str:
         """Where the measurement comes from."""
-        return self._choice.source
+        return self.choice.source
 
     @property
     def tuned_on(self) -> str:
         """Name of the GPU that the configuration was tuned on; empty for the default."""
-        return self._choice.tuned_on
+        return self.choice.tuned_on
 
     @property
     def tuned_at(self) -> datetime | None:
         """When the configuration was tuned (UTC)."""
-        return self._choice.tuned_at
+        return self.choice.tuned_at
 
     @property
     def geometry(self) -> LaunchGeometry:
@@ -120,8 +133,10 @@ class BoundKernel:
     @property
     def resources(self) -> Resources | None:
         """Registers, spills and static shared memory; compiled now where they are not known, None without NVRTC."""
-        if self._choice.resources is not None and self.tuned_on == self.device.name:
-            return self._choice.resources
+        if self._packed is not None:
+            return self._packed.resources
+        if self.choice.resources is not None and self.tuned_on == self.device.name:
+            return self.choice.resources
         try:
             return self._compiled().resources
         except ToolchainError:
@@ -135,38 +150,11 @@ class BoundKernel:
 
     def explain(self) -> str:
         """A short paragraph: what is served, why, what differs, and how old the result is."""
-        return explain(self.problem, self.device, self._choice)
+        return explain(self.problem, self.device, self.choice)
 
     def to_json(self) -> dict[str, Any]:
         """Plain dictionary of what is served."""
-        resources, occupancy, measurement = self.resources, self.occupancy, self.measurement
-        return {
-            "kernel": self.kernel,
-            "problem": dict(self.problem.sizes),
-            "dtype": self.problem.dtype,
-            "tier": self.tier,
-            "config": dict(self.config),
-            "time_us": measurement.time_us if measurement else None,
-            "interval_us": [measurement.low_us, measurement.high_us] if measurement else None,
-            "device": {"name": self.device.name, "source": self.device.source},
-            "source": self.source,
-            "tuned_on": self.tuned_on,
-            "tuned_at": self.tuned_at.isoformat() if self.tuned_at else None,
-            "differences": [list(difference) for difference in self._choice.differences],
-            "resources": {
-                "registers": resources.registers,
-                "spill_bytes": resources.spill_bytes,
-                "static_smem_bytes": resources.static_smem_bytes,
-                "dynamic_smem_bytes": self._geometry.dynamic_smem_bytes,
-                "threads": self._geometry.threads,
-                "blocks_per_sm": occupancy.blocks_per_sm if occupancy else None,
-                "occupancy": occupancy.occupancy if occupancy else None,
-                "limited_by": list(occupancy.limited_by) if occupancy else None,
-            }
-            if resources is not None
-            else None,
-            "explain": self.explain(),
-        }
+        return document(self)
 
     def __repr__(self) -> str:
         config = " ".join(f"{name}={value}" for name, value in self.config.items())
@@ -179,7 +167,7 @@ class BoundKernel:
         ----------
         *arrays
             The kernel's buffers in order. Outputs may be left out and are then allocated; an in-out buffer left out
-            starts as zeros.
+            starts as zeros. Leading axes of extent 1 may be missing; they are then missing in new outputs, too.
         stream
             A ``cupy.cuda.Stream``. None: PyTorch's current stream for PyTorch tensors, else CuPy's current stream.
         **scalars
@@ -193,7 +181,7 @@ class BoundKernel:
         Raises
         ------
         ArgumentError
-            An array has the wrong shape, dtype, layout or device, or a scalar is unknown.
+            An array has the wrong shape, dtype, layout, alignment or device, or a scalar is unknown.
         ToolchainError
             There is no CUDA device, or the toolchain is missing.
         CompileError
@@ -202,10 +190,9 @@ class BoundKernel:
         function = self._function or self._load()
         stream = stream or foreign_stream(arrays)
         with load_cupy().cuda.Device(self._device_index), stream if stream is not None else nullcontext():
-            given = self._with_outputs(arrays)
+            given = self._caller.take(arrays)
             self._launcher(function, given, scalars)()
-        outputs = tuple(a for b, a in zip(self._kernel.spec.buffers, given, strict=True) if b.access != "in")
-        return outputs[0] if len(outputs) == 1 else outputs
+        return given.outputs[0] if len(given.outputs) == 1 else given.outputs
 
     def bind(self, *arrays: Any, **scalars: float) -> Callable[[], None]:
         """A launch on fixed arrays, checked once: each call of what it returns launches on CuPy's current stream.
@@ -223,62 +210,16 @@ class BoundKernel:
             As for a call.
         """
         function = self._function or self._load()
-        return self._launcher(function, self._with_outputs(arrays), scalars)
+        return self._launcher(function, self._caller.take(arrays), scalars)
 
-    def _launcher(self, function: Function, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
-        views = [self._checked(b, array) for b, array in zip(self._kernel.spec.buffers, arrays, strict=True)]
-        values = self._arguments(views, scalars)
-        geometry = self._geometry
-        return lambda: function.launch(geometry.grid, geometry.block, values, geometry.dynamic_smem_bytes)
+    def _launcher(self, function: Function, given: Given, scalars: Mapping[str, float]) -> Callable[[], None]:
+        go = self._caller.launcher(function, given.views, scalars)
 
-    def _with_outputs(self, arrays: Sequence[Any]) -> list[Any]:
-        """The arrays in the kernel's order, with the outputs that were left out."""
-        buffers = self._kernel.spec.buffers
-        for left_out in ((), ("out",), ("out", "inout")):
-            if len(arrays) == sum(1 for b in buffers if b.access not in left_out):
-                given = iter(arrays)
-                return [self._new_output(b) if b.access in left_out else next(given) for b in buffers]
-        expected = ", ".join(f"{b.name} ({b.access})" for b in buffers)
-        raise ArgumentError(f"{self.kernel} takes the arrays {expected}; got {len(arrays)}. Outputs may be left out")
+        def launch() -> None:
+            self.calls += 1
+            go()
 
-    def _new_output(self, buffer: BufferArgument) -> Any:
-        cupy = load_cupy()
-        make = cupy.zeros if buffer.access == "inout" else cupy.empty
-        return make(self._shapes[buffer.name], dtype=self._dtypes[buffer.name])
-
-    def _checked(self, buffer: BufferArgument, array: Any) -> Any:
-        view = as_cupy(array, buffer.name)
-        name, shape, dtype = buffer.name, self._shapes[buffer.name], self._dtypes[buffer.name]
-        if view.shape != shape:
-            raise ArgumentError(f"{name} has shape {view.shape}, expected {shape} for {self.problem}")
-        if view.dtype != dtype:
-            raise ArgumentError(f"{name} has dtype {view.dtype}, expected {dtype}; convert it with astype")
-        if not view.flags.c_contiguous:
-            raise ArgumentError(f"{name} is not C-contiguous (row-major); pass cupy.ascontiguousarray({name})")
-        if view.data.device_id != self._device_index:
-            raise ArgumentError(
-                f"{name} is on CUDA device {view.data.device_id}, but the kernel serves device {self._device_index}; "
-                "ask get_best_kernel with device= of the arrays"
-            )
-        return view
-
-    def _arguments(self, views: Sequence[Any], scalars: Mapping[str, float]) -> tuple[Any, ...]:
-        values = self._scalars
-        if scalars:
-            values = {**values, **{name: self._override(name, value) for name, value in scalars.items()}}
-        arrays = iter(views)
-        return tuple(
-            next(arrays) if isinstance(argument, BufferArgument) else values[argument.name]
-            for argument in self._kernel.spec.arguments
-        )
-
-    def _override(self, name: str, value: float) -> Any:
-        free = {s.name: s for s in self._kernel.spec.scalars if isinstance(s.value, int | float)}
-        scalar: ScalarArgument | None = free.get(name)
-        if scalar is None:
-            known = ", ".join(free) or "none"
-            raise ArgumentError(f"{self.kernel} has no scalar {name!r} to set; scalars with a default: {known}")
-        return encode_scalar(scalar, value, self.problem.dtype)
+        return launch
 
     def _load(self) -> Function:
         """Compile or find the cubin and load it, once."""
@@ -290,7 +231,8 @@ class BoundKernel:
         with self._lock:
             if self._function is None:
                 with load_cupy().cuda.Device(self._device_index):
-                    function = Module(self._compiled().path).function(self._kernel.spec.entry)
+                    image = self._packed.read() if self._packed is not None else self._compiled().path
+                    function = Module(image).function(self.definition.spec.entry)
                     function.opt_in(self._geometry.dynamic_smem_bytes)
                 self._function = function
             return self._function
@@ -299,6 +241,6 @@ class BoundKernel:
         if self._cubin is None:
             settings = read_settings()
             problem = self.problem
-            job = compile_job(self._kernel, self.config, problem.dtype, self.device.architecture, problem.sizes)
+            job = compile_job(self.definition, self.config, problem.dtype, self.device.architecture, problem.sizes)
             self._cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
         return self._cubin

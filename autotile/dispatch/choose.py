@@ -14,7 +14,7 @@ from autotile.ground.model import Config, Measurement, Problem, Resources
 from autotile.ground.problem import size_distance
 from autotile.ground.resource_gate import compiled_occupancy, resource_fault
 from autotile.ground.space import check_config, feasible_space
-from autotile.store.keys import TuningKey, key_of
+from autotile.store.keys import TuningKey, key_differences, key_of
 from autotile.store.winners import Winner
 
 Tier = Literal["exact", "nearest", "transferred", "default"]
@@ -34,6 +34,10 @@ class Choice:
         Key fields in which the tuned problem differs from the asked one: name, tuned value, asked value.
     shipped
         Whether the result came with autotile.
+    aged
+        What is newer here than where the result was measured, a few words each: the driver, NVRTC.
+    packed
+        The bundle that it is served from, and for what its cubin was compiled; empty where it is none.
     """
 
     tier: Tier
@@ -46,6 +50,8 @@ class Choice:
     tuned_sizes: Mapping[str, int] | None = None
     differences: tuple[tuple[str, str, str], ...] = ()
     shipped: bool = False
+    aged: tuple[str, ...] = ()
+    packed: str = ""
 
 
 def choose(
@@ -76,7 +82,7 @@ def choose(
     ]
     if not current:
         return Choice("default", _default_config(kernel, problem, device))
-    return _choice(min(current, key=lambda best: _rank(best, asked)), asked)
+    return _choice(min(current, key=lambda best: _rank(best, asked)), asked, device)
 
 
 def _resource_fault(kernel: Kernel, best: Winner, problem: Problem, device: DeviceProperties) -> str:
@@ -90,7 +96,7 @@ def _resource_fault(kernel: Kernel, best: Winner, problem: Problem, device: Devi
 def _rank(best: Winner, asked: TuningKey) -> tuple[int, bool, int, float, int, bool, float]:
     """Lower is better: tier, another architecture, flags, distance in size, other differences, shipped, age."""
     tier = _TIERS.index(_tier(best.key, asked))
-    other = sum(1 for name, _, _ in _differences(best.key, asked) if name not in ("sizes", "gpu_name"))
+    other = sum(1 for name, _, _ in key_differences(best.key, asked) if name not in ("sizes", "gpu_name"))
     foreign = best.key.compute_capability != asked.compute_capability
     flags, doublings = size_distance(best.key.sizes, asked.sizes)
     return tier, foreign, flags, doublings, other, best.shipped, -best.tuned_at.timestamp()
@@ -106,22 +112,18 @@ def _device_of(key: TuningKey) -> tuple[str, str, int, int]:
     return key.gpu_name, key.compute_capability, key.sm_count, key.smem_per_block_optin_bytes
 
 
-def _differences(key: TuningKey, asked: TuningKey) -> tuple[tuple[str, str, str], ...]:
-    found = []
-    for name in ("sizes", "gpu_name", "sm_count", "nvrtc_version", "l2_mode", "source"):
-        tuned, wanted = getattr(key, name), getattr(asked, name)
-        if tuned != wanted:
-            found.append((name, _text(tuned), _text(wanted)))
-    return tuple(found)
+def _aged(best: Winner, asked: TuningKey, device: DeviceProperties) -> tuple[str, ...]:
+    """What has changed on this GPU since the result was measured on it, as far as both are known."""
+    if _device_of(best.key) != _device_of(asked) or best.device is None:
+        return ()
+    versions = (
+        ("NVRTC", best.key.nvrtc_version, asked.nvrtc_version),
+        ("driver", best.device.driver, device.driver),
+    )
+    return tuple(f"{what} {then}, now {now}" for what, then, now in versions if then and now and then != now)
 
 
-def _text(value: object) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{name}={size}" for name, size in value.items())
-    return str(value)
-
-
-def _choice(best: Winner, asked: TuningKey) -> Choice:
+def _choice(best: Winner, asked: TuningKey, device: DeviceProperties) -> Choice:
     return Choice(
         tier=_tier(best.key, asked),
         config=best.config,
@@ -131,8 +133,9 @@ def _choice(best: Winner, asked: TuningKey) -> Choice:
         tuned_on=best.key.gpu_name,
         tuned_at=best.tuned_at,
         tuned_sizes=best.key.sizes,
-        differences=_differences(best.key, asked),
+        differences=key_differences(best.key, asked),
         shipped=best.shipped,
+        aged=_aged(best, asked, device),
     )
 
 

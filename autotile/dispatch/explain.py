@@ -29,6 +29,12 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
         sentences.append(
             f"{took} {_digits(time.time_us)} us (95 % interval {interval}, {time.l2} L2){_when(choice.tuned_at)}."
         )
+    if choice.aged:
+        sentences.append(
+            f"It has aged ({'; '.join(choice.aged)}); `autotile verify {problem.kernel}` measures it again."
+        )
+    if choice.packed:
+        sentences.append(f"It comes from the bundle {choice.packed}.")
     if choice.shipped:
         sentences.append("The result came with autotile; tuning here may find a better one.")
     if choice.source == "replayed":

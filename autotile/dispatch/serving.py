@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autotile.device.properties import device_count, live_device
 from autotile.device.toolchain import load_cupy, nvrtc_version
 from autotile.dispatch.bound import BoundKernel
 from autotile.dispatch.choose import choose
+from autotile.dispatch.counting import misses
+from autotile.dispatch.strict import refusal
 from autotile.files.library import load_kernel
 from autotile.files.profiles import device_profile
 from autotile.files.settings import read_settings
-from autotile.ground.errors import DatabaseError, ToolchainError
+from autotile.ground.errors import DatabaseError, NotTunedError, ToolchainError
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Problem
 from autotile.ground.problem import resolve_problem
 from autotile.store.quick import read_winners_quickly
 from autotile.store.winners import Winner, shipped_winners
 
+if TYPE_CHECKING:
+    from autotile.store.bundle import Bundle
+
 _FALLBACK_PROFILE = "h200"
 """Device to serve for where there is no GPU and nothing is tuned: the one that the recordings come from."""
 
 _served: dict[tuple[object, ...], BoundKernel] = {}
+_bundles: dict[str, Bundle] = {}
 
 
 def get_best_kernel(
@@ -30,12 +38,14 @@ def get_best_kernel(
     dtype: str | None = None,
     device: int | str | None = None,
     database: str | None = None,
+    bundle: str | Path | None = None,
+    strict: bool = False,
     **sizes: int,
 ) -> BoundKernel:
     """The best known configuration of a kernel for a problem, ready to launch.
 
     It never tunes, and never fails because a database is missing: the ``tier`` of what it returns says what it is.
-    What a CUDA device could not be served exactly is counted as a miss, so that it can be tuned.
+    The calls of what a CUDA device could not be served exactly are counted as misses, so that it can be tuned.
 
     Parameters
     ----------
@@ -48,6 +58,11 @@ def get_best_kernel(
         looked at, but not launched.
     database
         Path or URL; None for the user's own.
+    bundle
+        A file of ``autotile bundle`` to be served from, with neither compiler nor database; the kernel is then one of
+        those that it holds.
+    strict
+        Raise in place of serving a fallback: anything but the ``exact`` tier.
     **sizes
         The problem's sizes, such as ``M=4096``.
 
@@ -55,6 +70,11 @@ def get_best_kernel(
     ------
     InputError
         Unknown kernel, size or dtype, a malformed search-space file, or an empty space at these sizes.
+    BundleError
+        The bundle is damaged, was made by a newer autotile, or holds nothing for this device and problem.
+    NotTunedError
+        With ``strict``: nothing is tuned for exactly this problem and device; its ``differences`` are the fields of the
+        key in which the nearest result differs.
 
     Examples
     --------
@@ -62,24 +82,33 @@ def get_best_kernel(
     >>> C = kernel(A, B)  # doctest: +SKIP
     """
     place = _current_device() if device is None else device
-    key = (name, dtype, place, database, *sizes.items())
+    key = (name, dtype, place, database, bundle, *sizes.items())
     served = _served.get(key)
     if served is None:
         location = database or read_settings().database
-        kernel = find_best_kernel(name, dtype, place, location, sizes)
+        kernel = find_best_kernel(name, dtype, place, location, sizes, bundle=bundle)
         served = _served.setdefault(key, kernel)  # of threads that ask together, all are served the same
         if served is kernel and kernel.tier != "exact" and isinstance(place, int):
-            _count_miss(location, kernel)
+            misses.watch(location, kernel)
+    if strict and served.tier != "exact":
+        raise _refusal(served, database or read_settings().database, bundle)
     return served
 
 
 def forget_served() -> None:
-    """Forget what was served, so that new tuning results are seen."""
+    """Forget what was served, so that new tuning results and new bundles are seen."""
     _served.clear()
+    _bundles.clear()
 
 
 def find_best_kernel(
-    name: str, dtype: str | None, device: int | str | None, location: str, sizes: Mapping[str, int]
+    name: str,
+    dtype: str | None,
+    device: int | str | None,
+    location: str,
+    sizes: Mapping[str, int],
+    *,
+    bundle: str | Path | None = None,
 ) -> BoundKernel:
     """`get_best_kernel` for a look: nothing is remembered, and no miss is counted.
 
@@ -87,7 +116,7 @@ def find_best_kernel(
     ----------
     location
         Path or URL of the database.
-    name, dtype, device, sizes
+    name, dtype, device, sizes, bundle
         As for `get_best_kernel`.
 
     Raises
@@ -95,16 +124,46 @@ def find_best_kernel(
     InputError
         As for `get_best_kernel`.
     """
+    if bundle is not None:
+        return _find_packed(bundle, name, dtype, device, sizes)
     kernel = load_kernel(name)
     problem = resolve_problem(kernel.spec, sizes, dtype)
     stored = _stored(location, problem)
-    if isinstance(device, str):
-        index, properties = None, _absent_device(device, stored)
-    else:
-        index = _current_device() if device is None else device
-        properties = live_device(index) if index is not None else _absent_device(None, stored)
+    index, properties = _device(device, stored)
     choice = choose(kernel, problem, properties, _nvrtc_version(stored), stored)
     return BoundKernel(kernel, problem, properties, index, choice)
+
+
+def _find_packed(
+    path: str | Path, name: str, dtype: str | None, device: int | str | None, sizes: Mapping[str, int]
+) -> BoundKernel:
+    """`find_best_kernel` in a bundle, its manifest read once a process."""
+    from autotile.dispatch.packed import choose_packed  # reading archives is for who has bundles
+    from autotile.store.bundle import Bundle
+
+    bundle = _bundles.get(str(path)) or _bundles.setdefault(str(path), Bundle(Path(path)))
+    held = bundle.kernel(name)
+    problem = resolve_problem(held.kernel.spec, sizes, dtype)
+    index, properties = _device(device, list(held.winners))
+    choice, cubin = choose_packed(bundle, held, problem, properties)
+    return BoundKernel(held.kernel, problem, properties, index, choice, packed=cubin)
+
+
+def _refusal(served: BoundKernel, location: str, bundle: str | Path | None) -> NotTunedError:
+    """Why strict serving refuses what was found."""
+    if bundle is not None:
+        held = _bundles[str(bundle)].kernel(served.kernel)
+        return refusal(served, held.winners, held.nvrtc_version)
+    stored = _stored(location, served.problem)
+    return refusal(served, stored, _nvrtc_version(stored))
+
+
+def _device(device: int | str | None, stored: list[Winner]) -> tuple[int | None, DeviceProperties]:
+    """Index of the CUDA device to launch on, None where the kernel can only be looked at; and its properties."""
+    if isinstance(device, str):
+        return None, _absent_device(device, stored)
+    index = _current_device() if device is None else device
+    return index, live_device(index) if index is not None else _absent_device(None, stored)
 
 
 def _current_device() -> int | None:
@@ -155,18 +214,3 @@ def _nvrtc_version(stored: list[Winner]) -> str:
         return nvrtc_version()
     except ToolchainError:
         return stored[0].key.nvrtc_version if stored else ""
-
-
-def _count_miss(location: str, kernel: BoundKernel) -> None:
-    """Remember once a process what a CUDA device could not be served exactly, so that it can be tuned."""
-    from autotile.store.database import Database
-
-    try:
-        present = Database.open_readonly(location)
-        if present is None:
-            return
-        present.close()
-        with Database.open(location, set_damage_aside=False) as database:
-            database.record_miss(kernel.problem, kernel.device.name, kernel.tier)
-    except DatabaseError:
-        return  # serving must not depend on being allowed to write

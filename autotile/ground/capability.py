@@ -17,6 +17,9 @@ CAPABILITY = re.compile(r"\d+\.\d")
 CLUSTER_CAPABILITY = "9.0"
 """Thread block clusters and tensor maps: CUDA C++ Programming Guide, features per compute capability."""
 
+_EMBEDDED = {"5.3", "6.2", "7.2", "8.7", "10.1", "11.0"}
+"""Compute capabilities of Jetson and DRIVE (developer.nvidia.com/cuda-gpus)."""
+
 
 def capability_of(architecture: str) -> str:
     """Compute capability of a target: ``"9.0"`` for ``sm_90a``."""
@@ -29,6 +32,19 @@ def capability_of(architecture: str) -> str:
 def is_below(capability: str, other: str) -> bool:
     """Whether a compute capability is lower than another."""
     return _parts(capability) < _parts(other)
+
+
+def runs_on(target: str, capability: str) -> bool:
+    """Whether a cubin for a target runs on a device of a compute capability.
+
+    A cubin runs on its own major version, from its minor version upward; one with architecture-specific features, such
+    as ``sm_90a``, on its own capability alone; and chips of the embedded line are compatible with themselves alone:
+    CUDA C++ Programming Guide, binary compatibility.
+    """
+    built = capability_of(target)
+    if target.endswith("a") or {built, capability} & _EMBEDDED:
+        return built == capability
+    return _parts(built)[0] == _parts(capability)[0] and not is_below(capability, built)
 
 
 def device_fault(spec: KernelSpec, device: DeviceProperties) -> str:

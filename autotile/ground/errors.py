@@ -10,6 +10,8 @@
     │   ├── ConfigError            a configuration is not one of the space
     │   ├── DeviceError            the kernel is not for devices of this compute capability
     │   ├── ArgumentError          an array handed to a kernel has the wrong shape, dtype or layout
+    │   ├── NotTunedError          strict serving was asked for, and only a fallback could be served
+    │   ├── BundleError            a bundle cannot be written or read, is damaged, or is for another device
     │   ├── DatabaseError          the database cannot be opened, read or written
     │   └── RecordingError         a recording is damaged, of another version, or of another kernel
     ├── ToolchainError             NVRTC, CuPy or the driver is missing or too old
@@ -96,6 +98,26 @@ class DeviceError(InputError):
 
 class ArgumentError(InputError):
     """An array handed to a kernel has the wrong shape, dtype, layout or device."""
+
+
+class NotTunedError(InputError):
+    """Nothing is tuned for exactly what was asked, and strict serving takes nothing else.
+
+    Parameters
+    ----------
+    message
+        What was asked for.
+    differences
+        Fields of the key in which the nearest result differs: name, tuned value, asked value.
+    """
+
+    def __init__(self, message: str, differences: tuple[tuple[str, str, str], ...] = ()) -> None:
+        self.differences = differences
+        super().__init__(message)
+
+
+class BundleError(InputError):
+    """A bundle cannot be written or read, is damaged or of another version, or holds nothing for this device."""
 
 
 class DatabaseError(InputError):

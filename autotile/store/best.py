@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -34,8 +34,10 @@ class StoredBest:
     @property
     def winner(self) -> Winner:
         """What dispatch needs of it."""
-        trial = self.trial
-        return Winner(self.key, self.device, trial.config, trial.resources, trial.measurement, self.created_at)
+        trial, device = self.trial, self.device
+        if device is not None and self.run.driver:
+            device = replace(device, driver=self.run.driver)  # a study may outlive the driver that it was begun with
+        return Winner(self.key, device, trial.config, trial.resources, trial.measurement, self.created_at)
 
 
 def read_best(

@@ -101,10 +101,16 @@ class TuningKey:
         return cls(**values | {"options": tuple(data["options"]), "sizes": dict(data["sizes"])})
 
 
-def differences(ours: TuningKey, theirs: TuningKey) -> list[tuple[str, Any, Any]]:
-    """Fields in which two keys differ, each with its value in the first and in the second."""
-    pairs = ((f.name, getattr(ours, f.name), getattr(theirs, f.name)) for f in fields(TuningKey))
-    return [(name, a, b) for name, a, b in pairs if a != b]
+def key_differences(tuned: TuningKey, asked: TuningKey) -> tuple[tuple[str, str, str], ...]:
+    """Fields in which two keys differ, each with its value in the first and in the second, as text."""
+    pairs = ((f.name, getattr(tuned, f.name), getattr(asked, f.name)) for f in fields(TuningKey))
+    return tuple((name, _text(a), _text(b)) for name, a, b in pairs if a != b)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={size}" for name, size in value.items())
+    return " ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def key_of(

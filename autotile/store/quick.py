@@ -28,8 +28,10 @@ _WINNERS = """
         studies.gpu_name, studies.compute_capability, studies.sm_count, studies.smem_per_block_optin_bytes,
         studies.nvrtc_version, studies.l2_mode, studies.source, studies.device,
         trials.config, trials.registers, trials.spill_store_bytes, trials.spill_load_bytes, trials.stack_bytes,
-        trials.static_smem_bytes, trials.time_us, trials.low_us, trials.high_us, trials.l2, trials.created_at
+        trials.static_smem_bytes, trials.time_us, trials.low_us, trials.high_us, trials.l2, trials.created_at,
+        runs.driver
     FROM best JOIN trials ON trials.id = best.trial_id JOIN studies ON studies.id = best.study_id
+        JOIN runs ON runs.id = trials.run_id
     WHERE studies.kernel = ? AND studies.dtype = ?
     ORDER BY trials.created_at DESC
 """
@@ -64,6 +66,8 @@ def read_winners_quickly(location: str, kernel: str, dtype: str) -> list[Winner]
 def _winner(row: Mapping[str, Any]) -> Winner:
     key = dict(row) | {name: json.loads(row[name]) for name in ("options", "sizes")}
     device = json.loads(row["device"]) if row["device"] else None
+    if device is not None and row["driver"]:
+        device["driver"] = row["driver"]  # a study may outlive the driver that it was begun with
     resources = None if row["registers"] is None else Resources(**{name: row[name] for name in _RESOURCES})
     timed = row["time_us"] is not None
     return Winner(

@@ -87,6 +87,39 @@ def read_winners(path: Path) -> list[Winner]:
         raise InputError(f"{path} is no file of winners: {error!r}; fetch it again or delete it") from None
 
 
+def winner_to_json(winner: Winner) -> dict[str, Any]:
+    """Plain dictionary of a winner by itself."""
+    return {
+        "key": winner.key.to_json(),
+        "device": winner.device.to_json() if winner.device else None,
+        "config": dict(winner.config),
+        "resources": asdict(winner.resources) if winner.resources else None,
+        "measurement": winner.measurement.to_json() if winner.measurement else None,
+        "tuned_at": winner.tuned_at.isoformat(timespec="seconds"),
+        "shipped": winner.shipped,
+    }
+
+
+def winner_from_json(entry: Mapping[str, Any]) -> Winner:
+    """Inverse of `winner_to_json`.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        The entry is none.
+    """
+    resources, measurement = entry["resources"], entry["measurement"]
+    return Winner(
+        key=TuningKey.from_json(entry["key"]),
+        device=DeviceProperties.from_json(entry["device"]) if entry["device"] else None,
+        config=entry["config"],
+        resources=Resources(**resources) if resources else None,
+        measurement=_measurement(measurement) if measurement else None,
+        tuned_at=datetime.fromisoformat(entry["tuned_at"]),
+        shipped=bool(entry["shipped"]),
+    )
+
+
 def write_winners(path: Path, winners: Iterable[Winner]) -> int:
     """Write winners of one GPU, sorted by kernel, dtype and sizes; return how many.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotile.dispatch import serving
+from autotile.dispatch import counting, serving
 from autotile.dispatch.bound import BoundKernel
 from autotile.dispatch.serving import get_best_kernel
 from autotile.files.profiles import device_profile
@@ -23,6 +23,7 @@ BEST = {"THREADS": 256, "WORK": 4}
 
 
 def misses() -> list[tuple[int, str, str, int]]:
+    counting.misses.flush()
     with Database.open(read_settings().database) as database:
         return [(m.problem.sizes["n"], m.gpu_name, m.tier, m.count) for m in database.misses()]
 
@@ -158,6 +159,7 @@ class TestDatabases:
             raise DatabaseError("the disk refused")
 
         shelf.put(4096, BEST)
+        monkeypatch.setattr(serving, "read_winners_quickly", lambda *_: None)
         monkeypatch.setattr(Database, "best", fail)
         assert shelf.ask(4096).tier == "default"
 
@@ -228,6 +230,9 @@ class TestDocument:
             "tuned_on": "NVIDIA H200",
             "tuned_at": kernel.tuned_at.isoformat(),
             "differences": [],
+            "aged": [],
+            "shipped": False,
+            "bundle": None,
             "resources": {
                 "registers": 24,
                 "spill_bytes": 0,
