@@ -57,6 +57,14 @@ class GuardedBuffer:
         """Overwrite the array, so that an element never written is seen."""
         self._support.fill_words(self.pointer, self._words, self._pattern)
 
+    def clear(self) -> None:
+        """Overwrite the array with zeros."""
+        self._support.fill_words(self.pointer, self._words, 0)
+
+    def nonzero_words(self) -> int:
+        """How many words of the array are not zero."""
+        return self._support.count_unlike_pattern(self.pointer, self._words, 0)
+
     def write(self, stored: Array) -> None:
         """Copy host data of the array's shape and storage type to the device."""
         self.array.set(stored)

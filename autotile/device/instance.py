@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from autotile.device.arguments import pack_arguments
 from autotile.device.buffers import GuardedBuffer
 from autotile.device.inputs import make_input
 from autotile.device.reference import Answer, Reference
@@ -14,8 +16,11 @@ from autotile.device.scalars import decode_scalar, scalar_value
 from autotile.device.support import SupportKernels
 from autotile.device.toolchain import load_cupy
 from autotile.ground.dtypes import DTYPES, Dtype
-from autotile.ground.model import Outcome
-from autotile.ground.spec import BufferArgument, KernelSpec, ScalarArgument
+from autotile.ground.geometry import known_names
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.launch_data import LaunchData, Workspace
+from autotile.ground.model import Config, Outcome
+from autotile.ground.spec import BufferArgument, KernelSpec
 from autotile.ground.tolerance import output_tolerance
 
 
@@ -34,10 +39,27 @@ class Verdict(NamedTuple):
     max_error: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A configuration's arguments on a problem's buffers, with the workspaces that are its own.
+
+    Attributes
+    ----------
+    arguments
+        As a launch takes them.
+    workspaces
+        By name, but for empty ones; ``zeroed`` names those that every launch must leave zero.
+    """
+
+    arguments: tuple[Any, ...]
+    workspaces: Mapping[str, GuardedBuffer]
+    zeroed: frozenset[str]
+
+
 class ProblemInstance:
     """A kernel's buffers and scalars at given sizes.
 
-    Everything is made once and serves every candidate.
+    Everything is made once and serves every candidate, but for workspaces: those are of a candidate's own shape.
 
     Parameters
     ----------
@@ -74,19 +96,44 @@ class ProblemInstance:
                 pristine.write(make_input(buffer, buffer.extents(self.sizes), buffer.element_type(dtype, self.sizes)))
                 self._buffers[buffer.name].copy_from(pristine)
         self._reference = self._answers()
-        self.arguments = tuple(self._argument(argument) for argument in spec.arguments)
 
-    def prepare(self) -> None:
+    def bind(self, config: Config, device: DeviceProperties) -> Bound:
+        """Arguments of a launch with a configuration; its workspaces live as long as what is returned.
+
+        Raises
+        ------
+        ConfigError
+            A workspace has a negative extent.
+        ToolchainError
+            The driver refuses a tensor map.
+        """
+        names = known_names(self._spec, config, self.sizes, device)
+        data = LaunchData.of(self._spec, self._dtype, names)
+        workspaces = {w.name: self._new_workspace(w) for w in data.workspaces if w.size_bytes}
+        arguments = pack_arguments(
+            self._spec,
+            data,
+            pointers={name: buffer.pointer for name, buffer in self._buffers.items()},
+            scalars=self._scalars,
+            workspaces={w.name: workspaces[w.name].pointer if w.size_bytes else 0 for w in data.workspaces},
+        )
+        return Bound(arguments, workspaces, frozenset(w.name for w in data.workspaces if w.zeroed))
+
+    def prepare(self, bound: Bound) -> None:
         """Poison what the kernel must write and restore what it updates."""
+        for name, workspace in bound.workspaces.items():
+            if name not in bound.zeroed:
+                workspace.poison()
         for buffer in self._spec.buffers:
             if buffer.access == "out":
                 self._buffers[buffer.name].poison()
             elif buffer.access == "inout":
                 self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
 
-    def verdict(self) -> Verdict:
-        """Judge what the kernel left behind: guard bands, inputs, outputs."""
-        broken = {name: buffer.broken_guard_words() for name, buffer in self._buffers.items()}
+    def verdict(self, bound: Bound) -> Verdict:
+        """Judge what the kernel left behind: guard bands, inputs, workspaces, outputs."""
+        guarded = {**self._buffers, **bound.workspaces}
+        broken = {name: buffer.broken_guard_words() for name, buffer in guarded.items()}
         for name, words in broken.items():
             if words:
                 return Verdict(Outcome.OUT_OF_BOUNDS, f"wrote {words} words outside {name} at {self._sizes_text()}")
@@ -94,6 +141,12 @@ class ProblemInstance:
             if buffer.access == "in" and self._buffers[buffer.name].differs_from(self._pristine[buffer.name]):
                 self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
                 return Verdict(Outcome.WRONG_RESULT, f"changed its input {buffer.name} at {self._sizes_text()}")
+        for name in bound.zeroed & bound.workspaces.keys():
+            words = bound.workspaces[name].nonzero_words()
+            if words:
+                bound.workspaces[name].clear()
+                reason = f"left {words} words of the workspace {name} other than zero, which the next launch relies on"
+                return Verdict(Outcome.WRONG_RESULT, f"{reason}, at {self._sizes_text()}")
         max_error = 0.0
         for name, answer in self._reference.items():
             verdict = self._compare(name, answer)
@@ -150,13 +203,13 @@ class ProblemInstance:
         return GuardedBuffer(buffer.extents(self.sizes), self._element_type(buffer.name), self._support)
 
     def _element_type(self, name: str) -> Dtype:
-        buffer = next(b for b in self._spec.buffers if b.name == name)
-        return DTYPES[buffer.element_type(self._dtype, self.sizes)]
+        return DTYPES[self._spec.buffer(name).element_type(self._dtype, self.sizes)]
 
-    def _argument(self, argument: BufferArgument | ScalarArgument) -> Any:
-        if isinstance(argument, BufferArgument):
-            return np.uint64(self._buffers[argument.name].pointer)
-        return self._scalars[argument.name]
+    def _new_workspace(self, workspace: Workspace) -> GuardedBuffer:
+        buffer = GuardedBuffer(workspace.shape, DTYPES[workspace.dtype], self._support)
+        if workspace.zeroed:
+            buffer.clear()
+        return buffer
 
     def _sizes_text(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.sizes.items())

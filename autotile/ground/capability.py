@@ -56,9 +56,12 @@ def device_fault(spec: KernelSpec, device: DeviceProperties) -> str:
             f"{spec.name} is compiled for {spec.architecture} alone, which takes compute capability {wanted}, but "
             f"{has}; choose a device of capability {wanted}, or another kernel"
         )
-    least = spec.minimum_compute_capability
-    if least is not None and is_below(device.compute_capability, least):
-        return f"{spec.name} needs compute capability {least}, but {has}; choose a newer device, or another kernel"
+    least, what_for = _least_capability(spec)
+    if least and is_below(device.compute_capability, least):
+        return (
+            f"{spec.name} needs compute capability {least}{what_for}, but {has}; choose a newer device, or another "
+            "kernel"
+        )
     return ""
 
 
@@ -73,6 +76,16 @@ def check_device(spec: KernelSpec, device: DeviceProperties) -> None:
     fault = device_fault(spec, device)
     if fault:
         raise DeviceError(fault)
+
+
+def _least_capability(spec: KernelSpec) -> tuple[str, str]:
+    """The least compute capability that will do, empty where any does, and what needs it where the file is silent."""
+    declared = spec.minimum_compute_capability or ""
+    features = [("tensor maps", spec.tensor_maps), ("clusters", spec.launch.cluster)]
+    used = " and ".join(name for name, declared_of_it in features if declared_of_it)
+    if used and (not declared or is_below(declared, CLUSTER_CAPABILITY)):
+        return CLUSTER_CAPABILITY, f" for its {used}"
+    return declared, ""
 
 
 @cache

@@ -27,6 +27,19 @@ def fixed_names(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProper
     return {**sizes, **{f"device.{name}": getattr(device, name) for name in EXPRESSION_NAMES}}
 
 
+def known_names(
+    spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties
+) -> dict[str, Value]:
+    """Give the value of every name that an expression may use: sizes, flags, parameters and ``device.*``.
+
+    Raises
+    ------
+    ProblemError
+        A size of the kernel is missing.
+    """
+    return {**fixed_names(spec, sizes, device), **config}
+
+
 def launch_geometry(
     spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties
 ) -> LaunchGeometry:
@@ -41,7 +54,7 @@ def launch_geometry(
     SpecError
         An expression divides by zero or leaves 64 bits.
     """
-    names = {**fixed_names(spec, sizes, device), **config}
+    names = known_names(spec, config, sizes, device)
     geometry = LaunchGeometry(
         grid=_dimensions(spec.launch.grid, names),
         block=_dimensions(spec.launch.block, names),

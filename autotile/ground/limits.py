@@ -7,17 +7,19 @@ Programming Guide for threads, dimensions, registers and shared memory; `autotil
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autotile.ground.dtypes import DTYPES
 from autotile.ground.expressions import Expression
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.occupancy import max_blocks_per_sm, occupancy
 from autotile.ground.spec import KernelSpec
+from autotile.ground.tensor_maps import TensorMapDemand
 
 Column = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -28,6 +30,9 @@ _FAR = 2**20
 _FAR_BYTES = 2**40
 """Beyond every limit of shared memory."""
 
+_MAX_CLUSTER_BLOCKS = 8
+"""Blocks of a cluster that every device with clusters takes: CUDA C++ Programming Guide, thread block clusters."""
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -35,26 +40,55 @@ class Demand:
 
     block: tuple[Column, ...]
     grid: tuple[Column, ...]
+    cluster: tuple[Column, ...]
+    """Blocks of a cluster; empty where there are none."""
     static_smem_bytes: Column
     dynamic_smem_bytes: Column
     registers: Column
     """Least registers a thread; 0 where the file says nothing."""
+    workspaces: tuple[tuple[Column, ...], ...]
+    """Shape of each workspace."""
+    memory_bytes: NDArray[np.float64]
+    """Buffers and workspaces together; float64, as products of absurd sizes leave 64 bits."""
+    tensor_maps: tuple[TensorMapDemand, ...]
 
     @classmethod
-    def of(cls, spec: KernelSpec, evaluate: Callable[[Expression], Column]) -> Demand:
-        """Evaluate a kernel's launch, given how an expression is evaluated for every row."""
+    def of(
+        cls, spec: KernelSpec, sizes: Mapping[str, int], dtype: str, evaluate: Callable[[Expression], Column]
+    ) -> Demand:
+        """Evaluate a kernel's launch and arguments.
+
+        Parameters
+        ----------
+        spec, sizes, dtype
+            The problem.
+        evaluate
+            How an expression is evaluated for every row.
+        """
         launch = spec.launch
         block = tuple(evaluate(expression) for expression in launch.block)
 
         def optional(expression: Expression | None) -> Column:
             return evaluate(expression) if expression is not None else np.zeros_like(block[0])
 
+        workspaces = tuple(tuple(map(evaluate, workspace.shape)) for workspace in spec.workspaces)
+        memory_bytes = np.zeros(block[0].shape)
+        for buffer in spec.buffers:
+            memory_bytes += _bytes(buffer.extents(sizes), buffer.element_type(dtype, sizes))
+        for workspace, shape in zip(spec.workspaces, workspaces, strict=True):
+            memory_bytes += _bytes(shape, workspace.dtype.of(dtype, sizes))
         return cls(
             block=block,
             grid=tuple(evaluate(expression) for expression in launch.grid),
+            cluster=tuple(evaluate(expression) for expression in launch.cluster),
             static_smem_bytes=optional(launch.static_smem_bytes),
             dynamic_smem_bytes=optional(launch.dynamic_smem_bytes),
             registers=optional(launch.min_registers),
+            workspaces=workspaces,
+            memory_bytes=memory_bytes,
+            tensor_maps=tuple(
+                TensorMapDemand.of(argument, spec, dtype, sizes, evaluate) for argument in spec.tensor_maps
+            ),
         )
 
     @cached_property
@@ -84,11 +118,20 @@ class Limit:
     name: str
     fits: Callable[[Demand, DeviceProperties, KernelSpec], Mask]
     explain: Callable[[Demand, DeviceProperties, KernelSpec], str]
+    applies: Callable[[KernelSpec], bool] = lambda spec: True
+    """Whether the kernel has what the limit is about."""
+    cure: str = "add smaller values"
+    """What to do where no configuration fits."""
+
+
+def limits_of(spec: KernelSpec) -> tuple[Limit, ...]:
+    """The limits that a kernel may break, in the order applied."""
+    return tuple(limit for limit in LIMITS if limit.applies(spec))
 
 
 def broken_limit(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
     """Explain the first limit that a single configuration breaks; "" where it breaks none."""
-    for limit in LIMITS:
+    for limit in limits_of(spec):
         if not limit.fits(demand, device, spec)[0]:
             return f"{limit.name}: {limit.explain(demand, device, spec)}"
     return ""
@@ -161,15 +204,72 @@ def _explain_occupancy(demand: Demand, device: DeviceProperties, spec: KernelSpe
     return f"{found.occupancy:.3f} is under min_occupancy = {spec.limits.min_occupancy:g}; limited by {binding}"
 
 
+def _memory_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+    possible = [extent >= 0 for shape in demand.workspaces for extent in shape]
+    return reduce(np.logical_and, possible, demand.memory_bytes <= device.memory_bytes)
+
+
+def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+    for workspace, shape in zip(spec.workspaces, demand.workspaces, strict=True):
+        if any(_first(extent) < 0 for extent in shape):
+            return f"the workspace {workspace.name} would have the shape {_by(shape)}"
+    needed, present = demand.memory_bytes[0] / 2**30, device.memory_bytes / 2**30
+    what = "arrays and workspaces" if spec.workspaces else "arrays"
+    return f"its {what} take {needed:,.1f} GiB, {device.name} has {present:,.1f} GiB"
+
+
+def _cluster_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+    blocks = reduce(np.multiply, [np.clip(dimension, 0, _FAR) for dimension in demand.cluster])
+    fits = (blocks >= 1) & (blocks <= _MAX_CLUSTER_BLOCKS)
+    grid = [*demand.grid, *[np.ones_like(blocks)] * len(demand.cluster)]
+    whole = [blocks_along % np.maximum(side, 1) == 0 for blocks_along, side in zip(grid, demand.cluster, strict=False)]
+    return reduce(np.logical_and, whole, fits)
+
+
+def _explain_cluster(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+    return (
+        f"clusters of {_by(demand.cluster)} blocks in a grid of {_by(demand.grid)}, expected 1 to "
+        f"{_MAX_CLUSTER_BLOCKS} blocks that divide the grid along each dimension"
+    )
+
+
+def _tensor_maps_fit(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+    return reduce(np.logical_and, [tensor_map.fits() for tensor_map in demand.tensor_maps])
+
+
+def _explain_tensor_maps(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+    return next(filter(None, (tensor_map.explain() for tensor_map in demand.tensor_maps)), "")
+
+
 LIMITS = (
+    Limit("memory", _memory_fits, _explain_memory, cure="choose smaller sizes"),
+    Limit(
+        "tensor_maps",
+        _tensor_maps_fit,
+        _explain_tensor_maps,
+        applies=lambda spec: bool(spec.tensor_maps),
+        cure="choose other values or sizes",
+    ),
     Limit("threads_per_block", _threads_fit, _explain_threads),
     Limit("block_dims", _block_fits, _explain_block),
     Limit("grid_dims", _grid_fits, _explain_grid),
+    Limit(
+        "cluster",
+        _cluster_fits,
+        _explain_cluster,
+        applies=lambda spec: bool(spec.launch.cluster),
+        cure="choose other values or sizes",
+    ),
     Limit("registers", _registers_fit, _explain_registers),
     Limit("shared_memory", _smem_fits, _explain_smem),
     Limit("occupancy", _occupancy_fits, _explain_occupancy),
 )
 """Every limit, in the order applied."""
+
+
+def _bytes(shape: tuple[Column, ...] | tuple[int, ...], dtype: str) -> NDArray[np.float64] | float:
+    extents = [np.maximum(np.asarray(extent, np.float64), 0.0) for extent in shape]
+    return reduce(np.multiply, extents) * DTYPES[dtype].size_bytes
 
 
 def _within(dimensions: tuple[Column, ...], most: tuple[int, ...]) -> Mask:

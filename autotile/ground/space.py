@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 
 import numpy as np
@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from autotile.ground.capability import check_device, device_fault
 from autotile.ground.errors import SpecError
 from autotile.ground.expressions import Expression
-from autotile.ground.geometry import fixed_names
+from autotile.ground.geometry import fixed_names, known_names
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.joining import Codes, SpaceStage, code_dtype, join, rank
-from autotile.ground.limits import LIMITS, Demand, broken_limit
+from autotile.ground.limits import Demand, Limit, broken_limit, limits_of
 from autotile.ground.model import Config, Value
 from autotile.ground.spec import KernelSpec, Parameter
 from autotile.ground.syntax import nearest
@@ -184,13 +184,17 @@ def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DevicePr
     )
 
 
-def feasible_space(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> SearchSpace:
+def feasible_space(
+    spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties, dtype: str | None = None
+) -> SearchSpace:
     """Enumerate the configurations that meet the rules and that the device can hold, as far as the file declares it.
 
     Parameters
     ----------
     spec, sizes, device
         As for `enumerate_space`.
+    dtype
+        Element type of the problem, which its memory and tensor maps depend on; None for the kernel's first.
 
     Raises
     ------
@@ -203,20 +207,31 @@ def feasible_space(spec: KernelSpec, sizes: Mapping[str, int], device: DevicePro
     space = enumerate_space(spec, sizes, device)
     fixed = fixed_names(spec, sizes, device)
     fits = np.ones(len(space), np.bool_)
-    remaining = [0] * len(LIMITS)
+    limits = limits_of(spec)
+    remaining = [0] * len(limits)
     for start in range(0, len(space), _CHUNK_ROWS):
         rows = slice(start, start + _CHUNK_ROWS)
-        demand = _demand(spec, replace(space, codes=space.codes[rows]), fixed)
-        for position, limit in enumerate(LIMITS):
+        part = replace(space, codes=space.codes[rows])
+        demand = Demand.of(spec, sizes, dtype or spec.dtypes[0], partial(_column, part, fixed))
+        for position, limit in enumerate(limits):
             fits[rows] &= limit.fits(demand, device, spec)
             remaining[position] += int(np.count_nonzero(fits[rows]))
-    stages = tuple(SpaceStage(limit.name, count) for limit, count in zip(LIMITS, remaining, strict=True))
-    _refuse_empty(stages, len(space), device, spec)
+    stages = tuple(SpaceStage(limit.name, count) for limit, count in zip(limits, remaining, strict=True))
+    _refuse_empty(limits, stages, len(space), device, spec)
     return replace(space.select(fits, stages), seconds=time.perf_counter() - started)
 
 
-def check_config(spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> str:
+def check_config(
+    spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties, dtype: str | None = None
+) -> str:
     """Say in one line why a configuration is not feasible; "" where it is.
+
+    Parameters
+    ----------
+    spec, sizes, device, dtype
+        As for `feasible_space`.
+    config
+        A value for each parameter.
 
     Raises
     ------
@@ -228,24 +243,31 @@ def check_config(spec: KernelSpec, config: Config, sizes: Mapping[str, int], dev
     stranger = device_fault(spec, device) or _not_in_domains(spec, config)
     if stranger:
         return stranger
-    names = {**fixed_names(spec, sizes, device), **config}
+    names = known_names(spec, config, sizes, device)
     for rule in spec.rules:
         if not rule.expression.evaluate(names):
             figures = ", ".join(f"{name} = {names[name]}" for name in sorted(rule.expression.names))
             return f"the rule {rule.name!r} is broken: {rule.expression.text}, where {figures}"
-    return broken_limit(Demand.of(spec, lambda expression: np.array([int(expression.evaluate(names))])), device, spec)
+    return broken_limit(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
 
 
-def _demand(spec: KernelSpec, space: SearchSpace, fixed: Mapping[str, Value]) -> Demand:
-    return Demand.of(spec, lambda expression: space.evaluate(expression, fixed).astype(np.int64, copy=False))
+def demand_of(spec: KernelSpec, names: Mapping[str, Value], sizes: Mapping[str, int], dtype: str) -> Demand:
+    """What a single configuration asks of a device, given the value of every name."""
+    return Demand.of(spec, sizes, dtype, lambda expression: np.array([int(expression.evaluate(names))]))
 
 
-def _refuse_empty(stages: tuple[SpaceStage, ...], before: int, device: DeviceProperties, spec: KernelSpec) -> None:
-    for stage in stages:
+def _column(space: SearchSpace, fixed: Mapping[str, Value], expression: Expression) -> NDArray[np.int64]:
+    return space.evaluate(expression, fixed).astype(np.int64, copy=False)
+
+
+def _refuse_empty(
+    limits: tuple[Limit, ...], stages: tuple[SpaceStage, ...], before: int, device: DeviceProperties, spec: KernelSpec
+) -> None:
+    for limit, stage in zip(limits, stages, strict=True):
         if stage.remaining == 0:
             raise SpecError(
                 f"the limit {stage.name} of {device.name} leaves none of the {before:,} configurations that meet the "
-                "rules and the limits before it; add smaller values",
+                f"rules and the limits before it; {limit.cure}",
                 source=spec.source,
                 key="launch",
             )

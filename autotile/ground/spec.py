@@ -37,6 +37,8 @@ class Launch:
 
     block: tuple[Expression, ...]
     grid: tuple[Expression, ...]
+    cluster: tuple[Expression, ...]
+    """Blocks of a cluster, as the template's ``__cluster_dims__`` says; empty where there are none."""
     dynamic_smem_bytes: Expression | None
     static_smem_bytes: Expression | None
     """What the template declares statically, so that the first gate knows it before compiling."""
@@ -61,6 +63,8 @@ class BufferArgument:
     shape: tuple[Expression, ...]
     access: Access
     init: Distribution
+    passed: bool = True
+    """Whether the kernel takes its address; a buffer that is reached through a tensor map alone is not passed."""
 
     def element_type(self, problem_dtype: str, sizes: Mapping[str, int]) -> str:
         """Name of the element type for a problem of the given dtype, sizes and flags."""
@@ -90,7 +94,34 @@ class ScalarArgument:
         return problem_dtype if self.dtype == PROBLEM_DTYPE else self.dtype
 
 
-Argument = BufferArgument | ScalarArgument
+@dataclass(frozen=True, slots=True)
+class WorkspaceArgument:
+    """Device memory that a launch needs for itself: the caller never sees it."""
+
+    name: str
+    dtype: ElementType
+    shape: tuple[Expression, ...]
+    """Over sizes, flags, parameters and ``device.*``; where an extent is 0, a null pointer is passed."""
+    zeroed: bool
+    """Zero before the first launch, and left zero by every launch; otherwise it may hold anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMapArgument:
+    """A descriptor of a buffer for the tensor memory accelerator, passed by value (compute capability 9.0)."""
+
+    name: str
+    buffer: str
+    """Name of the buffer."""
+    box: tuple[Expression, ...]
+    """Elements that one copy moves along each axis, in the order of the buffer's shape."""
+    element_strides: tuple[Expression, ...]
+    """Distance of the elements that are moved, along each axis."""
+    swizzle_bytes: Expression
+    l2_promotion_bytes: Expression
+
+
+Argument = BufferArgument | ScalarArgument | WorkspaceArgument | TensorMapArgument
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +190,30 @@ class KernelSpec:
         """The array arguments, in order."""
         return tuple(a for a in self.arguments if isinstance(a, BufferArgument))
 
+    def buffer(self, name: str) -> BufferArgument:
+        """The array argument of a name.
+
+        Raises
+        ------
+        KeyError
+            There is none.
+        """
+        for buffer in self.buffers:
+            if buffer.name == name:
+                return buffer
+        raise KeyError(name)
+
     @property
     def scalars(self) -> tuple[ScalarArgument, ...]:
         """The scalar arguments, in order."""
         return tuple(a for a in self.arguments if isinstance(a, ScalarArgument))
+
+    @property
+    def workspaces(self) -> tuple[WorkspaceArgument, ...]:
+        """The workspaces, in order."""
+        return tuple(a for a in self.arguments if isinstance(a, WorkspaceArgument))
+
+    @property
+    def tensor_maps(self) -> tuple[TensorMapArgument, ...]:
+        """The tensor maps, in order."""
+        return tuple(a for a in self.arguments if isinstance(a, TensorMapArgument))

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar, get_args
 
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.element_types import PROBLEM_DTYPE, parse_element_type
-from autotile.ground.expressions import Expression
-from autotile.ground.spec import Access, Argument, BufferArgument, Distribution, ScalarArgument
+from autotile.ground.expressions import Expression, Kind
+from autotile.ground.spec import Access, Argument, BufferArgument, Distribution, ScalarArgument, TensorMapArgument
 from autotile.ground.spec_frame import ProblemFrame
 from autotile.ground.spec_names import check_array_names, check_names
 from autotile.ground.spec_table import Table, describe
+from autotile.ground.spec_workspaces import MAX_AXES, parse_tensor_map, parse_workspace
 from autotile.ground.syntax import listing, nearest
 
-MAX_AXES = 8
+_KINDS = ("buffer", "scalar", "workspace", "tensor_map")
 
 _Text = TypeVar("_Text", bound=str)
 
 
-def parse_arguments(table: Table, frame: ProblemFrame, taken: Mapping[str, str]) -> tuple[Argument, ...]:
+def parse_arguments(
+    table: Table, frame: ProblemFrame, kinds: Mapping[str, Kind], taken: Mapping[str, str]
+) -> tuple[Argument, ...]:
     """Parse [arguments], in the kernel's own order.
 
     Parameters
@@ -28,6 +31,8 @@ def parse_arguments(table: Table, frame: ProblemFrame, taken: Mapping[str, str])
         The section.
     frame
         Sizes and flags.
+    kinds
+        Kind of every name that a workspace or a tensor map may use.
     taken
         Names of sizes, flags and parameters. A scalar may be named like the size that it passes on.
 
@@ -39,9 +44,25 @@ def parse_arguments(table: Table, frame: ProblemFrame, taken: Mapping[str, str])
     sizes = frame.sizes.keys() - frame.flags  # a flag is a macro, and would be replaced where an argument is named
     check_names(table, what="an argument", taken={name: what for name, what in taken.items() if name not in sizes})
     check_array_names(table)
-    arguments = tuple(_argument(table, name, frame) for name in table.data)
-    if not any(isinstance(argument, BufferArgument) and argument.access != "in" for argument in arguments):
+    entries = {name: table.table(name) for name in table.data}
+    for entry in entries.values():
+        if sum(1 for kind in _KINDS if kind in entry.data) != 1:
+            raise entry.error("", 'expected one of buffer, scalar and workspace, each with a type, and tensor_map = "<buffer>"')
+    buffers = {name: _buffer(entry, name, frame) for name, entry in entries.items() if "buffer" in entry.data}
+    if all(buffer.access == "in" for buffer in buffers.values()):
         raise table.error("", 'no buffer is written; give one access = "out" or "inout"')
+
+    def argument_of(name: str, entry: Table) -> Argument:
+        if name in buffers:
+            return buffers[name]
+        if "scalar" in entry.data:
+            return _scalar(entry, name, frame)
+        if "workspace" in entry.data:
+            return parse_workspace(entry, name, frame, kinds)
+        return parse_tensor_map(entry, name, buffers, frame, kinds)
+
+    arguments = tuple(argument_of(name, entry) for name, entry in entries.items())
+    _check_passed(table, arguments)
     for argument in arguments:
         if argument.name in sizes and not _passes_on(argument):
             cure = f'use another name, or make it a scalar with value = "{argument.name}"'
@@ -55,15 +76,17 @@ def _passes_on(argument: Argument) -> bool:
     return isinstance(value, Expression) and value.text == argument.name
 
 
-def _argument(arguments: Table, name: str, frame: ProblemFrame) -> Argument:
-    table = arguments.table(name)
-    if ("buffer" in table.data) == ("scalar" in table.data):
-        raise table.error("", 'expected one of buffer = "<dtype>" and scalar = "<dtype>"')
-    return _buffer(table, name, frame) if "buffer" in table.data else _scalar(table, name, frame)
+def _check_passed(table: Table, arguments: Iterable[Argument]) -> None:
+    """Refuse a buffer that the kernel cannot reach."""
+    mapped = {argument.buffer for argument in arguments if isinstance(argument, TensorMapArgument)}
+    for argument in arguments:
+        if isinstance(argument, BufferArgument) and not argument.passed and argument.name not in mapped:
+            cure = f'add {argument.name}_map = {{ tensor_map = "{argument.name}", ... }}, or remove pass'
+            raise table.error(argument.name, f"{argument.name!r} is neither passed nor has a tensor map; {cure}")
 
 
 def _buffer(table: Table, name: str, frame: ProblemFrame) -> BufferArgument:
-    table.allow(("buffer", "shape", "access", "init"))
+    table.allow(("buffer", "shape", "access", "init", "pass"))
     shape = table.expressions("shape", frame.kinds, most=MAX_AXES)
     frame.check_positive(table, "shape", shape)
     access = _one_of(table, "access", get_args(Access))
@@ -71,8 +94,8 @@ def _buffer(table: Table, name: str, frame: ProblemFrame) -> BufferArgument:
         raise table.error("init", 'a buffer with access = "out" holds nothing before the run; remove init')
     has_init = "init" in table.data
     init: Distribution = _one_of(table, "init", get_args(Distribution)) if has_init else "normal"
-    dtype = parse_element_type(table.text("buffer"), frame.flag_kinds, table.document.place(table.path("buffer")))
-    return BufferArgument(name, dtype, shape, access, init)
+    dtype = parse_element_type(table.text("buffer"), frame.flag_kinds, table.place("buffer"))
+    return BufferArgument(name, dtype, shape, access, init, table.boolean("pass", default=True))
 
 
 def _scalar(table: Table, name: str, frame: ProblemFrame) -> ScalarArgument:

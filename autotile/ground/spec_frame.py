@@ -19,11 +19,14 @@ class ProblemFrame:
         Default and ragged sizes, with the flags at their defaults.
     flags
         The names that are 0 or 1.
+    dtypes
+        Element types that the kernel is written for.
     """
 
     sizes: Mapping[str, int]
     ragged: Mapping[str, int]
     flags: tuple[str, ...]
+    dtypes: tuple[str, ...]
 
     @property
     def kinds(self) -> dict[str, Kind]:

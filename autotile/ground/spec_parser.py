@@ -58,23 +58,22 @@ def parse_spec(text: str, source: str) -> KernelSpec:
     document = read_document(text, source)
     document.allow(SECTIONS)
     kernel, problem = document.table("kernel"), document.table("problem")
-    kernel.allow(
-        ("name", "template", "entry", "summary", "options", "architecture", "minimum_compute_capability")
-    )
+    kernel.allow(("name", "template", "entry", "summary", "options", "architecture", "minimum_compute_capability"))
     problem.allow(("sizes", "flags", "ragged", "dtypes"))
 
     taken: dict[str, str] = {}
     sizes = _sizes(problem, taken)
     flags = _flags(problem, taken)
     parameters = _parameters(document.table("parameters"), taken)
-    frame = ProblemFrame({**sizes, **flags}, {**_ragged(problem, sizes), **flags}, tuple(flags))
+    dtypes = _listed(problem, "dtypes", tuple(DTYPES)) or ("float32",)
+    frame = ProblemFrame({**sizes, **flags}, {**_ragged(problem, sizes), **flags}, tuple(flags), dtypes)
     all_kinds: dict[str, Kind] = {
         **{parameter.name: _kind(parameter.values[0]) for parameter in parameters},
         **frame.kinds,
         **{f"device.{name}": "number" for name in EXPRESSION_NAMES},
     }
     rules = _rules(document.table("rules", optional=True), all_kinds)
-    arguments = parse_arguments(document.table("arguments"), frame, taken)
+    arguments = parse_arguments(document.table("arguments"), frame, all_kinds, taken)
     return KernelSpec(
         name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', a letter first"),
         summary=kernel.text("summary", ""),
@@ -88,7 +87,7 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         sizes=frame.sizes,
         flags=frame.flags,
         ragged=frame.ragged,
-        dtypes=_listed(problem, "dtypes", tuple(DTYPES)) or ("float32",),
+        dtypes=dtypes,
         parameters=parameters,
         default=_default(document.table("default"), parameters, rules, frame.sizes),
         rules=rules,
@@ -195,10 +194,12 @@ def _default(
 
 
 def _launch(table: Table, kinds: Mapping[str, Kind]) -> Launch:
-    table.allow(("block", "grid", "dynamic_smem_bytes", "static_smem_bytes", "min_registers"))
+    table.allow(("block", "grid", "cluster", "dynamic_smem_bytes", "static_smem_bytes", "min_registers"))
+    has_cluster = "cluster" in table.data
     return Launch(
         block=table.expressions("block", kinds, most=MAX_DIMENSIONS),
         grid=table.expressions("grid", kinds, most=MAX_DIMENSIONS),
+        cluster=table.expressions("cluster", kinds, most=MAX_DIMENSIONS) if has_cluster else (),
         dynamic_smem_bytes=table.optional_expression("dynamic_smem_bytes", kinds),
         static_smem_bytes=table.optional_expression("static_smem_bytes", kinds),
         min_registers=table.optional_expression("min_registers", kinds),

@@ -31,7 +31,7 @@ def parse_reference(table: Table, arguments: Iterable[Argument], frame: ProblemF
     known = sorted({*frame.sizes, *scalars, *(buffer.name for buffer in buffers if buffer.access != "out")})
     expressions = {}
     for name in written:
-        place = outputs.document.place(outputs.path(name))
+        place = outputs.place(name)
         expressions[name] = parse_array_expression(
             outputs.text(name), known, frame.kinds, source=place.source, key=place.key, line=place.line
         )

@@ -53,7 +53,11 @@ class Table:
 
     def error(self, name: str, problem: str) -> SpecError:
         """Make an error that points at a key of this table, or at the table itself where ``name`` is empty."""
-        return self.document.place(self.path(name)).error(problem)
+        return self.place(name).error(problem)
+
+    def place(self, name: str) -> Place:
+        """Where an entry stands."""
+        return self.document.place(self.path(name))
 
     def path(self, name: str) -> str:
         """Dotted key of an entry."""
@@ -122,6 +126,13 @@ class Table:
             raise self.error(name, f"expected a whole number from {least} to {most}, got {describe(value)}")
         return value
 
+    def boolean(self, name: str, *, default: bool) -> bool:
+        """Give a boolean."""
+        value = self.data.get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, f"expected true or false, got {describe(value)}")
+        return value
+
     def number(self, name: str) -> float:
         """Give a finite number."""
         value = self.require(name)
@@ -152,7 +163,7 @@ class Table:
             value = str(value)
         if not isinstance(value, str):
             raise self.error(name, f"expected an expression in a string, got {describe(value)}")
-        place = self.document.place(self.path(name))
+        place = self.place(name)
         expression = parse_expression(value, kinds, source=place.source, key=place.key, line=place.line)
         if wanted == "number" and expression.kind == "boolean" and expression.text in kinds:
             return expression.as_number()

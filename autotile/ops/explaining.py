@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import numpy as np
-
 from autotile.device.compiler import compile_job
 from autotile.device.cubin_cache import CubinCache
 from autotile.files.library import Kernel, load_kernel
 from autotile.files.settings import read_settings
 from autotile.ground.capability import device_fault
 from autotile.ground.errors import CompileError, ConfigError, InputError, SpecError, ToolchainError
-from autotile.ground.geometry import fixed_names, launch_geometry, value_or_zero
+from autotile.ground.geometry import known_names, launch_geometry, value_or_zero
 from autotile.ground.hardware import DeviceProperties
-from autotile.ground.limits import LIMITS, Demand
+from autotile.ground.limits import limits_of
 from autotile.ground.model import Config, LaunchGeometry, Problem, Resources, Value
 from autotile.ground.occupancy import occupancy
 from autotile.ground.problem import resolve_problem
 from autotile.ground.resource_gate import compiled_occupancy, resource_fault
-from autotile.ground.space import check_config
+from autotile.ground.space import check_config, demand_of
 from autotile.ground.spec import KernelSpec, Parameter
 from autotile.ground.syntax import nearest
 from autotile.ops.assignments import read_size
@@ -73,7 +71,7 @@ def explain_config(
     config, sizes = _split(loaded.spec, assignments)
     problem = resolve_problem(loaded.spec, sizes, dtype, defaults=True)
     checks = tuple(_checks(loaded.spec, config, problem, device))
-    fault = check_config(loaded.spec, config, problem.sizes, device)
+    fault = check_config(loaded.spec, config, problem.sizes, device, problem.dtype)
     geometry = _geometry(loaded.spec, config, problem, device)
     resources, not_compiled = None, fault and "it would not be compiled"
     if not fault and geometry is not None:
@@ -131,11 +129,11 @@ def _checks(spec: KernelSpec, config: Config, problem: Problem, device: DevicePr
         if config[parameter.name] not in parameter.values:
             values = ", ".join(map(str, parameter.values))
             yield Check("value", parameter.name, False, f"{config[parameter.name]} is not among its values {values}")
-    names = {**fixed_names(spec, problem.sizes, device), **config}
+    names = known_names(spec, config, problem.sizes, device)
     for rule in spec.rules:
         yield Check("rule", rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)
-    demand = Demand.of(spec, lambda expression: np.array([int(expression.evaluate(names))]))
-    for limit in LIMITS:
+    demand = demand_of(spec, names, problem.sizes, problem.dtype)
+    for limit in limits_of(spec):
         fits = bool(limit.fits(demand, device, spec)[0])
         yield Check("limit", limit.name, fits, "" if fits else limit.explain(demand, device, spec))
 
@@ -171,7 +169,7 @@ def _declared(
     """Occupancy from what the file declares of static shared memory and registers."""
     if geometry is None:
         return None
-    names = {**fixed_names(spec, problem.sizes, device), **config}
+    names = known_names(spec, config, problem.sizes, device)
     smem_bytes = value_or_zero(spec.launch.static_smem_bytes, names) + geometry.dynamic_smem_bytes
     registers = value_or_zero(spec.launch.min_registers, names)
     return OccupancyReport(

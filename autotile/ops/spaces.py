@@ -21,4 +21,4 @@ def count_space(
         Unknown kernel, size or dtype, a malformed file, or a rule or limit that leaves nothing.
     """
     loaded, problem = open_problem(kernel, sizes, dtype, defaults=True)
-    return SpaceReport(problem, device, feasible_space(loaded.spec, problem.sizes, device))
+    return SpaceReport(problem, device, feasible_space(loaded.spec, problem.sizes, device, problem.dtype))

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
+from autotile.device.arguments import pack_arguments
 from autotile.device.inputs import make_input
 from autotile.device.module import Module
 from autotile.device.properties import live_device
@@ -23,7 +22,8 @@ from autotile.device.scalars import scalar_value
 from autotile.device.toolchain import load_cupy
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.errors import AutotileError
-from autotile.ground.geometry import launch_geometry
+from autotile.ground.geometry import known_names, launch_geometry
+from autotile.ground.launch_data import LaunchData, Workspace
 from autotile.ground.space import check_config
 from autotile.ground.spec import BufferArgument
 from autotile.ground.spec_parser import parse_spec
@@ -52,7 +52,7 @@ class Launcher:
         """Sizes to launch at that the rules allow, each with whether the scalars take their check values there."""
         ragged = self._spec.ragged_sizes(self._workload.sizes)
         for sizes in (ragged, *self._workload.verify_sizes):
-            if not check_config(self._spec, self._config, sizes, self._device):
+            if not check_config(self._spec, self._config, sizes, self._device, self._workload.dtype):
                 yield sizes, True
         yield self._workload.sizes, False
 
@@ -61,13 +61,16 @@ class Launcher:
         geometry = launch_geometry(self._spec, self._config, sizes, self._device)
         self._function.opt_in(geometry.dynamic_smem_bytes)
         dtype = self._workload.dtype
+        data = LaunchData.of(self._spec, dtype, known_names(self._spec, self._config, sizes, self._device))
         buffers = {buffer.name: _buffer(buffer, sizes, dtype) for buffer in self._spec.buffers}
-        arguments = [
-            np.uint64(buffers[argument.name].data.ptr)
-            if isinstance(argument, BufferArgument)
-            else scalar_value(argument, sizes, dtype, check=check)
-            for argument in self._spec.arguments
-        ]
+        workspaces = {workspace.name: _workspace(workspace) for workspace in data.workspaces if workspace.size_bytes}
+        arguments = pack_arguments(
+            self._spec,
+            data,
+            pointers={name: buffer.data.ptr for name, buffer in buffers.items()},
+            scalars={s.name: scalar_value(s, sizes, dtype, check=check) for s in self._spec.scalars},
+            workspaces={w.name: workspaces[w.name].data.ptr if w.size_bytes else 0 for w in data.workspaces},
+        )
         say(Said.AT, " ".join(f"{name}={value}" for name, value in sizes.items()))
         self._function.launch(geometry.grid, geometry.block, arguments, geometry.dynamic_smem_bytes)
         load_cupy().cuda.runtime.deviceSynchronize()
@@ -108,6 +111,12 @@ def _buffer(buffer: BufferArgument, sizes: Mapping[str, int], problem_dtype: str
     if buffer.access != "out":
         array.set(make_input(buffer, shape, dtype))
     return array
+
+
+def _workspace(workspace: Workspace) -> Any:
+    cupy = load_cupy()
+    make = cupy.zeros if workspace.zeroed else cupy.ndarray
+    return make(workspace.shape, DTYPES[workspace.dtype].storage)
 
 
 def _voice() -> Say:

@@ -11,7 +11,7 @@ from typing import Any
 from autotile.device.cubin_cache import CubinCache
 from autotile.device.drift import DriftProbe
 from autotile.device.energy import EnergyMeter
-from autotile.device.instance import ProblemInstance, Verdict
+from autotile.device.instance import Bound, ProblemInstance, Verdict
 from autotile.device.module import Function, Module
 from autotile.device.properties import live_device
 from autotile.device.shots import Launch
@@ -48,6 +48,7 @@ class Workbench:
         self._tuned = lay_out(workload.sizes, check=False)
         self._others = [lay_out(sizes, check=True) for sizes in workload.verify_sizes]
         self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
+        self._dtype = workload.dtype
         self._telemetry = Telemetry(workload.device_index)
         self._energy = EnergyMeter(self._timer, self._telemetry) if workload.energy else None
         self._drift = DriftProbe(support, self._timer, self.device.sm_count)
@@ -69,7 +70,8 @@ class Workbench:
             return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=laps.seconds)
         self._right = (function, config)
         stage("measure")
-        evaluation = self._measure(self._launch(function, config, self._tuned), best_us)
+        bound = self._tuned.bind(config, self.device)
+        evaluation = self._measure(self._launch(function, config, self._tuned, bound), best_us)
         laps.end("measure")
         telemetry = {**evaluation.telemetry, "max_error": verdict.max_error}
         return replace(evaluation, seconds=laps.seconds, telemetry=telemetry)
@@ -96,7 +98,11 @@ class Workbench:
 
     def race(self, candidates: Sequence[Mapping[str, Any]], rounds: int, seed: int) -> list[list[float]]:
         """Time candidates interleaved; they have been verified before."""
-        launches = [self._launch(self._load(c["cubin_path"]), c["config"], self._tuned) for c in candidates]
+        launches = []
+        for candidate in candidates:
+            bound = self._tuned.bind(candidate["config"], self.device)
+            function = self._load(candidate["cubin_path"])
+            launches.append(self._launch(function, candidate["config"], self._tuned, bound))
         self._timer.warm_up(launches[0])
         return self._timer.race(launches, rounds, seed)
 
@@ -128,19 +134,20 @@ class Workbench:
         """At the ragged shape where the configuration's rules allow it, at the tuned one, and at those asked for."""
         max_error = 0.0
         for instance in (self._ragged, self._tuned, *self._others):
-            broken_rule = check_config(self._spec, config, instance.sizes, self.device)
+            broken_rule = check_config(self._spec, config, instance.sizes, self.device, self._dtype)
             if broken_rule and instance is self._ragged:
                 continue
             if broken_rule:
                 return Verdict(Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instance.sizes)}")
-            launch = self._launch(function, config, instance)
-            instance.prepare()
+            bound = instance.bind(config, self.device)
+            launch = self._launch(function, config, instance, bound)
+            instance.prepare(bound)
             self.fresh = False
             if as_measured:
                 self._timer.samples(launch, 1)
             else:
                 launch()
-            verdict = instance.verdict()
+            verdict = instance.verdict(bound)
             if verdict.outcome is not Outcome.OK:
                 return verdict
             max_error = max(max_error, verdict.max_error)
@@ -149,13 +156,12 @@ class Workbench:
     def _load(self, cubin_path: str) -> Function:
         return Module(Path(cubin_path)).function(self._spec.entry)
 
-    def _launch(self, function: Function, config: Config, instance: ProblemInstance) -> Launch:
+    def _launch(self, function: Function, config: Config, instance: ProblemInstance, bound: Bound) -> Launch:
         geometry = launch_geometry(self._spec, config, instance.sizes, self.device)
         function.opt_in(geometry.dynamic_smem_bytes)
-        arguments = instance.arguments
 
         def launch() -> None:
-            function.launch(geometry.grid, geometry.block, arguments, geometry.dynamic_smem_bytes)
+            function.launch(geometry.grid, geometry.block, bound.arguments, geometry.dynamic_smem_bytes)
 
         return launch
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from autotile.device.compiler import CompileJob, compile_job
 from autotile.files.library import Kernel
-from autotile.ground.geometry import launch_geometry
+from autotile.ground.geometry import known_names, launch_geometry
 from autotile.ground.hardware import DeviceProperties
+from autotile.ground.launch_data import LaunchData
 from autotile.ground.model import SAME_CODE, Config, LaunchGeometry, Outcome, Problem, Trial, config_key, config_text
 from autotile.ground.resource_gate import compiled_occupancy, resource_fault
 from autotile.process.compile_pool import Compiled, CompilePool
@@ -52,8 +53,8 @@ class Pipeline:
         self._ahead = ahead
         self._queue: deque[_Queued] = deque()
         self._started: dict[str, Future[Compiled]] = {}
-        self._measured: dict[tuple[str, LaunchGeometry], Trial] = {}
-        """What ran, by its code and its launch."""
+        self._measured: dict[tuple[str, LaunchGeometry, LaunchData], Trial] = {}
+        """What ran, by its code, its launch, and what else its configuration decides of its arguments."""
 
     def start(self, config: Config) -> None:
         """Begin to compile a configuration that is sure to be proposed."""
@@ -115,7 +116,11 @@ class Pipeline:
         fault = resource_fault(self._kernel.spec.limits, queued.geometry, cubin.resources, occupancy, self._device)
         if fault:
             return replace(trial, outcome=Outcome.RESOURCE_EXCEEDED, reason=fault, stage="resources")
-        twin = self._measured.get((cubin.cubin_hash, queued.geometry)) if evaluator.source == "cuda" else None
+        twin = (
+            self._measured.get((cubin.cubin_hash, queued.geometry, self._data(queued.config)))
+            if evaluator.source == "cuda"
+            else None
+        )
         if twin is not None:
             return _like(trial, twin)
         evaluation = evaluator.evaluate(Candidate(queued.config, str(cubin.path)), best_us)
@@ -133,7 +138,11 @@ class Pipeline:
 
     def _remember(self, trial: Trial) -> None:
         if trial.outcome.has_time and trial.cubin_hash and trial.geometry is not None and trial.stage == "measure":
-            self._measured[trial.cubin_hash, trial.geometry] = trial
+            self._measured[trial.cubin_hash, trial.geometry, self._data(trial.config)] = trial
+
+    def _data(self, config: Config) -> LaunchData:
+        spec, problem = self._kernel.spec, self._problem
+        return LaunchData.of(spec, problem.dtype, known_names(spec, config, problem.sizes, self._device))
 
     def _compile(self, config: Config) -> Future[Compiled]:
         started = self._started.pop(config_key(config), None)

@@ -82,7 +82,7 @@ def open_session(
         backend = stack.enter_context(closing(choose_backend(kernel, problem, settings, options)))
         for sizes in (problem.sizes, *options.verify_sizes):
             check_memory(kernel.spec, replace(problem, sizes=sizes), backend.device)
-        space = feasible_space(kernel.spec, problem.sizes, backend.device)
+        space = feasible_space(kernel.spec, problem.sizes, backend.device, problem.dtype)
         from autotile.store.database import Database  # SQLAlchemy takes 0.3 s, while the GPU worker gets ready
 
         database = stack.enter_context(Database.open(options.database or settings.database))
@@ -130,7 +130,7 @@ class Session:
         self._study_id = database.study(self.key, backend.device)
         self._ledger = Ledger(space, earlier_trials(database, self._study_id, options))
         self._bounds = Bounds(options, self._ledger, self._clock, self._stop)
-        self._available = rows_to_try(kernel, space, backend, options)
+        self._available = rows_to_try(kernel, problem.dtype, space, backend, options)
         candidates = len(space) if self._available is None else int(self._available.sum())
         self._most = min(candidates, options.trial_target or candidates)
         self._incumbent = incumbent(database, self._study_id)

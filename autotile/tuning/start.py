@@ -52,7 +52,7 @@ def incumbent(database: Database, study_id: int) -> Config | None:
     return min(ran, key=itemgetter(0))[1] if ran else None
 
 
-def rows_to_try(kernel: Kernel, space: SearchSpace, backend: Backend, options: TuneOptions) -> Mask | None:
+def rows_to_try(kernel: Kernel, dtype: str, space: SearchSpace, backend: Backend, options: TuneOptions) -> Mask | None:
     """Rows that can be run, that the user wants tried, and that are valid for every problem to be right on.
 
     Returns
@@ -70,5 +70,7 @@ def rows_to_try(kernel: Kernel, space: SearchSpace, backend: Backend, options: T
         wanted = np.zeros(len(space), dtype=np.bool_)
         wanted[[row for config in options.only if (row := space.row_of(config)) is not None]] = True
         masks.append(wanted)
-    masks += [space.rows_in(feasible_space(kernel.spec, sizes, backend.device)) for sizes in options.verify_sizes]
+    masks += [
+        space.rows_in(feasible_space(kernel.spec, sizes, backend.device, dtype)) for sizes in options.verify_sizes
+    ]
     return np.logical_and.reduce(masks) if masks else None

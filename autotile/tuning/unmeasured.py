@@ -25,7 +25,7 @@ def check_unmeasured(kernel: Kernel, problem: Problem) -> None:
     """
     device = device_profile(_STAND_IN)
     check_memory(kernel.spec, problem, device)
-    feasible_space(kernel.spec, problem.sizes, device)
+    feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
     try:
         compile_cubin(compile_job(kernel, kernel.spec.default, problem.dtype, device.architecture, problem.sizes))
     except CompileError as error:

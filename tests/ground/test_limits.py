@@ -25,9 +25,12 @@ def reason(launch: dict[str, Any], device: DeviceProperties = H200, **limits: fl
 
 def test_the_limits_and_their_order() -> None:
     assert [limit.name for limit in LIMITS] == [
+        "memory",
+        "tensor_maps",
         "threads_per_block",
         "block_dims",
         "grid_dims",
+        "cluster",
         "registers",
         "shared_memory",
         "occupancy",
@@ -117,6 +120,7 @@ def test_stages_count_what_each_limit_left() -> None:
     space = feasible_space(spec, SIZES, H200)
     remaining = {stage.name: stage.remaining for stage in space.limits}
     assert remaining == {
+        "memory": 48,  # all
         "threads_per_block": 16,  # 32 or 1024 threads, Z = 1
         "block_dims": 16,
         "grid_dims": 8,

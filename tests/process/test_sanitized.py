@@ -76,7 +76,7 @@ def test_only_what_is_read_is_filled(scale_toml: Path, check: bool, factor: floa
     assert [(array.shape, array.stored is None) for array in made] == [((1001,), False), ((1001,), True)]
     (grid, block, arguments, smem_bytes), waited = launches
     assert (grid, block, smem_bytes, waited) == ((16, 1, 1), (64, 1, 1), 0, ("wait",))
-    assert arguments == [np.uint64(made[0].data.ptr), np.uint64(made[1].data.ptr), np.int32(1001), np.float32(factor)]
+    assert arguments == (np.uint64(made[0].data.ptr), np.uint64(made[1].data.ptr), np.int32(1001), np.float32(factor))
     assert said == [(Said.AT, "n=1001")]
 
 

@@ -1,0 +1,70 @@
+"""Workspaces of a served kernel: one set for each stream, as launches on different streams may run at once."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotile.device.toolchain import load_cupy
+from autotile.ground.dtypes import DTYPES
+from autotile.ground.launch_data import Workspace
+
+_MOST_STREAMS = 32
+"""Sets that are kept; beyond that the one used longest ago is given back, in the order of its own stream."""
+_PER_THREAD_STREAM = 2
+"""cudaStreamPerThread: one handle for a stream of each thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Set:
+    """The workspaces of a stream; holding on to it keeps its handle from being given to another stream."""
+
+    stream: Any
+    arrays: tuple[Any, ...]
+    pointers: Mapping[str, int]
+
+
+class StreamWorkspaces:
+    """Memory that a kernel needs for itself, allocated at the first launch on a stream and kept.
+
+    Parameters
+    ----------
+    workspaces
+        What each stream needs.
+    """
+
+    def __init__(self, workspaces: tuple[Workspace, ...]) -> None:
+        self._workspaces = workspaces
+        self._sets: OrderedDict[tuple[int, int], _Set] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._workspaces)
+
+    def pointers(self) -> Mapping[str, int]:
+        """Device address of each workspace on CuPy's current stream; 0 for one that is empty."""
+        stream = load_cupy().cuda.get_current_stream()
+        key = (stream.ptr, threading.get_ident() if stream.ptr == _PER_THREAD_STREAM else 0)
+        with self._lock:
+            kept = self._sets.get(key)
+            if kept is None:
+                kept = self._sets[key] = self._allocate(stream)
+                if len(self._sets) > _MOST_STREAMS:
+                    self._sets.popitem(last=False)
+            else:
+                self._sets.move_to_end(key)
+        return kept.pointers
+
+    def _allocate(self, stream: Any) -> _Set:
+        """CuPy's memory pool hands freed memory out again on the stream that it was allocated on, and so in order."""
+        cupy = load_cupy()
+        arrays = {
+            w.name: (cupy.zeros if w.zeroed else cupy.empty)(w.shape, DTYPES[w.dtype].storage)
+            for w in self._workspaces
+            if w.size_bytes
+        }
+        pointers = {w.name: arrays[w.name].data.ptr if w.size_bytes else 0 for w in self._workspaces}
+        return _Set(stream, tuple(arrays.values()), pointers)
