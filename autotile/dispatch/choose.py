@@ -77,7 +77,7 @@ def choose(
         if best.key.dtype == asked.dtype
         and (best.key.template_hash, best.key.space_hash) == (asked.template_hash, asked.space_hash)
         and best.key.options == asked.options
-        and not check_config(kernel.spec, best.config, problem.sizes, device)
+        and not check_config(kernel.spec, best.config, problem.sizes, device, problem.dtype)
         and not _resource_fault(kernel, best, problem, device)
     ]
     if not current:
@@ -141,6 +141,6 @@ def _choice(best: Winner, asked: TuningKey, device: DeviceProperties) -> Choice:
 
 def _default_config(kernel: Kernel, problem: Problem, device: DeviceProperties) -> Config:
     """The declared default, or the first valid configuration where the default cannot run here."""
-    if not check_config(kernel.spec, kernel.spec.default, problem.sizes, device):
+    if not check_config(kernel.spec, kernel.spec.default, problem.sizes, device, problem.dtype):
         return dict(kernel.spec.default)
-    return feasible_space(kernel.spec, problem.sizes, device).config(0)
+    return feasible_space(kernel.spec, problem.sizes, device, problem.dtype).config(0)

@@ -13,7 +13,14 @@ from autotile.ground.arrays import ArrayExpression
 from autotile.ground.expressions import Expression
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import L2Mode, Problem, canonical_json
-from autotile.ground.spec import Argument, BufferArgument, KernelSpec
+from autotile.ground.spec import (
+    Argument,
+    BufferArgument,
+    KernelSpec,
+    ScalarArgument,
+    TensorMapArgument,
+    WorkspaceArgument,
+)
 
 ResultSource = Literal["cuda", "replayed"]
 
@@ -161,21 +168,44 @@ def space_hash(spec: KernelSpec) -> str:
 
 
 def _argument_meaning(argument: Argument) -> dict[str, Any]:
-    if isinstance(argument, BufferArgument):
-        return {
-            "buffer": argument.name,
-            "dtype": str(argument.dtype),
-            "shape": [_normal(extent) for extent in argument.shape],
-            "access": argument.access,
-            "init": argument.init,
-        }
-    value = argument.value
-    return {
-        "scalar": argument.name,
-        "dtype": argument.dtype,
-        "value": _normal(value) if isinstance(value, Expression) else value,
-        "check": argument.check_value,
-    }
+    match argument:
+        case BufferArgument():
+            buffer = {
+                "buffer": argument.name,
+                "dtype": str(argument.dtype),
+                "shape": _normals(argument.shape),
+                "access": argument.access,
+                "init": argument.init,
+            }
+            return buffer if argument.passed else {**buffer, "pass": False}
+        case ScalarArgument():
+            value = argument.value
+            return {
+                "scalar": argument.name,
+                "dtype": argument.dtype,
+                "value": _normal(value) if isinstance(value, Expression) else value,
+                "check": argument.check_value,
+            }
+        case WorkspaceArgument():
+            return {
+                "workspace": argument.name,
+                "dtype": str(argument.dtype),
+                "shape": _normals(argument.shape),
+                "zeroed": argument.zeroed,
+            }
+        case TensorMapArgument():
+            return {
+                "tensor_map": argument.name,
+                "buffer": argument.buffer,
+                "box": _normals(argument.box),
+                "element_strides": _normals(argument.element_strides),
+                "swizzle_bytes": _normal(argument.swizzle_bytes),
+                "l2_promotion_bytes": _normal(argument.l2_promotion_bytes),
+            }
+
+
+def _normals(expressions: Iterable[Expression]) -> list[str]:
+    return [_normal(expression) for expression in expressions]
 
 
 def _normal(expression: Expression | ArrayExpression) -> str:
