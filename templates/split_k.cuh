@@ -17,11 +17,14 @@
 
 // Floats that one tile needs in the workspace.
 template <int THREADS, int COUNT>
-__host__ __device__ constexpr size_t split_k_floats(int splits, bool atomic) { return (atomic ? 1 : splits) * size_t{THREADS} * COUNT; }
+__host__ __device__ constexpr size_t split_k_floats(int splits, bool atomic)
+{
+    return (atomic ? 1 : splits) * size_t{THREADS} * COUNT;
+}
 
-// Wait for THREADS threads at barrier `BARRIER` and tell all of them whether any brought `mine`.
-template <int THREADS, int BARRIER>
-__device__ __forceinline__ bool barrier_or(bool mine)
+// Wait for THREADS threads at barrier `barrier` and tell all of them whether any brought `mine`.
+template <int THREADS>
+__device__ __forceinline__ bool barrier_or(bool mine, int barrier)
 {
     int any;
     asm volatile(
@@ -32,7 +35,7 @@ __device__ __forceinline__ bool barrier_or(bool mine)
         "  selp.b32 %0, 1, 0, any;\n"
         "}"
         : "=r"(any)
-        : "r"(int{mine}), "n"(BARRIER), "n"(THREADS)
+        : "r"(int{mine}), "r"(barrier), "n"(THREADS)
         : "memory");
     return any != 0;
 }
@@ -52,14 +55,14 @@ __device__ __forceinline__ void atomic_add(float4* to, float4 value)
 }
 
 // Hand in this block's sums. True in the one block of the tile that draws the last ticket; its `sum` then holds the
-// total. All THREADS threads (numbered by `thread`) must call it; they meet at barrier `BARRIER`.
+// total. All THREADS threads (numbered by `thread`) must call it; they meet at barrier `barrier`.
 //
 //   parts     the tile's share of the workspace, split_k_floats(splits, BY_ATOMICS) floats, aligned to 16 bytes; zero
 //             before the launch where BY_ATOMICS
 //   tickets   the tile's counter, zero before the launch
-template <int THREADS, bool BY_ATOMICS, int COUNT, int BARRIER = 0>
+template <int THREADS, bool BY_ATOMICS, int COUNT>
 __device__ __forceinline__ bool split_k_finish(float (&sum)[COUNT], float* parts, unsigned* tickets, int split,
-                                               int splits, int thread)
+                                               int splits, int thread, int barrier = 0)
 {
     static_assert(COUNT % 4 == 0, "a thread's sums travel in pieces of 4");
     constexpr int PIECES = COUNT / 4;
@@ -76,8 +79,8 @@ __device__ __forceinline__ bool split_k_finish(float (&sum)[COUNT], float* parts
 
     // Every thread's stores come before its barrier, and the barrier before the ticket.
     __threadfence();
-    barrier_or<THREADS, BARRIER>(false);
-    const bool last = barrier_or<THREADS, BARRIER>(thread == 0 && atomicAdd(tickets, 1) + 1 == splits);
+    barrier_or<THREADS>(false, barrier);
+    const bool last = barrier_or<THREADS>(thread == 0 && atomicAdd(tickets, 1) + 1 == splits, barrier);
     if (!last) return false;
     __threadfence();
     if (thread == 0) *tickets = 0;

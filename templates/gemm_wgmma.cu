@@ -1,0 +1,516 @@
+// Matrix multiplication on Hopper's tensor cores (wgmma, TMA, warp specialisation), sm_90a.
+//
+//     C = alpha * A * B + beta * C      A is M x K, B is K x N, C is M x N, row-major; BATCH of them, one after another
+//
+// A and B are fp16 or bf16, sums are fp32, C is of the input's type or fp32. TRANS_A: A is stored K x M. TRANS_B: B is
+// stored N x K.
+//
+// Idea. The tensor cores of an SM do 2048 multiply-adds a cycle. No thread can load, address and wait at that rate as
+// well, so the work is divided among specialists:
+//
+//     producer warpgroup                    consumer warpgroups, CONSUMERS of them
+//     one thread starts TMA copies          each runs wgmma on the stages as they fill,
+//     into a ring of STAGES stages          holds its sums in registers, writes its part of C
+//
+//          global memory --TMA--> [ A | B ][ A | B ][ A | B ][ A | B ] --wgmma--> registers --TMA--> global memory
+//                                   full     full     empty    empty
+//
+// A stage holds BM x BK of A and BK x BN of B. Two mbarriers a stage, full and empty, are all that the roles share.
+// The producer needs few registers and gives up the rest to the consumers (setmaxnreg).
+//
+// Who owns what. Blocks are persistent: one an SM, each takes every n-th tile of C. With PINGPONG = 0 the consumers
+// divide the rows of a tile among them. With PINGPONG = 1 each has tiles of its own, in turn, so that one multiplies
+// while the other writes:
+//
+//     PINGPONG = 0    consumer 0  | tile 0, upper half | write |        both share a stage: fewer bytes a product
+//                     consumer 1  | tile 0, lower half | write |
+//     PINGPONG = 1    consumer 0  | tile 0 | write |   | tile 2 | write |
+//                     consumer 1           | tile 1 | write |   | tile 3      the tensor cores never idle
+//
+// A warpgroup handles 64 rows x BN columns with one instruction for 16 k; more rows are more such strips.
+//
+// Clusters. CLUSTER_M blocks above each other need the same tile of B, CLUSTER_N side by side the same of A. Each
+// loads a part of it and the copy engine delivers it to all of them (multicast): fewer reads from L2. So a stage is
+// empty only when the consumers of all blocks that share with this one have left it.
+//
+// Split-K. Where tiles are fewer than SMs, SPLIT_K blocks share a tile and each sums a part of K: see split_k.cuh.
+//
+// Epilogue. Sums leave through STORE_STAGES buffers of 64 rows x 128 bytes, written by stmatrix, read by the copy engine,
+// which also clips them at the edges of C. That needs rows of C of a multiple of 16 bytes; with TMA_STORE = 0 the
+// threads carry the buffers to C, two elements at a time or one, for rows of any length.
+//
+// Edges. TMA fills what lies beyond the matrices with zeros. Rows of A and B must be multiples of 16 bytes.
+//
+// Macros
+//   BM, BN         rows and columns of C that a block computes: multiples of 64 and of 16
+//   BK             depth of a stage, a multiple of 64
+//   STAGES         stages of the ring
+//   CONSUMERS      consumer warpgroups, 1 to 3
+//   PINGPONG       1: each consumer has tiles of its own
+//   CLUSTER_M, CLUSTER_N   blocks of a cluster, along M and along N
+//   GROUP          height of the bands in which tiles are visited, see raster.cuh
+//   ALONG_N        1: the bands lie across, GROUP counts columns of tiles
+//   SPLIT_K        parts that K is cut into
+//   STORE_STAGES   buffers between a consumer and C
+//   TMA_STORE      1: the copy engine writes C
+//   OUT_FP32       1: C is fp32
+//
+// Launch: 128 * (CONSUMERS + 1) threads; grid.x any multiple of the cluster, best what fits on the device at once.
+
+#ifndef BM
+#define BM 128
+#define BN 256
+#define BK 64
+#define STAGES 4
+#define CONSUMERS 2
+#define PINGPONG 0
+#define CLUSTER_M 2
+#define CLUSTER_N 1
+#define GROUP 8
+#define ALONG_N 0
+#define SPLIT_K 1
+#define STORE_STAGES 2
+#define TMA_STORE 1
+#define TRANS_A 0
+#define TRANS_B 0
+#define OUT_FP32 0
+#define NONDETERMINISTIC 0
+#define DTYPE __nv_bfloat16
+#endif
+
+#include "cluster.cuh"
+#include "element.cuh"
+#include "mbarrier.cuh"
+#include "raster.cuh"
+#include "split_k.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+constexpr int WARPGROUP = 128;
+constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
+constexpr int CLUSTER = CLUSTER_M * CLUSTER_N;
+
+constexpr int STRIP_ROWS = 64;  // rows of C that a warpgroup handles at once
+constexpr int STRIPS = BM / STRIP_ROWS / (PINGPONG ? 1 : CONSUMERS);
+constexpr int SUMS = BN / 2;  // of a thread in one strip
+
+constexpr int SLAB_ROW = 128;      // bytes in a row of a slab in shared memory, the widest swizzle
+constexpr int SLAB_ELEMENTS = 64;  // of 16 bits, in such a row
+constexpr int INSTRUCTION_K = 16;
+
+static_assert(BM % (STRIP_ROWS * (PINGPONG ? 1 : CONSUMERS)) == 0, "each consumer has whole strips");
+static_assert(BN % 16 == 0 && BN <= 256, "a strip is one wgmma wide");
+static_assert(BK % SLAB_ELEMENTS == 0, "a stage holds whole slabs");
+
+#if OUT_FP32
+using Output = float;
+using OutputPair = float2;
+#else
+using Output = unsigned short;
+using OutputPair = unsigned;
+#endif
+
+// Rows of C on their way out: as wide as the swizzles allow and BN divides.
+constexpr int ROW_BYTES = BN * sizeof(Output);
+constexpr int STORE_ROW = ROW_BYTES % 128 == 0 ? 128 : ROW_BYTES % 64 == 0 ? 64 : 32;
+constexpr int STORE_COLUMNS = STORE_ROW / sizeof(Output);
+constexpr int STORE_BYTES = STRIP_ROWS * STORE_ROW;
+
+// How one operand lies in a stage: slabs of 128-byte rows, see wgmma.cuh. EXTENT is the tile's size along M or N.
+// SHARERS blocks need the same tile; each brings an equal share of the rows of every slab.
+template <bool K_MAJOR, int EXTENT, int SHARERS>
+struct Operand {
+    static constexpr int MN_MAJOR = K_MAJOR ? 0 : 1;
+    static constexpr int ROWS = K_MAJOR ? EXTENT : BK;
+    static constexpr int SLABS = ((K_MAJOR ? BK : EXTENT) + SLAB_ELEMENTS - 1) / SLAB_ELEMENTS;
+    static constexpr int SLAB_BYTES = ROWS * SLAB_ROW;
+    static constexpr int BYTES = SLABS * SLAB_BYTES;
+    static constexpr int SHARE = ROWS / SHARERS;
+    static_assert(ROWS % SHARERS == 0 && SHARE % 8 == 0, "a share is made of whole swizzle patterns");
+
+    // Starts the copies of this block's share of the tile that begins at row or column `first` and at `k`.
+    static __device__ __forceinline__ void load(unsigned to, const TensorMap& map, unsigned barrier, int first, int k,
+                                                int batch, int share, unsigned short sharers)
+    {
+#pragma unroll
+        for (int slab = 0; slab < SLABS; ++slab) {
+            const int along = (K_MAJOR ? k : first) + slab * SLAB_ELEMENTS;
+            const int across = (K_MAJOR ? first : k) + share * SHARE;
+            tma_load<SHARERS>(to + slab * SLAB_BYTES + share * SHARE * SLAB_ROW, map, barrier, along, across, batch,
+                              sharers);
+        }
+    }
+
+    // Descriptor of the piece at row or column `first` (a multiple of 64) and at `k` (of 16) within the tile.
+    static __device__ __forceinline__ unsigned long long piece(unsigned tile, int first, int k)
+    {
+        const int along = K_MAJOR ? k : first;
+        const int across = K_MAJOR ? first : k;
+        return wgmma_operand(tile + along / SLAB_ELEMENTS * SLAB_BYTES + across * SLAB_ROW + along % SLAB_ELEMENTS * 2,
+                             SLAB_BYTES);
+    }
+};
+
+using TileA = Operand<TRANS_A == 0, BM, CLUSTER_N>;
+using TileB = Operand<TRANS_B == 1, BN, CLUSTER_M>;
+
+struct Shared {
+    alignas(1024) unsigned char A[STAGES][TileA::BYTES];
+    alignas(1024) unsigned char B[STAGES][TileB::BYTES];
+    alignas(1024) unsigned char C[CONSUMERS][STORE_STAGES * STORE_BYTES];
+    Barrier full[STAGES];
+    Barrier empty[STAGES];
+    Barrier turn[CONSUMERS];
+};
+
+// A place in the ring, and the parity of the round that the ring is in.
+struct Ring {
+    int stage = 0;
+    unsigned parity = 0;
+
+    __device__ __forceinline__ void advance()
+    {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+
+    __device__ __forceinline__ void skip(int count)
+    {
+        const int beyond = stage + count;
+        stage = beyond % STAGES;
+        parity ^= beyond / STAGES & 1;
+    }
+};
+
+// The problem, counted in tiles.
+struct Problem {
+    int M, N, K, batches;
+    int clusters_m, clusters_n;  // tiles of a whole cluster along M and N
+
+    __device__ __forceinline__ Problem(int M, int N, int K, int batches)
+        : M(M), N(N), K(K), batches(batches),
+          clusters_m((M - 1) / (BM * CLUSTER_M) + 1), clusters_n((N - 1) / (BN * CLUSTER_N) + 1)
+    {
+    }
+
+    // Units of work: a tile for each block of a cluster, and one part of K.
+    __device__ __forceinline__ int units() const { return clusters_m * clusters_n * batches * SPLIT_K; }
+};
+
+// What one block does in one unit of work.
+struct Work {
+    int row, column, batch;  // of the tile's first element
+    int tile;                // its number among all
+    int split;
+    int first_k, depth;  // its part of K, counted in stages
+
+    __device__ __forceinline__ Work(const Problem& problem, int unit, int rank)
+    {
+        const int tiles = problem.clusters_m * problem.clusters_n;
+        const int linear = unit % tiles;
+        split = unit / tiles % SPLIT_K;
+        batch = unit / tiles / SPLIT_K;
+        const Tile at = ALONG_N ? raster(linear, problem.clusters_n, problem.clusters_m, GROUP)
+                                : raster(linear, problem.clusters_m, problem.clusters_n, GROUP);
+        row = ((ALONG_N ? at.column : at.row) * CLUSTER_M + rank % CLUSTER_M) * BM;
+        column = ((ALONG_N ? at.row : at.column) * CLUSTER_N + rank / CLUSTER_M) * BN;
+        tile = (batch * tiles + linear) * CLUSTER + rank;
+        const int k_tiles = (problem.K - 1) / BK + 1;
+        const int begin = static_cast<int>(static_cast<long long>(k_tiles) * split / SPLIT_K);
+        const int end = static_cast<int>(static_cast<long long>(k_tiles) * (split + 1) / SPLIT_K);
+        first_k = begin * BK;
+        depth = end - begin;
+    }
+};
+
+__device__ __forceinline__ int first_unit() { return blockIdx.x / CLUSTER; }
+__device__ __forceinline__ int unit_step() { return gridDim.x / CLUSTER; }
+
+// The producer: one thread that keeps the ring full.
+__device__ __forceinline__ void produce(Shared& shared, const Problem& problem, const TensorMap& A_map,
+                                        const TensorMap& B_map, int rank)
+{
+    const int rank_m = rank % CLUSTER_M;
+    const int rank_n = rank / CLUSTER_M;
+    unsigned short row_mates = 0;  // blocks of the cluster that need the same tile of A
+#pragma unroll
+    for (int n = 0; n < CLUSTER_N; ++n) row_mates |= 1 << (n * CLUSTER_M + rank_m);
+    const unsigned short column_mates = ((1 << CLUSTER_M) - 1) << (rank_n * CLUSTER_M);
+
+    Ring ring;
+    for (int unit = first_unit(); unit < problem.units(); unit += unit_step()) {
+        const Work work(problem, unit, rank);
+        for (int i = 0; i < work.depth; ++i) {
+            const int k = work.first_k + i * BK;
+            Barrier* full = &shared.full[ring.stage];
+            mbarrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
+            mbarrier_expect(full, TileA::BYTES + TileB::BYTES);
+            TileA::load(shared_address(shared.A[ring.stage]), A_map, shared_address(full), work.row, k, work.batch,
+                        rank_n, row_mates);
+            TileB::load(shared_address(shared.B[ring.stage]), B_map, shared_address(full), work.column, k,
+                        work.batch, rank_m, column_mates);
+            ring.advance();
+        }
+    }
+}
+
+// This consumer has left a stage: tell the producers that write to it, a thread each.
+__device__ __forceinline__ void leave(Barrier* empty, int rank)
+{
+    const int thread = threadIdx.x % WARPGROUP;
+    if (CLUSTER == 1) {
+        if (thread == 0) mbarrier_arrive(empty);
+    } else if (thread < CLUSTER && (thread % CLUSTER_M == rank % CLUSTER_M || thread / CLUSTER_M == rank / CLUSTER_M)) {
+        mbarrier_arrive_at(empty, thread);
+    }
+}
+
+// The products of one tile. One group of wgmma is always in flight: a stage is left when the group after it has begun.
+// `done` is told when the last group has begun.
+__device__ __forceinline__ void multiply(float (&sum)[STRIPS][SUMS], Shared& shared, Ring& ring, int depth,
+                                         int first_row, int rank, Barrier* done)
+{
+    Barrier* previous = nullptr;
+    for (int i = 0; i < depth; ++i) {
+        mbarrier_wait(&shared.full[ring.stage], ring.parity);
+        const unsigned A = shared_address(shared.A[ring.stage]);
+        const unsigned B = shared_address(shared.B[ring.stage]);
+        wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < BK; k += INSTRUCTION_K)
+#pragma unroll
+            for (int strip = 0; strip < STRIPS; ++strip)
+                wgmma<DTYPE, TileA::MN_MAJOR, TileB::MN_MAJOR>(
+                    sum[strip], TileA::piece(A, first_row + strip * STRIP_ROWS, k), TileB::piece(B, 0, k), i | k);
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (i > 0) leave(previous, rank);
+        previous = &shared.empty[ring.stage];
+        ring.advance();
+    }
+    if (PINGPONG && threadIdx.x % WARPGROUP == 0) mbarrier_arrive(done);
+    wgmma_wait<0>();
+    leave(previous, rank);
+}
+
+__device__ __forceinline__ void warpgroup_barrier(int barrier)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(WARPGROUP) : "memory");
+}
+
+// What a consumer needs to write one strip of a tile.
+struct Epilogue {
+    Output* C;        // of this batch
+    int M, N;
+    float alpha, beta;
+    bool pairs;       // two neighbours in a row of C may be read and written at once
+    int barrier;      // of this warpgroup
+};
+
+// Moves 16 rows between a buffer and C, the same that this warp's lanes hold sums of.
+template <bool TO_C, typename Unit>
+__device__ __forceinline__ void move_rows(unsigned char* buffer, const Epilogue& epilogue, int row, int column)
+{
+    constexpr int UNITS = STORE_ROW / sizeof(Unit);  // in a row of the buffer
+    const int own = threadIdx.x % WARPGROUP / 32 * 16;
+    const int rows = epilogue.M - row - own;
+    const int columns = epilogue.N - column;
+    Output* C = epilogue.C + static_cast<size_t>(row + own) * epilogue.N + column;
+#pragma unroll 4
+    for (int i = threadIdx.x % 32; i < 16 * UNITS; i += 32) {
+        const int y = i / UNITS;
+        const int x = i % UNITS * (sizeof(Unit) / sizeof(Output));
+        if (y >= rows || x >= columns) continue;
+        const unsigned offset = (own + y) * STORE_ROW + i % UNITS * sizeof(Unit);
+        Unit* here = reinterpret_cast<Unit*>(buffer + tma_swizzled<STORE_ROW>(offset));
+        Unit* there = reinterpret_cast<Unit*>(C + static_cast<size_t>(y) * epilogue.N + x);
+        if (TO_C)
+            *there = *here;
+        else
+            *here = *there;
+    }
+}
+
+template <bool TO_C>
+__device__ __forceinline__ void move_rows(unsigned char* buffer, const Epilogue& epilogue, int row, int column)
+{
+    if (epilogue.pairs)
+        move_rows<TO_C, OutputPair>(buffer, epilogue, row, column);
+    else
+        move_rows<TO_C, Output>(buffer, epilogue, row, column);
+}
+
+// buffer = alpha * sum + beta * buffer, in the order that the copy engine expects.
+__device__ __forceinline__ void fill(unsigned buffer, const float* sum, float alpha, float beta)
+{
+    const int lane = threadIdx.x % 32;
+    const int own = threadIdx.x % WARPGROUP / 32 * 16;
+#if OUT_FP32
+#pragma unroll
+    for (int i = 0; i < STORE_COLUMNS / 2; i += 2) {
+        const unsigned offset = (own + i / 2 % 2 * 8 + lane / 4) * STORE_ROW + i / 4 * 32 + lane % 4 * 8;
+        const unsigned at = buffer + tma_swizzled<STORE_ROW>(offset);
+        float2 old = {};
+        if (beta != 0.0f) asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(old.x), "=f"(old.y) : "r"(at));
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(alpha * sum[i] + beta * old.x),
+                     "f"(alpha * sum[i + 1] + beta * old.y)
+                     : "memory");
+    }
+#else
+    // Four 8 x 8 matrices at once, left above left below, right above right below; each lane names one of their rows.
+#pragma unroll
+    for (int i = 0; i < STORE_COLUMNS / 2; i += 8) {
+        const unsigned offset = (own + lane % 16) * STORE_ROW + (i / 4 + lane / 16) * 16;
+        const unsigned at = buffer + tma_swizzled<STORE_ROW>(offset);
+        unsigned pair[4] = {};
+        if (beta != 0.0f)
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(pair[0]), "=r"(pair[1]), "=r"(pair[2]), "=r"(pair[3])
+                         : "r"(at)
+                         : "memory");
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+            const float2 old = unpack<DTYPE>(pair[p]);
+            pair[p] = pack<DTYPE>(alpha * sum[i + 2 * p] + beta * old.x, alpha * sum[i + 2 * p + 1] + beta * old.y);
+        }
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(pair[0]),
+                     "r"(pair[1]), "r"(pair[2]), "r"(pair[3])
+                     : "memory");
+    }
+#endif
+}
+
+// One strip of C = alpha * sum + beta * C, by way of the buffers. With the copy engine, it goes out while the next tile
+// is multiplied, and a buffer is filled again when it has been read out.
+__device__ __forceinline__ void write_strip(const float (&sum)[SUMS], unsigned char* buffers, int& next,
+                                            const Epilogue& epilogue, const TensorMap& C_map, int row, int column,
+                                            int batch)
+{
+    const bool engineer = threadIdx.x % WARPGROUP == 0;
+#pragma unroll
+    for (int part = 0; part < BN / STORE_COLUMNS; ++part, column += STORE_COLUMNS) {
+        unsigned char* buffer = buffers + next * STORE_BYTES;
+        if (++next == STORE_STAGES) next = 0;
+        if (TMA_STORE) {
+            if (engineer) tma_store_wait<STORE_STAGES - 1>();
+            warpgroup_barrier(epilogue.barrier);
+        }
+        if (epilogue.beta != 0.0f) {
+            move_rows<false>(buffer, epilogue, row, column);
+            __syncwarp();
+        }
+        fill(shared_address(buffer), &sum[part * STORE_COLUMNS / 2], epilogue.alpha, epilogue.beta);
+        if (TMA_STORE) {
+            tma_fence();
+            warpgroup_barrier(epilogue.barrier);
+            if (engineer) {
+                tma_store(C_map, shared_address(buffer), column, row, batch);
+                tma_store_commit();
+            }
+        } else {
+            __syncwarp();
+            move_rows<true>(buffer, epilogue, row, column);
+            __syncwarp();
+        }
+    }
+}
+
+// A consumer: multiplies and writes its part of the block's tiles.
+__device__ __forceinline__ void consume(Shared& shared, const Problem& problem, Output* C, float* partials,
+                                        unsigned* counters, const TensorMap& C_map, float alpha, float beta,
+                                        int consumer, int rank)
+{
+    const int first_row = PINGPONG ? 0 : consumer * STRIPS * STRIP_ROWS;
+    const bool pairs = problem.N % 2 == 0 && reinterpret_cast<size_t>(C) % sizeof(OutputPair) == 0;
+    Epilogue epilogue = {C, problem.M, problem.N, alpha, beta, pairs, 1 + consumer};  // barrier 0 is the block's
+    int next_buffer = 0;
+
+    // Consumers take turns in the order of the tiles. Nobody may wait for a stage of a later round than the one that is
+    // being filled: rounds are told apart by their parity alone. So each waits until the one before has no more to wait
+    // for.
+    Barrier* my_turn = &shared.turn[consumer];
+    Barrier* next_turn = &shared.turn[consumer + 1 < CONSUMERS ? consumer + 1 : 0];
+    unsigned turn_parity = consumer == 0;  // the first waits for nobody
+
+    Ring ring;
+    int taker = 0;
+    for (int unit = first_unit(); unit < problem.units(); unit += unit_step()) {
+        const Work work(problem, unit, rank);
+        if (PINGPONG) {
+            const bool mine = taker == consumer;
+            if (++taker == CONSUMERS) taker = 0;
+            if (!mine) {
+                ring.skip(work.depth);
+                continue;
+            }
+            mbarrier_wait(my_turn, turn_parity);
+            turn_parity ^= 1;
+        }
+        float sum[STRIPS][SUMS];
+        multiply(sum, shared, ring, work.depth, first_row, rank, next_turn);
+#pragma unroll
+        for (int s = 0; s < STRIPS; ++s) {
+            if (SPLIT_K > 1) {
+                const int index = work.tile * (BM / STRIP_ROWS) + first_row / STRIP_ROWS + s;
+                float* parts = partials + index * split_k_floats<WARPGROUP, SUMS>(SPLIT_K, NONDETERMINISTIC);
+                if (!split_k_finish<WARPGROUP, NONDETERMINISTIC>(sum[s], parts, counters + index, work.split, SPLIT_K,
+                                                                 threadIdx.x % WARPGROUP, epilogue.barrier))
+                    continue;
+            }
+            epilogue.C = C + static_cast<size_t>(work.batch) * problem.M * problem.N;
+            write_strip(sum[s], shared.C[consumer], next_buffer, epilogue, C_map,
+                        work.row + first_row + s * STRIP_ROWS, work.column, work.batch);
+        }
+    }
+    if (TMA_STORE) tma_store_wait<0>();
+}
+
+#if CLUSTER_M * CLUSTER_N > 1
+#define CLUSTER_SHAPE __cluster_dims__(CLUSTER_M * CLUSTER_N, 1, 1)
+#else
+#define CLUSTER_SHAPE
+#endif
+
+// The register file, 65,536, divided: a kernel starts with an equal share for every thread.
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
+
+extern "C" __global__ void CLUSTER_SHAPE __launch_bounds__(THREADS, 1)
+gemm_wgmma(Output* C, float* partials, unsigned* counters, const __grid_constant__ TensorMap A_map,
+           const __grid_constant__ TensorMap B_map, const __grid_constant__ TensorMap C_map, int M, int N, int K,
+           int batches, float alpha, float beta)
+{
+    extern __shared__ __align__(1024) unsigned char dynamic_shared[];
+    Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
+    const Problem problem(M, N, K, batches);
+    const int rank = CLUSTER > 1 ? cluster_rank() : 0;
+
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; ++stage) {
+            mbarrier_init(&shared.full[stage], 1);
+            mbarrier_init(&shared.empty[stage], (PINGPONG ? 1 : CONSUMERS) * (CLUSTER_M + CLUSTER_N - 1));
+        }
+        for (int consumer = 0; consumer < CONSUMERS; ++consumer) mbarrier_init(&shared.turn[consumer], 1);
+        mbarrier_publish();
+        tma_prefetch(A_map);
+        tma_prefetch(B_map);
+        if (TMA_STORE) tma_prefetch(C_map);
+    }
+    if (CLUSTER > 1)
+        cluster_barrier();
+    else
+        __syncthreads();
+
+    if (threadIdx.x < WARPGROUP) {
+        if (CONSUMERS > 1) release_registers<PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0) produce(shared, problem, A_map, B_map, rank);
+    } else {
+        if (CONSUMERS > 1) claim_registers<CONSUMER_REGISTERS>();
+        consume(shared, problem, C, partials, counters, C_map, alpha, beta, threadIdx.x / WARPGROUP - 1, rank);
+    }
+
+    // No block leaves while another of its cluster may still write to its shared memory.
+    if (CLUSTER > 1) cluster_barrier();
+}

@@ -1,0 +1,72 @@
+// TMA: the copy engine that moves boxes of an array between global and shared memory (sm_90 and later).
+//
+// The host describes the array once in a tensor map: address, extents, strides, the box that one copy moves, and how it
+// lies in shared memory. One thread starts a copy by giving the box's corner. What lies outside of the array arrives as
+// zeros and is not written, so edges need no care.
+//
+// Swizzle. A box's rows are SPAN bytes long here: 128, 64 or 32. Read as columns, they would all begin in the same banks
+// of shared memory, so the engine swaps 16-byte chunks within the rows, as the tensor cores expect it:
+//
+//     offset ^= (row bits of the offset) shifted onto the chunk bits; one pattern is 8 rows of 128 bytes
+//
+// Such boxes must start at multiples of 1024 bytes, or of 8 rows within a tile that does. From the PTX ISA,
+// "cp.async.bulk.tensor" and "Swizzling modes".
+#pragma once
+
+struct alignas(64) TensorMap {
+    unsigned char bytes[128];
+};
+
+__device__ __forceinline__ void tma_prefetch(const TensorMap& map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Global to shared memory: the box at (x, y, z), x along the rows. The bytes are reported to the mbarrier at `barrier`.
+// With BLOCKS above 1 the box goes to the same place in all blocks of the cluster that `mask` names, and each one's own
+// barrier is told.
+template <int BLOCKS>
+__device__ __forceinline__ void tma_load(unsigned to, const TensorMap& map, unsigned barrier, int x, int y, int z,
+                                         unsigned short mask)
+{
+    if constexpr (BLOCKS > 1)
+        asm volatile(
+            "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+            "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+            "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(mask)
+            : "memory");
+    else
+        asm volatile(
+            "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+            "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+            "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+            : "memory");
+}
+
+// Shared to global memory. Copies are closed into groups of the thread that started them.
+__device__ __forceinline__ void tma_store(const TensorMap& map, unsigned from, int x, int y, int z)
+{
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+                 "r"(from), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Returns when all but the last PENDING groups of this thread have been read from shared memory.
+template <int PENDING>
+__device__ __forceinline__ void tma_store_wait()
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// Lets the copy engine see what this thread wrote to shared memory.
+__device__ __forceinline__ void tma_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Where byte `offset` of a tile of SPAN-byte rows lies in shared memory.
+template <int SPAN>
+__device__ __forceinline__ unsigned tma_swizzled(unsigned offset)
+{
+    static_assert(SPAN == 32 || SPAN == 64 || SPAN == 128, "the engine's swizzles span 32, 64 or 128 bytes");
+    return offset ^ (offset >> 3 & (SPAN - 16));
+}
