@@ -95,10 +95,11 @@ class Reference:
             return cupy.asarray(_guarded(expression, self._on_host(), np.matmul, place))
 
     def _product(self, a: Any, b: Any) -> Any:
-        if not a.ndim == b.ndim == 2 or a.shape[1] != b.shape[0]:
+        if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
             return a @ b
-        self._largest_product_flops = max(self._largest_product_flops, 2 * a.size * b.shape[1])
-        return self._support.matmul(a, b)
+        product = self._support.matmul(a, b)
+        self._largest_product_flops = max(self._largest_product_flops, 2 * product.size * a.shape[-1])
+        return product
 
     def _is_small(self, answer: Any) -> bool:
         elements = [answer.size, *(np.size(value) for value in self._environment.values())]

@@ -77,32 +77,40 @@ extern "C" __global__ void summarise(const double* values, count_t n, count_t* r
     if (threadIdx.x % 32 == 0) atomicAdd((double*)(result + 1), squares);
 }
 
-// C = A B in float64; A is M x K, B is K x N, all row-major. A block of 256 threads makes a tile of 64 x 64, a thread
-// 4 x 4 of it, 16 apart. Plain on purpose: it is the reference.
+// C = A B in float64 for each of `batches` products; A is M x K, B is K x N, all row-major. From one product to the next
+// A and B are `step_a` and `step_b` elements apart, 0 where all share one. A block of 256 threads makes a tile of
+// 64 x 64, a thread 4 x 4 of it, 16 apart. Plain on purpose: it is the reference.
 extern "C" __global__ void __launch_bounds__(256)
-    matmul_float64(const double* A, const double* B, double* C, int M, int N, int K) {
+    matmul_float64(const double* A, const double* B, double* C, int M, int N, int K, int batches, long long step_a,
+                   long long step_b) {
     constexpr int TILE = 64, DEPTH = 16, EACH = 4, APART = 16;
     __shared__ double tile_a[DEPTH][TILE + 1], tile_b[DEPTH][TILE];
     const int tx = threadIdx.x % APART, ty = threadIdx.x / APART;
     const long long row = (long long)blockIdx.y * TILE, column = (long long)blockIdx.x * TILE;
-    double sum[EACH][EACH] = {};
-    for (int k = 0; k < K; k += DEPTH) {
-        for (int i = threadIdx.x; i < TILE * DEPTH; i += 256) {
-            const int r = i / DEPTH, ka = i % DEPTH, kb = i / TILE, c = i % TILE;
-            tile_a[ka][r] = (row + r < M && k + ka < K) ? A[(row + r) * K + k + ka] : 0.0;
-            tile_b[kb][c] = (column + c < N && k + kb < K) ? B[(long long)(k + kb) * N + column + c] : 0.0;
+    for (int batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+        const double* a = A + batch * step_a;
+        const double* b = B + batch * step_b;
+        double* c = C + batch * (long long)M * N;
+        double sum[EACH][EACH] = {};
+        for (int k = 0; k < K; k += DEPTH) {
+            for (int i = threadIdx.x; i < TILE * DEPTH; i += 256) {
+                const int r = i / DEPTH, ka = i % DEPTH, kb = i / TILE, along = i % TILE;
+                tile_a[ka][r] = (row + r < M && k + ka < K) ? a[(row + r) * K + k + ka] : 0.0;
+                tile_b[kb][along] =
+                    (column + along < N && k + kb < K) ? b[(long long)(k + kb) * N + column + along] : 0.0;
+            }
+            __syncthreads();
+            for (int i = 0; i < DEPTH; ++i)
+                for (int y = 0; y < EACH; ++y)
+                    for (int x = 0; x < EACH; ++x) sum[y][x] += tile_a[i][ty + APART * y] * tile_b[i][tx + APART * x];
+            __syncthreads();
         }
-        __syncthreads();
-        for (int i = 0; i < DEPTH; ++i)
-            for (int y = 0; y < EACH; ++y)
-                for (int x = 0; x < EACH; ++x) sum[y][x] += tile_a[i][ty + APART * y] * tile_b[i][tx + APART * x];
-        __syncthreads();
+        for (int y = 0; y < EACH; ++y)
+            for (int x = 0; x < EACH; ++x) {
+                const long long r = row + ty + APART * y, along = column + tx + APART * x;
+                if (r < M && along < N) c[r * N + along] = sum[y][x];
+            }
     }
-    for (int y = 0; y < EACH; ++y)
-        for (int x = 0; x < EACH; ++x) {
-            const long long r = row + ty + APART * y, c = column + tx + APART * x;
-            if (r < M && c < N) C[r * N + c] = sum[y][x];
-        }
 }
 
 // Each thread does 4 * turns dependent multiply-adds: its time is that of the SM's clock and of nothing else.

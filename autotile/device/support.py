@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ _THREADS = 256
 _MAX_BLOCKS = 2048
 _MATMUL_TILE = 64
 _MATMUL_THREADS = 256
+_MAX_BATCH_BLOCKS = 65_535
+"""Blocks of a grid along z on any device: CUDA C++ Programming Guide, technical specifications."""
 _RESULT_WORDS = 3
 
 
@@ -89,16 +92,25 @@ class SupportKernels:
         return Comparison(int(wrong), int(first), float(error.view(np.float64)))
 
     def matmul(self, a: Any, b: Any) -> Any:
-        """Product of two float64 device arrays of shapes (M, K) and (K, N), as a device array."""
+        """Product of two float64 device arrays of shapes (..., M, K) and (..., K, N), as a device array.
+
+        Leading axes broadcast as in NumPy.
+
+        Raises
+        ------
+        ValueError
+            They do not.
+        """
         cupy = load_cupy()
-        left, right = cupy.ascontiguousarray(a), cupy.ascontiguousarray(b)
-        (m, k), n = left.shape, right.shape[1]
-        product = cupy.empty((m, n), dtype=np.float64)
-        grid = (-(-n // _MATMUL_TILE), -(-m // _MATMUL_TILE), 1)
+        leading = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        (left, step_a), (right, step_b) = _stack(a, leading), _stack(b, leading)
+        (m, k), n = a.shape[-2:], b.shape[-1]
+        product = cupy.empty((*leading, m, n), dtype=np.float64)
+        batches = math.prod(leading)
+        grid = (-(-n // _MATMUL_TILE), -(-m // _MATMUL_TILE), min(batches, _MAX_BATCH_BLOCKS))
         pointers = [np.uint64(array.data.ptr) for array in (left, right, product)]
-        self._function("matmul_float64").launch(
-            grid, (_MATMUL_THREADS, 1, 1), (*pointers, np.int32(m), np.int32(n), np.int32(k)), 0
-        )
+        numbers = [*map(np.int32, (m, n, k, batches)), np.int64(step_a), np.int64(step_b)]
+        self._function("matmul_float64").launch(grid, (_MATMUL_THREADS, 1, 1), (*pointers, *numbers), 0)
         return product
 
     def summarise(self, pointer: int, elements: int) -> tuple[int, float]:
@@ -139,6 +151,16 @@ class SupportKernels:
             module = Module(self._cache.get_or_compile(_job(dtype, self._architecture)).path)
             self._modules[dtype.name] = module
         return module
+
+
+def _stack(array: Any, leading: tuple[int, ...]) -> tuple[Any, int]:
+    """Matrices one after the other, and the elements from one to the next; 0 where one stands for all."""
+    cupy = load_cupy()
+    own = array.shape[:-2]
+    if math.prod(own) == 1:
+        return cupy.ascontiguousarray(array), 0
+    whole = array if own == leading else cupy.broadcast_to(array, (*leading, *array.shape[-2:]))
+    return cupy.ascontiguousarray(whole), math.prod(array.shape[-2:])
 
 
 def _job(dtype: Dtype, architecture: str) -> CompileJob:
