@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,6 +52,19 @@ DeviceOption = Annotated[
         show_default="this machine's GPU, else an H200",
         autocompletion=complete_device,
     ),
+]
+ArchitectureOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arch",
+        metavar="SM",
+        help="Architecture to compile for, such as sm_90. May be given again.",
+        show_default="those of the GPUs it was tuned on",
+    ),
+]
+BundleOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Look into a file of `autotile bundle`.", show_default="the database"),
 ]
 
 LARGEST_SEED = 2**63 - 1

@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from autotile.cli.application import examples
-from autotile.cli.arguments import DatabaseOption, DeviceOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
+from autotile.cli.arguments import (
+    BundleOption,
+    DatabaseOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    KernelArgument,
+    SizesArgument,
+)
 from autotile.cli.completion import complete_kernel, complete_outcome
 from autotile.cli.output import show
 from autotile.ground.errors import InputError
@@ -21,6 +29,7 @@ def best(
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     database: DatabaseOption = None,
+    bundle: BundleOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what would be served for a problem, and why.
@@ -31,7 +40,8 @@ def best(
     from autotile.ops.assignments import read_sizes
     from autotile.ops.serving import best as find_best
 
-    report = find_best(kernel, read_sizes(sizes or []), dtype=dtype, device=device, database=database)
+    given = read_sizes(sizes or [])
+    report = find_best(kernel, given, dtype=dtype, device=device, database=database, bundle=bundle)
     show(report, as_json=as_json)
 
 

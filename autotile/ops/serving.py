@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from autotile.dispatch.serving import find_best_kernel
 from autotile.files.settings import read_settings
 from autotile.ops.targets import check_device_index, open_problem
@@ -17,6 +19,7 @@ def best(
     dtype: str | None = None,
     device: str | None = None,
     database: str | None = None,
+    bundle: Path | None = None,
 ) -> ServedReport:
     """The best known configuration of a kernel for a problem, and why it is the one that is served.
 
@@ -30,21 +33,24 @@ def best(
         Name of a GPU profile, or the index of a GPU of this machine; None for the current one.
     database
         Path or URL; None for the user's own.
+    bundle
+        A file to look into in place of the database.
 
     Raises
     ------
     InputError
         Unknown kernel, size, dtype or device, a malformed search-space file, or a database that cannot be read.
     """
-    loaded, problem = open_problem(kernel, sizes, dtype)
     place: int | str | None = device
     if device is not None and device.isdecimal():
         place = int(device)
         check_device_index(place)
     location = database or read_settings().database
-    _check_readable(location, loaded.name)
-    bound = find_best_kernel(kernel, dtype, place, location, sizes)
-    return ServedReport(bound, Workrate.of(loaded.spec, problem))
+    if bundle is None:
+        loaded, _ = open_problem(kernel, sizes, dtype)
+        _check_readable(location, loaded.name)
+    bound = find_best_kernel(kernel, dtype, place, location, sizes, bundle=bundle)
+    return ServedReport(bound, Workrate.of(bound.definition.spec, bound.problem))
 
 
 def _check_readable(location: str, kernel: str) -> None:

@@ -1,0 +1,204 @@
+"""Gather what a kernel needs away from here: its winners, and cubins of them for chosen architectures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from autotile.device.compiler import CompileJob, compile_job
+from autotile.device.cubin_cache import CachedCubin
+from autotile.device.toolchain import nvrtc_version
+from autotile.files.library import Kernel, load_kernel
+from autotile.files.profiles import device_profile
+from autotile.files.settings import available_cores, read_settings
+from autotile.ground.capability import ARCHITECTURE, capability_of, device_fault
+from autotile.ground.errors import InputError
+from autotile.ground.model import Config, config_key, config_text
+from autotile.ground.problem import resolve_problem
+from autotile.process.compile_pool import CompilePool
+from autotile.report.text import sizes_text
+from autotile.store.database import Database
+from autotile.store.keys import space_hash
+from autotile.store.winners import Winner, shipped_winners
+
+_DEADLINE_S = 120.0
+_ANY_PROFILE = "h200"
+"""Stands in for a device of which only the architecture is known."""
+
+
+class Wanted(NamedTuple):
+    """A kernel to ship, and the problem of it that is meant; None for all that are tuned."""
+
+    kernel: str
+    sizes: Mapping[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedCubin:
+    """A configuration of a winner, or the default, compiled."""
+
+    target: str
+    dtype: str
+    flags: Mapping[str, int]
+    config: Config
+    cubin: CachedCubin
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """A kernel with what it is shipped with.
+
+    Attributes
+    ----------
+    notices
+        What was left out and why, a line each.
+    """
+
+    kernel: Kernel
+    nvrtc_version: str
+    winners: tuple[Winner, ...]
+    cubins: tuple[ShippedCubin, ...]
+    notices: tuple[str, ...]
+
+
+class _Task(NamedTuple):
+    target: str
+    dtype: str
+    flags: tuple[tuple[str, int], ...]
+    config: Config
+
+
+def gather(
+    wanted: Sequence[Wanted],
+    architectures: Sequence[str],
+    *,
+    dtype: str | None = None,
+    database: str | None = None,
+) -> list[Shipment]:
+    """Winners and cubins of kernels, one shipment a kernel.
+
+    Parameters
+    ----------
+    wanted
+        What to ship; a kernel may come with several problems.
+    architectures
+        Such as ``sm_90``; none for those of the GPUs that the kernel is tuned on.
+    dtype
+        Only winners of this element type; None for all.
+    database
+        Path or URL; None for the user's own.
+
+    Raises
+    ------
+    InputError
+        A kernel, size or architecture is unknown, a problem is not tuned, or nothing can be compiled for what is asked.
+    ToolchainError
+        NVRTC is missing or does not know an architecture.
+    """
+    for architecture in architectures:
+        if ARCHITECTURE.fullmatch(architecture) is None:
+            raise InputError(f"{architecture!r} is no architecture; expected one such as sm_90")
+    settings = read_settings()
+    location = database or settings.database
+    kernels = {name: load_kernel(name) for name in dict.fromkeys(one.kernel for one in wanted)}
+    pool = CompilePool(settings.cache, settings.cache_limit_bytes, available_cores(), _DEADLINE_S)
+    try:
+        shipments = []
+        for name, kernel in kernels.items():
+            problems = [one.sizes for one in wanted if one.kernel == name]
+            winners = _asked_for(kernel, problems, _current_winners(kernel, location, dtype))
+            shipments.append(_gather(kernel, winners, architectures, dtype, pool))
+        return shipments
+    finally:
+        pool.close()
+
+
+def _gather(
+    kernel: Kernel,
+    winners: Sequence[Winner],
+    architectures: Sequence[str],
+    dtype: str | None,
+    pool: CompilePool,
+) -> Shipment:
+    if not winners and not architectures:
+        raise InputError(
+            f"nothing is tuned of {kernel.name}, so there is no GPU to make cubins for; run `autotile tune`, or name "
+            "the architectures with --arch to ship the default configuration"
+        )
+    targets, notices = _targets(kernel, winners, architectures)
+    tasks = _tasks(kernel, winners, targets, dtype)
+    started = [(task, pool.submit(lambda task=task: _job(kernel, task))) for task in tasks]  # type: ignore[misc]
+    cubins: list[ShippedCubin] = []
+    for task, future in started:
+        compiled = future.result()
+        if compiled.cubin is None:
+            notices.append(f"{kernel.name} {config_text(task.config)} is left out for {task.target}: {compiled.reason}")
+        else:
+            cubins.append(ShippedCubin(task.target, task.dtype, dict(task.flags), task.config, compiled.cubin))
+    if not cubins:
+        raise InputError(f"nothing of {kernel.name} can be shipped: {'; '.join(notices)}")
+    return Shipment(kernel, nvrtc_version(), tuple(winners), tuple(cubins), tuple(notices))
+
+
+def _current_winners(kernel: Kernel, location: str, dtype: str | None) -> list[Winner]:
+    """Winners of this very version of the kernel: the user's own, then those that came with autotile."""
+    if dtype is not None and dtype not in kernel.spec.dtypes:
+        raise InputError(f"{kernel.name} is not written for dtype {dtype!r}; it takes {', '.join(kernel.spec.dtypes)}")
+    opened = Database.open_readonly(location)
+    own: list[Winner] = []
+    if opened is not None:
+        with opened:
+            own = [best.winner for best in opened.best(kernel.name, dtype=dtype)]
+    dtypes = [dtype] if dtype is not None else kernel.spec.dtypes
+    came_along = [winner for name in dtypes for winner in shipped_winners(kernel.name, name)]
+    version = (kernel.source_hash, space_hash(kernel.spec), tuple(kernel.spec.options))
+    digests = {winner.key.digest for winner in own}
+    every = own + [winner for winner in came_along if winner.key.digest not in digests]
+    return [w for w in every if (w.key.template_hash, w.key.space_hash, w.key.options) == version]
+
+
+def _asked_for(kernel: Kernel, problems: Sequence[Mapping[str, int] | None], winners: Sequence[Winner]) -> list[Winner]:
+    if None in problems:
+        return list(winners)
+    sizes = [resolve_problem(kernel.spec, given or {}).sizes for given in problems]
+    for one in sizes:
+        if not any(dict(winner.key.sizes) == dict(one) for winner in winners):
+            tuned = "; ".join(dict.fromkeys(sizes_text(winner.key.sizes) for winner in winners)) or "nothing"
+            raise InputError(f"{kernel.name} {sizes_text(one)} is not tuned; tuned is {tuned}. Run `autotile tune`")
+    return [winner for winner in winners if dict(winner.key.sizes) in [dict(one) for one in sizes]]
+
+
+def _targets(kernel: Kernel, winners: Iterable[Winner], architectures: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What to compile for, and what is left out."""
+    tuned_on = (winner.device.architecture for winner in winners if winner.device is not None)
+    targets, notices = [], []
+    for architecture in dict.fromkeys(architectures or tuned_on):
+        stand_in = replace(
+            device_profile(_ANY_PROFILE), name=architecture, compute_capability=capability_of(architecture)
+        )
+        fault = device_fault(kernel.spec, stand_in)
+        if fault:
+            notices.append(f"{architecture} is left out: {fault}")
+        else:
+            targets.append(kernel.spec.architecture or architecture)
+    return list(dict.fromkeys(targets)), notices
+
+
+def _tasks(kernel: Kernel, winners: Sequence[Winner], targets: Sequence[str], dtype: str | None) -> Iterator[_Task]:
+    """Each winner's configuration with its own dtype and flags, and the default with each of these."""
+    spec = kernel.spec
+    usual = (dtype or spec.dtypes[0], tuple((name, spec.sizes[name]) for name in spec.flags))
+    seen: set[tuple[str, str, tuple[tuple[str, int], ...], str]] = set()
+    own = [(w.key.dtype, tuple((name, w.key.sizes[name]) for name in spec.flags), w.config) for w in winners]
+    defaults = [(*variant, spec.default) for variant in dict.fromkeys([*(entry[:2] for entry in own), usual])]
+    for target in targets:
+        for element_type, flags, config in [*own, *defaults]:
+            identity = (target, element_type, flags, config_key(config))
+            if identity not in seen:
+                seen.add(identity)
+                yield _Task(target, element_type, flags, config)
+
+
+def _job(kernel: Kernel, task: _Task) -> CompileJob:
+    return compile_job(kernel, task.config, task.dtype, task.target, {**kernel.spec.sizes, **dict(task.flags)})
