@@ -228,8 +228,8 @@ def _cluster_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) ->
 
 def _explain_cluster(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
     return (
-        f"clusters of {_by(demand.cluster)} blocks in a grid of {_by(demand.grid)}, expected 1 to "
-        f"{_MAX_CLUSTER_BLOCKS} blocks that divide the grid along each dimension"
+        f"clusters of {_by(demand.cluster)} blocks in a grid of {_by(demand.grid)} blocks, expected 1 to "
+        f"{_MAX_CLUSTER_BLOCKS} that divide the grid along each dimension"
     )
 
 

@@ -72,8 +72,9 @@ def test_workspaces_are_verified(split_toml: Path, dtype: str, flags: dict[str, 
 
 
 @pytest.mark.parametrize("split_k", [1, 5])
-@pytest.mark.parametrize(("trans_a", "trans_b", "batch"), list(product([0, 1], [0, 1], [1, 3])))
-def test_flags_and_stacks(split_toml: Path, cp: Any, split_k: int, trans_a: int, trans_b: int, batch: int) -> None:
+@pytest.mark.parametrize("shape", list(product([0, 1], [0, 1], [1, 3])))
+def test_flags_and_stacks(split_toml: Path, cp: Any, split_k: int, shape: tuple[int, int, int]) -> None:
+    trans_a, trans_b, batch = shape
     kernel = get_best_kernel(
         str(with_default(split_toml, SPLIT_K=split_k)), M=33, N=17, K=70, BATCH=batch, TRANS_A=trans_a, TRANS_B=trans_b
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from autotile.ground.arrays import ARRAY_FUNCTIONS, ArrayExpression, parse_array_expression, shift
 from autotile.ground.errors import SpecError
+from autotile.ground.nodes import Kind
 
 NAMES = ("A", "B", "v", "alpha", "N")
 
@@ -178,3 +180,38 @@ def test_the_functions_are_those_of_the_format() -> None:
         *("exp", "log", "sqrt", "abs", "tanh", "transpose", "maximum", "minimum"),
         *("sum", "mean", "max", "shift"),
     }
+
+
+class TestChoicesAndStacks:
+    KINDS: Mapping[str, Kind] = {"TURN": "boolean", "M": "number"}
+
+    def evaluate(self, text: str, **env: Any) -> np.ndarray:
+        names = ["A", "B", "TURN", "M"]
+        return parse_array_expression(text, names, self.KINDS).evaluate({"TURN": 0, "M": 1.0, **env})
+
+    @pytest.mark.parametrize("turn", [0, 1])
+    def test_a_flag_chooses(self, turn: int) -> None:
+        a = np.arange(6.0).reshape(2, 3)
+        found = self.evaluate("2 * (transpose(A) if TURN else A)", A=a, TURN=turn)
+        np.testing.assert_array_equal(found, 2 * (a.T if turn else a))
+
+    def test_what_is_not_chosen_is_not_computed(self) -> None:
+        found = self.evaluate("A if M > 1 or not TURN else A @ B", A=np.ones(3), B=np.ones((2, 2)))
+        np.testing.assert_array_equal(found, np.ones(3))
+
+    def test_a_division_by_zero_in_a_condition_is_told(self) -> None:
+        with pytest.raises(SpecError, match="zero"):
+            self.evaluate("A if M // (M - 1) == 0 else B", A=np.ones(1), B=np.ones(1))
+
+    @pytest.mark.parametrize(
+        ("a", "b"), [((4, 2, 3), (4, 3, 5)), ((1, 2, 3), (4, 3, 5)), ((4, 2, 3), (3, 5)), ((2, 1, 2, 3), (4, 3, 5))]
+    )
+    def test_stacks_of_matrices_broadcast(self, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+        rng = np.random.default_rng(0)
+        left, right = rng.standard_normal(a), rng.standard_normal(b)
+        np.testing.assert_allclose(self.evaluate("A @ B", A=left, B=right), left @ right)
+        turned = self.evaluate("transpose(transpose(B) @ transpose(A))", A=left, B=right)
+        np.testing.assert_allclose(turned, left @ right)
+
+    def test_a_vector_has_no_transpose(self) -> None:
+        np.testing.assert_array_equal(self.evaluate("transpose(A)", A=np.arange(3.0)), np.arange(3.0))
