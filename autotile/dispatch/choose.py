@@ -1,12 +1,13 @@
-"""Choose the configuration to serve: exact, nearest, transferred or default, and say why."""
+"""Choose the configuration to serve: exact, by a family's rule, nearest, transferred or default, and say why."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
+from autotile.dispatch.rules import choose_by_rule
 from autotile.files.library import Kernel
 from autotile.ground.geometry import launch_geometry
 from autotile.ground.hardware import DeviceProperties
@@ -15,10 +16,11 @@ from autotile.ground.problem import size_distance
 from autotile.ground.resource_gate import compiled_occupancy, resource_fault
 from autotile.ground.space import check_config, feasible_space
 from autotile.store.keys import TuningKey, key_differences, key_of
+from autotile.store.rules import StoredRule
 from autotile.store.winners import Winner
 
-Tier = Literal["exact", "nearest", "transferred", "default"]
-_TIERS: tuple[Tier, ...] = ("exact", "nearest", "transferred", "default")
+Tier = Literal["exact", "family", "nearest", "transferred", "default"]
+_TIERS: tuple[Tier, ...] = ("exact", "family", "nearest", "transferred", "default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,9 @@ class Choice:
     Attributes
     ----------
     tier
-        ``exact``: tuned for this very problem on this GPU; ``nearest``: for other sizes on this GPU; ``transferred``:
-        on another GPU; ``default``: not tuned.
+        ``exact``: tuned for this very problem on this GPU; ``family``: by a rule that was learned from other problems
+        of its family on this GPU; ``nearest``: for other sizes on this GPU; ``transferred``: on another GPU;
+        ``default``: not tuned.
     differences
         Key fields in which the tuned problem differs from the asked one: name, tuned value, asked value.
     shipped
@@ -38,6 +41,8 @@ class Choice:
         What is newer here than where the result was measured, a few words each: the driver, NVRTC.
     packed
         The bundle that it is served from, and for what its cubin was compiled; empty where it is none.
+    rule
+        What is said of the family's rule; empty where none chose.
     """
 
     tier: Tier
@@ -52,10 +57,17 @@ class Choice:
     shipped: bool = False
     aged: tuple[str, ...] = ()
     packed: str = ""
+    rule: str = ""
 
 
 def choose(
-    kernel: Kernel, problem: Problem, device: DeviceProperties, nvrtc_version: str, stored: Iterable[Winner]
+    kernel: Kernel,
+    problem: Problem,
+    device: DeviceProperties,
+    nvrtc_version: str,
+    stored: Iterable[Winner],
+    *,
+    rules: Iterable[StoredRule] = (),
 ) -> Choice:
     """The best stored result that may be served for a problem, else the default configuration.
 
@@ -69,20 +81,36 @@ def choose(
         What is asked for.
     stored
         Winners of the kernel, in any order. Of equals, the user's own goes before one that came with autotile.
+    rules
+        Rules of the kernel's families, the newest first.
     """
     asked = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
+
+    def may_serve(best: Winner) -> bool:
+        return not check_config(kernel.spec, best.config, problem.sizes, device, problem.dtype) and not _resource_fault(
+            kernel, best, problem, device
+        )
+
     current = [
         best
         for best in stored
         if best.key.dtype == asked.dtype
         and (best.key.template_hash, best.key.space_hash) == (asked.template_hash, asked.space_hash)
         and best.key.options == asked.options
-        and not check_config(kernel.spec, best.config, problem.sizes, device, problem.dtype)
-        and not _resource_fault(kernel, best, problem, device)
+        and may_serve(best)
     ]
-    if not current:
-        return Choice("default", _default_config(kernel, problem, device))
-    return _choice(min(current, key=lambda best: _rank(best, asked)), asked, device)
+    best = min(current, key=lambda best: _rank(best, asked), default=None)
+    if best is not None and _tier(best.key, asked) == "exact":
+        return _choice(best, asked, device)
+    by_rule = choose_by_rule(kernel, problem, device, asked, rules=rules, may_serve=may_serve)
+    if by_rule is not None:
+        chosen, said = by_rule
+        return replace(_choice(chosen, asked, device), tier="family", rule=said)
+    return (
+        _choice(best, asked, device)
+        if best is not None
+        else Choice("default", _default_config(kernel, problem, device))
+    )
 
 
 def _resource_fault(kernel: Kernel, best: Winner, problem: Problem, device: DeviceProperties) -> str:

@@ -24,7 +24,7 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
     sentences = [served, _reason(choice)]
     if choice.measurement is not None:
         time = choice.measurement
-        took = "It took" if choice.tier == "exact" else "There it took"
+        took = "It took" if choice.tier == "exact" else _where(choice)
         interval = f"{_digits(time.low_us)} to {_digits(time.high_us)}"
         sentences.append(
             f"{took} {_digits(time.time_us)} us (95 % interval {interval}, {time.l2} L2){_when(choice.tuned_at)}."
@@ -49,10 +49,19 @@ def _reason(choice: Choice) -> str:
     differences = "; ".join(f"{name} {tuned} instead of {asked}" for name, tuned, asked in told)
     if choice.tier == "exact":
         return "It was tuned for exactly this problem on this GPU."
+    if choice.tier == "family":
+        return f"A rule chose it for the family {choice.rule}. Rules and limits hold here too."
     if not differences:
         return "It was tuned from a recording of this GPU, not on the GPU itself."
     how = "is the nearest that was tuned on this GPU" if choice.tier == "nearest" else "was tuned elsewhere"
     return f"It {how}: {differences}. Rules and limits hold here too."
+
+
+def _where(choice: Choice) -> str:
+    if choice.tier != "family" or choice.tuned_sizes is None:
+        return "There it took"
+    sizes = " ".join(f"{name}={value}" for name, value in choice.tuned_sizes.items())
+    return f"At {sizes}, the nearest problem where it was timed, it took"
 
 
 def _digits(time_us: float) -> str:

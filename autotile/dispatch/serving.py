@@ -19,7 +19,8 @@ from autotile.ground.errors import DatabaseError, NotTunedError, ToolchainError
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Problem
 from autotile.ground.problem import resolve_problem
-from autotile.store.quick import read_winners_quickly
+from autotile.store.quick import read_rules_quickly, read_winners_quickly
+from autotile.store.rules import StoredRule
 from autotile.store.winners import Winner, shipped_winners
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def find_best_kernel(
     problem = resolve_problem(kernel.spec, sizes, dtype)
     stored = _stored(location, problem)
     index, properties = _device(device, stored)
-    choice = choose(kernel, problem, properties, _nvrtc_version(stored), stored)
+    choice = choose(kernel, problem, properties, _nvrtc_version(stored), stored, rules=_rules(location, problem))
     return BoundKernel(kernel, problem, properties, index, choice)
 
 
@@ -204,6 +205,23 @@ def _own(location: str, problem: Problem) -> list[Winner]:
             return []
         with database:
             return [best.winner for best in database.best(problem.kernel, dtype=problem.dtype)]
+    except DatabaseError:
+        return []
+
+
+def _rules(location: str, problem: Problem) -> list[StoredRule]:
+    """Rules of the kernel's families, the newest first; none where the database is missing or cannot be read."""
+    rules = read_rules_quickly(location, problem.kernel, problem.dtype)
+    if rules is not None:
+        return rules
+    from autotile.store.database import Database
+
+    try:
+        database = Database.open_readonly(location)
+        if database is None:
+            return []
+        with database:
+            return database.rules(problem.kernel, problem.dtype)
     except DatabaseError:
         return []
 

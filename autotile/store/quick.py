@@ -1,4 +1,4 @@
-"""Read the winners of a local database by the standard library alone.
+"""Read the winners and rules of a local database by the standard library alone.
 
 Loading SQLAlchemy takes longer than all the rest of a process's first look-up, so dispatch reads an SQLite file of the
 present schema directly. Whatever is out of the ordinary is left to `Database`.
@@ -19,6 +19,7 @@ from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Measurement, Resources
 from autotile.store.keys import TuningKey
 from autotile.store.revision import SCHEMA_REVISION, VERSION_TABLE
+from autotile.store.rules import StoredRule
 from autotile.store.winners import Winner
 
 _BUSY_S = 1.0
@@ -35,6 +36,11 @@ _WINNERS = """
     WHERE studies.kernel = ? AND studies.dtype = ?
     ORDER BY trials.created_at DESC
 """
+_RULES = """
+    SELECT key, device, rule, learned_at FROM families
+    WHERE kernel = ? AND dtype = ? AND learned_at IS NOT NULL
+    ORDER BY learned_at DESC
+"""
 _RESOURCES = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "static_smem_bytes")
 
 
@@ -46,6 +52,23 @@ def read_winners_quickly(location: str, kernel: str, dtype: str) -> list[Winner]
     list of Winner or None
         None where the database is not an SQLite file of the present schema that can simply be read.
     """
+    rows = _rows(location, _WINNERS, kernel, dtype)
+    try:
+        return [_winner(row) for row in rows] if rows is not None else None
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+def read_rules_quickly(location: str, kernel: str, dtype: str) -> list[StoredRule] | None:
+    """Rules of a kernel's families, newest first; what is returned where, as for `read_winners_quickly`."""
+    rows = _rows(location, _RULES, kernel, dtype)
+    try:
+        return [_rule(row) for row in rows] if rows is not None else None
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+def _rows(location: str, query: str, kernel: str, dtype: str) -> list[dict[str, Any]] | None:
     path = Path(location).expanduser()
     if "://" in location:
         return None
@@ -58,13 +81,18 @@ def read_winners_quickly(location: str, kernel: str, dtype: str) -> list[Winner]
             (revision,) = connection.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()
             if revision != SCHEMA_REVISION:
                 return None
-            return [_winner(row) for row in connection.execute(_WINNERS, (kernel, dtype))]
-    except (sqlite3.Error, TypeError, ValueError, KeyError):
+            return [dict(row) for row in connection.execute(query, (kernel, dtype))]
+    except (sqlite3.Error, TypeError):
         return None
 
 
+def _rule(row: Mapping[str, Any]) -> StoredRule:
+    read = {name: json.loads(row[name]) for name in ("key", "device", "rule")}
+    return StoredRule.from_json({**read, "learned_at": row["learned_at"]})
+
+
 def _winner(row: Mapping[str, Any]) -> Winner:
-    key = dict(row) | {name: json.loads(row[name]) for name in ("options", "sizes")}
+    key = {**row} | {name: json.loads(row[name]) for name in ("options", "sizes")}
     device = json.loads(row["device"]) if row["device"] else None
     if device is not None and row["driver"]:
         device["driver"] = row["driver"]  # a study may outlive the driver that it was begun with

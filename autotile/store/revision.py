@@ -1,6 +1,6 @@
 """Which schema this autotile writes, known without loading an SQL engine."""
 
-SCHEMA_REVISION = "0002"
+SCHEMA_REVISION = "0003"
 """The newest migration. Revisions are four-digit numbers in order, so that a newer database can be told."""
 
 VERSION_TABLE = "autotile_schema"

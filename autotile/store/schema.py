@@ -126,5 +126,23 @@ MISSES = Table(
 )
 """Problems that dispatch was asked for and had no exact result of; ``sizes`` is canonical JSON."""
 
+FAMILIES = Table(
+    "families",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("kernel", Text, nullable=False),
+    Column("dtype", Text, nullable=False),
+    _json("key"),
+    _json("device"),
+    _json("family"),
+    _json("progress", nullable=True),
+    _json("rule", nullable=True),
+    Column("learned_at", Text),
+    Index("families_by_kernel", "kernel"),
+)
+"""One row for each family of problems that is tuned on a device: ``key`` is a `TuningKey` without sizes, ``progress``
+null where nothing is left to do, ``rule`` null before the first rule is learned."""
+
 BEST = table("best", column("study_id"), column("trial_id"))
 """The view of the best result of each study; it has more columns, for people who open the database by hand."""

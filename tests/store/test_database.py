@@ -12,6 +12,7 @@ from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Outcome, Problem, Trial, config_key
 from autotile.store.database import Database
 from autotile.store.keys import TuningKey
+from autotile.store.revision import SCHEMA_REVISION
 
 Maker = Callable[..., Trial]
 
@@ -184,8 +185,8 @@ def test_a_check_counts_rows_and_finds_orphans(
     database.add_trial(study, run, measured({"BM": 64}, 1.0))
     report = database.check()
     assert report.whole
-    assert report.counts == {"studies": 1, "runs": 1, "trials": 1, "misses": 0}
-    assert (report.unfinished_runs, report.revision) == (1, "0002")
+    assert report.counts == {"studies": 1, "runs": 1, "trials": 1, "misses": 0, "families": 0}
+    assert (report.unfinished_runs, report.revision) == (1, SCHEMA_REVISION)
     connection = sqlite3.connect(tmp_path / "tuning.db")
     connection.execute("DELETE FROM runs")
     connection.commit()

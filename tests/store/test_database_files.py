@@ -16,6 +16,7 @@ from autotile.ground.model import Trial
 from autotile.store.database import Database
 from autotile.store.engine import parse_location
 from autotile.store.keys import TuningKey
+from autotile.store.revision import SCHEMA_REVISION
 from autotile.store.places import network_file_system
 
 
@@ -72,7 +73,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path, opening: Callable[..., object
     connection.execute("UPDATE autotile_schema SET version_num = '0099'")
     connection.commit()
     connection.close()
-    with pytest.raises(DatabaseError, match=r"newer autotile \(schema 0099; this version knows 0002\): pip install"):
+    with pytest.raises(DatabaseError, match=rf"newer autotile \(schema 0099; this version knows {SCHEMA_REVISION}\): pip install"):
         opening(path)
 
 

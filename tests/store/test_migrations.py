@@ -19,8 +19,8 @@ SECOND = '''
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "0004"
+down_revision = "0003"
 
 
 def upgrade() -> None:
@@ -41,7 +41,7 @@ def test_the_declared_revision_is_the_newest_migration() -> None:
     config.set_main_option("script_location", str(upgrade._MIGRATIONS))
     script = ScriptDirectory.from_config(config)
     assert script.get_heads() == [revision.SCHEMA_REVISION]
-    assert [step.revision for step in script.walk_revisions()] == ["0002", "0001"]
+    assert [step.revision for step in script.walk_revisions()] == ["0003", "0002", "0001"]
 
 
 @pytest.mark.parametrize("readonly", [False, True])
@@ -53,14 +53,14 @@ def test_an_older_database_is_brought_up_to_date(
         database.study(key, None)
     folder = tmp_path / "100% migrations"
     shutil.copytree(upgrade._MIGRATIONS, folder)
-    (folder / "versions" / "v0003_note.py").write_text(SECOND)
+    (folder / "versions" / "v0004_note.py").write_text(SECOND)
     monkeypatch.setattr(upgrade, "_MIGRATIONS", folder)
-    monkeypatch.setattr(upgrade, "SCHEMA_REVISION", "0003")
+    monkeypatch.setattr(upgrade, "SCHEMA_REVISION", "0004")
     opened = Database.open_readonly(path) if readonly else Database.open(path)
     assert opened is not None
     with opened:
         assert [study.key for study in opened.studies()] == [key]
-        assert opened.check().revision == "0003"
+        assert opened.check().revision == "0004"
 
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was(
@@ -71,10 +71,10 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
         database.study(key, None)
     folder = tmp_path / "migrations"
     shutil.copytree(upgrade._MIGRATIONS, folder)
-    (folder / "versions" / "v0003_note.py").write_text(SECOND + '    raise RuntimeError("half way")\n')
+    (folder / "versions" / "v0004_note.py").write_text(SECOND + '    raise RuntimeError("half way")\n')
     with monkeypatch.context() as patch:
         patch.setattr(upgrade, "_MIGRATIONS", folder)
-        patch.setattr(upgrade, "SCHEMA_REVISION", "0003")
+        patch.setattr(upgrade, "SCHEMA_REVISION", "0004")
         with pytest.raises(RuntimeError, match="half way"):
             Database.open(path)
     engine = create_engine(f"sqlite:///{path}")

@@ -1,0 +1,100 @@
+"""What a configuration is expected to take where it was not measured: a model fitted to its times at a few points.
+
+The time of a launch is taken to be a sum of parts, none of them negative: a constant, the work of the busiest SM (the
+rounds of blocks that it is given, times the depth of an output), that work again for each size that no vector divides,
+the depth alone (what one block takes whose latency nothing hides), the waves, and the bytes moved. What the sum leaves
+over at the measured points is carried to their neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.ground.features import Traits
+
+_VECTOR = 8
+"""Elements of the widest access: 16 bytes of a 16-bit type."""
+_REACH_DOUBLINGS = 1.0
+"""At this distance from a point its remainder counts 1/e."""
+_DOUBT = 0.3
+"""Weight of no remainder at all, against a weight of 1 at the point itself."""
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TimeModel:
+    """Expected times of several configurations.
+
+    Attributes
+    ----------
+    weights
+        Of the parts, shape (configurations, parts), in microseconds a unit of each part.
+    remainders
+        Logarithm of measured over modelled time at each point, 0 where it was not measured, (points, configurations).
+    known
+        Where it was measured, same shape.
+    positions
+        Logarithms of the points' sizes, shape (points, sizes).
+    """
+
+    weights: Matrix
+    remainders: Matrix
+    known: NDArray[np.bool_]
+    positions: Matrix
+
+    @classmethod
+    def fit(cls, times_us: Matrix, traits: Traits) -> TimeModel:
+        """Fit by least squares of relative errors.
+
+        Parameters
+        ----------
+        times_us
+            Shape (points, configurations); NaN where a configuration was not measured. Each has a number.
+        traits
+            Of the points and configurations.
+        """
+        known = np.isfinite(times_us)
+        weights = [_fitted(_parts(traits, c)[known[:, c]], times_us[known[:, c], c]) for c in range(times_us.shape[1])]
+        modelled = _sums(traits, np.array(weights))
+        remainders = np.where(known, np.log(np.where(known, times_us, 1.0) / modelled), 0.0)
+        return cls(np.array(weights), remainders, known, _positions(traits.sizes))
+
+    def predict(self, traits: Traits) -> Matrix:
+        """Expected times in microseconds at other problems, shape (problems, configurations)."""
+        distances = np.abs(_positions(traits.sizes)[:, None, :] - self.positions[None, :, :]).sum(axis=2)
+        nearness = np.exp(-distances / _REACH_DOUBLINGS)
+        carried = nearness @ self.remainders / (nearness @ self.known + _DOUBT)
+        return np.asarray(_sums(traits, self.weights) * np.exp(carried))
+
+
+def _fitted(parts: Matrix, times_us: Matrix) -> Matrix:
+    from scipy.optimize import nnls  # 0.1 s, which serving has no use for
+
+    relative = parts / times_us[:, None]
+    scale = np.maximum(relative.max(axis=0), 1e-300)
+    weights, _ = nnls(relative / scale, np.ones(len(times_us)))
+    return np.asarray(weights / scale)
+
+
+def _parts(traits: Traits, config: int) -> Matrix:
+    """Parts of a configuration's time at each problem, shape (problems, parts)."""
+    depth = traits.flops / traits.outputs if traits.flops.any() else np.ones_like(traits.outputs)
+    rounds, waves = traits.rounds[:, config], traits.waves[:, config]
+    ragged = [rounds * depth * (sizes % _VECTOR != 0) for sizes in traits.sizes.values()]
+    plain = [np.ones_like(depth), depth, rounds * depth, waves * depth, np.ceil(waves), np.ceil(waves) * depth]
+    return np.stack([*plain, traits.bytes, *ragged], axis=1)
+
+
+def _sums(traits: Traits, weights: Matrix) -> Matrix:
+    sums = [_parts(traits, config) @ row for config, row in enumerate(weights)]
+    return np.asarray(np.maximum(np.stack(sums, axis=1), 1e-9))
+
+
+def _positions(sizes: Mapping[str, NDArray[np.float64]]) -> Matrix:
+    """Coordinates in doublings; a flag that is 0 lies one below one that is 1."""
+    return np.stack([np.log2(np.maximum(column, 0.5)) for column in sizes.values()], axis=1)

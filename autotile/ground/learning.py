@@ -1,0 +1,210 @@
+"""From measured times of configurations at points of a family to a few configurations and a tree between them.
+
+What is minimised is the mean loss: the time of what is served over the fastest known at the point, minus 1. The few
+points are filled up with many more problems of the family, for which `autotile.ground.costs` says what to expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.ground.costs import TimeModel
+from autotile.ground.features import Feature, Traits
+from autotile.ground.tree import Tree, grow_trees, leaf_of
+
+UNSERVED = 10.0
+"""Loss where nothing can be served that was chosen: as bad as eleven times the time, so that it is avoided."""
+_FOLDS = 32
+"""Left-out groups of a cross-validation; up to this many points each is left out alone."""
+_PATIENCE = 0.25
+"""A smaller tree is taken where its loss is within this many standard errors of the least."""
+_MEASURED_SHARE = 0.25
+"""Weight of all measured points together; the rest goes to the problems in between."""
+_LEAVES_A_CONFIG = 2
+"""A configuration is best in more than one corner of the sizes, but a person should still read the tree."""
+
+Matrix = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a rule is learned from.
+
+    Attributes
+    ----------
+    times_us
+        Shape (points, configurations); NaN where a configuration cannot be served. Every point has a number.
+    proposed_by
+        Whether a point's own tuning found the configuration good, same shape. What no point proposed (the default) is
+        known to every rule.
+    traits
+        Of the points and the configurations.
+    between
+        Of other problems of the family and the same configurations.
+    """
+
+    times_us: Matrix
+    proposed_by: Mask
+    traits: Traits
+    between: Traits
+
+    @property
+    def losses(self) -> Matrix:
+        """Times over the least at each point, minus 1."""
+        return np.asarray(self.times_us / np.nanmin(self.times_us, axis=1, keepdims=True) - 1.0)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A rule over the columns of the measured matrix.
+
+    Attributes
+    ----------
+    chosen
+        Columns, in the order in which the tree numbers them.
+    tree
+        Which of them to serve where.
+    losses
+        Loss of what is served at each point, shape (points,).
+    held_out
+        Loss at each point of a rule that was learned without it, and without what only it had proposed; NaN for a
+        single point.
+    """
+
+    chosen: tuple[int, ...]
+    tree: Tree
+    losses: Matrix
+    held_out: Matrix
+
+
+def learn(measured: Measured, features: Sequence[Feature], most: int) -> Learned:
+    """Choose configurations and grow a tree; how many leaves it has is chosen by cross-validation.
+
+    Parameters
+    ----------
+    measured
+        What is known.
+    features
+        Those over ``most`` configurations; see `autotile.ground.features.features_of`.
+    most
+        Configurations to choose, at most.
+    """
+    losses = measured.losses
+    everywhere = np.arange(len(losses))
+    folds = [everywhere[start::_FOLDS] for start in range(min(_FOLDS, len(losses)))] if len(losses) > 1 else []
+    held_out = np.full((len(losses), _LEAVES_A_CONFIG * most), np.nan)
+    for fold in folds:
+        chosen, trees = _learn_on(measured, np.setdiff1d(everywhere, fold), features, most)
+        for leaves in range(held_out.shape[1]):
+            tree = trees[min(leaves, len(trees) - 1)]
+            held_out[fold, leaves] = _served_losses(measured, chosen, tree, fold)
+    leaves = _complexity(held_out) if folds else 1
+    chosen, trees = _learn_on(measured, everywhere, features, most)
+    tree = trees[min(leaves, len(trees)) - 1]
+    return Learned(chosen, tree, _served_losses(measured, chosen, tree, everywhere), held_out[:, leaves - 1])
+
+
+def select_configs(losses: Matrix, most: int) -> list[int]:
+    """Columns whose best one at each point loses least on average: greedily, then by exchanges.
+
+    Parameters
+    ----------
+    losses
+        Shape (points, configurations); NaN where a configuration cannot be served.
+    most
+        At most so many; fewer where more gain nothing.
+    """
+    filled = np.where(np.isfinite(losses), losses, UNSERVED)
+    chosen: list[int] = []
+    best = np.full(len(filled), UNSERVED)
+    while len(chosen) < most:
+        means = np.minimum(filled, best[:, None]).mean(axis=0)
+        new = int(np.argmin(means))
+        if chosen and means[new] > best.mean() - 1e-9:
+            break
+        chosen.append(new)
+        best = np.minimum(best, filled[:, new])
+    return _exchanged(filled, chosen)
+
+
+def _exchanged(filled: Matrix, chosen: list[int]) -> list[int]:
+    """Replace one column by another as long as that gains."""
+    improved = len(chosen) > 1
+    while improved:
+        improved = False
+        for place in range(len(chosen)):
+            others = filled[:, [column for at, column in enumerate(chosen) if at != place]].min(axis=1)
+            means = np.minimum(filled, others[:, None]).mean(axis=0)
+            new = int(np.argmin(means))
+            if means[new] < means[chosen[place]] - 1e-9:
+                chosen[place] = new
+                improved = True
+    return chosen
+
+
+def _learn_on(
+    measured: Measured, points: Numbers, features: Sequence[Feature], most: int
+) -> tuple[tuple[int, ...], list[Tree]]:
+    """Chosen columns, and trees of 1, 2, ... leaves, from some of the points."""
+    proposed_by, losses = measured.proposed_by, measured.losses
+    known = proposed_by[points].any(axis=0) | ~proposed_by.any(axis=0)
+    columns = np.flatnonzero(known & np.isfinite(losses[points]).any(axis=0))
+    chosen = tuple(int(columns[place]) for place in select_configs(losses[np.ix_(points, columns)], most))
+    asked = [feature for feature in features if _is_over(feature, len(chosen))]
+    here, between = measured.traits.select(chosen).rows(points), measured.between.select(chosen)
+    expected = TimeModel.fit(measured.times_us[np.ix_(points, np.array(chosen))], here).predict(between)
+    expected = np.where(between.meets_rules, expected, np.nan)
+    served = between.meets_rules.any(axis=1)
+    filled_up = expected[served] / np.nanmin(expected[served], axis=1, keepdims=True) - 1.0
+    trees = grow_trees(
+        np.concatenate([_filled(losses[np.ix_(points, np.array(chosen))]), _filled(filled_up)]),
+        _weights(len(points), len(filled_up)),
+        asked,
+        np.concatenate([here.table(asked), between.table(asked)[served]]),
+        _LEAVES_A_CONFIG * most,
+    )
+    return chosen, trees
+
+
+def _weights(points: int, between: int) -> Matrix:
+    shares = (_MEASURED_SHARE, 1.0 - _MEASURED_SHARE) if between else (1.0, 0.0)
+    return np.repeat(np.array(shares) / np.maximum((points, between), 1), (points, between))
+
+
+def _is_over(feature: Feature, configs: int) -> bool:
+    return max(feature.config, feature.over) < configs
+
+
+def _filled(losses: Matrix) -> Matrix:
+    """Losses with what would be served in place of what cannot be: the best of the others on average."""
+    finite = np.isfinite(losses)
+    penalised = np.where(finite, losses, UNSERVED)
+    substitute = np.full(len(losses), UNSERVED)
+    for column in np.argsort(penalised.mean(axis=0), kind="stable")[::-1]:
+        substitute = np.where(finite[:, column], losses[:, column], substitute)
+    return np.where(finite, losses, substitute[:, None])
+
+
+def _served_losses(measured: Measured, chosen: Sequence[int], tree: Tree, points: Numbers) -> Matrix:
+    """Loss at each point of what a tree serves there: the first of its leaf's that can be."""
+    losses = measured.losses[np.ix_(points, np.array(chosen))]
+    found = []
+    for row, point in zip(losses, points, strict=True):
+        view = measured.traits.select(chosen).rows(np.array([point]))
+        order = leaf_of(tree, view).order
+        found.append(next((row[number] for number in order if np.isfinite(row[number])), UNSERVED))
+    return np.array(found)
+
+
+def _complexity(held_out: Matrix) -> int:
+    """Leaves of the smallest tree that loses hardly more than the best where it was not learned."""
+    means = held_out.mean(axis=0)
+    best = int(np.argmin(means))
+    error = held_out[:, best].std() / np.sqrt(len(held_out))
+    return int(np.argmax(means <= means[best] + _PATIENCE * error)) + 1

@@ -1,0 +1,88 @@
+"""Families of problems in the database: how far each is tuned, so that a killed run goes on, and its rule."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select, update
+
+from autotile.ground.family import Family
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.model import canonical_json
+from autotile.ground.rule import FamilyRule
+from autotile.store.dialect import insert_for, now_text
+from autotile.store.keys import TuningKey
+from autotile.store.rules import StoredRule
+from autotile.store.schema import FAMILIES
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyProgress:
+    """How far a family is tuned.
+
+    Attributes
+    ----------
+    plan
+        What is being done, as JSON values: the points, the effort at each. Another plan begins anew.
+    tuned, measured
+        Points, in the plan's order, that were tuned, and at which the best of all were measured.
+    seconds
+        Wall time that this took.
+    """
+
+    plan: Mapping[str, Any]
+    tuned: int = 0
+    measured: int = 0
+    seconds: float = 0.0
+
+
+def read_progress(connection: Connection, key: TuningKey, family: Family) -> FamilyProgress | None:
+    """How far a family is tuned; None where it was never begun, or is finished."""
+    query = select(FAMILIES.c.progress).where(FAMILIES.c.digest == _digest(key, family))
+    found = connection.execute(query).scalar_one_or_none()
+    return FamilyProgress(**found) if found else None
+
+
+def write_progress(
+    connection: Connection, key: TuningKey, family: Family, device: DeviceProperties, progress: FamilyProgress
+) -> None:
+    """Remember how far a family is tuned; a rule that it has already stays in force."""
+    row = {
+        "digest": _digest(key, family),
+        "kernel": key.kernel,
+        "dtype": key.dtype,
+        "key": key.to_json(),
+        "device": device.to_json(),
+        "family": family.to_json(),
+    }
+    insert = insert_for(connection, FAMILIES).values(**row, progress=asdict(progress))
+    connection.execute(
+        insert.on_conflict_do_update(index_elements=["digest"], set_={"progress": insert.excluded.progress})
+    )
+
+
+def write_rule(connection: Connection, key: TuningKey, device: DeviceProperties, rule: FamilyRule) -> None:
+    """Store the rule of a family that was begun, in place of an older one; the family is finished by that."""
+    values = {"rule": rule.to_json(), "device": device.to_json(), "progress": None, "learned_at": now_text()}
+    connection.execute(update(FAMILIES).where(FAMILIES.c.digest == _digest(key, rule.family)).values(**values))
+
+
+def read_rules(connection: Connection, kernel: str | None, dtype: str | None) -> list[StoredRule]:
+    """Rules of a kernel, or of all, the newest first; one that this version cannot read is left out."""
+    query = select(FAMILIES).where(FAMILIES.c.learned_at.is_not(None)).order_by(FAMILIES.c.learned_at.desc())
+    for column, value in ((FAMILIES.c.kernel, kernel), (FAMILIES.c.dtype, dtype)):
+        query = query.where(column == value) if value is not None else query
+    found = []
+    for row in connection.execute(query).mappings():
+        try:
+            found.append(StoredRule.from_json(row))  # type: ignore[arg-type]
+        except (KeyError, TypeError, ValueError):
+            continue
+    return found
+
+
+def _digest(key: TuningKey, family: Family) -> str:
+    return hashlib.sha256(canonical_json([key.to_json(), family.to_json()]).encode()).hexdigest()
