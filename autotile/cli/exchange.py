@@ -9,9 +9,18 @@ from typing import Annotated, Literal
 import typer
 
 from autotile.cli.application import CommandInterruptedError, examples
-from autotile.cli.arguments import LARGEST_SEED, DatabaseOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
+from autotile.cli.arguments import (
+    LARGEST_SEED,
+    ArchitectureOption,
+    DatabaseOption,
+    DtypeOption,
+    JsonOption,
+    KernelArgument,
+    SizesArgument,
+)
 from autotile.cli.completion import complete_device
 from autotile.cli.output import console, show
+from autotile.ground.errors import InputError
 from autotile.report.text import plural
 
 
@@ -76,13 +85,15 @@ def export_results(
     *,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="File to write.", show_default=False)],
     file_format: Annotated[
-        Literal["t4", "kernel-tuner", "optuna", "recording"],
+        Literal["t4", "kernel-tuner", "optuna", "recording", "c-header"],
         typer.Option(
             "--format",
             help="t4: the auto-tuning community's JSON; kernel-tuner: a cache file of Kernel Tuner; "
-            "optuna: an SQLite file for optuna-dashboard; recording: an .npz file for --replay.",
+            "optuna: an SQLite file for optuna-dashboard; recording: an .npz file for --replay; "
+            "c-header: a C++ header that chooses and launches, with cubins beside it.",
         ),
     ] = "t4",
+    architectures: ArchitectureOption = None,
     dtype: DtypeOption = None,
     device: Annotated[
         str | None,
@@ -96,11 +107,23 @@ def export_results(
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the trials of a tuned problem to a file."""
+    """Write the trials of a tuned problem to a file, or a kernel for C++ programs.
+
+    A C++ header holds all problems that are tuned of the kernel where no sizes are given.
+    """
     from autotile.ops.assignments import read_sizes
     from autotile.ops.exchange import export_study
 
     given = read_sizes(sizes or [])
+    if file_format == "c-header":
+        from autotile.ops.cpp_export import export_header
+
+        targets = architectures or ()
+        header = export_header(kernel, given, output, architectures=targets, dtype=dtype, database=database)
+        show(header, as_json=as_json)
+        return
+    if architectures:
+        raise InputError("--arch is for --format c-header; the other formats hold no compiled code")
     report = export_study(kernel, given, output, file_format, dtype=dtype, device=device, database=database)
     show(report, as_json=as_json)
 
@@ -153,6 +176,7 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "autotile export sgemm_2d M=4096 N=4096 K=4096 -o results.json",
             "autotile export sgemm_2d M=4096 N=4096 K=4096 --format optuna -o study.db",
+            "autotile export sgemm_2d --format c-header -o include/sgemm_2d.hpp --arch sm_90",
         ),
     )(export_results)
     app.command(

@@ -1,0 +1,197 @@
+"""Write a C++ header that chooses a configuration from the sizes and launches it through the driver API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from autotile.files.profiles import limits_for
+from autotile.ground.capability import capability_of, runs_on
+from autotile.ground.errors import InputError
+from autotile.ground.expressions import Expression
+from autotile.ground.hardware import EXPRESSION_NAMES
+from autotile.ground.model import Config, Resources, Value, config_key
+from autotile.ground.spec import KernelSpec
+from autotile.store.cpp_arguments import argument_fields, launch_values, workspace_code
+from autotile.store.cpp_expression import literal, to_cpp
+from autotile.store.winners import Winner
+
+_PLACE = re.compile(r"@@(\w+)@@")
+_KINDS = {bool: "bool", int: "std::int64_t", str: "std::string_view"}
+_QUERIED = {
+    "sm_count": "MULTIPROCESSOR_COUNT",
+    "warp_size": "WARP_SIZE",
+    "max_threads_per_block": "MAX_THREADS_PER_BLOCK",
+    "max_threads_per_sm": "MAX_THREADS_PER_MULTIPROCESSOR",
+    "max_blocks_per_sm": "MAX_BLOCKS_PER_MULTIPROCESSOR",
+    "registers_per_block": "MAX_REGISTERS_PER_BLOCK",
+    "registers_per_sm": "MAX_REGISTERS_PER_MULTIPROCESSOR",
+    "smem_per_block_bytes": "MAX_SHARED_MEMORY_PER_BLOCK",
+    "smem_per_block_optin_bytes": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+    "smem_per_sm_bytes": "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
+    "smem_reserved_per_block_bytes": "RESERVED_SHARED_MEMORY_PER_BLOCK",
+    "l2_bytes": "L2_CACHE_SIZE",
+}
+"""Properties of a device and the driver's names of them."""
+_ALWAYS = ("max_threads_per_block", "registers_per_block", "smem_per_block_optin_bytes")
+"""What the limits of any launch ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderCubin:
+    """A compiled configuration and the file, beside the header, that holds it."""
+
+    target: str
+    flags: Mapping[str, int]
+    config: Config
+    resources: Resources
+    file: str
+
+
+def write_header(
+    spec: KernelSpec,
+    dtype: str,
+    winners: Sequence[Winner],
+    cubins: Sequence[HeaderCubin],
+    *,
+    stem: str,
+    version: str,
+) -> str:
+    """The text of the header.
+
+    Parameters
+    ----------
+    spec, dtype
+        The kernel, and the element type that it is compiled for.
+    winners
+        Newest and most trusted first: of those at one distance the first is taken.
+    cubins
+        Of every winner's configuration that is to be launched, and of the default.
+    stem
+        What the cubins' names begin with.
+    version
+        Of autotile.
+
+    Raises
+    ------
+    InputError
+        The kernel asks for a property of the device that neither the driver tells nor all architectures share.
+    """
+    configs = {config_key(config): config for config in (*(c.config for c in cubins), spec.default)}
+    numbers = {key: number for number, key in enumerate(configs)}
+    places = {p.name: f"config.{p.name}" for p in spec.parameters} | {name: f"sizes.{name}" for name in spec.sizes}
+    known = [winner for winner in winners if config_key(winner.config) in numbers]
+    filled = {
+        "title": f"{spec.name}: {spec.summary or 'a tuned kernel'}".replace("\\", "/"),
+        "version": version,
+        "stem": stem,
+        "name": spec.name,
+        "entry": spec.entry,
+        "namespace": namespace_of(spec, dtype),
+        "sizes": _lines(f"    std::int64_t {name} = {literal(default)};" for name, default in spec.sizes.items()),
+        "parameters": _lines(f"    {_KINDS[type(p.values[0])]} {p.name};" for p in spec.parameters),
+        "arguments": _lines(f"    {line}" for line in argument_fields(spec, dtype)),
+        "and_flags": " and the flags of a problem" if spec.flags else "",
+        "cubin_flags": "".join(f"    std::int64_t {name};\n" for name in spec.flags),
+        "configs": _lines(
+            f"    {_aggregate(c[p.name] for p in spec.parameters)},  // {n}" for n, c in enumerate(configs.values())
+        ),
+        "default_config": str(numbers[config_key(spec.default)]),
+        "tuned": _lines(_tuned(spec, winner, numbers) for winner in known) or '    {{}, 0, 0.0, "", 0},  // nothing',
+        "tuned_count": str(len(known)),
+        "cubins": _lines(_cubin(spec, cubin, numbers) for cubin in cubins),
+        "rules": _lines(
+            f"    if (!({to_cpp(rule.expression, places)})) return false;  // {rule.name}" for rule in spec.rules
+        ),
+        "grid": _dimensions(spec.launch.grid, places),
+        "block": _dimensions(spec.launch.block, places),
+        "dynamic_smem_bytes": to_cpp(spec.launch.dynamic_smem_bytes, places) if spec.launch.dynamic_smem_bytes else "0",
+        "flags_differ": "".join(f" || cubin.{name} != sizes.{name}" for name in spec.flags),
+        "flag_distance": " + ".join(f"int(from.sizes.{name} != sizes.{name})" for name in spec.flags) or "0",
+        "size_distance": _size_distance(spec),
+        **_device(spec, [cubin.target for cubin in cubins]),
+        **launch_values(spec, dtype, places),
+        **workspace_code(spec),
+    }
+    template = files("autotile.store").joinpath("header_template.hpp").read_text(encoding="utf-8")
+    return _PLACE.sub(lambda place: filled[place[1]], template)
+
+
+def namespace_of(spec: KernelSpec, dtype: str) -> str:
+    """The kernel's namespace below ``autotile``; a kernel of several element types has one for each."""
+    name = spec.name.replace("-", "_")
+    return name if len(spec.dtypes) == 1 else f"{name}_{dtype}"
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "\n".join(lines)
+
+
+def _aggregate(values: Iterable[Value]) -> str:
+    return "{" + ", ".join(map(literal, values)) + "}"
+
+
+def _tuned(spec: KernelSpec, winner: Winner, numbers: Mapping[str, int]) -> str:
+    key, time_us = winner.key, winner.measurement.time_us if winner.measurement else 0.0
+    capability = key.compute_capability.replace(".", "")
+    number = numbers[config_key(winner.config)]
+    sizes = _aggregate(key.sizes[name] for name in spec.sizes)
+    return f"    {{{sizes}, {number}, {time_us:.6g}, {literal(key.gpu_name)}, {capability}}},".replace("e+", "e")
+
+
+def _cubin(spec: KernelSpec, cubin: HeaderCubin, numbers: Mapping[str, int]) -> str:
+    capability = capability_of(cubin.target)
+    major = capability.partition(".")[0]
+    alone = not runs_on(cubin.target, f"{major}.9")
+    used = cubin.resources
+    flags = "".join(f"{cubin.flags[name]}, " for name in spec.flags)
+    number = numbers[config_key(cubin.config)]
+    figures = f"{number}, {capability.replace('.', '')}, {literal(alone)}, {used.registers}, {used.static_smem_bytes}"
+    return f"    {{{figures}, {flags}{literal(cubin.file)}}},"
+
+
+def _dimensions(expressions: Sequence[Expression], places: Mapping[str, str]) -> str:
+    return ", ".join([*(to_cpp(expression, places) for expression in expressions), "1", "1"][:3])
+
+
+def _size_distance(spec: KernelSpec) -> str:
+    proper = [name for name in spec.sizes if name not in spec.flags]
+    return " + ".join(f"detail::doublings(from.sizes.{name}, sizes.{name})" for name in proper)
+
+
+def _device(spec: KernelSpec, targets: Sequence[str]) -> dict[str, str]:
+    """Fields of the device that this kernel's expressions name, and how each is had."""
+    used = {name.removeprefix("device.") for e in _expressions(spec) for name in e.names if name.startswith("device.")}
+    fields, queries = [], []
+    for name in EXPRESSION_NAMES:
+        if name in _QUERIED and (name in used or name in _ALWAYS):
+            fields.append(f"    std::int64_t {name} = 0;")
+            queries.append(f"        found.{name} = attribute(CU_DEVICE_ATTRIBUTE_{_QUERIED[name]});")
+        elif name == "memory_bytes" and name in used:
+            fields.append(f"    std::int64_t {name} = 0;")
+            queries.append("        std::size_t bytes = 0;")
+            queries.append('        detail::check(cuDeviceTotalMem(&bytes, device), "the device\'s memory");')
+            queries.append(f"        found.{name} = static_cast<std::int64_t>(bytes);")
+        elif name in used:
+            fields.append(f"    std::int64_t {name} = {_shared(name, targets)};  // of every architecture here")
+    return {"device": _lines(fields), "device_attributes": _lines(queries)}
+
+
+def _shared(name: str, targets: Sequence[str]) -> int:
+    values = {int(getattr(limits_for(capability_of(target)), name)) for target in targets}
+    if len(values) > 1:
+        raise InputError(
+            f"the kernel asks for device.{name}, which the driver does not tell and which differs between "
+            f"{', '.join(dict.fromkeys(targets))}; write one header an architecture, with --arch"
+        )
+    return values.pop()
+
+
+def _expressions(spec: KernelSpec) -> list[Expression]:
+    launch = spec.launch
+    optional = [launch.dynamic_smem_bytes] if launch.dynamic_smem_bytes is not None else []
+    inside = [e for w in spec.workspaces for e in w.shape]
+    maps = [e for m in spec.tensor_maps for e in (*m.box, *m.element_strides, m.swizzle_bytes, m.l2_promotion_bytes)]
+    return [*(rule.expression for rule in spec.rules), *launch.grid, *launch.block, *optional, *inside, *maps]
