@@ -20,6 +20,11 @@ class Function:
     def __init__(self, function: Any) -> None:
         self._function = function
 
+    @property
+    def pointer(self) -> int:
+        """The driver's handle."""
+        return int(self._function.ptr)
+
     def opt_in(self, dynamic_smem_bytes: int) -> None:
         """Allow this much dynamic shared memory a block.
 

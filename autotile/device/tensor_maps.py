@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.device.toolchain import INSTALL_WHEELS
+from autotile.device.driver import load_driver
 from autotile.ground.errors import ArgumentError, ToolchainError
 from autotile.ground.tensor_maps import UNIT_BYTES, TensorMap
 
@@ -63,7 +62,7 @@ def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
             f"which this kernel cannot take (it reads {tensor_map.buffer} through a tensor map); pass a copy, which "
             "starts at a multiple of 256"
         )
-    driver = _driver()
+    driver = load_driver()
     word, wide = driver.cuuint32_t, driver.cuuint64_t
     swizzle, promotion = tensor_map.swizzle_bytes, tensor_map.l2_promotion_bytes
     status, encoded = driver.cuTensorMapEncodeTiled(
@@ -87,15 +86,3 @@ def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
 
 def _member(enumeration: Any, name: str) -> Any:
     return getattr(enumeration, f"CU_TENSOR_MAP_{name}")
-
-
-@lru_cache
-def _driver() -> ModuleType:
-    """The ``cuda.bindings.driver`` module, initialised."""
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        raise ToolchainError(f"cuda.bindings is not installed ({error}); {INSTALL_WHEELS}") from None
-    driver.cuInit(0)
-    module: ModuleType = driver
-    return module

@@ -6,7 +6,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from autotile.device.toolchain import load_cupy
+from autotile.ground.dtypes import DTYPES
 from autotile.ground.errors import ArgumentError
 
 
@@ -39,6 +42,42 @@ def as_cupy(array: Any, name: str) -> Any:
         f"{name}: expected an array on the GPU (CuPy, PyTorch, JAX, Numba, or anything with __cuda_array_interface__ "
         f"or DLPack), got {type(array).__name__}; cupy.asarray moves a NumPy array there"
     )
+
+
+def as_bits(view: Any, element_type: str) -> Any:
+    """A CuPy array of bfloat16 as autotile holds it, in uint16; any other as it is.
+
+    Libraries hand bfloat16 over as a type of their own, or as two bytes of no type.
+    """
+    if element_type == "bfloat16" and view.dtype.itemsize == 2 and view.dtype.kind in "V":
+        return view.view(np.uint16)
+    return view
+
+
+def element_type(array: Any, name: str) -> str:
+    """Element type of an array of any library by autotile's name, such as ``bfloat16``.
+
+    Raises
+    ------
+    ArgumentError
+        It is none of those that kernels can be written for.
+    """
+    found = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
+    if found not in DTYPES:
+        raise ArgumentError(f"{name} has dtype {found}, expected one of {', '.join(DTYPES)}")
+    return found
+
+
+def new_array(like: Any, shape: tuple[int, ...], element_type: str, *, zeroed: bool) -> Any:
+    """An array on the current device: a PyTorch tensor where ``like`` is one, else a CuPy array."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(like, torch.Tensor):
+        make = torch.zeros if zeroed else torch.empty
+        return make(shape, dtype=getattr(torch, element_type), device=like.device)
+    cupy = load_cupy()
+    same = getattr(like, "dtype", None) if element_type == "bfloat16" else None
+    dtype = same if isinstance(same, np.dtype) and same.name == element_type else DTYPES[element_type].storage
+    return (cupy.zeros if zeroed else cupy.empty)(shape, dtype)
 
 
 def foreign_stream(arrays: tuple[Any, ...]) -> Any | None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
 
+from autotile.device.capture import outside_of_captures
 from autotile.device.compiler import compile_job
 from autotile.device.cubin_cache import CachedCubin, CubinCache
-from autotile.device.module import Function, Module, PackedCubin
+from autotile.device.module import Module, PackedCubin
 from autotile.device.toolchain import load_cupy
 from autotile.dispatch.arrays import foreign_stream
-from autotile.dispatch.calling import Caller, Given
+from autotile.dispatch.calling import Caller
 from autotile.dispatch.choose import Choice, Tier
 from autotile.dispatch.document import document
 from autotile.dispatch.explain import explain
+from autotile.dispatch.launching import Launching
 from autotile.files.library import Kernel
 from autotile.files.settings import read_settings
 from autotile.ground.errors import ToolchainError
@@ -92,7 +94,8 @@ class BoundKernel:
             kernel.spec, problem, choice.config, geometry=self._geometry, device=device, device_index=device_index
         )
         self._cubin: CachedCubin | None = None
-        self._function: Function | None = None
+        self._buffer_count = len(kernel.spec.buffers)
+        self._launching: Launching | None = None
         self._lock = threading.Lock()
 
     @property
@@ -187,15 +190,22 @@ class BoundKernel:
         CompileError
             The template does not compile.
         """
-        function = self._function or self._load()
+        launching = self._launching
+        if launching is not None and stream is None and not scalars and launching.knows(arrays):
+            full = arrays if len(arrays) == self._buffer_count else self._caller.complete(arrays)
+            if launching.quickly(full):
+                self.calls += 1
+                return self._returned(self._caller.outputs(full))
+        launching = launching or self._load()
         stream = stream or foreign_stream(arrays)
         with load_cupy().cuda.Device(self._device_index), stream if stream is not None else nullcontext():
             given = self._caller.take(arrays)
-            self._launcher(function, given, scalars)()
-        return given.outputs[0] if len(given.outputs) == 1 else given.outputs
+            launching.carefully(given, scalars)
+        self.calls += 1
+        return self._returned(given.outputs)
 
     def bind(self, *arrays: Any, **scalars: float) -> Callable[[], None]:
-        """A launch on fixed arrays, checked once: each call of what it returns launches on CuPy's current stream.
+        """A launch on fixed arrays, checked once: what it returns launches on the current stream of their library.
 
         Parameters
         ----------
@@ -209,11 +219,9 @@ class BoundKernel:
         ArgumentError, ToolchainError, CompileError
             As for a call.
         """
-        function = self._function or self._load()
-        return self._launcher(function, self._caller.take(arrays), scalars)
-
-    def _launcher(self, function: Function, given: Given, scalars: Mapping[str, float]) -> Callable[[], None]:
-        go = self._caller.launcher(function, given.views, scalars)
+        launching = self._launching or self._load()
+        with load_cupy().cuda.Device(self._device_index):
+            go = launching.bound(self._caller.take(arrays), scalars)
 
         def launch() -> None:
             self.calls += 1
@@ -221,7 +229,11 @@ class BoundKernel:
 
         return launch
 
-    def _load(self) -> Function:
+    @staticmethod
+    def _returned(outputs: tuple[Any, ...]) -> Any:
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _load(self) -> Launching:
         """Compile or find the cubin and load it, once."""
         if self._device_index is None:
             raise ToolchainError(
@@ -229,13 +241,13 @@ class BoundKernel:
                 "to launch it, call get_best_kernel where there is one, and without the device's name"
             )
         with self._lock:
-            if self._function is None:
-                with load_cupy().cuda.Device(self._device_index):
+            if self._launching is None:
+                with load_cupy().cuda.Device(self._device_index), outside_of_captures():
                     image = self._packed.read() if self._packed is not None else self._compiled().path
                     function = Module(image).function(self.definition.spec.entry)
                     function.opt_in(self._geometry.dynamic_smem_bytes)
-                self._function = function
-            return self._function
+                self._launching = Launching(self._caller, function, self._device_index)
+            return self._launching
 
     def _compiled(self) -> CachedCubin:
         if self._cubin is None:

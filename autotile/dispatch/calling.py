@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from autotile.device.arguments import pack_arguments
-from autotile.device.module import Function
 from autotile.device.scalars import encode_scalar, scalar_value
-from autotile.device.toolchain import load_cupy
-from autotile.dispatch.arrays import as_cupy
+from autotile.dispatch.arrays import as_bits, as_cupy, new_array
+from autotile.dispatch.libraries import Expected, Library
 from autotile.dispatch.stream_workspaces import StreamWorkspaces
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.errors import ArgumentError
@@ -19,7 +18,8 @@ from autotile.ground.geometry import known_names
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.launch_data import LaunchData
 from autotile.ground.model import Config, LaunchGeometry, Problem
-from autotile.ground.spec import BufferArgument, KernelSpec, ScalarArgument
+from autotile.ground.spec import BufferArgument, KernelSpec, ScalarArgument, TensorMapArgument
+from autotile.ground.tensor_maps import TensorMap
 
 
 class Given(NamedTuple):
@@ -29,16 +29,35 @@ class Given(NamedTuple):
     ----------
     views
         Every buffer as a CuPy array of the declared shape, by name.
+    arrays
+        The same in order: the caller's own arrays, and new ones of the library and the rank of the caller's.
     outputs
-        What the call returns: the caller's own arrays, and new ones in the rank of the caller's.
+        Those of the arrays that the kernel writes.
     """
 
     views: Mapping[str, Any]
+    arrays: tuple[Any, ...]
     outputs: tuple[Any, ...]
+
+
+class Places(NamedTuple):
+    """Where the addresses of buffers stand among a kernel's parameters, in 64-bit words."""
+
+    addresses: tuple[tuple[int, int], ...]
+    """Number of the buffer, and place of its address."""
+    maps: tuple[tuple[int, int, TensorMap], ...]
+    """Number of the buffer, and place of a tensor map of it."""
 
 
 class Caller:
     """How a kernel with a configuration is called for a problem.
+
+    Attributes
+    ----------
+    geometry
+        Of its launches.
+    workspaces
+        What each stream has of its own.
 
     Parameters
     ----------
@@ -66,48 +85,70 @@ class Caller:
         sizes, dtype = problem.sizes, problem.dtype
         self._spec = spec
         self._problem = problem
-        self._geometry = geometry
+        self.geometry = geometry
         self._device_index = device_index
         self._shapes = {b.name: b.extents(sizes) for b in spec.buffers}
-        self._dtypes = {b.name: np.dtype(DTYPES[b.element_type(dtype, sizes)].storage) for b in spec.buffers}
+        self._element_types = {b.name: b.element_type(dtype, sizes) for b in spec.buffers}
         self._scalars = {s.name: scalar_value(s, sizes, dtype, check=False) for s in spec.scalars}
         self._data = LaunchData.of(spec, dtype, known_names(spec, config, sizes, device))
-        self._workspaces = StreamWorkspaces(self._data.workspaces)
+        self.workspaces = StreamWorkspaces(self._data.workspaces)
 
     def take(self, arrays: Sequence[Any]) -> Given:
         """Check the arrays and allocate the outputs that are not among them.
-
-        Leading axes of extent 1 may be missing; they are then missing in new outputs as well.
 
         Raises
         ------
         ArgumentError
             There are too few or too many, or one has the wrong shape, dtype, layout or device.
         """
+        left_out = self._left_out(len(arrays))
         buffers = self._spec.buffers
-        for left_out in ((), ("out",), ("out", "inout")):
-            if len(arrays) == sum(1 for b in buffers if b.access not in left_out):
-                break
-        else:
-            expected = ", ".join(f"{b.name} ({b.access})" for b in buffers)
-            raise ArgumentError(
-                f"{self._spec.name} takes the arrays {expected}; got {len(arrays)}. Outputs may be left out"
-            )
-        own = {b.name: array for b, array in zip((b for b in buffers if b.access not in left_out), arrays, strict=True)}
-        views = {b.name: self._checked(b, own[b.name]) for b in buffers if b.name in own}
-        dropped = min((len(self._shapes[name]) - len(array.shape) for name, array in own.items()), default=0)
-        new = {b.name: self._new_output(b) for b in buffers if b.name not in own}
-        outputs = tuple(
-            own[b.name] if b.name in own else _without_leading_ones(new[b.name], dropped)
-            for b in buffers
-            if b.access != "in"
-        )
-        return Given({**views, **new}, outputs)
+        given = iter(arrays)
+        own = {b.name: self._checked(b, next(given)) for b in buffers if b.access not in left_out}
+        full = self.complete(arrays)
+        new = {b.name: self._checked(b, array) for b, array in zip(buffers, full, strict=True) if b.name not in own}
+        return Given({**own, **new}, full, self.outputs(full))
 
-    def launcher(
-        self, function: Function, views: Mapping[str, Any], scalars: Mapping[str, float]
-    ) -> Callable[[], None]:
-        """What launches on CuPy's current stream; it keeps the arrays alive.
+    def complete(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """All arrays of a call: the given ones, and new ones of their library for the outputs that were left out.
+
+        Leading axes of extent 1 may be missing in the given arrays; they are then missing in the new ones as well. A
+        new in-out buffer holds zeros.
+
+        Raises
+        ------
+        ArgumentError
+            There are too few or too many.
+        """
+        left_out = self._left_out(len(arrays))
+        if not left_out:
+            return tuple(arrays)
+        given = iter(arrays)
+        kept = [b for b in self._spec.buffers if b.access not in left_out]
+        missing = (
+            len(self._shapes[b.name]) - len(getattr(array, "shape", self._shapes[b.name]))
+            for b, array in zip(kept, arrays, strict=True)
+        )
+        dropped = min(missing, default=0)
+        return tuple(
+            self._new_output(b, dropped, arrays[0]) if b.access in left_out else next(given) for b in self._spec.buffers
+        )
+
+    def outputs(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """Those of all arrays that the kernel writes."""
+        return tuple(array for b, array in zip(self._spec.buffers, arrays, strict=True) if b.access != "in")
+
+    def expected(self, library: Library) -> tuple[Expected, ...]:
+        """What each array must be to be taken at once."""
+        return tuple(
+            Expected(_with_and_without_ones(self._shapes[b.name]), library.dtypes(self._element_types[b.name]))
+            for b in self._spec.buffers
+        )
+
+    def pack(
+        self, views: Mapping[str, Any], scalars: Mapping[str, float], workspaces: Mapping[str, int]
+    ) -> tuple[Any, ...]:
+        """The kernel's parameters, in order.
 
         Raises
         ------
@@ -118,27 +159,37 @@ class Caller:
         """
         pointers = {name: int(view.data.ptr) for name, view in views.items()}
         values = {**self._scalars, **{name: self._override(name, value) for name, value in scalars.items()}}
-        grid, block, smem_bytes = self._geometry.grid, self._geometry.block, self._geometry.dynamic_smem_bytes
+        return pack_arguments(self._spec, self._data, pointers=pointers, scalars=values, workspaces=workspaces)
 
-        def pack(workspaces: Mapping[str, int]) -> tuple[Any, ...]:
-            return pack_arguments(self._spec, self._data, pointers=pointers, scalars=values, workspaces=workspaces)
+    def places(self, starts: Sequence[int]) -> Places:
+        """Where the addresses of buffers stand, given where each of the packed parameters starts."""
+        number = {b.name: i for i, b in enumerate(self._spec.buffers)}
+        maps = {tensor_map.name: tensor_map for tensor_map in self._data.tensor_maps}
+        passed = [a for a in self._spec.arguments if not isinstance(a, BufferArgument) or a.passed]
+        found = list(zip(passed, starts, strict=True))
+        return Places(
+            tuple((number[a.name], start) for a, start in found if isinstance(a, BufferArgument)),
+            tuple((number[a.buffer], start, maps[a.name]) for a, start in found if isinstance(a, TensorMapArgument)),
+        )
 
-        packed = None if self._workspaces else pack({})
+    def _left_out(self, count: int) -> tuple[str, ...]:
+        """Kinds of buffers that a call with so many arrays leaves out."""
+        buffers = self._spec.buffers
+        for left_out in ((), ("out",), ("out", "inout")):
+            if count == sum(1 for b in buffers if b.access not in left_out):
+                return left_out
+        expected = ", ".join(f"{b.name} ({b.access})" for b in buffers)
+        raise ArgumentError(f"{self._spec.name} takes the arrays {expected}; got {count}. Outputs may be left out")
 
-        def launch(kept_alive: Mapping[str, Any] = views) -> None:
-            arguments = packed if packed is not None else pack(self._workspaces.pointers())
-            function.launch(grid, block, arguments, smem_bytes)
-
-        return launch
-
-    def _new_output(self, buffer: BufferArgument) -> Any:
-        cupy = load_cupy()
-        make = cupy.zeros if buffer.access == "inout" else cupy.empty
-        return make(self._shapes[buffer.name], dtype=self._dtypes[buffer.name])
+    def _new_output(self, buffer: BufferArgument, dropped: int, like: Any) -> Any:
+        shape, leading = self._shapes[buffer.name], 0
+        while leading < min(dropped, len(shape)) and shape[leading] == 1:
+            leading += 1
+        return new_array(like, shape[leading:], self._element_types[buffer.name], zeroed=buffer.access == "inout")
 
     def _checked(self, buffer: BufferArgument, array: Any) -> Any:
-        view = as_cupy(array, buffer.name)
-        name, shape, dtype = buffer.name, self._shapes[buffer.name], self._dtypes[buffer.name]
+        name, shape, element_type = buffer.name, self._shapes[buffer.name], self._element_types[buffer.name]
+        view, dtype = as_bits(as_cupy(array, name), element_type), np.dtype(DTYPES[element_type].storage)
         if view.shape != shape and (1,) * (len(shape) - view.ndim) + view.shape != shape:
             raise ArgumentError(f"{name} has shape {view.shape}, expected {shape} for {self._problem}")
         if view.dtype != dtype:
@@ -161,9 +212,9 @@ class Caller:
         return encode_scalar(scalar, value, self._problem.dtype)
 
 
-def _without_leading_ones(array: Any, most: int) -> Any:
-    """An array without up to ``most`` leading axes of extent 1."""
-    shape = array.shape
-    while most > 0 and shape and shape[0] == 1:
-        shape, most = shape[1:], most - 1
-    return array.reshape(shape)
+def _with_and_without_ones(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """A shape, and what is left of it without one or more leading axes of extent 1."""
+    shapes = [shape]
+    while shapes[-1] and shapes[-1][0] == 1:
+        shapes.append(shapes[-1][1:])
+    return tuple(shapes)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotile.device.capture import outside_of_captures
 from autotile.device.toolchain import load_cupy
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.launch_data import Workspace
@@ -19,12 +20,15 @@ _PER_THREAD_STREAM = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Set:
+class WorkspaceSet:
     """The workspaces of a stream; holding on to it keeps its handle from being given to another stream."""
 
     stream: Any
     arrays: tuple[Any, ...]
     pointers: Mapping[str, int]
+
+
+_NONE = WorkspaceSet(None, (), {})
 
 
 class StreamWorkspaces:
@@ -38,27 +42,30 @@ class StreamWorkspaces:
 
     def __init__(self, workspaces: tuple[Workspace, ...]) -> None:
         self._workspaces = workspaces
-        self._sets: OrderedDict[tuple[int, int], _Set] = OrderedDict()
+        self._sets: OrderedDict[tuple[int, int], WorkspaceSet] = OrderedDict()
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
         return bool(self._workspaces)
 
-    def pointers(self) -> Mapping[str, int]:
-        """Device address of each workspace on CuPy's current stream; 0 for one that is empty."""
+    def current(self) -> WorkspaceSet:
+        """Those of CuPy's current stream, each at its device address; 0 for one that is empty."""
+        if not self._workspaces:
+            return _NONE
         stream = load_cupy().cuda.get_current_stream()
         key = (stream.ptr, threading.get_ident() if stream.ptr == _PER_THREAD_STREAM else 0)
         with self._lock:
             kept = self._sets.get(key)
             if kept is None:
-                kept = self._sets[key] = self._allocate(stream)
+                with outside_of_captures():
+                    kept = self._sets[key] = self._allocate(stream)
                 if len(self._sets) > _MOST_STREAMS:
                     self._sets.popitem(last=False)
             else:
                 self._sets.move_to_end(key)
-        return kept.pointers
+        return kept
 
-    def _allocate(self, stream: Any) -> _Set:
+    def _allocate(self, stream: Any) -> WorkspaceSet:
         """CuPy's memory pool hands freed memory out again on the stream that it was allocated on, and so in order."""
         cupy = load_cupy()
         arrays = {
@@ -67,4 +74,4 @@ class StreamWorkspaces:
             if w.size_bytes
         }
         pointers = {w.name: arrays[w.name].data.ptr if w.size_bytes else 0 for w in self._workspaces}
-        return _Set(stream, tuple(arrays.values()), pointers)
+        return WorkspaceSet(stream, tuple(arrays.values()), pointers)

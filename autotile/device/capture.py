@@ -1,0 +1,23 @@
+"""Do while a CUDA graph is captured what has no place in the graph: load modules, allocate memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autotile.device.driver import load_driver
+
+
+@contextmanager
+def outside_of_captures() -> Iterator[None]:
+    """Let this thread make calls that a capture forbids by default, as they do not touch the captured stream.
+
+    CUDA driver API, ``cuThreadExchangeStreamCaptureMode``: in the relaxed mode nothing is forbidden but what would
+    invalidate the capture itself.
+    """
+    driver = load_driver()
+    _, before = driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(before)

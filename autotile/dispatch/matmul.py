@@ -1,0 +1,177 @@
+"""`matmul`: the product of two matrices by whichever of the kernels was measured to be the fastest."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from autotile.dispatch.arrays import element_type, new_array
+from autotile.dispatch.bound import BoundKernel
+from autotile.dispatch.operands import Operand, are_aligned, as_operand, native
+from autotile.dispatch.product import Product
+from autotile.dispatch.serving import get_best_kernel
+from autotile.files.library import load_kernel
+from autotile.ground.errors import ArgumentError, InputError
+
+KERNELS = ("gemm_wgmma", "gemm_mma", "gemm_small", "sgemm")
+"""Kernels that may compute a product; of those with no known time, the first that fits is taken."""
+_TIER_PENALTY = {"exact": 1.0, "family": 1.1, "nearest": 1.15, "transferred": 1.5}
+"""How much longer a configuration is assumed to take than its measured time says, scaled to the size asked for."""
+
+_chosen: dict[tuple[object, ...], BoundKernel] = {}
+
+
+def fitting_kernels(product: Product) -> dict[str, dict[str, Any]]:
+    """Kernels that are written for a product, with its sizes by their names."""
+    sizes = {name: product.sizes_for(load_kernel(name).spec) for name in KERNELS}
+    return {name: found for name, found in sizes.items() if found is not None}
+
+
+def best_matmul(product: Product, *, device: int | str | None = None, database: str | None = None) -> BoundKernel:
+    """The kernel that is expected to compute a product fastest, bound to it.
+
+    Measured times decide; a time that was measured at other sizes or on another GPU is scaled by the work and counts
+    as somewhat longer. Where nothing was measured, the first kernel that fits is taken.
+
+    Parameters
+    ----------
+    product
+        What is to be computed.
+    device, database
+        As for `get_best_kernel`.
+
+    Raises
+    ------
+    InputError
+        No kernel takes such a product on the device.
+    """
+    served, refusals = [], []
+    for name, sizes in fitting_kernels(product).items():
+        try:
+            served.append(get_best_kernel(name, dtype=product.dtype, device=device, database=database, **sizes))
+        except InputError as error:
+            refusals.append(f"{name}: {error}")
+    if not served:
+        raise InputError(f"no kernel computes {product}: {'; '.join(refusals) or 'none is written for it'}")
+    return min(served, key=lambda kernel: _expected_us(kernel, product))
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    out: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    deterministic: bool = True,
+    database: str | None = None,
+    stream: Any = None,
+) -> Any:
+    """``alpha a @ b + beta out`` on the GPU, by the kernel that was measured to be the fastest.
+
+    Parameters
+    ----------
+    a, b
+        Arrays on the GPU (CuPy, PyTorch, JAX, Numba) of one dtype: float32, float16 or bfloat16; shapes ``(m, k)``
+        and ``(k, n)``, or stacks ``(batch, m, k)`` and ``(batch, k, n)``. A transposed view, such as ``weights.T``, is
+        used as it lies.
+    out
+        Where the result goes, shape ``(m, n)`` or ``(batch, m, n)``, C-contiguous, of the dtype of ``a`` or float32;
+        None: a new PyTorch tensor where ``a`` is one, else a new CuPy array, of the dtype of ``a``.
+    deterministic
+        Whether equal inputs must give equal bits; False allows sums whose order varies.
+    database
+        Path or URL; None for the user's own.
+    stream
+        A ``cupy.cuda.Stream``; None: PyTorch's current stream for PyTorch tensors, else CuPy's.
+
+    Returns
+    -------
+    array
+        ``out``, or the new array.
+
+    Raises
+    ------
+    ArgumentError
+        Shapes or dtypes do not fit together.
+    InputError
+        No kernel takes such matrices.
+    """
+    left, right = as_operand(native(a, "a"), "a"), as_operand(native(b, "b"), "b")
+    shape, dtype = _result_shape(left, right), element_type(a, "a")
+    if out is None:
+        if beta != 0.0:
+            raise ArgumentError("beta is given without out; expected the array that is to be added to")
+        out = new_array(a, shape, dtype, zeroed=False)
+    x, y = left.stored(), right.stored()
+    kernel = _kernel(left, right, (x, y, out), dtype, deterministic=deterministic, database=database)
+    scalars = {} if alpha == 1.0 and beta == 0.0 else {"alpha": alpha, "beta": beta}
+    kernel(x, y, out, stream=stream, **scalars)
+    return out
+
+
+def forget_chosen() -> None:
+    """Forget which kernels were chosen, so that new tuning results are seen."""
+    _chosen.clear()
+
+
+def _kernel(
+    left: Operand,
+    right: Operand,
+    arrays: tuple[Any, Any, Any],
+    dtype: str,
+    *,
+    deterministic: bool,
+    database: str | None,
+) -> BoundKernel:
+    """The kernel for arrays as they lie; what was chosen once is remembered."""
+    x, y, out = arrays
+    aligned = are_aligned(*arrays)
+    layout = (x.shape, y.shape, x.dtype, y.dtype, out.dtype, left.transpose, right.transpose)
+    key = (*layout, str(getattr(x, "device", "")), aligned, deterministic, database)
+    kernel = _chosen.get(key)
+    if kernel is None:
+        result = element_type(out, "out")
+        if element_type(y, "b") != dtype:
+            raise ArgumentError(f"a has dtype {dtype} and b {element_type(y, 'b')}; convert one of them")
+        if result not in (dtype, "float32"):
+            raise ArgumentError(f"out has dtype {result}, expected {dtype} or float32")
+        (m, k), n = left.array.shape[-2:], right.array.shape[-1]
+        product = Product(
+            int(m),
+            int(n),
+            int(k),
+            left.batch,
+            dtype,
+            transpose_a=left.transpose,
+            transpose_b=right.transpose,
+            float32_result=result != dtype,
+            deterministic=deterministic,
+            aligned=aligned,
+        )
+        kernel = _chosen.setdefault(key, best_matmul(product, device=_device_index(x), database=database))
+    return kernel
+
+
+def _device_index(array: Any) -> int:
+    return int(array.get_device() if hasattr(array, "get_device") else array.data.device_id)
+
+
+def _expected_us(kernel: BoundKernel, product: Product) -> float:
+    """Time that a kernel is expected to take; infinite where nothing is known."""
+    tuned_sizes = kernel.choice.tuned_sizes
+    if kernel.measurement is None or tuned_sizes is None:
+        return math.inf
+    tuned = Product.of_sizes(tuned_sizes, kernel.problem.dtype)
+    scale = max(product.flops / tuned.flops, product.elements / tuned.elements)
+    return _TIER_PENALTY[kernel.tier] * scale * kernel.measurement.time_us
+
+
+def _result_shape(left: Operand, right: Operand) -> tuple[int, ...]:
+    a, b = tuple(left.array.shape), tuple(right.array.shape)
+    if a[-1] != b[-2]:
+        raise ArgumentError(f"a has {a[-1]} columns and b {b[-2]} rows, expected as many; a is {a}, b is {b}")
+    if left.batch != right.batch:
+        raise ArgumentError(f"a is a stack of {left.batch} matrices and b one of {right.batch}, expected as many")
+    stacked = len(a) == 3 or len(b) == 3
+    return (left.batch, a[-2], b[-1]) if stacked else (a[-2], b[-1])

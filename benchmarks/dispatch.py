@@ -1,0 +1,166 @@
+"""What a call costs: autotile's dispatch side by side with CuPy, Triton and PyTorch on a tiny input, in one run.
+
+    python benchmarks/dispatch.py [--rounds 25] [--output dispatch.json]
+
+Times are of the host, in microseconds a call: a burst of launches that the GPU's queue holds, over their number; the
+median of many bursts, the contenders taking turns. The first call of a process, imports and memory are measured in
+fresh processes with a warm database and cubin cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+import torch
+from dispatch_peers import triton_calls
+from provenance import provenance
+from rich.console import Console
+from rich.table import Table
+
+import autotile
+
+SIZE = 64
+KERNEL = "sgemm_2d"
+BURST = 300
+"""Launches that are queued at once: fewer than the 1,024 that a stream holds before the host must wait."""
+TARGETS_US = {
+    "get_best_kernel again": 1.0,
+    "bound kernel, CuPy arrays": 3.5,
+    "bound kernel, torch tensors": 4.5,
+    "pre-bound launch": 2.0,
+}
+FIRST_CALL = """
+import json, time
+t = [time.perf_counter()]
+import numpy; t.append(time.perf_counter())
+import autotile; t.append(time.perf_counter())
+import cupy; cupy.zeros(1); cupy.cuda.Device().synchronize(); t.append(time.perf_counter())
+kernel = autotile.get_best_kernel({kernel!r}, M={size}, N={size}, K={size}); t.append(time.perf_counter())
+a = cupy.zeros(({size}, {size}), cupy.float32); c = cupy.zeros_like(a); cupy.cuda.Device().synchronize()
+t.append(time.perf_counter())
+kernel(a, a, c); cupy.cuda.Device().synchronize(); t.append(time.perf_counter())
+import sys
+loaded = [name for name in ("optuna", "sqlalchemy", "kernel_tuner", "cuda.bindings.nvrtc") if name in sys.modules]
+print(json.dumps(dict(tier=kernel.tier, loaded=loaded, steps_ms=[1e3 * (b - a) for a, b in zip(t, t[1:])])))
+"""
+MEMORY = """
+import json, tracemalloc
+import autotile, cupy
+sizes = range(256, 256 + {count})
+autotile.get_best_kernel({kernel!r}, M=255, N=255, K=255)
+tracemalloc.start()
+before = tracemalloc.get_traced_memory()[0]
+kernels = [autotile.get_best_kernel({kernel!r}, M=n, N=n, K=n) for n in sizes]
+print(json.dumps((tracemalloc.get_traced_memory()[0] - before) / len(kernels)))
+"""
+
+
+def main() -> None:
+    """Measure, print the tables, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=25, help="bursts of each contender")
+    parser.add_argument("--processes", type=int, default=7, help="fresh processes for the first call")
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"AUTOTILE_DB": f"{folder}/autotile.db", "AUTOTILE_CACHE": f"{folder}/cache"}
+        sizes = {"M": SIZE, "N": SIZE, "K": SIZE}
+        autotile.tune(KERNEL, options=autotile.TuneOptions(trials=4, finals=2), **sizes)
+        calls_us = _race(_contenders(sizes), arguments.rounds)
+        first = _first_call(arguments.processes)
+        kernel_bytes = _in_fresh_process(MEMORY.format(kernel=KERNEL, count=200))
+    document = {**provenance(), "calls_us": calls_us, "first_call": first, "bytes_a_served_kernel": kernel_bytes}
+    _show(document)
+    if arguments.output:
+        arguments.output.write_text(json.dumps(document, indent=1))
+
+
+def _contenders(sizes: dict[str, int]) -> dict[str, Callable[[], Any]]:
+    a, b, c = (cupy.zeros((SIZE, SIZE), cupy.float32) for _ in range(3))
+    x, y, z = (torch.zeros((SIZE, SIZE), device="cuda") for _ in range(3))
+    kernel = autotile.get_best_kernel(KERNEL, **sizes)
+    bound = kernel.bind(a, b, c)
+    raw = cupy.RawKernel(
+        'extern "C" __global__ void tiny(const float* a, const float* b, float* c, int m, int n, int k, float s, '
+        "float t) { if (m < 0) c[0] = a[0] * b[0] * s * t * n * k; }",
+        "tiny",
+    )
+    scalars = (*map(np.int32, sizes.values()), np.float32(1), np.float32(0))
+    return {
+        "get_best_kernel again": lambda: autotile.get_best_kernel(KERNEL, M=SIZE, N=SIZE, K=SIZE),
+        "bound kernel, CuPy arrays": lambda: kernel(a, b, c),
+        "bound kernel, torch tensors": lambda: kernel(x, y, z),
+        "pre-bound launch": bound,
+        "CuPy RawKernel": lambda: raw((1,), (32,), (a, b, c, *scalars)),
+        **triton_calls(x, y, z),
+        "torch.mm": lambda: torch.mm(x, y, out=z),
+    }
+
+
+def _race(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Median microseconds a call, the contenders in turn."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(50):
+            call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(BURST):
+                call()
+            times[name].append(1e6 * (time.perf_counter() - start) / BURST)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def _first_call(processes: int) -> dict[str, Any]:
+    """Medians over fresh processes, in milliseconds; one more runs first and fills the caches."""
+    program = FIRST_CALL.format(kernel=KERNEL, size=SIZE)
+    runs = [_in_fresh_process(program) for _ in range(processes + 1)][1:]
+    steps = [statistics.median(step) for step in zip(*(run["steps_ms"] for run in runs), strict=True)]
+    return {
+        "processes": processes,
+        "tier": runs[0]["tier"],
+        "loaded": runs[0]["loaded"],
+        "import_autotile_over_numpy_ms": steps[1],
+        "get_best_kernel_ms": steps[3],
+        "first_launch_ms": steps[5],
+        "first_call_over_cupy_ms": steps[3] + steps[5],
+    }
+
+
+def _in_fresh_process(program: str) -> Any:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _show(document: dict[str, Any]) -> None:
+    table = Table("call", "us", "target")
+    for name, us in document["calls_us"].items():
+        table.add_row(name, f"{us:.2f}", f"{TARGETS_US[name]:.1f}" if name in TARGETS_US else "")
+    console = Console(width=100)
+    console.print(table)
+    first = document["first_call"]
+    console.print(
+        f"import autotile {first['import_autotile_over_numpy_ms']:.1f} ms over NumPy (target 30); first call "
+        f"{first['first_call_over_cupy_ms']:.1f} ms over CuPy (target 50): get_best_kernel "
+        f"{first['get_best_kernel_ms']:.1f}, first launch {first['first_launch_ms']:.1f}; loaded on the way: "
+        f"{', '.join(first['loaded']) or 'no compiler, no SQL engine, no Optuna'}"
+    )
+    console.print(f"memory: {document['bytes_a_served_kernel'] / 1024:.1f} KiB a served kernel")
+
+
+if __name__ == "__main__":
+    main()
