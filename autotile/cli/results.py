@@ -59,6 +59,9 @@ def list_studies(
     misses: Annotated[
         bool, typer.Option("--misses", help="List what programs asked for and could not be served exactly instead.")
     ] = False,
+    families: Annotated[
+        bool, typer.Option("--families", help="List the families that were tuned, each with its rule, instead.")
+    ] = False,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -66,9 +69,13 @@ def list_studies(
     from autotile.ops import misses as missed
     from autotile.ops import results
 
-    if recordings and misses:
-        raise InputError("--recordings and --misses are two lists; name one of them")
-    if misses:
+    if recordings + misses + families > 1:
+        raise InputError("--recordings, --misses and --families are different lists; name one of them")
+    if families:
+        from autotile.ops.families import list_families
+
+        show(list_families(kernel, database=database), as_json=as_json)
+    elif misses:
         show(missed.list_misses(kernel, database=database), as_json=as_json)
     elif recordings:
         show(results.installed_recordings(kernel), as_json=as_json)

@@ -22,6 +22,7 @@ from autotile.cli.arguments import (
     read_share,
 )
 from autotile.cli.completion import complete_sampler
+from autotile.cli.family import MOST_CONFIGS, MOST_POINTS, tune_family
 from autotile.cli.output import console, notice, show
 from autotile.ground.errors import AutotileError, InputError
 from autotile.ground.model import Problem
@@ -140,6 +141,24 @@ def tune(
     from_misses: Annotated[
         bool, typer.Option("--from-misses", help="Tune what programs asked for and could not be served exactly.")
     ] = False,
+    family: Annotated[
+        bool,
+        typer.Option(
+            "--family",
+            help="Tune a family: sizes may be ranges (M=1..8192) and lists (K=4096,7168). What is learned from a few "
+            "of its problems is served for all; --budget is for all together.",
+        ),
+    ] = False,
+    points: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=MOST_POINTS, help="Problems of a family to tune.", show_default="24"),
+    ] = None,
+    max_configs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=MOST_CONFIGS, help="Configurations a family's rule chooses from.", show_default="8"
+        ),
+    ] = None,
     device: Annotated[int, typer.Option(metavar="INDEX", min=0, help="CUDA device to tune on.")] = 0,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
@@ -171,7 +190,13 @@ def tune(
         replay=replay if replay in (None, _BUILT_IN) else Path(replay),
         database=database,
     )
-    if from_misses:
+    if not family and (points is not None or max_configs is not None):
+        raise InputError("--points and --max-configs are for --family, which is missing")
+    if family and from_misses:
+        raise InputError("--family and --from-misses name two different sets of problems; name one of them")
+    if family:
+        tune_family(kernel, sizes, dtype, options, points=points, max_configs=max_configs, as_json=as_json)
+    elif from_misses:
         _tune_missed(kernel, sizes, options, as_json=as_json)
     elif kernel is not None:
         _tune_one(kernel, sizes, dtype, options, as_json=as_json)
@@ -254,6 +279,7 @@ def register(app: typer.Typer) -> None:
             "autotile tune sgemm_2d M=4096 N=4096 K=4096 --sanitize --verify-problem M=1,N=1 --verify-problem K=7",
             "autotile tune sgemm_2d M=4096 N=4096 K=4096 --objective registers,energy",
             "autotile tune --from-misses --budget 5m",
+            "autotile tune sgemm_2d --family M=1..8192 N=4096 K=4096,7168 --budget 30m",
         ),
         **options,
     )(tune)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autotile.ops.doctor import examine
     from autotile.ops.explaining import block_occupancy, explain_config
+    from autotile.ops.families import list_families, tune_family
     from autotile.ops.misses import list_misses, missed_problems
     from autotile.ops.results import (
         check_database,
@@ -33,6 +34,7 @@ __all__ = [
     "explain_config",
     "installed_recordings",
     "known_devices",
+    "list_families",
     "list_misses",
     "list_studies",
     "list_trials",
@@ -40,6 +42,7 @@ __all__ = [
     "open_problem",
     "target_device",
     "tune",
+    "tune_family",
 ]
 
 _HOME = {
@@ -52,6 +55,7 @@ _HOME = {
     "explain_config": "explaining",
     "installed_recordings": "results",
     "known_devices": "targets",
+    "list_families": "families",
     "list_misses": "misses",
     "list_studies": "results",
     "list_trials": "results",
@@ -59,6 +63,7 @@ _HOME = {
     "open_problem": "targets",
     "target_device": "targets",
     "tune": "tuning",
+    "tune_family": "families",
 }
 
 

@@ -1,0 +1,144 @@
+"""A family that was tuned, and the rules that are in a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autotile.ground.model import config_text
+from autotile.ground.rule import FamilyRule, RulePoint
+from autotile.report.layout import RIGHT, below, facts, table, title
+from autotile.report.text import (
+    NOTHING,
+    device_text,
+    duration_text,
+    moment_text,
+    percent_text,
+    plural,
+    sizes_text,
+    source_text,
+    time_text,
+)
+from autotile.store.rules import StoredRule
+from autotile.tuning.family_result import FamilyResult
+
+_IN_FORCE = {True: "yes", False: "no: the kernel has changed since", None: "not known: no kernel of that name is found"}
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyReport:
+    """A family's result; ``call`` is a line of Python that is served by the rule."""
+
+    result: FamilyResult
+    call: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The result's document, with the line that is served by the rule."""
+        return {**self.result.to_json(), "call": self.call}
+
+    def __rich__(self) -> RenderableType:
+        """The points with what is lost at each, the rule, then what a person does next."""
+        result = self.result
+        head = title(f"{result.kernel} {result.family} {result.dtype} on {device_text(result.device)}")
+        if result.rule is None:
+            return Group(head, facts([("interrupted", "before there was a rule; the same command goes on from there")]))
+        parts = [_points_table(result.rule), below(_rule_facts(result.rule)), below(facts(self._facts(result.rule)))]
+        return Group(head, *parts)
+
+    def _facts(self, rule: FamilyRule) -> Iterator[tuple[str, str]]:
+        result = self.result
+        yield "loss", _loss_text(rule)
+        if result.default_loss is not None:
+            yield "default", f"{percent_text(result.default_loss)} mean loss of the default configuration alone"
+        yield "chosen", f"{plural(len(rule.configs), 'configuration')} of {result.candidates} measured at every point"
+        resumed = f", {plural(result.resumed, 'point')} resumed" if result.resumed else ""
+        yield "took", duration_text(result.seconds) + resumed
+        yield "saved in", result.database
+        yield "serve it", self.call
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRule:
+    """A stored rule, and whether it is for the kernel as it is now; None where that is not known."""
+
+    stored: StoredRule
+    in_force: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class RulesReport:
+    """Rules of families; ``location`` names the database where there are none."""
+
+    rules: Sequence[ListedRule]
+    location: str
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """One document a rule."""
+        return [_document(listed) for listed in self.rules]
+
+    def __rich__(self) -> RenderableType:
+        """One rule under the other."""
+        if not self.rules:
+            return Text(f"no family is tuned yet in {self.location}; `autotile tune --family` does it")
+        first, *others = (_rule_in_full(listed) for listed in self.rules)
+        return Group(first, *map(below, others))
+
+
+def _points_table(rule: FamilyRule) -> Table:
+    shown = table("point", f"{RIGHT}best", f"{RIGHT}loss", f"{RIGHT}loss when left out", wrap=False)
+    for point in rule.points:
+        held_out = NOTHING if point.held_out is None else percent_text(point.held_out)
+        shown.add_row(sizes_text(point.sizes), time_text(point.best_us), percent_text(point.loss), held_out)
+    return shown
+
+
+def _rule_facts(rule: FamilyRule) -> RenderableType:
+    configs = [(f"#{number}", config_text(one.config)) for number, one in enumerate(rule.configs)]
+    return facts([*configs, ("rule", "\n".join(rule.lines()))])
+
+
+def _loss_text(rule: FamilyRule) -> str:
+    at = f"{percent_text(rule.mean_loss)} on average at the points, {_worst_text(rule.worst)} at worst"
+    held_out = rule.held_out_losses
+    if not held_out:
+        return at
+    left_out = f"{percent_text(sum(held_out) / len(held_out))} on average and {percent_text(max(held_out))} at worst"
+    return f"{at}; {left_out} where the point was left out of learning"
+
+
+def _worst_text(point: RulePoint) -> str:
+    return f"{percent_text(point.loss)} ({sizes_text(point.sizes)})"
+
+
+def _rule_in_full(listed: ListedRule) -> RenderableType:
+    stored, key = listed.stored, listed.stored.key
+    hot = " hot L2" if key.l2_mode == "hot" else ""
+    head = title(f"{key.kernel} {stored.rule.family} {key.dtype}{hot} on {source_text(key.gpu_name, key.source)}")
+    known = [
+        ("loss", _loss_text(stored.rule)),
+        ("learned", f"{moment_text(stored.learned_at)}, from {plural(len(stored.rule.points), 'point')}"),
+        ("in force", _IN_FORCE[listed.in_force]),
+    ]
+    return Group(head, facts(known), below(_rule_facts(stored.rule)))
+
+
+def _document(listed: ListedRule) -> dict[str, Any]:
+    stored, key = listed.stored, listed.stored.key
+    return {
+        "kernel": key.kernel,
+        "family": str(stored.rule.family),
+        "dtype": key.dtype,
+        "device": {"name": key.gpu_name, "source": key.source},
+        "nvrtc_version": key.nvrtc_version,
+        "l2": key.l2_mode,
+        "learned_at": stored.learned_at.isoformat(),
+        "in_force": listed.in_force,
+        "loss": {"mean": stored.rule.mean_loss, "worst": stored.rule.worst.loss},
+        "held_out_loss": stored.rule.mean_held_out,
+        "rule": stored.rule.to_json(),
+    }
