@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -209,21 +209,21 @@ def _own(location: str, problem: Problem) -> list[Winner]:
         return []
 
 
-def _rules(location: str, problem: Problem) -> list[StoredRule]:
-    """Rules of the kernel's families, the newest first; none where the database is missing or cannot be read."""
+def _rules(location: str, problem: Problem) -> Iterator[StoredRule]:
+    """Rules of the kernel's families, the newest first, read when they are asked for; none where that is impossible."""
     rules = read_rules_quickly(location, problem.kernel, problem.dtype)
     if rules is not None:
-        return rules
+        yield from rules
+        return
     from autotile.store.database import Database
 
     try:
         database = Database.open_readonly(location)
-        if database is None:
-            return []
-        with database:
-            return database.rules(problem.kernel, problem.dtype)
+        if database is not None:
+            with database:
+                yield from database.rules(problem.kernel, problem.dtype)
     except DatabaseError:
-        return []
+        return
 
 
 def _nvrtc_version(stored: list[Winner]) -> str:

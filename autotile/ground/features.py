@@ -107,8 +107,6 @@ class Traits:
         Of each problem, shape (problems,); zeros where the kernel's file does not state its work.
     blocks
         Of each grid, at least 1, shape (problems, configurations).
-    meets_rules
-        Whether a configuration meets the rules of the kernel's file, shape (problems, configurations).
     slots
         Blocks that the device holds at once, shape (configurations,).
     tile
@@ -122,7 +120,6 @@ class Traits:
     flops: Column
     bytes: Column
     blocks: Column
-    meets_rules: NDArray[np.bool_]
     slots: Column
     tile: Column
     sm_count: int
@@ -156,7 +153,6 @@ class Traits:
             flops=table.column(spec.work.flops),
             bytes=table.column(spec.work.bytes),
             blocks=np.stack([table.blocks(config) for config in configs], axis=1),
-            meets_rules=np.stack([table.meets_rules(config) for config in configs], axis=1),
             slots=device.sm_count * np.maximum(np.array(blocks_per_sm, float), 1.0),
             tile=np.array([float((endless.outputs() / endless.blocks(config))[0]) for config in configs]),
             sm_count=device.sm_count,
@@ -168,7 +164,6 @@ class Traits:
         return replace(
             self,
             blocks=self.blocks[:, chosen],
-            meets_rules=self.meets_rules[:, chosen],
             slots=self.slots[chosen],
             tile=self.tile[chosen],
         )
@@ -182,7 +177,6 @@ class Traits:
             flops=self.flops[problems],
             bytes=self.bytes[problems],
             blocks=self.blocks[problems],
-            meets_rules=self.meets_rules[problems],
         )
 
     @property
@@ -219,6 +213,14 @@ class Traits:
     def table(self, features: Sequence[Feature]) -> Column:
         """Values of features, shape (problems, features)."""
         return np.stack([self.column(feature) for feature in features], axis=1)
+
+
+def meet_rules(
+    spec: KernelSpec, device: DeviceProperties, configs: Sequence[Config], problems: Sequence[Mapping[str, int]]
+) -> NDArray[np.bool_]:
+    """Whether configurations meet the rules of the kernel's file, shape (problems, configurations)."""
+    table = _Problems(spec, device, problems)
+    return np.stack([table.meets_rules(config) for config in configs], axis=1)
 
 
 def features_of(spec: KernelSpec, configs: int) -> list[Feature]:

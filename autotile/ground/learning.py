@@ -47,12 +47,15 @@ class Measured:
         Of the points and the configurations.
     between
         Of other problems of the family and the same configurations.
+    valid_between
+        Whether a configuration meets the kernel's rules there, shape (other problems, configurations).
     """
 
     times_us: Matrix
     proposed_by: Mask
     traits: Traits
     between: Traits
+    valid_between: Mask
 
     @property
     def losses(self) -> Matrix:
@@ -159,8 +162,9 @@ def _learn_on(
     asked = [feature for feature in features if _is_over(feature, len(chosen))]
     here, between = measured.traits.select(chosen).rows(points), measured.between.select(chosen)
     expected = TimeModel.fit(measured.times_us[np.ix_(points, np.array(chosen))], here).predict(between)
-    expected = np.where(between.meets_rules, expected, np.nan)
-    served = between.meets_rules.any(axis=1)
+    valid = measured.valid_between[:, chosen]
+    expected = np.where(valid, expected, np.nan)
+    served = valid.any(axis=1)
     filled_up = expected[served] / np.nanmin(expected[served], axis=1, keepdims=True) - 1.0
     trees = grow_trees(
         np.concatenate([_filled(losses[np.ix_(points, np.array(chosen))]), _filled(filled_up)]),

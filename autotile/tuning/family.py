@@ -14,7 +14,7 @@ from autotile.files.library import Kernel
 from autotile.files.settings import Settings
 from autotile.ground.errors import InputError
 from autotile.ground.family import Family
-from autotile.ground.features import Traits, features_of
+from autotile.ground.features import Traits, features_of, meet_rules
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.learning import Learned, Measured, learn
 from autotile.ground.model import Config, Problem, config_key
@@ -218,8 +218,9 @@ class _Run:
         def traits(problems: Sequence[Mapping[str, int]]) -> Traits:
             return Traits.of(spec, self.device, configs, resident, problems)
 
-        between = traits(members_of(self.family))
-        measured = Measured(matrix.times_us, matrix.proposed_by, traits(matrix.points), between)
+        members = members_of(self.family)
+        valid = meet_rules(spec, self.device, configs, members)
+        measured = Measured(matrix.times_us, matrix.proposed_by, traits(matrix.points), traits(members), valid)
         learned = learn(measured, features_of(spec, most), most)
         chosen = tuple(matrix.configs[column] for column in learned.chosen)
         return FamilyRule(self.family, chosen, learned.tree, _rule_points(matrix, learned))
