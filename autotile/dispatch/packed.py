@@ -34,7 +34,8 @@ def choose_packed(
         for winner in held.winners
         if (key := config_key(winner.config)) in cubins
     ]
-    choice = choose(held.kernel, problem, device, held.nvrtc_version, stored)
+    rules = [rule for rule in held.rules if all(config_key(one.config) in cubins for one in rule.rule.configs)]
+    choice = choose(held.kernel, problem, device, held.nvrtc_version, stored, rules=rules)
     cubin = cubins.get(config_key(choice.config))
     if cubin is None:
         raise BundleError(

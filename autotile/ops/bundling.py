@@ -77,7 +77,7 @@ def _bundled(shipment: Shipment, images: dict[str, bytes]) -> BundledKernel:
         images[member] = image
         resources = shipped.cubin.resources
         cubins.append(BundledCubin(shipped.target, shipped.dtype, shipped.flags, shipped.config, resources, member))
-    return BundledKernel(shipment.kernel, shipment.nvrtc_version, shipment.winners, cubins)
+    return BundledKernel(shipment.kernel, shipment.nvrtc_version, shipment.winners, cubins, shipment.rules)
 
 
 def _targets(held: BundledKernel) -> tuple[str, ...]:

@@ -47,7 +47,9 @@ def export_header(
     cubins = [shipped for shipped in shipment.cubins if shipped.dtype == element_type]
     winners = [winner for winner in shipment.winners if winner.key.dtype == element_type]
     held = [_held(shipped, output.stem) for shipped in cubins]
-    text = write_header(spec, element_type, _ordered(winners), held, stem=output.stem, version=__version__)
+    rules = [stored for stored in shipment.rules if stored.key.dtype == element_type]
+    ordered = _ordered(winners)
+    text = write_header(spec, element_type, ordered, held, rules=rules, stem=output.stem, version=__version__)
     files = {one.file: shipped.cubin.path.read_bytes() for one, shipped in zip(held, cubins, strict=True)}
     _write({output: text.encode(), **{output.with_name(name): data for name, data in files.items()}})
     namespace = f"autotile::{namespace_of(spec, element_type)}"

@@ -19,7 +19,8 @@ from autotile.ground.problem import resolve_problem
 from autotile.process.compile_pool import CompilePool
 from autotile.report.text import sizes_text
 from autotile.store.database import Database
-from autotile.store.keys import space_hash
+from autotile.store.keys import TuningKey, space_hash
+from autotile.store.rules import StoredRule
 from autotile.store.winners import Winner, shipped_winners
 
 _DEADLINE_S = 120.0
@@ -58,8 +59,16 @@ class Shipment:
     kernel: Kernel
     nvrtc_version: str
     winners: tuple[Winner, ...]
+    rules: tuple[StoredRule, ...]
     cubins: tuple[ShippedCubin, ...]
     notices: tuple[str, ...]
+
+
+class _Tuned(NamedTuple):
+    """What is tuned of a kernel."""
+
+    winners: list[Winner]
+    rules: list[StoredRule]
 
 
 class _Task(NamedTuple):
@@ -107,8 +116,8 @@ def gather(
         shipments = []
         for name, kernel in kernels.items():
             problems = [one.sizes for one in wanted if one.kernel == name]
-            winners = _asked_for(kernel, problems, _current_winners(kernel, location, dtype))
-            shipments.append(_gather(kernel, winners, architectures, dtype, pool))
+            tuned = _asked_for(kernel, problems, _current(kernel, location, dtype))
+            shipments.append(_gather(kernel, tuned, architectures, dtype, pool))
         return shipments
     finally:
         pool.close()
@@ -116,18 +125,18 @@ def gather(
 
 def _gather(
     kernel: Kernel,
-    winners: Sequence[Winner],
+    tuned: _Tuned,
     architectures: Sequence[str],
     dtype: str | None,
     pool: CompilePool,
 ) -> Shipment:
-    if not winners and not architectures:
+    if not tuned.winners and not architectures:
         raise InputError(
             f"nothing is tuned of {kernel.name}, so there is no GPU to make cubins for; run `autotile tune`, or name "
             "the architectures with --arch to ship the default configuration"
         )
-    targets, notices = _targets(kernel, winners, architectures)
-    tasks = _tasks(kernel, winners, targets, dtype)
+    targets, notices = _targets(kernel, tuned.winners, architectures)
+    tasks = _tasks(kernel, tuned, targets, dtype)
     started = [(task, pool.submit(lambda task=task: _job(kernel, task))) for task in tasks]  # type: ignore[misc]
     cubins: list[ShippedCubin] = []
     for task, future in started:
@@ -138,35 +147,43 @@ def _gather(
             cubins.append(ShippedCubin(task.target, task.dtype, dict(task.flags), task.config, compiled.cubin))
     if not cubins:
         raise InputError(f"nothing of {kernel.name} can be shipped: {'; '.join(notices)}")
-    return Shipment(kernel, nvrtc_version(), tuple(winners), tuple(cubins), tuple(notices))
+    return Shipment(kernel, nvrtc_version(), tuple(tuned.winners), tuple(tuned.rules), tuple(cubins), tuple(notices))
 
 
-def _current_winners(kernel: Kernel, location: str, dtype: str | None) -> list[Winner]:
-    """Winners of this very version of the kernel: the user's own, then those that came with autotile."""
+def _current(kernel: Kernel, location: str, dtype: str | None) -> _Tuned:
+    """What is tuned of this very version of the kernel: the user's own winners, then those that came with autotile."""
     if dtype is not None and dtype not in kernel.spec.dtypes:
         raise InputError(f"{kernel.name} is not written for dtype {dtype!r}; it takes {', '.join(kernel.spec.dtypes)}")
     opened = Database.open_readonly(location)
     own: list[Winner] = []
+    rules: list[StoredRule] = []
     if opened is not None:
         with opened:
             own = [best.winner for best in opened.best(kernel.name, dtype=dtype)]
+            rules = opened.rules(kernel.name, dtype)
     dtypes = [dtype] if dtype is not None else kernel.spec.dtypes
     came_along = [winner for name in dtypes for winner in shipped_winners(kernel.name, name)]
-    version = (kernel.source_hash, space_hash(kernel.spec), tuple(kernel.spec.options))
     digests = {winner.key.digest for winner in own}
     every = own + [winner for winner in came_along if winner.key.digest not in digests]
-    return [w for w in every if (w.key.template_hash, w.key.space_hash, w.key.options) == version]
+    version = (kernel.source_hash, space_hash(kernel.spec), tuple(kernel.spec.options))
+
+    def is_current(key: TuningKey) -> bool:
+        return (key.template_hash, key.space_hash, key.options) == version
+
+    return _Tuned([w for w in every if is_current(w.key)], [rule for rule in rules if is_current(rule.key)])
 
 
-def _asked_for(kernel: Kernel, problems: Sequence[Mapping[str, int] | None], winners: Sequence[Winner]) -> list[Winner]:
+def _asked_for(kernel: Kernel, problems: Sequence[Mapping[str, int] | None], tuned: _Tuned) -> _Tuned:
+    """All of it, or what is tuned for the given problems alone."""
     if None in problems:
-        return list(winners)
+        return tuned
+    winners = tuned.winners
     sizes = [resolve_problem(kernel.spec, given or {}).sizes for given in problems]
     for one in sizes:
         if not any(dict(winner.key.sizes) == dict(one) for winner in winners):
-            tuned = "; ".join(dict.fromkeys(sizes_text(winner.key.sizes) for winner in winners)) or "nothing"
-            raise InputError(f"{kernel.name} {sizes_text(one)} is not tuned; tuned is {tuned}. Run `autotile tune`")
-    return [winner for winner in winners if dict(winner.key.sizes) in [dict(one) for one in sizes]]
+            known = "; ".join(dict.fromkeys(sizes_text(winner.key.sizes) for winner in winners)) or "nothing"
+            raise InputError(f"{kernel.name} {sizes_text(one)} is not tuned; tuned is {known}. Run `autotile tune`")
+    return _Tuned([winner for winner in winners if dict(winner.key.sizes) in [dict(one) for one in sizes]], [])
 
 
 def _targets(kernel: Kernel, winners: Iterable[Winner], architectures: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -185,12 +202,19 @@ def _targets(kernel: Kernel, winners: Iterable[Winner], architectures: Sequence[
     return list(dict.fromkeys(targets)), notices
 
 
-def _tasks(kernel: Kernel, winners: Sequence[Winner], targets: Sequence[str], dtype: str | None) -> Iterator[_Task]:
-    """Each winner's configuration with its own dtype and flags, and the default with each of these."""
+def _tasks(kernel: Kernel, tuned: _Tuned, targets: Sequence[str], dtype: str | None) -> Iterator[_Task]:
+    """Each configuration with the dtype and flags that it was tuned for, and the default with each of these."""
     spec = kernel.spec
-    usual = (dtype or spec.dtypes[0], tuple((name, spec.sizes[name]) for name in spec.flags))
     seen: set[tuple[str, str, tuple[tuple[str, int], ...], str]] = set()
-    own = [(w.key.dtype, tuple((name, w.key.sizes[name]) for name in spec.flags), w.config) for w in winners]
+
+    def flags_of(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+        return tuple((name, sizes[name]) for name in spec.flags)
+
+    own = [(w.key.dtype, flags_of(w.key.sizes), w.config) for w in tuned.winners]
+    for stored in tuned.rules:
+        seen_flags = dict.fromkeys(flags_of(point.sizes) for point in stored.rule.points)
+        own += [(stored.key.dtype, flags, one.config) for flags in seen_flags for one in stored.rule.configs]
+    usual = (dtype or spec.dtypes[0], flags_of(spec.sizes))
     defaults = [(*variant, spec.default) for variant in dict.fromkeys([*(entry[:2] for entry in own), usual])]
     for target in targets:
         for element_type, flags, config in [*own, *defaults]:

@@ -24,6 +24,7 @@ from autotile.ground.capability import capability_of
 from autotile.ground.errors import BundleError, SpecError
 from autotile.ground.model import Config, Resources, canonical_json
 from autotile.ground.spec_parser import parse_spec
+from autotile.store.rules import StoredRule
 from autotile.store.whole_file import whole_file
 from autotile.store.winners import Winner, winner_from_json, winner_to_json
 
@@ -72,6 +73,7 @@ class BundledKernel:
     nvrtc_version: str
     winners: Sequence[Winner]
     cubins: Sequence[BundledCubin]
+    rules: Sequence[StoredRule] = ()
 
 
 class Bundle:
@@ -242,9 +244,9 @@ def _read_kernel(bundle: Bundle, name: str) -> BundledKernel:
         spec = parse_spec(text, f"{bundle.path}:{_space_member(name)}")
         cubins = tuple(_cubin(entry) for entry in document["cubins"])
         winners = tuple(winner_from_json(entry) for entry in document["winners"])
-        return BundledKernel(
-            Kernel(spec, "", bundle.path, document["source_hash"]), document["nvrtc_version"], winners, cubins
-        )
+        rules = tuple(StoredRule.from_json(entry) for entry in document["rules"])
+        kernel = Kernel(spec, "", bundle.path, document["source_hash"])
+        return BundledKernel(kernel, document["nvrtc_version"], winners, cubins, rules)
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, BundleError):
             raise
@@ -264,6 +266,7 @@ def _kernel_to_json(held: BundledKernel) -> dict[str, Any]:
         "source_hash": held.kernel.source_hash,
         "nvrtc_version": held.nvrtc_version,
         "winners": [winner_to_json(winner) for winner in held.winners],
+        "rules": [stored.to_json() for stored in held.rules],
         "cubins": [asdict(replace(cubin, config=dict(cubin.config), flags=dict(cubin.flags))) for cubin in held.cubins],
     }
 

@@ -16,6 +16,8 @@ from autotile.ground.model import Config, Resources, Value, config_key
 from autotile.ground.spec import KernelSpec
 from autotile.store.cpp_arguments import argument_fields, launch_values, workspace_code
 from autotile.store.cpp_expression import literal, to_cpp
+from autotile.store.cpp_rule import family_code
+from autotile.store.rules import StoredRule
 from autotile.store.winners import Winner
 
 _PLACE = re.compile(r"@@(\w+)@@")
@@ -56,6 +58,7 @@ def write_header(
     winners: Sequence[Winner],
     cubins: Sequence[HeaderCubin],
     *,
+    rules: Sequence[StoredRule] = (),
     stem: str,
     version: str,
 ) -> str:
@@ -69,6 +72,8 @@ def write_header(
         Newest and most trusted first: of those at one distance the first is taken.
     cubins
         Of every winner's configuration that is to be launched, and of the default.
+    rules
+        Of the kernel's families, the newest first.
     stem
         What the cubins' names begin with.
     version
@@ -114,6 +119,7 @@ def write_header(
         **_device(spec, [cubin.target for cubin in cubins]),
         **launch_values(spec, dtype, places),
         **workspace_code(spec),
+        **family_code(spec, rules, numbers),
     }
     template = files("autotile.store").joinpath("header_template.hpp").read_text(encoding="utf-8")
     return _PLACE.sub(lambda place: filled[place[1]], template)

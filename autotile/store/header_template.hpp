@@ -8,6 +8,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <fstream>
@@ -65,6 +66,7 @@ struct Cubin {
 
 enum class Tier {
     exact,        ///< tuned for these sizes on this GPU
+    family,       ///< by a rule that was learned from other problems of its family on this GPU
     nearest,      ///< tuned for other sizes on this GPU
     transferred,  ///< tuned on another GPU
     fallback,     ///< the default configuration
@@ -204,6 +206,16 @@ inline double doublings(std::int64_t a, std::int64_t b) {
     return std::abs(std::log2(static_cast<double>(a) / static_cast<double>(b)));
 }
 
+/// The largest power of two that divides a size, 256 at most.
+inline double alignment(std::int64_t size) { return static_cast<double>(std::min<std::int64_t>(size & -size, 256)); }
+
+inline double blocks(std::size_t config, const Sizes& sizes, const Device& device) {
+    const Launch launch = launch_of(configs[config], sizes, device);
+    double product = 1.0;
+    for (const std::int64_t extent : launch.grid) product *= static_cast<double>(std::max<std::int64_t>(extent, 1));
+    return product;
+}
+
 /// How far what was tuned is from what is asked: another GPU, another architecture, flags, doublings over all sizes.
 using Distance = std::tuple<bool, bool, int, double>;
 
@@ -214,7 +226,7 @@ inline Distance distance(const Tuned& from, const Sizes& sizes, const Device& de
 }
 
 }  // namespace detail
-
+@@families@@
 /// The configuration for a problem; its cubin is null where none can be launched.
 inline Choice choose(const Sizes& sizes, const Device& device) {
     Choice best;
@@ -229,7 +241,7 @@ inline Choice choose(const Sizes& sizes, const Device& device) {
         const bool same = std::get<2>(distance) == 0 && std::get<3>(distance) == 0.0;
         best = {candidate.config, cubin, std::get<0>(distance) ? Tier::transferred : same ? Tier::exact : Tier::nearest};
     }
-    if (best.cubin == nullptr) best.cubin = detail::usable(default_config, sizes, device);
+@@by_family@@    if (best.cubin == nullptr) best.cubin = detail::usable(default_config, sizes, device);
     return best;
 }
 
@@ -253,14 +265,14 @@ public:
     const Device& device() const { return device_; }
 
     /// A configuration that is loaded for a problem, ready to be launched any number of times.
-    struct Ready {
+    struct Prepared {
         Sizes sizes;
         Choice choice;
         Launch launch;
         CUfunction function;
     };
 
-    Ready prepare(const Sizes& sizes) {
+    Prepared prepare(const Sizes& sizes) {
         const Choice choice = autotile::@@namespace@@::choose(sizes, device_);
         if (choice.cubin == nullptr) {
             throw std::runtime_error("@@name@@: no configuration in this header can be launched for these sizes on " +
@@ -271,22 +283,23 @@ public:
     }
 
     /// Queue a launch.
-    void launch(const Ready& ready, const Arguments& arguments, CUstream stream = nullptr) {
-        [[maybe_unused]] const Config& config = configs[ready.choice.config];
-        [[maybe_unused]] const Sizes& sizes = ready.sizes;
+    void launch_prepared(const Prepared& prepared, const Arguments& arguments, CUstream stream = nullptr) {
+        [[maybe_unused]] const Config& config = configs[prepared.choice.config];
+        [[maybe_unused]] const Sizes& sizes = prepared.sizes;
         [[maybe_unused]] const Device& device = device_;
 @@values@@
         void* values[] = {@@value_pointers@@};
         const auto side = [](std::int64_t extent) { return static_cast<unsigned>(extent); };
-        const Launch& shape = ready.launch;
-        detail::check(cuLaunchKernel(ready.function, side(shape.grid[0]), side(shape.grid[1]), side(shape.grid[2]),
+        const Launch& shape = prepared.launch;
+        detail::check(cuLaunchKernel(prepared.function, side(shape.grid[0]), side(shape.grid[1]), side(shape.grid[2]),
                                      side(shape.block[0]), side(shape.block[1]), side(shape.block[2]),
                                      side(shape.dynamic_smem_bytes), stream, values, nullptr),
                       "the launch");
     }
 
+    /// Choose, load where that is needed, and queue a launch.
     void launch(const Sizes& sizes, const Arguments& arguments, CUstream stream = nullptr) {
-        launch(prepare(sizes), arguments, stream);
+        launch_prepared(prepare(sizes), arguments, stream);
     }
 
 private:

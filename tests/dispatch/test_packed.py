@@ -15,11 +15,18 @@ import pytest
 from autotile.dispatch import serving
 from autotile.dispatch.serving import get_best_kernel
 from autotile.files.profiles import device_profile
+from autotile.files.settings import read_settings
 from autotile.ground.capability import runs_on
 from autotile.ground.errors import BundleError, InputError, NotTunedError
+from autotile.ground.family import Extent, Family
+from autotile.ground.features import Feature
+from autotile.ground.rule import FamilyRule, RuleConfig, RulePoint
+from autotile.ground.tree import Leaf, Split
 from autotile.ops.bundling import make_bundle, read_wanted
 from autotile.ops.shipping import Wanted
 from autotile.store.bundle import MANIFEST, Bundle, manifest_digest
+from autotile.store.database import Database
+from autotile.store.families import FamilyProgress
 
 ROOT = Path(__file__).parents[2]
 FAST = {"THREADS": 256, "WORK": 4}
@@ -93,6 +100,28 @@ class TestServing:
     def test_nothing_valid_is_an_error(self, bundle: Path) -> None:
         with pytest.raises(BundleError, match="no configuration of scale that is valid for scale n=32"):
             ask(bundle, 32)
+
+    def test_by_the_rule_of_a_family(self, shelf: Any, tmp_path: Path) -> None:
+        """Its configurations are packed too, and it is asked where nothing is exact."""
+        key = shelf.put(4096, FAST)
+        other = {"THREADS": 32, "WORK": 1}
+        point = RulePoint({"n": 4096}, ((10.0, 9.9, 10.1),) * 2, 10.0, 0.0, None)
+        configs = (RuleConfig(FAST, None, 2), RuleConfig(other, None, 2))
+        family = Family({"n": Extent(((1, 100_000),))})
+        rule = FamilyRule(family, configs, Split(Feature("size", "n"), 5000.0, Leaf((1, 0)), Leaf((0, 1))), (point,))
+        with Database.open(read_settings().database) as database:
+            device = database.best("scale")[0].device
+            database.save_family_progress(replace(key, sizes={}), family, device, FamilyProgress({}))
+            database.save_rule(replace(key, sizes={}), device, rule)
+        make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
+        served = {n: ask(tmp_path / "x", n) for n in (4096, 4000, 8000, 200_000)}
+        assert {n: kernel.tier for n, kernel in served.items()} == {
+            4096: "exact",
+            4000: "family",
+            8000: "family",
+            200_000: "nearest",
+        }
+        assert (served[4000].config, served[8000].config) == (other, FAST)
 
     def test_strict(self, bundle: Path) -> None:
         assert ask(bundle, 4096, strict=True).tier == "exact"

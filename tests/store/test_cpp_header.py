@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from autotile.device.toolchain import include_folders
@@ -15,14 +16,19 @@ from autotile.dispatch.choose import choose
 from autotile.files.library import load_kernel
 from autotile.files.profiles import device_profile
 from autotile.ground.expressions import parse_expression
+from autotile.ground.family import Extent, Family
+from autotile.ground.features import Feature, Traits
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Measurement, Resources, config_key
 from autotile.ground.problem import resolve_problem
+from autotile.ground.rule import FamilyRule, RuleConfig, RulePoint
 from autotile.ground.space import feasible_space
 from autotile.ground.spec_parser import parse_spec
+from autotile.ground.tree import Leaf, Split, Tree
 from autotile.store.cpp_expression import literal, to_cpp
 from autotile.store.cpp_header import HeaderCubin, write_header
 from autotile.store.keys import key_of
+from autotile.store.rules import StoredRule
 from autotile.store.winners import Winner
 
 COMPILER = shutil.which("g++")
@@ -169,7 +175,7 @@ def winners_of(device: DeviceProperties, sizes: Sequence[dict[str, int]], seed: 
 
 
 RESOURCES = Resources(64, 0, 0, 0, 1024)
-TIERS = ("exact", "nearest", "transferred", "default")
+TIERS = ("exact", "family", "nearest", "transferred", "default")
 
 
 @needs_compiler
@@ -201,6 +207,62 @@ def test_it_chooses_what_dispatch_chooses(device: str, targets: tuple[str, ...],
         assert (sizes, int(got[0]), TIERS[int(got[1])]) == (sizes, number, choice.tier)
         newest = max(t for t in targets if t[3] == here.architecture[3] and t <= here.architecture)
         assert got[5] == f"{number}.{newest}"
+
+
+FEATURES = [
+    Feature("size", "M"),
+    Feature("alignment", "K"),
+    Feature("outputs"),
+    Feature("intensity"),
+    Feature("blocks", config=1),
+    Feature("waves", config=0),
+    Feature("work_ratio", config=0, over=2),
+]
+
+
+def rule_of(winners: Sequence[Winner], features: Sequence[Feature], thresholds: Sequence[float]) -> FamilyRule:
+    """A tree that asks for one feature after the other, with made-up times."""
+    configs = list({config_key(w.config): w.config for w in winners}.values())[:3]
+    tree: Tree = Leaf((2, 0, 1))
+    for number, (feature, threshold) in enumerate(zip(features, thresholds, strict=True)):
+        order = ((0, 1, 2), (1, 2, 0), (2, 1, 0))[number % 3]
+        tree = Split(feature, threshold, Leaf(order), tree)
+    family = Family({"M": Extent(((1, 4096), (9000, 9000))), "N": Extent(((1, 8192),)), "K": Extent(((17, 4096),))})
+    point = RulePoint({"M": 64, "N": 64, "K": 64}, ((1.0, 0.9, 1.1),) * 3, 1.0, 0.0, None)
+    return FamilyRule(family, tuple(RuleConfig(config, RESOURCES, 2) for config in configs), tree, (point,))
+
+
+@needs_compiler
+@pytest.mark.parametrize("feature", [*FEATURES, None], ids=str)
+def test_the_rule_of_a_family_is_the_same_tree(feature: Feature | None, tmp_path: Path) -> None:
+    kernel = load_kernel("sgemm_2d")
+    here = replace(device_profile("h200"), source="cuda")
+    some = [{"M": 64, "N": 128, "K": 64}, {"M": 4096, "N": 4096, "K": 4096}, {"M": 512, "N": 2048, "K": 128}]
+    winners = winners_of(here, some, 3)
+    chosen = random.Random(str(feature))
+    asked = some + [{name: chosen.choice((1, 17, 64, 100, 1000, 4096, 9000)) for name in "MNK"} for _ in range(80)]
+    configs = {config_key(c): c for c in (*(w.config for w in winners), kernel.spec.default)}
+    features = [feature] if feature is not None else FEATURES
+    bare = rule_of(winners, [], [])
+    traits = Traits.of(kernel.spec, here, [c.config for c in bare.configs], [2, 2, 2], asked)
+    thresholds = [float(np.median(traits.column(one))) for one in features]
+    stored = StoredRule(
+        replace(winners[0].key, sizes={}), here, rule_of(winners, features, thresholds), datetime.now(UTC)
+    )
+    cubins = [HeaderCubin("sm_90", {}, c, RESOURCES, f"{n}.cubin") for n, c in enumerate(configs.values())]
+    text = write_header(kernel.spec, "float32", winners, cubins, rules=[stored], stem="sgemm_2d", version="0")
+    (tmp_path / "sgemm_2d.hpp").write_text(text)
+    words = (here.name, here.compute_capability.replace(".", ""), str(here.smem_per_block_optin_bytes))
+    given = "\n".join(f"{sizes['M']} {sizes['N']} {sizes['K']}" for sizes in asked)
+    lines = run(CHOOSE, tmp_path, *words, given=given)
+    tiers = set()
+    for sizes, line in zip(asked, lines, strict=True):
+        problem = resolve_problem(kernel.spec, sizes)
+        choice = choose(kernel, problem, here, "13.0", winners, rules=[stored])
+        number = list(configs).index(config_key(choice.config))
+        assert (sizes, *map(int, line.split()[:2])) == (sizes, number, TIERS.index(choice.tier))
+        tiers.add(choice.tier)
+    assert tiers >= {"exact", "family", "nearest"}
 
 
 @needs_compiler
