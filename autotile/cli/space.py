@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autotile.cli.application import examples
+from autotile.cli.application import NOTHING_FOUND, examples
 from autotile.cli.arguments import DeviceOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
 from autotile.cli.output import notice, show
 from autotile.ground.model import Problem
@@ -56,7 +56,8 @@ def explain(
     """Explain one configuration on one device.
 
     Says which rules and limits it meets, how it is launched, which registers and how much shared memory it takes, and
-    what limits its occupancy. It is compiled where NVRTC is installed; no GPU is needed.
+    what limits its occupancy. It is compiled where NVRTC is installed; no GPU is needed. Exits with 1 where the
+    configuration cannot be used.
     """
     from autotile.ops.assignments import read_assignments
     from autotile.ops.explaining import explain_config
@@ -68,6 +69,8 @@ def explain(
     report = explain_config(kernel, given, target.device, dtype=dtype)
     _say_what_was_filled_in(report.problem, given)
     show(report, as_json=as_json)
+    if report.fault:
+        raise typer.Exit(NOTHING_FOUND)
 
 
 def occupancy(

@@ -248,7 +248,7 @@ LIMITS = (
         _tensor_maps_fit,
         _explain_tensor_maps,
         applies=lambda spec: bool(spec.tensor_maps),
-        cure="choose other values or sizes",
+        cure="choose sizes whose rows are whole 16 bytes, other values, or a kernel without tensor maps",
     ),
     Limit("threads_per_block", _threads_fit, _explain_threads),
     Limit("block_dims", _block_fits, _explain_block),

@@ -18,7 +18,7 @@ from autotile.ground.geometry import fixed_names, known_names
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.joining import Codes, SpaceStage, code_dtype, join, rank
 from autotile.ground.limits import Demand, Limit, broken_limit, limits_of
-from autotile.ground.model import Config, Value
+from autotile.ground.model import Config, Value, config_text
 from autotile.ground.spec import KernelSpec, Parameter
 from autotile.ground.syntax import nearest
 
@@ -209,15 +209,28 @@ def feasible_space(
     fits = np.ones(len(space), np.bool_)
     limits = limits_of(spec)
     remaining = [0] * len(limits)
+    example: dict[str, int] = {}
     for start in range(0, len(space), _CHUNK_ROWS):
         rows = slice(start, start + _CHUNK_ROWS)
         part = replace(space, codes=space.codes[rows])
         demand = Demand.of(spec, sizes, dtype or spec.dtypes[0], partial(_column, part, fixed))
         for position, limit in enumerate(limits):
-            fits[rows] &= limit.fits(demand, device, spec)
+            dropped = fits[rows] & ~limit.fits(demand, device, spec)
+            if limit.name not in example and dropped.any():
+                example[limit.name] = start + int(np.argmax(dropped))
+            fits[rows] &= ~dropped
             remaining[position] += int(np.count_nonzero(fits[rows]))
     stages = tuple(SpaceStage(limit.name, count) for limit, count in zip(limits, remaining, strict=True))
-    _refuse_empty(limits, stages, len(space), device, spec)
+    if not stages[-1].remaining:
+        name, cure, before = _emptied(limits, stages, len(space))
+        config = space.config(example[name])
+        fault = broken_limit(demand_of(spec, {**fixed, **config}, sizes, dtype or spec.dtypes[0]), device, spec)
+        raise SpecError(
+            f"the limit {name} of {device.name} leaves none of the {before:,} configurations that meet the rules and "
+            f"the limits before it, as of {config_text(config)}: {fault.partition(': ')[2]}; {cure}",
+            source=spec.source,
+            key="launch",
+        )
     return replace(space.select(fits, stages), seconds=time.perf_counter() - started)
 
 
@@ -260,18 +273,11 @@ def _column(space: SearchSpace, fixed: Mapping[str, Value], expression: Expressi
     return space.evaluate(expression, fixed).astype(np.int64, copy=False)
 
 
-def _refuse_empty(
-    limits: tuple[Limit, ...], stages: tuple[SpaceStage, ...], before: int, device: DeviceProperties, spec: KernelSpec
-) -> None:
-    for limit, stage in zip(limits, stages, strict=True):
-        if stage.remaining == 0:
-            raise SpecError(
-                f"the limit {stage.name} of {device.name} leaves none of the {before:,} configurations that meet the "
-                f"rules and the limits before it; {limit.cure}",
-                source=spec.source,
-                key="launch",
-            )
-        before = stage.remaining
+def _emptied(limits: tuple[Limit, ...], stages: tuple[SpaceStage, ...], before: int) -> tuple[str, str, int]:
+    """The limit that left nothing, what helps against it, and how many configurations there were before."""
+    counts = [before, *(stage.remaining for stage in stages)]
+    position = next(position for position, stage in enumerate(stages) if not stage.remaining)
+    return limits[position].name, limits[position].cure, counts[position]
 
 
 def _not_in_domains(spec: KernelSpec, config: Config) -> str:

@@ -47,7 +47,8 @@ def parse_arguments(
     entries = {name: table.table(name) for name in table.data}
     for entry in entries.values():
         if sum(1 for kind in _KINDS if kind in entry.data) != 1:
-            raise entry.error("", 'expected one of buffer, scalar and workspace, each with a type, and tensor_map = "<buffer>"')
+            what = "one of buffer, scalar and workspace, each with a type, and tensor_map with a buffer's name"
+            raise entry.error("", f"expected {what}")
     buffers = {name: _buffer(entry, name, frame) for name, entry in entries.items() if "buffer" in entry.data}
     if all(buffer.access == "in" for buffer in buffers.values()):
         raise table.error("", 'no buffer is written; give one access = "out" or "inout"')

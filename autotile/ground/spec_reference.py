@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from autotile.ground.arrays import parse_array_expression
 from autotile.ground.expressions import Expression, parse_expression
 from autotile.ground.spec import Argument, BufferArgument, Reference, ScalarArgument, Work
 from autotile.ground.spec_frame import ProblemFrame
 from autotile.ground.spec_table import Table
+from autotile.ground.spec_trial import try_reference
 
 
-def parse_reference(table: Table, arguments: Iterable[Argument], frame: ProblemFrame) -> Reference:
+def parse_reference(table: Table, arguments: tuple[Argument, ...], frame: ProblemFrame) -> Reference:
     """Parse [reference]: one array expression for every buffer that the kernel writes.
 
     Raises
     ------
     SpecError
-        An output is missing, unknown, or names a buffer that only the kernel fills.
+        An output is missing, unknown, or names a buffer that only the kernel fills; or its expression has no value or
+        another shape.
     """
     table.allow(("outputs", "reduction", "tolerance"))
     outputs = table.table("outputs")
@@ -38,7 +38,9 @@ def parse_reference(table: Table, arguments: Iterable[Argument], frame: ProblemF
     tolerance = table.number("tolerance") if "tolerance" in table.data else None
     if tolerance is not None and tolerance <= 0:
         raise table.error("tolerance", f"expected a number above 0, got {tolerance}")
-    return Reference(expressions, _reduction(table, frame), tolerance)
+    reference = Reference(expressions, _reduction(table, frame), tolerance)
+    try_reference(reference, arguments, frame)
+    return reference
 
 
 def parse_work(table: Table, frame: ProblemFrame) -> Work:

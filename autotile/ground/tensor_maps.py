@@ -157,8 +157,8 @@ class TensorMapDemand:
         return [
             (
                 everywhere & (uneven == 0),
-                f"has rows {uneven:,} bytes apart in the shape {shape}, expected a multiple of {UNIT_BYTES}; choose "
-                "sizes of whole 16 bytes, or a kernel without tensor maps",
+                f"has rows {uneven:,} bytes apart in the shape {shape}, expected a multiple of "
+                f"{UNIT_BYTES}",
             ),
             (
                 everywhere & (max(self.shape) <= MAX_EXTENT and max(strides, default=0) < MAX_STRIDE_BYTES),

@@ -12,6 +12,7 @@ from autotile.files.profiles import device_profile
 from autotile.files.settings import read_settings
 from autotile.ground.errors import InputError
 from autotile.ground.model import Outcome, Problem, config_key
+from autotile.ops.reading import open_to_read
 from autotile.ops.targets import open_problem
 from autotile.report.text import sizes_text, source_text
 from autotile.report.transfer import TransferReport
@@ -68,7 +69,7 @@ def export_study(
         The problem was not tuned, or the file cannot be written.
     """
     loaded, problem = open_problem(kernel, sizes, dtype)
-    opened = Database.open_readonly(database or read_settings().database)
+    opened = open_to_read(database)
     if opened is None:
         raise InputError("nothing is tuned yet, so nothing can be exported; run `autotile tune` first")
     with opened:

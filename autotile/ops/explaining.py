@@ -12,6 +12,7 @@ from autotile.ground.capability import device_fault
 from autotile.ground.errors import CompileError, ConfigError, InputError, SpecError, ToolchainError
 from autotile.ground.geometry import known_names, launch_geometry, value_or_zero
 from autotile.ground.hardware import DeviceProperties
+from autotile.ground.launch_data import LaunchData
 from autotile.ground.limits import limits_of
 from autotile.ground.model import Config, LaunchGeometry, Problem, Resources, Value
 from autotile.ground.occupancy import occupancy
@@ -84,7 +85,18 @@ def explain_config(
         used = OccupancyReport(device, geometry.threads, resources.registers, smem_bytes, found)
         fault = resource_fault(loaded.spec.limits, geometry, resources, found, device)
         checks += (Check("compiled", "resources", not fault, fault),)
-    return Explanation(problem, device, config, checks, fault, geometry, resources, not_compiled, used)
+    return Explanation(
+        problem=problem,
+        device=device,
+        config=config,
+        checks=checks,
+        fault=fault,
+        geometry=geometry,
+        resources=resources,
+        not_compiled=not_compiled,
+        occupancy=used,
+        data=_data(loaded.spec, config, problem, device),
+    )
 
 
 def _split(spec: KernelSpec, assignments: Mapping[str, str]) -> tuple[dict[str, Value], dict[str, int]]:
@@ -141,6 +153,13 @@ def _checks(spec: KernelSpec, config: Config, problem: Problem, device: DevicePr
 def _geometry(spec: KernelSpec, config: Config, problem: Problem, device: DeviceProperties) -> LaunchGeometry | None:
     try:
         return launch_geometry(spec, config, problem.sizes, device)
+    except (ConfigError, SpecError):
+        return None  # the checks say what is wrong with it
+
+
+def _data(spec: KernelSpec, config: Config, problem: Problem, device: DeviceProperties) -> LaunchData | None:
+    try:
+        return LaunchData.of(spec, problem.dtype, known_names(spec, config, problem.sizes, device))
     except (ConfigError, SpecError):
         return None  # the checks say what is wrong with it
 

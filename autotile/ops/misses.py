@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from autotile.device.properties import device_count, live_device
 from autotile.files.library import Kernel, load_kernel
-from autotile.files.settings import read_settings
 from autotile.ground.errors import InputError
 from autotile.ground.model import Problem
+from autotile.ops.reading import open_to_read
 from autotile.ops.targets import open_problem
 from autotile.report.misses import MissesReport
 from autotile.store.database import Database
@@ -34,7 +34,7 @@ def list_misses(kernel: str | None = None, *, database: str | None = None) -> Mi
     InputError
         The database cannot be read, or there is no such kernel.
     """
-    opened = Database.open_readonly(database or read_settings().database)
+    opened = open_to_read(database)
     if opened is None:
         return MissesReport([])
     with opened:
@@ -60,7 +60,7 @@ def missed_problems(kernel: str | None, options: TuneOptions) -> list[MissedProb
     """
     live = device_count() > 0 and options.replay is None
     gpu_name = live_device(options.device_index).name if live else None
-    opened = Database.open_readonly(options.database or read_settings().database)
+    opened = open_to_read(options.database)
     if opened is None:
         return []
     with opened:

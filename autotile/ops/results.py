@@ -8,6 +8,7 @@ from autotile.files.library import load_kernel
 from autotile.files.settings import read_settings
 from autotile.ground.errors import ProblemError
 from autotile.ground.model import Outcome
+from autotile.ops.reading import open_to_read
 from autotile.report.health import DatabaseReport, LocationReport
 from autotile.report.results import RecordingsReport, StudiesReport, StudyTrial, TrialsReport
 from autotile.store.check import DatabaseCheck
@@ -23,17 +24,16 @@ def database_location(database: str | None = None) -> LocationReport:
 
 
 def list_studies(kernel: str | None = None, *, database: str | None = None) -> StudiesReport:
-    """Every study with its best, or those of one kernel; none where there is no database yet.
+    """Every study with its best, or those of one kernel; none where the user has no database yet.
 
     Raises
     ------
     InputError
         The database cannot be read, or there is no such kernel.
     """
-    location = database or read_settings().database
-    opened = Database.open_readonly(location)
+    opened = open_to_read(database)
     if opened is None:
-        return StudiesReport([], str(parse_location(location)))
+        return StudiesReport([], str(parse_location(read_settings().database)))
     with opened:
         return StudiesReport(_studies(opened, kernel), opened.location)
 
@@ -80,7 +80,7 @@ def list_trials(
     InputError
         The database cannot be read, there is no such kernel, or it has no such size.
     """
-    opened = Database.open_readonly(database or read_settings().database)
+    opened = open_to_read(database)
     if opened is None:
         load_kernel(kernel)  # a misspelt name is worth more than an empty answer
         return TrialsReport([])
@@ -105,10 +105,9 @@ def check_database(database: str | None = None) -> DatabaseReport:
     InputError
         It cannot be read at all, or is no database.
     """
-    location = database or read_settings().database
-    shown = str(parse_location(location))
+    shown = str(parse_location(database or read_settings().database))
     try:
-        opened = Database.open_readonly(location)
+        opened = open_to_read(database)
     except DamagedDatabaseError as error:
         return DatabaseReport(shown, DatabaseCheck.of_damage(shown, [str(error)]))
     if opened is None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from autotile.dispatch.serving import find_best_kernel
 from autotile.files.settings import read_settings
+from autotile.ops.reading import open_to_read
 from autotile.ops.targets import check_device_index, open_problem
 from autotile.report.rates import Workrate
 from autotile.report.served import ServedReport
-from autotile.store.database import Database
 
 
 def best(
@@ -48,14 +48,14 @@ def best(
     location = database or read_settings().database
     if bundle is None:
         loaded, _ = open_problem(kernel, sizes, dtype)
-        _check_readable(location, loaded.name)
+        _check_readable(database, loaded.name)
     bound = find_best_kernel(kernel, dtype, place, location, sizes, bundle=bundle)
     return ServedReport(bound, Workrate.of(bound.definition.spec, bound.problem))
 
 
-def _check_readable(location: str, kernel: str) -> None:
+def _check_readable(database: str | None, kernel: str) -> None:
     """Refuse a database that cannot be read: a program is served the default then, but who looks should know."""
-    opened = Database.open_readonly(location)
+    opened = open_to_read(database)
     if opened is not None:
         with opened:
             opened.best(kernel)

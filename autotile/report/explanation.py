@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from autotile.ground.hardware import DeviceProperties
+from autotile.ground.launch_data import LaunchData, Workspace
 from autotile.ground.model import LaunchGeometry, Problem, Resources, Value, config_text
+from autotile.ground.tensor_maps import TensorMap
 from autotile.report.layout import below, facts, table, title
 from autotile.report.occupancy import OccupancyReport, occupancy_document, occupancy_sentence, occupancy_table
-from autotile.report.text import device_text
+from autotile.report.text import bytes_text, device_text
 
 CheckKind = Literal["device", "value", "rule", "limit", "compiled"]
 
@@ -45,6 +47,8 @@ class Explanation:
         What the compiler says; None where it was not compiled, and ``not_compiled`` says why.
     occupancy
         From the compiled resources, else from what the search-space file declares.
+    data
+        Workspaces and tensor maps; None where they cannot be worked out.
     """
 
     problem: Problem
@@ -56,6 +60,7 @@ class Explanation:
     resources: Resources | None
     not_compiled: str
     occupancy: OccupancyReport | None
+    data: LaunchData | None
 
     def to_json(self) -> dict[str, Any]:
         """Everything, with null where something is not known."""
@@ -85,6 +90,10 @@ class Explanation:
             }
             if geometry is not None
             else None,
+            "workspaces": [{**asdict(each), "bytes": each.size_bytes} for each in self.data.workspaces]
+            if self.data is not None
+            else None,
+            "tensor_maps": [asdict(each) for each in self.data.tensor_maps] if self.data is not None else None,
             "resources": {
                 "registers": resources.registers,
                 "static_smem_bytes": resources.static_smem_bytes,
@@ -130,6 +139,9 @@ class Explanation:
             yield "shared memory", self._shared_memory(self.resources)
         else:
             yield "not compiled", self.not_compiled
+        if self.data is not None:
+            yield from map(_workspace_fact, self.data.workspaces)
+            yield from map(_tensor_map_fact, self.data.tensor_maps)
 
     def _shared_memory(self, resources: Resources) -> str:
         dynamic = self.geometry.dynamic_smem_bytes if self.geometry is not None else 0
@@ -148,5 +160,19 @@ class Explanation:
         return shown
 
 
-def _by(dimensions: tuple[int, int, int]) -> str:
+def _workspace_fact(workspace: Workspace) -> tuple[str, str]:
+    if not workspace.size_bytes:
+        return "workspace", f"{workspace.name}: none for this configuration"
+    zeroed = ", zero before and after" if workspace.zeroed else ""
+    shape = f"{_by(workspace.shape)} {workspace.dtype}"
+    return "workspace", f"{workspace.name}: {shape}, {bytes_text(workspace.size_bytes)}{zeroed}"
+
+
+def _tensor_map_fact(tensor_map: TensorMap) -> tuple[str, str]:
+    swizzle = f"{tensor_map.swizzle_bytes} B swizzle" if tensor_map.swizzle_bytes else "no swizzle"
+    box = f"{tensor_map.buffer} in boxes of {_by(tensor_map.box)} {tensor_map.dtype}"
+    return "tensor map", f"{tensor_map.name}: {box}, {swizzle}"
+
+
+def _by(dimensions: tuple[int, ...]) -> str:
     return " x ".join(f"{dimension:,}" for dimension in dimensions)

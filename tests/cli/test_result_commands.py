@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from autotile.store.database import Database
 from autotile.store.recording import read_recording_header
 
 
@@ -129,7 +130,14 @@ class TestWithResults:
         assert answer.document["problems"]
 
     def test_another_database(self, run, tmp_path):
-        assert run("list", "--db", tmp_path / "other.db", "--json").document == []
+        missing = tmp_path / "other.db"
+        for words in (["list"], ["list", "--misses"], ["trials", "matmul_naive"], ["db", "check"]):
+            answer = run(*words, "--db", missing)
+            assert (answer.code, answer.out) == (2, "")
+            assert f"there is no database {missing}; check its path" in answer.err
+        with Database.open(missing):
+            pass
+        assert run("list", "--db", missing, "--json").document == []
 
 
 @pytest.mark.usefixtures("tuned")

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from feature_kernels import SPLIT_SPACE, SPLIT_TEMPLATE, write_kernel
 
 from autotile.ground.errors import ToolchainError
 from autotile.ground.occupancy import UNLIMITED
@@ -89,6 +90,9 @@ class TestSpace:
         assert run("space", name, "--device", "h200", "--json").document["valid"] > 0
 
 
+TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpose_tma.toml"
+
+
 @pytest.mark.parametrize("command", ["space", "explain"])
 class TestSizesThatAreNotGiven:
     def test_they_are_named(self, run, command):
@@ -122,7 +126,7 @@ class TestExplain:
 
     def test_a_broken_rule_is_named(self, run, scale_toml):
         answer = run("explain", scale_toml, "THREADS=256", "n=100", "--device", "h200", "--json")
-        assert answer.code == 0
+        assert answer.code == 1
         assert answer.document["valid"] is False
         assert "'enough_blocks' is broken" in answer.document["fault"]
         assert [c["name"] for c in answer.document["checks"] if not c["holds"]] == ["enough_blocks"]
@@ -130,8 +134,9 @@ class TestExplain:
         assert answer.document["occupancy"]["compiled"] is False
 
     def test_a_value_that_is_not_listed(self, run, scale_toml):
-        found = run("explain", scale_toml, "THREADS=96", "--device", "h200", "--json").document
-        assert found["valid"] is False
+        answer = run("explain", scale_toml, "THREADS=96", "--device", "h200", "--json")
+        found = answer.document
+        assert (answer.code, found["valid"]) == (1, False)
         assert "not among its values" in found["fault"]
 
     def test_a_tile_that_the_first_cuda_chip_cannot_hold(self, run):
@@ -170,7 +175,7 @@ class TestExplain:
         template.write_text("this is no CUDA\n")
         answer = run("explain", scale_toml, "--device", "h200", "--json")
         found = answer.document
-        assert (answer.code, found["valid"]) == (0, False)
+        assert (answer.code, found["valid"]) == (1, False)
         assert found["fault"].startswith("it does not compile: scale.cu(1): error")
         assert [check["name"] for check in found["checks"] if not check["holds"]] == ["source"]
         assert found["not_compiled"] == "the compiler refuses it"
@@ -193,3 +198,50 @@ class TestExplain:
         (occupancy,) = [check["detail"] for check in found["checks"] if check["name"] == "occupancy"]
         assert occupancy.startswith("no block fits on an SM of GeForce 8800 GTX: 128 threads, at least 92 registers")
         assert occupancy.endswith("limited by registers")
+
+
+class TestKernelsOfOneKindOfDevice:
+    @pytest.fixture
+    def split(self, tmp_path):
+        return write_kernel(tmp_path, SPLIT_TEMPLATE, SPLIT_SPACE)
+
+    def test_flags_are_given_like_sizes(self, run, split):
+        answer = run("explain", split, "TRANS_B=1", "SPLIT_K=5", "M=100", "N=50", "K=64", "--device", "a100", "--json")
+        found = answer.document
+        assert (answer.code, found["fault"]) == (0, "")
+        assert found["problem"] == {
+            "M": 100, "N": 50, "K": 64, "BATCH": 1, "TRANS_A": 0, "TRANS_B": 1, "OUT_FP32": 0
+        }  # fmt: skip
+        assert [(w["name"], w["shape"], w["bytes"]) for w in found["workspaces"]] == [
+            ("partials", [5, 1, 100, 50], 4 * 5 * 100 * 50),
+            ("counters", [1, 7, 4], 4 * 7 * 4),
+        ]
+        shown = run("explain", split, "SPLIT_K=1", "--device", "a100").out
+        assert "partials: none for this configuration" in shown
+
+    @pytest.mark.parametrize(
+        ("word", "said"), [("TRANS_B=2", "flag TRANS_B is 2"), ("TRANS_B=yes", "size TRANS_B is 'yes'")]
+    )
+    def test_bad_flags(self, run, split, word, said):
+        answer = run("space", split, word, "--device", "h200")
+        assert answer.code == 2
+        assert said in answer.err
+
+    @pytest.mark.parametrize("command", ["space", "explain", "best"])
+    def test_a_device_that_the_kernel_is_not_for(self, run, command):
+        sizes = ("M=64", "N=64")
+        answer = run(command, TRANSPOSE, *sizes, "--device", "a100")
+        assert answer.code == (1 if command == "explain" else 2)
+        assert "transpose_tma needs compute capability 9.0, but NVIDIA A100" in answer.err + answer.out
+
+    @pytest.mark.parametrize("command", ["space", "explain", "best"])
+    def test_arrays_that_no_tensor_map_takes(self, run, command):
+        answer = run(command, TRANSPOSE, "M=64", "N=63", "--device", "h200")
+        assert answer.code == (1 if command == "explain" else 2)
+        assert "has rows 252 bytes apart in the shape 64 x 63, expected a multiple of 16" in answer.err + answer.out
+
+    @pytest.mark.parametrize("command", ["space", "explain", "best"])
+    def test_arrays_that_do_not_fit_in_memory(self, run, command):
+        answer = run(command, "matmul_tiled", "M=1000000", "N=1000000", "K=8", "--device", "rtx-3060")
+        assert answer.code == (1 if command == "explain" else 2)
+        assert "its arrays take 3,725.3 GiB, NVIDIA GeForce RTX 3060 has 12.0 GiB" in answer.err + answer.out

@@ -56,7 +56,7 @@ class TestRefusals:
             load_kernel("sgemm_2")
 
     def test_a_name_like_no_other(self) -> None:
-        with pytest.raises(UnknownKernelError, match=r"known kernels: matmul_naive, .*path/to/mine\.toml"):
+        with pytest.raises(UnknownKernelError, match=r"known kernels: .*matmul_naive, .*path/to/mine\.toml"):
             load_kernel("quux")
 
     @pytest.mark.parametrize(

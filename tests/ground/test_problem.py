@@ -53,10 +53,11 @@ class TestResolve:
             resolve_problem(SPEC, {**SIZES, "M": value})  # type: ignore[dict-item]
 
     def test_arrays_that_would_be_empty(self) -> None:
-        spec = parse_spec(SGEMM.replace('shape = ["K", "N"]', 'shape = ["K", "N - 4"]'), "sgemm.toml")
+        extra = 'D = { buffer = "dtype", shape = ["K", "N - 4"], access = "in" }'
+        spec = parse_spec(SGEMM.replace("[reference]", f"{extra}\n[reference]"), "sgemm.toml")
         assert resolve_problem(spec, {**SIZES, "N": 5}).sizes["N"] == 5
         with pytest.raises(
-            ProblemError, match=r"N=4 K=32 float32 is too small: its array B would have the shape \(32, 0"
+            ProblemError, match=r"N=4 K=32 float32 is too small: its array D would have the shape \(32, 0"
         ):
             resolve_problem(spec, {**SIZES, "N": 4})
 
