@@ -1,0 +1,252 @@
+"""What is lost at sizes that were never tuned: by a family's rule, by the nearest tuned size, by the default.
+
+    python benchmarks/unseen_sizes.py --folder DIR --output FILE.json [--kernel sgemm_2d] [--points 24] [--sizes 60]
+        [--trials 100] [--finals 12] [--seed 0] [--draw log|linear] [M=256..8192 N=256..8192 K=256..8192]
+
+A family of sizes is tuned at some points. Then sizes are drawn at random from it, and each is tuned by itself with the
+same effort, taught by the family as any further tuning would be, in a copy of the family's database. What its own
+tuning found, what the rule serves, what the nearest tuned point would serve, and the default are then timed side by
+side. The loss of each is its time over the fastest of the four, minus 1; over its own tuning's best, it may be
+negative and is given beside it.
+
+DIR keeps the databases. What is in them and in FILE.json is not done again, so a run that was killed goes on.
+A run of 24 points, 20 sizes and 40 trials without finals takes about 8 minutes of an H200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from provenance import provenance
+from rich.console import Console
+from rich.table import Table
+
+from autotile.device.properties import live_device
+from autotile.device.toolchain import nvrtc_version
+from autotile.dispatch.choose import Choice, choose
+from autotile.files.library import Kernel
+from autotile.files.settings import read_settings
+from autotile.ground.errors import InputError
+from autotile.ground.family import Extent, Family
+from autotile.ground.model import Config, Problem, config_key
+from autotile.ground.space import feasible_space
+from autotile.ops.families import open_family, tune_opened_family
+from autotile.store.database import Database
+from autotile.tuning.family_result import FamilyPlan, FamilyStep
+from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+from autotile.tuning.session import tune
+
+_FAMILY = ("M=256..8192", "N=256..8192", "K=256..8192")
+_WAYS = ("family", "nearest", "default")
+
+
+def main() -> None:
+    """Tune the family, then size by size; print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("family", nargs="*", default=_FAMILY)
+    parser.add_argument("--folder", type=Path, required=True, help="for the databases")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file, written anew after each size")
+    parser.add_argument("--kernel", default="sgemm_2d")
+    parser.add_argument("--dtype")
+    parser.add_argument("--points", type=int, default=24)
+    parser.add_argument("--max-configs", type=int, default=8)
+    parser.add_argument("--sizes", type=int, default=60)
+    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--finals", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--draw", choices=("log", "linear"), default="log")
+    arguments = parser.parse_args()
+    Bench(arguments).run()
+
+
+class Bench:
+    """One run of the benchmark."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.kernel, self.family = open_family(arguments.kernel, arguments.family)
+        self.dtype = arguments.dtype or self.kernel.spec.dtypes[0]
+        self.device = live_device()
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+        self.own, self.alone, self.race = (str(arguments.folder / f"{name}.db") for name in ("family", "alone", "race"))
+        self.options = TuneOptions(trials=arguments.trials, finals=arguments.finals, seed=arguments.seed)
+
+    def run(self) -> None:
+        """Everything that is not done yet."""
+        document = self.tune_family()
+        rows = self._rows_before(document)
+        if not Path(self.alone).exists():
+            shutil.copy(self.own, self.alone)  # closed, so that the file is all there is
+        points = [point["sizes"] for point in document["rule"]["points"]]
+        for sizes in draw(self.family, self.kernel, self.device, self.arguments, points):
+            if sizes not in [row["sizes"] for row in rows]:
+                rows.append(self.compare(sizes))
+                print(f"{len(rows)} of {self.arguments.sizes}: {line(rows[-1])}", flush=True)
+                self._write(document, rows)
+        self._write(document, rows)
+        show(rows)
+
+    def tune_family(self) -> dict[str, Any]:
+        """The family's rule, learned now or before."""
+        with Database.open(self.own) as database:
+            known = [rule for rule in database.rules(self.kernel.name, self.dtype) if rule.rule.family == self.family]
+        if known:
+            rule = known[0].rule
+            return {"rule": rule.to_json(), "loss": rule.mean_loss, "held_out_loss": rule.mean_held_out}
+        plan = FamilyPlan(self.arguments.points, self.arguments.max_configs)
+        told: set[tuple[str, int]] = set()
+
+        def observe(step: FamilyStep) -> None:
+            if (step.phase, step.number) not in told:
+                told.add((step.phase, step.number))
+                print(f"{step.phase} point {step.number} of {step.count}: {step.problem}", flush=True)
+
+        options = replace(self.options, database=self.own)
+        result = tune_opened_family(self.kernel, self.family, self.dtype, options, plan=plan, observe=observe)
+        if result.rule is None:
+            raise SystemExit("interrupted")
+        print("\n".join(result.rule.lines()))
+        rule = result.rule
+        found = {"rule": rule.to_json(), "loss": rule.mean_loss, "held_out_loss": rule.mean_held_out}
+        return found | {"default_loss": result.default_loss, "seconds": result.seconds}
+
+    def compare(self, sizes: dict[str, int]) -> dict[str, Any]:
+        """Tune a size by itself, and time it beside what would have been served."""
+        problem = Problem(self.kernel.name, sizes, self.dtype)
+        served = {way: self.served(way, problem) for way in _WAYS}
+        if served["family"].tier != "family":
+            raise SystemExit(f"{problem} is served as {served['family'].tier}, expected by the family's rule")
+        result = tune(self.kernel, problem, read_settings(), replace(self.options, database=self.alone))
+        if result.winner is None:
+            raise SystemExit(f"no configuration of {problem} ran")
+        configs = {"alone": result.winner.config} | {way: choice.config for way, choice in served.items()}
+        times_us = self.timed(problem, list(configs.values()))
+        found = {way: times_us.get(config_key(config)) for way, config in configs.items()}
+        return {
+            "sizes": sizes,
+            "time_us": found,
+            "configs": {way: dict(config) for way, config in configs.items()},
+            **losses(found),
+        }
+
+    def served(self, way: str, problem: Problem) -> Choice:
+        """What the family's database serves, with its rule, without it, or without anything tuned."""
+        with Database.open(self.own) as database:
+            best = database.best(problem.kernel, dtype=problem.dtype) if way != "default" else []
+            rules = database.rules(problem.kernel, problem.dtype) if way == "family" else []
+        winners = [one.winner for one in best]
+        return choose(self.kernel, problem, self.device, nvrtc_version(), winners, rules=rules)
+
+    def timed(self, problem: Problem, configs: Sequence[Config]) -> dict[str, float]:
+        """Times of configurations side by side, by their keys."""
+        options = TuneOptions(
+            sampler=BRUTE_FORCE,
+            only=tuple({config_key(config): config for config in configs}.values()),
+            finals=len(configs),
+            discard=False,
+            transfer=False,
+            database=self.race,
+        )
+        tune(self.kernel, problem, read_settings(), options)
+        with Database.open(self.race) as database:
+            study = next(s for s in database.studies(problem.kernel) if s.key.sizes == problem.sizes)
+            trials = database.trials(study.study_id)  # the finals come last
+        return {config_key(t.config): t.time_us for t in trials if t.time_us is not None and t.outcome.has_time}
+
+    def _rows_before(self, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if not self.arguments.output.exists():
+            return []
+        before = json.loads(self.arguments.output.read_text())
+        return before["rows"] if before["family"]["rule"] == document["rule"] else []
+
+    def _write(self, document: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        chosen = {name: str(value) for name, value in vars(self.arguments).items() if name not in ("output", "folder")}
+        whole = {**provenance(), "options": chosen, "family": document, "summary": summary(rows), "rows": rows}
+        self.arguments.output.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def draw(
+    family: Family, kernel: Kernel, device: Any, arguments: argparse.Namespace, points: Sequence[Mapping[str, int]]
+) -> list[dict[str, int]]:
+    """Sizes at random from a family, no point among them, for each of which the kernel has a configuration."""
+    rng = np.random.default_rng(arguments.seed)
+    found: list[dict[str, int]] = []
+    while len(found) < arguments.sizes:
+        sizes = {name: _value(extent, rng, arguments.draw) for name, extent in family.extents.items()}
+        if sizes not in points and sizes not in found and _is_possible(kernel, sizes, device, arguments.dtype):
+            found.append(sizes)
+    return found
+
+
+def _value(extent: Extent, rng: np.random.Generator, how: str) -> int:
+    low, high = extent.parts[int(rng.integers(len(extent.parts)))]
+    if how == "log" and low > 0:
+        return int(np.clip(round(low * (high / low) ** rng.random()), low, high))
+    return int(rng.integers(low, high + 1))
+
+
+def _is_possible(kernel: Kernel, sizes: Mapping[str, int], device: Any, dtype: str | None) -> bool:
+    try:
+        return len(feasible_space(kernel.spec, sizes, device, dtype)) > 0
+    except InputError:
+        return False
+
+
+def losses(times_us: Mapping[str, float | None]) -> dict[str, dict[str, float | None]]:
+    """Each time over the fastest and over the own tuning's, minus 1."""
+    fastest = min(time for time in times_us.values() if time is not None)
+    alone = times_us["alone"]
+    ways = ("alone", *_WAYS)
+    return {
+        "loss": {way: times_us[way] / fastest - 1 if times_us[way] else None for way in ways},
+        "over_alone": {way: times_us[way] / alone - 1 if times_us[way] and alone else None for way in ways},
+    }
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Mean and worst of each way to serve."""
+    found: dict[str, Any] = {}
+    for way in ("alone", *_WAYS):
+        lost = [row["loss"][way] for row in rows if row["loss"][way] is not None]
+        over = [row["over_alone"][way] for row in rows if row["over_alone"][way] is not None]
+        if lost and over:
+            found[way] = {
+                "mean_loss": statistics.fmean(lost),
+                "worst_loss": max(lost),
+                "mean_over_alone": statistics.fmean(over),
+                "worst_over_alone": max(over),
+            }
+    return found
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A size in one line."""
+    sizes = " ".join(f"{name}={value}" for name, value in row["sizes"].items())
+    times = ", ".join(f"{way} {time:.1f}" if time else f"{way} -" for way, time in row["time_us"].items())
+    return f"{sizes}: {times} us"
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a line a size, then the means and the worst."""
+    table = Table("sizes", *[f"{way}" for way in ("alone, us", *_WAYS)])
+    for row in rows:
+        sizes = " ".join(f"{name}={value}" for name, value in row["sizes"].items())
+        lost = [f"{100 * row['loss'][way]:.1f} %" if row["loss"][way] is not None else "-" for way in _WAYS]
+        table.add_row(sizes, f"{row['time_us']['alone']:.1f}" if row["time_us"]["alone"] else "-", *lost)
+    found = summary(rows)
+    for figure in ("mean_loss", "worst_loss", "mean_over_alone", "worst_over_alone"):
+        means = [f"{100 * found[way][figure]:.1f} %" if way in found else "-" for way in ("alone", *_WAYS)]
+        table.add_row(figure.replace("_", " "), *means)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
