@@ -16,6 +16,8 @@ from autotile.ground.tensor_maps import UNIT_BYTES, TensorMap
 _MAP_BYTES = 128
 """sizeof(CUtensorMap), cuda.h."""
 
+_MAP = np.dtype((np.void, _MAP_BYTES))
+
 # Types of cuda.h by name. Bits are moved as they are, so signed integers of 8 and 16 bits go by the unsigned type.
 _DATA_TYPES = {
     "int8": "UINT8",
@@ -47,7 +49,7 @@ def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
     Returns
     -------
     numpy.ndarray
-        Shape (1,), one element of 128 bytes, which CuPy passes to a kernel by value.
+        Shape (1,), one element of 128 bytes, which CuPy passes to a kernel by value; zeros where the map is absent.
 
     Raises
     ------
@@ -56,6 +58,8 @@ def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
     ToolchainError
         The driver refuses the map, or is too old to make one.
     """
+    if tensor_map.is_absent:
+        return np.zeros(1, _MAP)
     if pointer % UNIT_BYTES:
         raise ArgumentError(
             f"{tensor_map.buffer} starts at an address {pointer % UNIT_BYTES} bytes past a multiple of {UNIT_BYTES}, "
@@ -81,7 +85,7 @@ def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
     if status != driver.CUresult.CUDA_SUCCESS:
         raise ToolchainError(f"the driver makes no tensor map of {tensor_map.buffer}: {status.name} for {tensor_map}")
     data = ctypes.string_at(encoded.getPtr(), _MAP_BYTES)
-    return np.frombuffer(data, np.dtype((np.void, _MAP_BYTES)))
+    return np.frombuffer(data, _MAP)
 
 
 def _member(enumeration: Any, name: str) -> Any:

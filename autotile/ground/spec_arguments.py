@@ -60,7 +60,7 @@ def parse_arguments(
             return _scalar(entry, name, frame)
         if "workspace" in entry.data:
             return parse_workspace(entry, name, frame, kinds)
-        return parse_tensor_map(entry, name, buffers, frame, kinds)
+        return parse_tensor_map(entry, name, buffers, kinds)
 
     arguments = tuple(argument_of(name, entry) for name, entry in entries.items())
     _check_passed(table, arguments)

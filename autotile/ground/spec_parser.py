@@ -16,6 +16,7 @@ from autotile.ground.spec_frame import ProblemFrame
 from autotile.ground.spec_names import check_names, is_c_identifier
 from autotile.ground.spec_reference import parse_reference, parse_work
 from autotile.ground.spec_table import Table, describe, read_document
+from autotile.ground.spec_workspaces import check_ragged_maps
 from autotile.ground.syntax import listing, nearest
 
 SECTIONS = ("kernel", "problem", "parameters", "default", "rules", "launch", "limits", "arguments", "reference", "work")
@@ -74,7 +75,7 @@ def parse_spec(text: str, source: str) -> KernelSpec:
     }
     rules = _rules(document.table("rules", optional=True), all_kinds)
     arguments = parse_arguments(document.table("arguments"), frame, all_kinds, taken)
-    return KernelSpec(
+    spec = KernelSpec(
         name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', a letter first"),
         summary=kernel.text("summary", ""),
         template=_matching(kernel, "template", _TEMPLATE, "a bare file name that ends in .cu, no directories"),
@@ -99,6 +100,8 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         source=source,
         text=text,
     )
+    check_ragged_maps(spec, document)
+    return spec
 
 
 def derived_ragged(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.element_types import parse_element_type
 from autotile.ground.expressions import Kind, parse_expression
-from autotile.ground.spec import BufferArgument, TensorMapArgument, WorkspaceArgument
+from autotile.ground.spec import BufferArgument, KernelSpec, TensorMapArgument, WorkspaceArgument
 from autotile.ground.spec_frame import ProblemFrame
 from autotile.ground.spec_table import Table, describe
 from autotile.ground.syntax import listing, nearest
@@ -36,7 +36,7 @@ def parse_workspace(table: Table, name: str, frame: ProblemFrame, kinds: Mapping
 
 
 def parse_tensor_map(
-    table: Table, name: str, buffers: Mapping[str, BufferArgument], frame: ProblemFrame, kinds: Mapping[str, Kind]
+    table: Table, name: str, buffers: Mapping[str, BufferArgument], kinds: Mapping[str, Kind]
 ) -> TensorMapArgument:
     """Parse ``{ tensor_map = "A", box = [...], swizzle_bytes = ..., ... }``.
 
@@ -46,8 +46,6 @@ def parse_tensor_map(
         The argument's table and name.
     buffers
         The kernel's buffers.
-    frame
-        Sizes and flags.
     kinds
         Kind of every name that box, strides and bytes may use.
     """
@@ -60,7 +58,6 @@ def parse_tensor_map(
     rank = len(buffer.shape)
     if rank > MAX_RANK:
         raise table.error("tensor_map", f"{target} has {rank} axes, a tensor map describes at most {MAX_RANK}")
-    _check_ragged(table, buffer, frame)
     box = table.expressions("box", kinds, most=rank)
     one, none = parse_expression("1", {}), parse_expression("0", {})
     has_strides = "element_strides" in table.data
@@ -78,14 +75,28 @@ def parse_tensor_map(
     )
 
 
-def _check_ragged(table: Table, buffer: BufferArgument, frame: ProblemFrame) -> None:
-    """Refuse a ragged shape that cannot be mapped: no configuration would ever be verified there."""
-    shape = buffer.extents(frame.ragged)
-    sizes_bytes = [DTYPES[buffer.element_type(dtype, frame.ragged)].size_bytes for dtype in frame.dtypes]
-    uneven = [stride for size in sizes_bytes for stride in strides_bytes(shape, size) if stride % UNIT_BYTES]
-    if uneven:
-        raise table.error(
-            "tensor_map",
-            f"at the ragged shape, rows of {buffer.name} are {uneven[0]} bytes apart, a tensor map takes multiples of "
-            f"{UNIT_BYTES}; give problem.ragged sizes of whole {UNIT_BYTES} bytes",
-        )
+def check_ragged_maps(spec: KernelSpec, document: Table) -> None:
+    """Refuse a ragged shape at which the default configuration's tensor maps cannot be: it would not be verified there.
+
+    Raises
+    ------
+    SpecError
+        Rows of a mapped buffer are no multiple of 16 bytes apart.
+    """
+    table = document.table("arguments")
+    names = {**spec.ragged, **spec.default}
+    for argument in spec.tensor_maps:
+        if not names.keys() >= frozenset().union(*(side.names for side in argument.box)):
+            continue  # the device decides
+        if any(side.evaluate(names) == 0 for side in argument.box):
+            continue
+        buffer = spec.buffer(argument.buffer)
+        shape = buffer.extents(spec.ragged)
+        sizes_bytes = [DTYPES[buffer.element_type(dtype, spec.ragged)].size_bytes for dtype in spec.dtypes]
+        uneven = [stride for size in sizes_bytes for stride in strides_bytes(shape, size) if stride % UNIT_BYTES]
+        if uneven:
+            raise table.table(argument.name).error(
+                "tensor_map",
+                f"at the ragged shape, rows of {buffer.name} are {uneven[0]} bytes apart, a tensor map takes multiples "
+                f"of {UNIT_BYTES}; give problem.ragged sizes of whole {UNIT_BYTES} bytes",
+            )

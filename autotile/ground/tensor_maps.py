@@ -67,6 +67,11 @@ class TensorMap:
         )
 
     @property
+    def is_absent(self) -> bool:
+        """Whether the configuration has no use for the map: a side of its box is 0."""
+        return 0 in self.box
+
+    @property
     def strides_bytes(self) -> tuple[int, ...]:
         """Bytes from one element to the next along each axis but the innermost."""
         return strides_bytes(self.shape, DTYPES[self.dtype].size_bytes)
@@ -113,13 +118,18 @@ class TensorMapDemand:
         )
 
     def fits(self) -> Mask:
-        """Which rows the hardware takes."""
-        return reduce(np.logical_and, [holds for holds, _ in self._conditions()])
+        """Rows in which the hardware takes the map, or there is none."""
+        return self._absent() | reduce(np.logical_and, [holds for holds, _ in self._conditions()])
 
     def explain(self) -> str:
         """What is wrong with the first row; "" where nothing is."""
+        if np.ravel(self._absent())[0]:
+            return ""
         faults = (fault for holds, fault in self._conditions() if not np.ravel(holds)[0])
         return next((f"the tensor map {self.name} of {self.buffer} {fault}" for fault in faults), "")
+
+    def _absent(self) -> Mask:
+        return reduce(np.logical_or, [side == 0 for side in self.box])
 
     def _conditions(self) -> list[tuple[Mask, str]]:
         """What must hold, each with what is said of the first row where it does not."""
@@ -157,8 +167,7 @@ class TensorMapDemand:
         return [
             (
                 everywhere & (uneven == 0),
-                f"has rows {uneven:,} bytes apart in the shape {shape}, expected a multiple of "
-                f"{UNIT_BYTES}",
+                f"has rows {uneven:,} bytes apart in the shape {shape}, expected a multiple of {UNIT_BYTES}",
             ),
             (
                 everywhere & (max(self.shape) <= MAX_EXTENT and max(strides, default=0) < MAX_STRIDE_BYTES),

@@ -169,6 +169,8 @@ def _workspace_fact(workspace: Workspace) -> tuple[str, str]:
 
 
 def _tensor_map_fact(tensor_map: TensorMap) -> tuple[str, str]:
+    if tensor_map.is_absent:
+        return "tensor map", f"{tensor_map.name}: none for this configuration"
     swizzle = f"{tensor_map.swizzle_bytes} B swizzle" if tensor_map.swizzle_bytes else "no swizzle"
     box = f"{tensor_map.buffer} in boxes of {_by(tensor_map.box)} {tensor_map.dtype}"
     return "tensor map", f"{tensor_map.name}: {box}, {swizzle}"

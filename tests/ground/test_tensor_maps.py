@@ -57,7 +57,7 @@ def test_strides_are_numpys(shape: list[int], element_bytes: int) -> None:
     [
         ((64, 32), (1, 1), (128, 128), (1000, 520), ""),
         ((256, 256), (8, 1), (0, 0), (7, 4), ""),
-        ((0, 32), (1, 1), (0, 0), (8, 8), "has a box of 0 x 32 elements, expected 1 to 256 along each axis"),
+        ((-1, 32), (1, 1), (0, 0), (8, 8), "has a box of -1 x 32 elements, expected 1 to 256 along each axis"),
         ((257, 32), (1, 1), (0, 0), (8, 8), "has a box of 257 x 32 elements"),
         ((1, 3), (1, 1), (0, 0), (8, 8), "a box of 12 bytes along the innermost axis, expected a multiple of 16"),
         ((1, 4), (1, 1), (16, 0), (8, 8), "has swizzle_bytes = 16, expected one of 0, 32, 64 or 128"),
@@ -87,6 +87,17 @@ def test_a_table_and_one_row_agree() -> None:
                 fits = swizzle == 0 or columns * 4 <= swizzle
                 assert ("tensor_maps" in check_config(spec, config, SIZES, H200)) == (not fits)
                 assert (config in configs) == (fits and rows * columns * 4 + 8 <= 48 * 1024)
+
+
+def test_a_box_without_extent_is_no_map() -> None:
+    """Such as that of an output, where a configuration stores otherwise: then its rows may be any."""
+    text = TEXT.replace('box = ["ROWS", ', 'box = ["0 if THREADS == 512 else ROWS", ')
+    spec = parse_spec(text, str(TRANSPOSE))
+    found = feasible_space(spec, {"M": 8, "N": 9}, H200)
+    assert {found.config(row)["THREADS"] for row in range(len(found))} == {512}
+    (absent,) = LaunchData.of(spec, "float32", known_names(spec, found.config(0), SIZES, H200)).tensor_maps
+    assert absent.is_absent
+    parse_spec(text.replace("N = 276", "N = 277").replace("THREADS = 256\n", "THREADS = 512\n"), str(TRANSPOSE))
 
 
 def test_sizes_that_no_map_takes_leave_nothing() -> None:
