@@ -48,7 +48,7 @@ class _Lane:
         for buffer, word, tensor_map in self._places.maps:
             if self._mapped.get(word) != pointers[buffer]:
                 encoded = encode_tensor_map(tensor_map, pointers[buffer])
-                words[word : word + _MAP_WORDS] = encoded.view("u8").data
+                words[word : word + _MAP_WORDS] = encoded.view("u1").data.cast("Q")
                 self._mapped[word] = pointers[buffer]
 
 
