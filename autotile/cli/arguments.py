@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -71,6 +72,7 @@ LARGEST_SEED = 2**63 - 1
 """What the database can hold."""
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+_DAYS = re.compile(r"(\d{1,5})d")
 _SHARE = re.compile(r"(\d*\.?\d+) ?(%?)", re.ASCII)
 _UNITS_S = (3600.0, 60.0, 1.0)
 
@@ -89,6 +91,25 @@ def read_duration(text: str) -> float:
     if seconds <= 0:
         raise InputError(f"a budget of {text!r} cannot be read; expected a duration such as 90s, 5m or 1h30m")
     return seconds
+
+
+def read_moment(text: str) -> datetime:
+    """So many days ago (``30d``), or the beginning of a date (``2026-01-31``), local time.
+
+    Raises
+    ------
+    InputError
+        It is neither.
+    """
+    days = _DAYS.fullmatch(text.strip().lower())
+    if days is not None:
+        return datetime.now(UTC) - timedelta(days=int(days[1]))
+    try:
+        return datetime.fromisoformat(text.strip()).astimezone()
+    except ValueError:
+        raise InputError(
+            f"an age of {text!r} cannot be read; expected days such as 90d, or a date such as 2026-01-31"
+        ) from None
 
 
 def read_share(text: str) -> float:

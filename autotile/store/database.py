@@ -178,17 +178,17 @@ class Database:
         device
             Kept with a new study; None where an imported result does not say.
         """
-        with self._writing() as connection:
+        with self.writing() as connection:
             return make_study(connection, key, device)
 
     def find_study(self, key: TuningKey) -> int | None:
         """Number of the study of a key, or None; nothing is made."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             return find_study(connection, key)
 
     def studies(self, kernel: str | None = None) -> list[StudySummary]:
         """Every study, or those of one kernel, by kernel and then oldest first."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             return list_studies(connection, kernel)
 
     def start_run(
@@ -212,19 +212,19 @@ class Database:
             "host": host,
             "gates": dict(gates or {}),
         }
-        with self._writing() as connection:
+        with self.writing() as connection:
             return insert_run(connection, row)
 
     def end_run(self, run_id: int, summary: Mapping[str, Any] | None = None) -> None:
         """Record that a run has finished; from now on the winner of its finals is the study's best."""
-        with self._writing() as connection:
+        with self.writing() as connection:
             found = finish_run(connection, run_id, summary or {})
         if not found:
             raise DatabaseError(f"{self.location} has no run {run_id}; expected a number that start_run gave")
 
     def runs(self, study_id: int) -> list[StoredRun]:
         """Runs of a study, oldest first."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             return read_runs(connection, study_id)
 
     def add_trial(
@@ -238,21 +238,21 @@ class Database:
             Place within the run's finals, 1 for the winner.
         """
         place = {"study_id": study_id, "run_id": run_id, "phase": phase, "rank": rank, "created_at": now_text()}
-        with self._writing() as connection:
+        with self.writing() as connection:
             return insert_trial(connection, place | trial_row(trial))
 
     def add_trials(self, study_id: int, run_id: int, trials: Iterable[Trial]) -> None:
         """Commit many trials of a search in one transaction, as an import does."""
         place = {"study_id": study_id, "run_id": run_id, "phase": "search", "rank": None, "created_at": now_text()}
         rows = [place | trial_row(trial) for trial in trials]
-        with self._writing() as connection:
+        with self.writing() as connection:
             insert_trials(connection, rows)
 
     def stored_trials(
         self, study_id: int, *, run_id: int | None = None, phase: Phase | None = None
     ) -> list[StoredTrial]:
         """Trials of a study with where and when they were recorded, oldest first."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             return read_trials(connection, study_id, run_id, phase)
 
     def trials(self, study_id: int, *, run_id: int | None = None, phase: Phase | None = None) -> list[Trial]:
@@ -273,57 +273,59 @@ class Database:
         study_id: int | None = None,
     ) -> list[StoredBest]:
         """Best result of each study that matches what is given, newest first."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             return read_best(connection, kernel, dtype=dtype, sizes=sizes, gpu_name=gpu_name, study_id=study_id)
 
     def record_miss(self, problem: Problem, gpu_name: str, tier: str, count: int = 1) -> None:
         """Count that a problem was asked for and that only ``tier`` could be served."""
-        with self._writing() as connection:
+        with self.writing() as connection:
             count_miss(connection, problem, gpu_name, tier, count)
 
     def misses(self, kernel: str | None = None) -> list[StoredMiss]:
         """Problems that were asked for in vain, most frequent first."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             return read_misses(connection, kernel)
 
     def family_progress(self, key: TuningKey, family: Family) -> FamilyProgress | None:
         """How far a family is tuned; None where it was never begun, or is finished."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             return read_progress(connection, key, family)
 
     def save_family_progress(
         self, key: TuningKey, family: Family, device: DeviceProperties, progress: FamilyProgress
     ) -> None:
         """Remember how far a family is tuned, so that a killed run can go on."""
-        with self._writing() as connection:
+        with self.writing() as connection:
             write_progress(connection, key, family, device, progress)
 
     def save_rule(self, key: TuningKey, device: DeviceProperties, rule: FamilyRule) -> None:
         """Store the rule of a family that was begun."""
-        with self._writing() as connection:
+        with self.writing() as connection:
             write_rule(connection, key, device, rule)
 
     def rules(self, kernel: str | None = None, dtype: str | None = None) -> list[StoredRule]:
         """Rules of families, those of one kernel and dtype where they are given, the newest first."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             return read_rules(connection, kernel, dtype)
 
     def check(self) -> DatabaseCheck:
         """Look for damage and orphaned rows."""
         try:
-            with self._reading() as connection:
+            with self.reading() as connection:
                 return check_database(connection, self.location)
         except DamagedDatabaseError as error:  # so damaged that SQLite cannot even look through it
             return DatabaseCheck.of_damage(self.location, [str(error)])
 
     @contextmanager
-    def _reading(self) -> Iterator[Connection]:
+    def reading(self) -> Iterator[Connection]:
+        """One transaction that reads."""
         self._leave_parents_connections()
         with reporting_errors(self._place), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
+    def writing(self) -> Iterator[Connection]:
+        """One transaction that writes."""
         if self._readonly:
             raise DatabaseError(f"{self.location} was opened for reading only; expected Database.open to write")
         self._leave_parents_connections()

@@ -1,0 +1,280 @@
+"""`diff`, `merge` and `prune`: what is told, and that no trial and no winner is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from autotile.files.library import load_kernel
+from autotile.files.profiles import device_profile
+from autotile.ground.model import Config, Measurement, Outcome, Problem, Trial
+from autotile.store.database import Database
+from autotile.store.keys import TuningKey, key_of
+from autotile.store.schema import RUNS, TRIALS
+from autotile.store.winners import write_winners
+
+FAST = {"THREADS": 256, "WORK": 4}
+SLOW = {"THREADS": 64, "WORK": 2}
+OTHER = {"THREADS": 32, "WORK": 1}
+
+
+class Book:
+    """A database of results that never ran."""
+
+    def __init__(self, path: Path, kernel: Path) -> None:
+        self.path = path
+        self._kernel = load_kernel(str(kernel))
+
+    def key(self, n: int, gpu: str = "h200", **changes: Any) -> TuningKey:
+        device = replace(device_profile(gpu), source="cuda")
+        problem = Problem("scale", {"n": n}, "float32")
+        return replace(key_of(self._kernel, problem, device, nvrtc_version="13.0", l2_mode="cold"), **changes)
+
+    def put(
+        self,
+        n: int,
+        winner: Config,
+        time_us: float,
+        *losers: Config,
+        spread: float = 0.01,
+        gpu: str = "h200",
+        **key: Any,
+    ) -> None:
+        """A session: a search over the winner and the losers, and a final that the winner won."""
+        device = replace(device_profile(gpu), source="cuda")
+        with Database.open(self.path) as database:
+            study = database.study(self.key(n, gpu, **key), device)
+            run = database.start_run(study, sampler="random", seed=n)
+            for config in (winner, *losers):
+                database.add_trial(study, run, trial(config, 2 * time_us, spread))
+            database.add_trial(study, run, trial(winner, time_us, spread), phase="final", rank=1)
+            database.end_run(run)
+
+    def served(self, n: int, **key: Any) -> Config | None:
+        with Database.open(self.path) as database:
+            study = database.find_study(self.key(n, **key))
+            best = database.best(study_id=study) if study is not None else []
+            return best[0].trial.config if best else None
+
+    def trials(self) -> list[tuple[str, Any]]:
+        with Database.open(self.path) as database:
+            studies = database.studies()
+            return sorted(
+                (study.key.digest, stored.created_at.isoformat() + str(stored.trial.config) + stored.phase)
+                for study in studies
+                for stored in database.stored_trials(study.study_id)
+            )
+
+
+def trial(config: Config, time_us: float, spread: float) -> Trial:
+    measured = Measurement(time_us, (1 - spread) * time_us, (1 + spread) * time_us, (time_us,) * 3)
+    return Trial(config, Outcome.OK, "", "measure", measurement=measured)
+
+
+@pytest.fixture
+def book(tmp_path: Path, scale_toml: Path) -> Callable[[str], Book]:
+    return lambda name: Book(tmp_path / name, scale_toml)
+
+
+class TestDiff:
+    def test_what_only_one_has_and_what_differs(self, book: Any, run: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        for side in (a, b):
+            side.put(1024, FAST, 10.0)
+        a.put(2048, FAST, 10.0)
+        b.put(2048, SLOW, 12.0)
+        a.put(4096, FAST, 10.0)
+        b.put(4096, SLOW, 10.05)
+        a.put(512, SLOW, 1.0)
+        b.put(256, SLOW, 1.0)
+        answer = run("diff", a.path, b.path, "--json").document
+        assert [entry["problem"] for entry in answer["only_a"]] == [{"n": 512}]
+        assert [entry["problem"] for entry in answer["only_b"]] == [{"n": 256}]
+        verdicts = {entry["problem"]["n"]: (entry["same_config"], entry["verdict"]) for entry in answer["both"]}
+        assert verdicts == {1024: (True, "unresolved"), 2048: (False, "A is faster"), 4096: (False, "unresolved")}
+        (pair,) = [entry for entry in answer["both"] if entry["problem"]["n"] == 2048]
+        assert (pair["a"]["config"], pair["b"]["time_us"]) == (FAST, 12.0)
+        low, high = pair["ratio"]["interval"]
+        assert 1.0 < low < pair["ratio"]["value"] == 1.2 < high
+        text = run("diff", a.path, b.path).out
+        assert "A is faster" in text
+        assert "1 problem" in text
+
+    def test_files_of_winners(self, book: Any, run: Any, tmp_path: Path) -> None:
+        a = book("a.db")
+        a.put(1024, FAST, 10.0)
+        with Database.open(a.path) as database:
+            write_winners(tmp_path / "a.json", [best.winner for best in database.best()])
+        answer = run("diff", tmp_path / "a.json", a.path, "--json").document
+        assert (answer["only_a"], answer["only_b"]) == ([], [])
+        assert answer["both"][0]["same_config"]
+
+    def test_what_is_not_there(self, book: Any, run: Any, tmp_path: Path) -> None:
+        a = book("a.db")
+        a.put(1024, FAST, 10.0)
+        for other in ("missing.db", "missing.json"):
+            answer = run("diff", a.path, tmp_path / other)
+            assert answer.code == 2
+            assert other in answer.err
+
+
+class TestMerge:
+    def test_every_trial_is_there_once(self, book: Any, run: Any) -> None:
+        a, b, out = book("a.db"), book("b.db"), book("out.db")
+        a.put(1024, FAST, 10.0, SLOW, OTHER)
+        b.put(1024, FAST, 10.0, OTHER)
+        b.put(2048, SLOW, 5.0)
+        assert run("merge", a.path, b.path, "-o", out.path).code == 0
+        assert out.trials() == sorted(a.trials() + b.trials())
+        assert run("merge", a.path, b.path, out.path, "-o", out.path).code == 0
+        assert out.trials() == sorted(a.trials() + b.trials())
+
+    def test_into_one_of_them(self, book: Any, run: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        a.put(1024, FAST, 10.0)
+        b.put(2048, SLOW, 5.0)
+        both = sorted(a.trials() + b.trials())
+        answer = run("merge", a.path, b.path, "-o", a.path, "--json").document
+        assert [entry["trials"] for entry in answer["copied"]] == [2]
+        assert a.trials() == both
+
+    @pytest.mark.parametrize("faster_first", [True, False])
+    def test_the_faster_is_served_where_the_intervals_say_so(self, book: Any, run: Any, faster_first: bool) -> None:
+        """Whichever session was the newer."""
+        a, b, out = book("a.db"), book("b.db"), book("out.db")
+        sessions = [(a, FAST, 10.0), (b, SLOW, 12.0)]
+        for side, config, time_us in sessions if faster_first else sessions[::-1]:
+            side.put(1024, config, time_us)
+        answer = run("merge", a.path, b.path, "-o", out.path, "--json").document
+        (study,) = answer["studies"]
+        assert study["decision"] == ("taken" if faster_first else "kept")
+        assert (study["served"]["config"], study["other"]["config"]) == (FAST, SLOW)
+        assert out.served(1024) == FAST
+
+    def test_what_the_intervals_do_not_tell_is_left_to_the_newest(self, book: Any, run: Any) -> None:
+        a, b, out = book("a.db"), book("b.db"), book("out.db")
+        a.put(1024, FAST, 10.0)
+        b.put(1024, SLOW, 10.1)
+        answer = run("merge", a.path, b.path, "-o", out.path)
+        assert "unresolved" in answer.out
+        assert out.served(1024) == SLOW
+        assert len(out.trials()) == 4
+
+    def test_what_was_refused_stays_refused(self, book: Any, run: Any) -> None:
+        """A refusal may be copied before the trial that it refuses."""
+        a, b, out = book("a.db"), book("b.db"), book("out.db")
+        b.put(1024, FAST, 10.0)
+        a.put(1024, SLOW, 20.0)
+        with Database.open(a.path) as database:
+            study = database.find_study(a.key(1024))
+            session = database.start_run(study, sampler="random")
+            wrong = Trial(FAST, Outcome.WRONG_RESULT, "y[0] is 1", "verify")
+            database.add_trial(study, session, wrong, phase="final")
+            database.end_run(session)
+        for order in ((a, b), (b, a)):
+            out.path.unlink(missing_ok=True)
+            assert run("merge", *(side.path for side in order), "-o", out.path).code == 0
+            assert out.served(1024) == SLOW
+
+    def test_a_run_that_was_killed_in_one_and_has_ended_in_the_other(self, book: Any, run: Any, tmp_path: Path) -> None:
+        a = book("a.db")
+        a.put(1024, FAST, 10.0)
+        copy = tmp_path / "copy.db"
+        with Database.open(a.path):
+            pass
+        copy.write_bytes(a.path.read_bytes())
+        with Database.open(copy) as database, database.writing() as connection:
+            connection.execute(update(RUNS).values(ended_at=None))
+        assert run("merge", a.path, "-o", copy).code == 0
+        with Database.open(copy) as database:
+            assert database.best()[0].confirmed
+            assert len(database.runs(1)) == 1
+
+    def test_a_source_that_is_missing(self, book: Any, run: Any, tmp_path: Path) -> None:
+        answer = run("merge", tmp_path / "nothing.db", "-o", tmp_path / "out.db")
+        assert answer.code == 2
+        assert "there is no database" in answer.err
+
+
+class TestPrune:
+    def test_something_must_be_asked_for(self, run: Any) -> None:
+        answer = run("prune")
+        assert answer.code == 2
+        assert "give --older-than, --keep-gpu or --stale" in answer.err
+
+    @pytest.fixture
+    def mine(self, book: Any, scale_toml: Path) -> Book:
+        """The user's own database: this version and another one, two GPUs, an old session."""
+        mine: Book = book("tuning.db")
+        mine.put(1024, FAST, 10.0, SLOW, OTHER)
+        mine.put(1024, FAST, 10.0, SLOW, gpu="a100")
+        mine.put(1024, OTHER, 10.0, SLOW, template_hash="0" * 64)
+        mine.put(512, SLOW, 10.0, OTHER)
+        with Database.open(mine.path) as database, database.writing() as connection:
+            long_ago = (datetime.now(UTC) - timedelta(days=100)).isoformat()
+            study = 4
+            connection.execute(update(TRIALS).where(TRIALS.c.study_id == study).values(created_at=long_ago))
+        return mine
+
+    def test_a_dry_run_changes_nothing(self, mine: Book, run: Any) -> None:
+        before = mine.trials()
+        answer = run("prune", "--older-than", "90d", "--keep-gpu", "h200", "--dry-run", "--json").document
+        assert mine.trials() == before
+        assert answer["dry_run"]
+        assert [(study["problem"]["n"], study["trials"], study["reasons"]) for study in answer["studies"]] == [
+            (1024, 2, ["other GPU"]),
+            (512, 2, ["old"]),
+        ]
+        assert "would be deleted" in run("prune", "--older-than", "90d", "--dry-run").out
+
+    def test_old_trials_go_and_their_winner_stays(self, mine: Book, run: Any) -> None:
+        count = len(mine.trials())
+        assert run("prune", "--older-than", "90d").code == 0
+        assert len(mine.trials()) == count - 2
+        assert mine.served(512) == SLOW
+
+    def test_winners_go_where_they_are_meant(self, mine: Book, run: Any) -> None:
+        assert run("prune", "--older-than", "90d", "--winners").code == 0
+        assert mine.served(512) is None
+        assert mine.served(1024) == FAST
+        with Database.open(mine.path) as database:
+            assert len(database.studies()) == 3
+            assert database.check().whole
+
+    def test_other_gpus(self, mine: Book, run: Any) -> None:
+        answer = run("prune", "--keep-gpu", "h200", "--winners", "--json").document
+        assert [(study["device"], study["whole"]) for study in answer["studies"]] == [("NVIDIA A100-SXM4-80GB", True)]
+        assert mine.served(1024, gpu="a100") is None
+
+    def test_other_versions(self, mine: Book, run: Any, scale_toml: Path) -> None:
+        answer = run("prune", scale_toml, "--stale", "--json").document
+        assert [(study["reasons"], study["trials"], study["of"]) for study in answer["studies"]] == [
+            (["other version"], 2, 3)
+        ]
+        assert mine.served(1024, template_hash="0" * 64) == OTHER
+        assert mine.served(1024) == FAST
+
+    def test_what_a_session_needs_that_is_under_way(self, mine: Book, run: Any) -> None:
+        with Database.open(mine.path) as database:
+            study = database.study(mine.key(64, "a100"), None)
+            session = database.start_run(study, sampler="random")
+            assert run("prune", "--keep-gpu", "h200", "--winners").code == 0
+            database.add_trial(study, session, trial(SLOW, 1.0, 0.01))
+            assert len(database.trials(study)) == 1
+
+    def test_a_database_that_is_not_there(self, run: Any) -> None:
+        answer = run("prune", "--older-than", "2026-01-31")
+        assert answer.code == 0
+        assert "nothing to delete" in answer.out
+
+    @pytest.mark.parametrize("age", ["soon", "", "90", "d", "2026-13-01"])
+    def test_an_age_that_is_none(self, run: Any, age: str) -> None:
+        answer = run("prune", "--older-than", age)
+        assert answer.code == 2
+        assert "cannot be read" in answer.err
