@@ -26,6 +26,8 @@ class ParameterBlock:
     ----------
     values
         In the kernel's order: NumPy scalars, or arrays whose bytes are passed by value.
+    spare_words
+        Words at the end of ``words`` that are no parameter's.
 
     Attributes
     ----------
@@ -39,13 +41,14 @@ class ParameterBlock:
 
     __slots__ = ("_memory", "_pointers", "address", "starts", "words")
 
-    def __init__(self, values: Sequence[Any]) -> None:
+    def __init__(self, values: Sequence[Any], spare_words: int = 0) -> None:
         parts = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
         offsets, end = [], 0
         for part in parts:
             offsets.append(_aligned(end, _ALIGNMENT_BYTES if part.size > _WORD_BYTES else _WORD_BYTES))
             end = offsets[-1] + part.size
-        memory = np.zeros(_aligned(end, _WORD_BYTES) + _ALIGNMENT_BYTES, np.uint8)
+        end = _aligned(end, _WORD_BYTES) + spare_words * _WORD_BYTES
+        memory = np.zeros(end + _ALIGNMENT_BYTES, np.uint8)
         start = -int(memory.ctypes.data) % _ALIGNMENT_BYTES
         for part, offset in zip(parts, offsets, strict=True):
             memory[start + offset : start + offset + part.size] = part
@@ -54,7 +57,7 @@ class ParameterBlock:
         self._pointers = np.array([base + offset for offset in offsets], np.uint64)
         self.address = int(self._pointers.ctypes.data)
         self.starts = tuple(offset // _WORD_BYTES for offset in offsets)
-        self.words = memory.data[start : start + _aligned(end, _WORD_BYTES)].cast("Q")
+        self.words = memory.data[start : start + end].cast("Q")
 
 
 def _aligned(offset: int, unit: int) -> int:

@@ -31,6 +31,9 @@ def as_cupy(array: Any, name: str) -> Any:
     cupy = load_cupy()
     if isinstance(array, cupy.ndarray):
         return array
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        array = array.detach()  # of one that requires gradients, PyTorch hands nothing over
     try:
         if hasattr(array, "__cuda_array_interface__"):
             return cupy.asarray(array)

@@ -95,8 +95,14 @@ class BoundKernel:
         )
         self._cubin: CachedCubin | None = None
         self._buffer_count = len(kernel.spec.buffers)
+        self._written = tuple(i for i, b in enumerate(kernel.spec.buffers) if b.access != "in")
         self._launching: Launching | None = None
         self._lock = threading.Lock()
+
+    @property
+    def can_launch(self) -> bool:
+        """Whether it is served for a CUDA device of this machine, and not only for a look."""
+        return self._device_index is not None
 
     @property
     def config(self) -> Config:
@@ -191,18 +197,19 @@ class BoundKernel:
             The template does not compile.
         """
         launching = self._launching
-        if launching is not None and stream is None and not scalars and launching.knows(arrays):
-            full = arrays if len(arrays) == self._buffer_count else self._caller.complete(arrays)
-            if launching.quickly(full):
+        if launching is not None and stream is None and not scalars and arrays:
+            if len(arrays) != self._buffer_count and launching.knows(arrays):
+                arrays = self._caller.complete(arrays)
+            if len(arrays) == self._buffer_count and launching.quickly(arrays):
                 self.calls += 1
-                return self._returned(self._caller.outputs(full))
+                return self._returned(arrays)
         launching = launching or self._load()
         stream = stream or foreign_stream(arrays)
         with load_cupy().cuda.Device(self._device_index), stream if stream is not None else nullcontext():
             given = self._caller.take(arrays)
             launching.carefully(given, scalars)
         self.calls += 1
-        return self._returned(given.outputs)
+        return self._returned(given.arrays)
 
     def bind(self, *arrays: Any, **scalars: float) -> Callable[[], None]:
         """A launch on fixed arrays, checked once: what it returns launches on the current stream of their library.
@@ -229,9 +236,10 @@ class BoundKernel:
 
         return launch
 
-    @staticmethod
-    def _returned(outputs: tuple[Any, ...]) -> Any:
-        return outputs[0] if len(outputs) == 1 else outputs
+    def _returned(self, arrays: tuple[Any, ...]) -> Any:
+        """What a call returns of all its arrays."""
+        written = self._written
+        return arrays[written[0]] if len(written) == 1 else tuple(arrays[i] for i in written)
 
     def _load(self) -> Launching:
         """Compile or find the cubin and load it, once."""

@@ -10,7 +10,7 @@ import numpy as np
 from autotile.device.arguments import pack_arguments
 from autotile.device.scalars import encode_scalar, scalar_value
 from autotile.dispatch.arrays import as_bits, as_cupy, new_array
-from autotile.dispatch.libraries import Expected, Library
+from autotile.dispatch.libraries import Library, Slot
 from autotile.dispatch.stream_workspaces import StreamWorkspaces
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.errors import ArgumentError
@@ -31,22 +31,18 @@ class Given(NamedTuple):
         Every buffer as a CuPy array of the declared shape, by name.
     arrays
         The same in order: the caller's own arrays, and new ones of the library and the rank of the caller's.
-    outputs
-        Those of the arrays that the kernel writes.
     """
 
     views: Mapping[str, Any]
     arrays: tuple[Any, ...]
-    outputs: tuple[Any, ...]
 
 
-class Places(NamedTuple):
-    """Where the addresses of buffers stand among a kernel's parameters, in 64-bit words."""
+class MapPlace(NamedTuple):
+    """A tensor map among a kernel's parameters: the words at which its buffer's address and it itself stand."""
 
-    addresses: tuple[tuple[int, int], ...]
-    """Number of the buffer, and place of its address."""
-    maps: tuple[tuple[int, int, TensorMap], ...]
-    """Number of the buffer, and place of a tensor map of it."""
+    pointer_word: int
+    word: int
+    tensor_map: TensorMap
 
 
 class Caller:
@@ -107,7 +103,7 @@ class Caller:
         own = {b.name: self._checked(b, next(given)) for b in buffers if b.access not in left_out}
         full = self.complete(arrays)
         new = {b.name: self._checked(b, array) for b, array in zip(buffers, full, strict=True) if b.name not in own}
-        return Given({**own, **new}, full, self.outputs(full))
+        return Given({**own, **new}, full)
 
     def complete(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """All arrays of a call: the given ones, and new ones of their library for the outputs that were left out.
@@ -134,17 +130,6 @@ class Caller:
             self._new_output(b, dropped, arrays[0]) if b.access in left_out else next(given) for b in self._spec.buffers
         )
 
-    def outputs(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """Those of all arrays that the kernel writes."""
-        return tuple(array for b, array in zip(self._spec.buffers, arrays, strict=True) if b.access != "in")
-
-    def expected(self, library: Library) -> tuple[Expected, ...]:
-        """What each array must be to be taken at once."""
-        return tuple(
-            Expected(_with_and_without_ones(self._shapes[b.name]), library.dtypes(self._element_types[b.name]))
-            for b in self._spec.buffers
-        )
-
     def pack(
         self, views: Mapping[str, Any], scalars: Mapping[str, float], workspaces: Mapping[str, int]
     ) -> tuple[Any, ...]:
@@ -161,16 +146,34 @@ class Caller:
         values = {**self._scalars, **{name: self._override(name, value) for name, value in scalars.items()}}
         return pack_arguments(self._spec, self._data, pointers=pointers, scalars=values, workspaces=workspaces)
 
-    def places(self, starts: Sequence[int]) -> Places:
-        """Where the addresses of buffers stand, given where each of the packed parameters starts."""
-        number = {b.name: i for i, b in enumerate(self._spec.buffers)}
-        maps = {tensor_map.name: tensor_map for tensor_map in self._data.tensor_maps}
+    def places(
+        self, library: Library, starts: Sequence[int], words: int
+    ) -> tuple[tuple[Slot, ...], tuple[MapPlace, ...]]:
+        """What the arrays of a library must be, and where their addresses and tensor maps stand.
+
+        Parameters
+        ----------
+        starts
+            Word at which each of the packed parameters starts.
+        words
+            Words in all; the last ones, as many as there are buffers, are for addresses that are no parameters.
+        """
+        buffers = self._spec.buffers
         passed = [a for a in self._spec.arguments if not isinstance(a, BufferArgument) or a.passed]
         found = list(zip(passed, starts, strict=True))
-        return Places(
-            tuple((number[a.name], start) for a, start in found if isinstance(a, BufferArgument)),
-            tuple((number[a.buffer], start, maps[a.name]) for a, start in found if isinstance(a, TensorMapArgument)),
+        spare = {b.name: words - len(buffers) + i for i, b in enumerate(buffers)}
+        word = spare | {a.name: start for a, start in found if isinstance(a, BufferArgument)}
+        maps = {tensor_map.name: tensor_map for tensor_map in self._data.tensor_maps}
+        slots = (
+            library.slot(_with_and_without_ones(self._shapes[b.name]), self._element_types[b.name], word[b.name])
+            for b in buffers
         )
+        map_places = (
+            MapPlace(word[a.buffer], start, maps[a.name])
+            for a, start in found
+            if isinstance(a, TensorMapArgument) and a.name in maps
+        )
+        return tuple(slots), tuple(map_places)
 
     def _left_out(self, count: int) -> tuple[str, ...]:
         """Kinds of buffers that a call with so many arrays leaves out."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from autotile.dispatch.rules import choose_by_rule
 from autotile.files.library import Kernel
 from autotile.ground.geometry import launch_geometry
 from autotile.ground.hardware import DeviceProperties
@@ -16,8 +15,10 @@ from autotile.ground.problem import size_distance
 from autotile.ground.resource_gate import compiled_occupancy, resource_fault
 from autotile.ground.space import check_config, feasible_space
 from autotile.store.keys import TuningKey, key_differences, key_of
-from autotile.store.rules import StoredRule
 from autotile.store.winners import Winner
+
+if TYPE_CHECKING:
+    from autotile.store.rules import StoredRule
 
 Tier = Literal["exact", "family", "nearest", "transferred", "default"]
 _TIERS: tuple[Tier, ...] = ("exact", "family", "nearest", "transferred", "default")
@@ -102,6 +103,8 @@ def choose(
     best = min(current, key=lambda best: _rank(best, asked), default=None)
     if best is not None and _tier(best.key, asked) == "exact":
         return _choice(best, asked, device)
+    from autotile.dispatch.rules import choose_by_rule  # trees and families are for who has tuned families
+
     by_rule = choose_by_rule(kernel, problem, device, asked, rules=rules, may_serve=may_serve)
     if by_rule is not None:
         chosen, said = by_rule

@@ -19,8 +19,11 @@ from autotile.device.properties import device_count
 from autotile.device.tensor_maps import encode_tensor_map
 from autotile.device.toolchain import load_cupy
 from autotile.dispatch.arrays import foreign_stream
-from autotile.dispatch.calling import Caller, Given, Places
-from autotile.dispatch.libraries import CupyLibrary, Expected, Library, library_of
+from autotile.dispatch.calling import Caller, Given, MapPlace
+from autotile.dispatch.libraries import CupyLibrary, Library, Slot, library_of
+
+Stream = Callable[[int], int]
+Write = Callable[[Sequence[Any], Sequence[Slot], int, memoryview], bool]
 
 _MAP_WORDS = 16
 _MOST_LANES = 256
@@ -30,26 +33,24 @@ _MOST_LANES = 256
 class _Lane:
     """Parameters that one thread launches from on one stream."""
 
-    __slots__ = ("_kept", "_mapped", "_places", "_words", "address")
+    __slots__ = ("_kept", "_mapped", "address", "words")
 
-    def __init__(self, block: ParameterBlock, places: Places, kept: object) -> None:
+    def __init__(self, block: ParameterBlock, kept: object) -> None:
         self.address = block.address
-        self._words = block.words
-        self._places = places
+        self.words = block.words
         self._mapped: dict[int, int] = {}
         """Address that the tensor map at a place was made for."""
         self._kept = (block, kept)
 
-    def write(self, pointers: Sequence[int]) -> None:
-        """Put the addresses of a call's arrays where the driver reads them."""
-        words = self._words
-        for buffer, word in self._places.addresses:
-            words[word] = pointers[buffer]
-        for buffer, word, tensor_map in self._places.maps:
-            if self._mapped.get(word) != pointers[buffer]:
-                encoded = encode_tensor_map(tensor_map, pointers[buffer])
+    def renew(self, maps: Sequence[MapPlace]) -> None:
+        """Make those tensor maps anew whose buffer has another address than before."""
+        words = self.words
+        for pointer_word, word, tensor_map in maps:
+            pointer = words[pointer_word]
+            if self._mapped.get(word) != pointer:
+                encoded = encode_tensor_map(tensor_map, pointer)
                 words[word : word + _MAP_WORDS] = encoded.view("u1").data.cast("Q")
-                self._mapped[word] = pointers[buffer]
+                self._mapped[word] = pointer
 
 
 class Launching:
@@ -73,7 +74,8 @@ class Launching:
         self._current_device: Callable[[], int] = load_cupy().cuda.runtime.getDevice
         self._launch = driver_launch(function.pointer, caller.geometry)
         self._cupy = CupyLibrary()
-        self._libraries: dict[type, tuple[Library, tuple[Expected, ...]]] = {}
+        self._libraries: dict[type, tuple[Stream, Write, tuple[Slot, ...]]] = {}
+        self._maps: tuple[MapPlace, ...] = ()
         self._lanes: dict[tuple[int, int], _Lane] = {}
 
     def knows(self, arrays: Sequence[Any]) -> bool:
@@ -86,17 +88,18 @@ class Launching:
         Parameters
         ----------
         arrays
-            All of the kernel's buffers; `knows` them.
+            All of the kernel's buffers.
         """
-        if not (self._one_device or self._current_device() == self._device_index):
+        known = self._libraries.get(type(arrays[0]))
+        if known is None or not (self._one_device or self._current_device() == self._device_index):
             return False
-        library, expected = self._libraries[type(arrays[0])]
-        stream = library.stream(self._device_index)
+        stream_of, write, slots = known
+        stream = stream_of(self._device_index)
         lane = self._lanes.get((get_ident(), stream))
-        pointers = library.pointers(arrays, expected, self._device_index)
-        if lane is None or pointers is None:
+        if lane is None or not write(arrays, slots, self._device_index, lane.words):
             return False
-        lane.write(pointers)
+        if self._maps:
+            lane.renew(self._maps)
         self._launch(stream, lane.address, 0)
         return True
 
@@ -119,10 +122,12 @@ class Launching:
         """
         stream = self._cupy.stream(self._device_index)
         workspaces = self._caller.workspaces.current()
-        block = ParameterBlock(self._caller.pack(given.views, scalars, workspaces.pointers))
+        values = self._caller.pack(given.views, scalars, workspaces.pointers)
+        block = ParameterBlock(values, spare_words=len(given.arrays))
         self._launch(stream, block.address, 0)
-        if not scalars:
-            self._remember(given, _Lane(block, self._caller.places(block.starts), workspaces), stream)
+        library = library_of(given.arrays[0])
+        if library is not None and not scalars:
+            self._remember(library, type(given.arrays[0]), _Lane(block, workspaces), block, stream)
 
     def bound(self, given: Given, scalars: Mapping[str, float]) -> Callable[[], None]:
         """What launches on arrays that need no more checks, on the current stream of their library; it keeps them.
@@ -161,12 +166,11 @@ class Launching:
 
         return go
 
-    def _remember(self, given: Given, lane: _Lane, stream: int) -> None:
-        """Be quick from the next call on, where the arrays are of a library that can be."""
-        library = library_of(given.arrays[0])
-        if library is None:
-            return
+    def _remember(self, library: Library, kind: type, lane: _Lane, block: ParameterBlock, stream: int) -> None:
+        """Be quick from the next call on."""
         if len(self._lanes) >= _MOST_LANES:
             self._lanes.clear()
         self._lanes[get_ident(), stream] = lane
-        self._libraries[type(given.arrays[0])] = library, self._caller.expected(library)
+        if kind not in self._libraries:
+            slots, self._maps = self._caller.places(library, block.starts, len(block.words))
+            self._libraries[kind] = library.stream, library.write, slots

@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from autotile.device.toolchain import load_cupy
+from autotile.ground.dtypes import DTYPES
 
-_OF_16_BITS = "bfloat16"
 
+class Slot(NamedTuple):
+    """What an array must be to be taken at once, and where its address goes."""
 
-class Expected(NamedTuple):
-    """What an array must be to be taken at once."""
-
-    shapes: tuple[tuple[int, ...], ...]
-    """As declared, and without leading axes of extent 1."""
+    layouts: Mapping[tuple[int, ...], tuple[int, ...]]
+    """Strides of a row-major array, in the library's unit, by shape: as declared, and without leading ones."""
     dtypes: tuple[Any, ...]
-    """Of the library; bfloat16 may come as its bits."""
+    """The library's types; bfloat16 may come as its bits."""
+    word: int
 
 
 class Library(Protocol):
     """Arrays of one library."""
 
-    def dtypes(self, name: str) -> tuple[Any, ...]:
-        """The library's types for an element type of autotile; empty where it has none."""
+    def slot(self, shapes: Iterable[tuple[int, ...]], element_type: str, word: int) -> Slot:
+        """What an array of one of these shapes must be."""
 
     def stream(self, device_index: int) -> int:
         """Address of the library's current stream."""
 
-    def pointers(self, arrays: Sequence[Any], expected: Iterable[Expected], device_index: int) -> list[int] | None:
-        """Addresses of the arrays; None where one of them is not just right."""
+    def write(self, arrays: Sequence[Any], slots: Sequence[Slot], device_index: int, words: memoryview) -> bool:
+        """Write the arrays' addresses to their words; False where an array is not just right."""
 
 
 def library_of(array: Any) -> Library | None:
@@ -49,30 +51,28 @@ class CupyLibrary:
         self._ndarray = cupy.ndarray
         self._stream: Callable[[], Any] = cupy.cuda.get_current_stream
 
-    def dtypes(self, name: str) -> tuple[Any, ...]:
-        """NumPy's types; that of bfloat16 belongs to the package ml_dtypes, which CuPy uses where it is installed."""
-        import numpy as np
-
-        if name != _OF_16_BITS:
-            return (np.dtype(name),)
-        ml_dtypes = sys.modules.get("ml_dtypes")
-        return (np.dtype("uint16"), *((np.dtype(ml_dtypes.bfloat16),) if ml_dtypes else ()))
+    def slot(self, shapes: Iterable[tuple[int, ...]], element_type: str, word: int) -> Slot:
+        """What an array of one of these shapes must be."""
+        storage = np.dtype(DTYPES[element_type].storage)
+        ml_dtypes = sys.modules.get("ml_dtypes")  # CuPy knows bfloat16 by this package
+        own = (np.dtype(ml_dtypes.bfloat16),) if element_type == "bfloat16" and ml_dtypes is not None else ()
+        return Slot(_layouts(shapes, storage.itemsize), (storage, *own), word)
 
     def stream(self, device_index: int) -> int:
         """Address of CuPy's current stream."""
         return int(self._stream().ptr)
 
-    def pointers(self, arrays: Sequence[Any], expected: Iterable[Expected], device_index: int) -> list[int] | None:
-        """Addresses of the arrays; None where one of them is not just right."""
-        found, ndarray = [], self._ndarray
-        for array, (shapes, dtypes) in zip(arrays, expected, strict=True):
-            if type(array) is not ndarray or array.shape not in shapes or array.dtype not in dtypes:
-                return None
+    def write(self, arrays: Sequence[Any], slots: Sequence[Slot], device_index: int, words: memoryview) -> bool:
+        """Write the arrays' addresses to their words; False where an array is not just right."""
+        ndarray = self._ndarray
+        for array, (layouts, dtypes, word) in zip(arrays, slots, strict=True):
+            if type(array) is not ndarray or layouts.get(array.shape) != array.strides or array.dtype not in dtypes:
+                return False
             memory = array.data
-            if memory.device_id != device_index or not array.flags.c_contiguous:
-                return None
-            found.append(memory.ptr)
-        return found
+            if memory.device_id != device_index:
+                return False
+            words[word] = memory.ptr
+        return True
 
 
 class TorchLibrary:
@@ -90,10 +90,11 @@ class TorchLibrary:
         # PyTorch's own compiler asks this way, which costs a fortieth of torch.cuda.current_stream.
         self._raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
-    def dtypes(self, name: str) -> tuple[Any, ...]:
-        """PyTorch's types of that name."""
-        names = (name, "uint16") if name == _OF_16_BITS else (name,)
-        return tuple(getattr(self._torch, found) for found in names if hasattr(self._torch, found))
+    def slot(self, shapes: Iterable[tuple[int, ...]], element_type: str, word: int) -> Slot:
+        """What a tensor of one of these shapes must be."""
+        names = (element_type, DTYPES[element_type].storage)
+        dtypes = tuple(dict.fromkeys(getattr(self._torch, name) for name in names if hasattr(self._torch, name)))
+        return Slot(_layouts(shapes, 1), dtypes, word)
 
     def stream(self, device_index: int) -> int:
         """Address of PyTorch's current stream of a device."""
@@ -101,13 +102,17 @@ class TorchLibrary:
             return self._raw_stream(device_index)
         return int(self._torch.cuda.current_stream(device_index).cuda_stream)
 
-    def pointers(self, arrays: Sequence[Any], expected: Iterable[Expected], device_index: int) -> list[int] | None:
-        """Addresses of the tensors; None where one of them is not just right."""
-        found, tensor = [], self._tensor
-        for array, (shapes, dtypes) in zip(arrays, expected, strict=True):
-            if not isinstance(array, tensor) or array.shape not in shapes or array.dtype not in dtypes:
-                return None
-            if array.get_device() != device_index or not array.is_contiguous():
-                return None
-            found.append(array.data_ptr())
-        return found
+    def write(self, arrays: Sequence[Any], slots: Sequence[Slot], device_index: int, words: memoryview) -> bool:
+        """Write the tensors' addresses to their words; False where a tensor is not just right."""
+        tensor = self._tensor
+        for array, (layouts, dtypes, word) in zip(arrays, slots, strict=True):
+            if not isinstance(array, tensor) or array.get_device() != device_index or array.dtype not in dtypes:
+                return False
+            if array.shape not in layouts or not array.is_contiguous():
+                return False
+            words[word] = array.data_ptr()
+        return True
+
+
+def _layouts(shapes: Iterable[tuple[int, ...]], unit: int) -> dict[tuple[int, ...], tuple[int, ...]]:
+    return {shape: tuple(unit * int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))) for shape in shapes}

@@ -20,17 +20,19 @@ from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Problem
 from autotile.ground.problem import resolve_problem
 from autotile.store.quick import read_rules_quickly, read_winners_quickly
-from autotile.store.rules import StoredRule
 from autotile.store.winners import Winner, shipped_winners
 
 if TYPE_CHECKING:
     from autotile.store.bundle import Bundle
+    from autotile.store.rules import StoredRule
 
 _FALLBACK_PROFILE = "h200"
 """Device to serve for where there is no GPU and nothing is tuned: the one that the recordings come from."""
 
 _served: dict[tuple[object, ...], BoundKernel] = {}
 _bundles: dict[str, Bundle] = {}
+_devices = 0
+"""CUDA devices of the machine; 0 until they were counted. Where there is one, it is the current one."""
 
 
 def get_best_kernel(
@@ -82,14 +84,14 @@ def get_best_kernel(
     >>> kernel = get_best_kernel("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
     >>> C = kernel(A, B)  # doctest: +SKIP
     """
-    place = _current_device() if device is None else device
-    key = (name, dtype, place, database, bundle, *sizes.items())
+    place = _current_device() if device is None and _devices != 1 else device
+    key = (name, dtype, place, database, bundle, *sizes, *sizes.values())
     served = _served.get(key)
     if served is None:
         location = database or read_settings().database
         kernel = find_best_kernel(name, dtype, place, location, sizes, bundle=bundle)
         served = _served.setdefault(key, kernel)  # of threads that ask together, all are served the same
-        if served is kernel and kernel.tier != "exact" and isinstance(place, int):
+        if served is kernel and kernel.tier != "exact" and not isinstance(device, str) and kernel.can_launch:
             misses.watch(location, kernel)
     if strict and served.tier != "exact":
         raise _refusal(served, database or read_settings().database, bundle)
@@ -169,7 +171,9 @@ def _device(device: int | str | None, stored: list[Winner]) -> tuple[int | None,
 
 def _current_device() -> int | None:
     """CuPy's current device; None where there is no device."""
-    if device_count() == 0:
+    global _devices  # noqa: PLW0603 - asking CUDA again at every call would cost a quarter of it
+    _devices = device_count()
+    if _devices == 0:
         return None
     return int(load_cupy().cuda.runtime.getDevice())
 

@@ -12,15 +12,17 @@ from collections.abc import Mapping
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Measurement, Resources
 from autotile.store.keys import TuningKey
 from autotile.store.revision import SCHEMA_REVISION, VERSION_TABLE
-from autotile.store.rules import StoredRule
 from autotile.store.winners import Winner
+
+if TYPE_CHECKING:
+    from autotile.store.rules import StoredRule
 
 _BUSY_S = 1.0
 """A reader waits for nobody in WAL mode; elsewhere a commit takes milliseconds."""
@@ -87,6 +89,8 @@ def _rows(location: str, query: str, kernel: str, dtype: str) -> list[dict[str, 
 
 
 def _rule(row: Mapping[str, Any]) -> StoredRule:
+    from autotile.store.rules import StoredRule  # trees are for who has tuned families
+
     read = {name: json.loads(row[name]) for name in ("key", "device", "rule")}
     return StoredRule.from_json({**read, "learned_at": row["learned_at"]})
 
