@@ -36,7 +36,10 @@ _MAX_CLUSTER_BLOCKS = 8
 
 @dataclass(frozen=True)
 class Demand:
-    """What configurations ask of a device: columns of whole numbers (int64), one row a configuration."""
+    """What configurations ask of a device: columns of whole numbers (int64), one row a configuration.
+
+    A column of a single element holds for every configuration.
+    """
 
     block: tuple[Column, ...]
     grid: tuple[Column, ...]
@@ -72,11 +75,11 @@ class Demand:
             return evaluate(expression) if expression is not None else np.zeros_like(block[0])
 
         workspaces = tuple(tuple(map(evaluate, workspace.shape)) for workspace in spec.workspaces)
-        memory_bytes = np.zeros(block[0].shape)
+        memory_bytes = np.zeros(1)
         for buffer in spec.buffers:
-            memory_bytes += _bytes(buffer.extents(sizes), buffer.element_type(dtype, sizes))
+            memory_bytes = memory_bytes + _bytes(buffer.extents(sizes), buffer.element_type(dtype, sizes))
         for workspace, shape in zip(spec.workspaces, workspaces, strict=True):
-            memory_bytes += _bytes(shape, workspace.dtype.of(dtype, sizes))
+            memory_bytes = memory_bytes + _bytes(shape, workspace.dtype.of(dtype, sizes))
         return cls(
             block=block,
             grid=tuple(evaluate(expression) for expression in launch.grid),

@@ -270,6 +270,9 @@ def demand_of(spec: KernelSpec, names: Mapping[str, Value], sizes: Mapping[str, 
 
 
 def _column(space: SearchSpace, fixed: Mapping[str, Value], expression: Expression) -> NDArray[np.int64]:
+    """Value of an expression in every row, shape (rows,); shape (1,) where no parameter is in it."""
+    if expression.names.isdisjoint(parameter.name for parameter in space.parameters):
+        return np.array([int(expression.evaluate(fixed))])
     return space.evaluate(expression, fixed).astype(np.int64, copy=False)
 
 

@@ -84,7 +84,7 @@ def strides_bytes(shape: tuple[int, ...], element_bytes: int) -> tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TensorMapDemand:
-    """One tensor map over columns of configurations: whole numbers (int64), one row a configuration."""
+    """One tensor map over columns of configurations, as in `autotile.ground.limits.Demand`."""
 
     name: str
     buffer: str
