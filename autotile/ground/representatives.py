@@ -7,6 +7,7 @@ programs call with 1999 as well as with 2048, and a tile that does not divide a 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -58,8 +59,9 @@ def choose_representatives(
             f"{count} points cannot cover {widest}={family.extents[widest]}: expected at least {needed}, one for each "
             "listed value and each end of a range"
         )
-    members = members_of(family)
-    chosen = choose_among(family, members, count, is_possible)
+    candidates = _candidates(family)
+    members = [dict(zip(family.extents, values, strict=True)) for values in candidates]
+    chosen = choose_among(family, members, count, is_possible, np.array(list(candidates.values()), float))
     if not chosen:
         raise ProblemError(f"the kernel has no valid configuration for any of {len(members)} problems of {family}")
     return chosen
@@ -70,8 +72,16 @@ def choose_among(
     members: Sequence[Mapping[str, int]],
     count: int,
     is_possible: Callable[[Mapping[str, int]], bool] = lambda _: True,
+    weights: Points | None = None,
 ) -> list[dict[str, int]]:
-    """`choose_representatives` from given members, such as those that were recorded; fewer where there are fewer."""
+    """`choose_representatives` from given members, such as those that were recorded; fewer where there are fewer.
+
+    Parameters
+    ----------
+    weights
+        What each member counts in the mean distance, shape (members,); None: all the same.
+    """
+    counted = np.ones(len(members)) if weights is None else weights
     positions = np.array([_position(family, member) for member in members])
     distances = np.abs(positions[:, None, :] - positions[None, :, :]).sum(axis=2)
     covers = np.array([[member[name] == end for name, end in _ends(family)] for member in members], np.bool_)
@@ -80,10 +90,10 @@ def choose_among(
     uncovered = np.ones(covers.shape[1], np.bool_)
     chosen: list[dict[str, int]] = []
     while len(chosen) < count and left.any():
-        new = _next(distances, nearest, covers[:, uncovered].sum(axis=1), left)
-        left[new] = False
-        if not is_possible(members[new]):
-            continue
+        order = _preferred(np.minimum(distances, nearest) @ counted, covers[:, uncovered].sum(axis=1))
+        new = next((number for number in order if left[number] and is_possible(members[number])), None)
+        if new is None:
+            break
         chosen.append(dict(members[new]))
         nearest = np.minimum(nearest, distances[new])
         uncovered &= ~covers[new]
@@ -91,11 +101,9 @@ def choose_among(
     return chosen
 
 
-def _next(distances: Points, nearest: Points, newly_covered: NDArray[np.int64], left: NDArray[np.bool_]) -> int:
-    """The member that covers most of what is not covered yet; of these the one that leaves the least distance."""
-    remaining = np.minimum(distances, nearest[None, :]).mean(axis=1)
-    order = np.lexsort((remaining, -newly_covered, ~left))
-    return int(order[0])
+def _preferred(remaining: Points, newly_covered: NDArray[np.int64]) -> list[int]:
+    """Members that cover most of what is not covered yet first; of equals those that leave the least distance."""
+    return [int(number) for number in np.lexsort((remaining, -newly_covered))]
 
 
 def _ends(family: Family) -> list[tuple[str, int]]:
@@ -115,23 +123,29 @@ def _position(family: Family, sizes: Mapping[str, int]) -> list[float]:
 
 def members_of(family: Family) -> list[dict[str, int]]:
     """Members that fill the family evenly, round and ragged ones, and those at its corners and edges."""
-    names = list(family.extents)
-    fractions = _even_fractions(_CANDIDATES, len(names))
-    found: dict[tuple[int, ...], None] = {}
-    for number, row in enumerate(fractions):
-        extents = family.extents.values()
-        inside = [
+    return [dict(zip(family.extents, values, strict=True)) for values in _candidates(family)]
+
+
+def _candidates(family: Family) -> dict[tuple[int, ...], int]:
+    """Members, each with how many of the problems that fill the family evenly it stands for.
+
+    Small sizes stand for many, since few whole numbers lie in an octave; those at corners and edges for none.
+    """
+    extents = family.extents.values()
+    found: Counter[tuple[int, ...]] = Counter()
+    for number, row in enumerate(_even_fractions(_CANDIDATES, len(extents))):
+        inside = tuple(
             _value(e, float(u), _kind(number, place)) for place, (e, u) in enumerate(zip(extents, row, strict=True))
-        ]
-        found[tuple(inside)] = None
-        on_edge = [
+        )
+        found[inside] += 1
+        on_edge = tuple(
             e.ends[int(u * len(e.ends))] if (number >> place) % 2 else value
             for place, (e, u, value) in enumerate(zip(extents, row, inside, strict=True))
-        ]
-        found[tuple(on_edge)] = None
-    for corner in _corners([extent.ends for extent in family.extents.values()]):
-        found[corner] = None
-    return [dict(zip(names, values, strict=True)) for values in found]
+        )
+        found[on_edge] += 0
+    for corner in _corners([extent.ends for extent in extents]):
+        found[corner] += 0
+    return found
 
 
 def _corners(ends: Sequence[Sequence[int]]) -> Iterable[tuple[int, ...]]:
