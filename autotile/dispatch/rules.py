@@ -73,9 +73,6 @@ def _winner(stored: StoredRule, number: int, problem: Problem) -> Winner:
 
 
 def _said(rule: FamilyRule) -> str:
+    learned = f"{rule.family}, learned from {len(rule.points)} of its problems"
     expected = rule.mean_held_out
-    loses = (
-        f", which lost {100 * expected:.1f} % on average at sizes left out of learning" if expected is not None else ""
-    )
-    count = len(rule.points)
-    return f"{rule.family}, learned from {count} of its problem{'' if count == 1 else 's'}{loses}"
+    return learned if expected is None else f"{learned}, which lost {100 * expected:.1f} % on average when left out"
