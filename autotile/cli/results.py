@@ -56,9 +56,6 @@ def list_studies(
     recordings: Annotated[
         bool, typer.Option("--recordings", help="List the recordings that can be replayed instead.")
     ] = False,
-    misses: Annotated[
-        bool, typer.Option("--misses", help="List what programs asked for and could not be served exactly instead.")
-    ] = False,
     families: Annotated[
         bool, typer.Option("--families", help="List the families that were tuned, each with its rule, instead.")
     ] = False,
@@ -66,21 +63,39 @@ def list_studies(
     as_json: JsonOption = False,
 ) -> None:
     """List what was tuned, each problem with its best."""
-    from autotile.ops import misses as missed
     from autotile.ops import results
 
-    if recordings + misses + families > 1:
-        raise InputError("--recordings, --misses and --families are different lists; name one of them")
+    if recordings and families:
+        raise InputError("--recordings and --families are two lists; name one of them")
     if families:
         from autotile.ops.families import list_families
 
         show(list_families(kernel, database=database), as_json=as_json)
-    elif misses:
-        show(missed.list_misses(kernel, database=database), as_json=as_json)
     elif recordings:
         show(results.installed_recordings(kernel), as_json=as_json)
     else:
         show(results.list_studies(kernel, database=database), as_json=as_json)
+
+
+def misses(
+    kernel: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="KERNEL", help="Only this kernel's.", autocompletion=complete_kernel, show_default="all kernels"
+        ),
+    ] = None,
+    *,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List what programs were served for want of an exact result.
+
+    Says how often each was called and how much time that may have cost, where enough is tuned to tell.
+    `autotile tune --from-misses` tunes them, the costliest first.
+    """
+    from autotile.ops.misses import list_misses
+
+    show(list_misses(kernel, database=database), as_json=as_json)
 
 
 def trials(
@@ -132,6 +147,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         "list", epilog=examples("autotile list", "autotile list sgemm_2d --json", "autotile list --recordings")
     )(list_studies)
+    app.command(epilog=examples("autotile misses", "autotile misses sgemm_2d --json"))(misses)
     app.command(
         epilog=examples(
             "autotile trials sgemm_2d --limit 20",

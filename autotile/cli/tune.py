@@ -227,10 +227,8 @@ def _tune_missed(kernel: str | None, sizes: list[str] | None, options: TuneOptio
     reports: list[TuneReport] = []
     failed = False
     for missed in missed_problems(kernel, options):
-        notice(f"{missed.problem}: asked for {plural(missed.count, 'time')}")
-        call = serving_call(
-            missed.problem.kernel, missed.problem, dtype=missed.problem.dtype, database=options.database
-        )
+        notice(f"{missed.problem}: {plural(missed.count, 'call')} not served exactly{_cost_text(missed.lost_s)}")
+        call = serving_call(missed.asked_as, missed.problem, dtype=missed.problem.dtype, database=options.database)
         try:
             reports.append(_run(missed.kernel, missed.problem, options, call))
         except AutotileError as error:
@@ -242,6 +240,12 @@ def _tune_missed(kernel: str | None, sizes: list[str] | None, options: TuneOptio
     _exit(reports)
     if failed:
         raise typer.Exit(NOTHING_FOUND)
+
+
+def _cost_text(lost_s: float | None) -> str:
+    from autotile.report.text import duration_text
+
+    return "" if lost_s is None else f", which may have cost {duration_text(lost_s)}"
 
 
 def _run(kernel: Kernel, problem: Problem, options: TuneOptions, call: str) -> TuneReport:

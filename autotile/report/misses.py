@@ -11,38 +11,66 @@ from rich.text import Text
 
 from autotile.report.layout import RIGHT, below
 from autotile.report.listing import Listing
-from autotile.report.text import moment_text, sizes_text
+from autotile.report.text import NOTHING, duration_text, moment_text, sizes_text, time_text
 from autotile.report.tuning import TuneReport
 from autotile.store.misses import StoredMiss
+
+
+@dataclass(frozen=True, slots=True)
+class MissRow:
+    """One problem on one GPU that was served by a fallback.
+
+    Attributes
+    ----------
+    call_us
+        Time of a call; None where it is not known.
+    lost_s
+        Seconds that all calls together may have cost over the best; None where it is not known.
+    measured
+        Whether these times were measured for this problem; they are estimated otherwise.
+    tuned
+        Whether it was tuned since.
+    """
+
+    miss: StoredMiss
+    call_us: float | None
+    lost_s: float | None
+    measured: bool
+    tuned: bool
 
 
 @dataclass(frozen=True, slots=True)
 class MissesReport:
     """What was asked for in vain."""
 
-    misses: Sequence[StoredMiss]
+    rows: Sequence[MissRow]
 
     def to_json(self) -> list[dict[str, Any]]:
-        """One row a problem and GPU."""
+        """One row a problem, GPU and tier."""
         return [
             {
-                "kernel": miss.problem.kernel,
-                "problem": dict(miss.problem.sizes),
-                "dtype": miss.problem.dtype,
-                "device": miss.gpu_name,
-                "tier": miss.tier,
-                "count": miss.count,
-                "last_at": miss.last_at.isoformat(),
+                "kernel": row.miss.problem.kernel,
+                "problem": dict(row.miss.problem.sizes),
+                "dtype": row.miss.problem.dtype,
+                "device": row.miss.gpu_name,
+                "tier": row.miss.tier,
+                "count": row.miss.count,
+                "last_at": row.miss.last_at.isoformat(),
+                "call_us": row.call_us,
+                "lost_s": row.lost_s,
+                "measured": row.measured,
+                "tuned": row.tuned,
             }
-            for miss in self.misses
+            for row in self.rows
         ]
 
     def __rich__(self) -> RenderableType:
         """One entry a problem and GPU."""
-        if not self.misses:
+        if not self.rows:
             return Text("nothing was asked for in vain")
-        headings = ("kernel", "problem", "device", "served", f"{RIGHT}times", "last")
-        return Listing(headings, list(map(_row, self.misses)), ("last", "device"))
+        figures = (f"{RIGHT}calls", f"{RIGHT}a call", f"{RIGHT}may have cost")
+        headings = ("kernel", "problem", "device", "served", *figures, "since", "last")
+        return Listing(headings, list(map(_row, self.rows)), ("last", "device"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +91,17 @@ class TunedReport:
         return Group(first, *(below(report) for report in others))
 
 
-def _row(miss: StoredMiss) -> tuple[str, ...]:
-    problem = f"{sizes_text(miss.problem.sizes)} {miss.problem.dtype}"
-    return miss.problem.kernel, problem, miss.gpu_name, miss.tier, f"{miss.count:,}", moment_text(miss.last_at)
+def _row(row: MissRow) -> tuple[str, ...]:
+    miss = row.miss
+    about = "" if row.measured or row.call_us is None else "about "
+    return (
+        miss.problem.kernel,
+        f"{sizes_text(miss.problem.sizes)} {miss.problem.dtype}",
+        miss.gpu_name,
+        miss.tier,
+        f"{miss.count:,}",
+        about + time_text(row.call_us),
+        NOTHING if row.lost_s is None else about + duration_text(row.lost_s),
+        "tuned" if row.tuned else NOTHING,
+        moment_text(miss.last_at),
+    )

@@ -131,7 +131,7 @@ class TestWithResults:
 
     def test_another_database(self, run, tmp_path):
         missing = tmp_path / "other.db"
-        for words in (["list"], ["list", "--misses"], ["trials", "matmul_naive"], ["db", "check"]):
+        for words in (["list"], ["misses"], ["trials", "matmul_naive"], ["db", "check"]):
             answer = run(*words, "--db", missing)
             assert (answer.code, answer.out) == (2, "")
             assert f"there is no database {missing}; check its path" in answer.err

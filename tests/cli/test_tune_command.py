@@ -211,9 +211,9 @@ class TestMisses:
 
     @pytest.mark.usefixtures("missed")
     def test_what_was_asked_for_is_tuned(self, run, recording):
-        rows = run("list", "--misses", "--json").document
+        rows = run("misses", "--json").document
         assert [(row["problem"]["n"], row["count"]) for row in rows] == [(1048576, 2), (2048, 1)]
-        assert "NVIDIA H200" in run("list", "--misses").out
+        assert "NVIDIA H200" in run("misses").out
         answer = run("tune", "--from-misses", f"--replay={recording}", "--json")
         assert [found["problem"] for found in answer.document] == [{"n": 1048576}]
         assert answer.document[0]["winner"]["config"] == {"THREADS": 256, "WORK": 4}
@@ -224,7 +224,7 @@ class TestMisses:
     def test_what_is_tuned_since_is_not_tuned_again(self, run, tune, recording):
         tune()
         answer = run("tune", "scale", "--from-misses", f"--replay={recording}")
-        assert "1048576: asked" not in answer.err
+        assert "1048576 float32: 2 calls" not in answer.err
         assert "nothing was tuned" in answer.out
 
     def test_sizes_are_in_the_kernels_own_order(self, run):
@@ -232,30 +232,30 @@ class TestMisses:
         with Database.open(read_settings().database) as database:
             database.record_miss(Problem("sgemm_2d", sizes, "float32"), "NVIDIA H200", "nearest")
             database.record_miss(Problem("gone", sizes, "float32"), "NVIDIA H200", "nearest")
-        by_kernel = {row["kernel"]: list(row["problem"]) for row in run("list", "--misses", "--json").document}
+        by_kernel = {row["kernel"]: list(row["problem"]) for row in run("misses", "--json").document}
         assert by_kernel == {"sgemm_2d": ["M", "N", "K"], "gone": ["K", "M", "N"]}
-        assert "M=512 N=256 K=128 float32" in run("list", "--misses").out
+        assert "M=512 N=256 K=128 float32" in run("misses").out
 
     @pytest.mark.usefixtures("missed")
     def test_misses_of_one_kernel(self, run, scale_toml):
-        assert len(run("list", scale_toml, "--misses", "--json").document) == 2
-        assert run("list", "sgemm_2d", "--misses", "--json").document == []
-        assert run("list", "nosuch", "--misses").code == 2
+        assert len(run("misses", scale_toml, "--json").document) == 2
+        assert run("misses", "sgemm_2d", "--json").document == []
+        assert run("misses", "nosuch").code == 2
 
     @pytest.mark.usefixtures("missed")
     def test_looking_is_not_counted(self, run):
         run("best", "scale", "n=4096", "--device", "h200")
         run("best", "scale", "n=4096", "--device", "rtx-3090", "--json")
-        assert 4096 not in [row["problem"]["n"] for row in run("list", "--misses", "--json").document]
+        assert 4096 not in [row["problem"]["n"] for row in run("misses", "--json").document]
 
     def test_no_misses(self, run):
         assert run("tune", "--from-misses", "--json").document == []
-        assert run("list", "--misses", "--json").document == []
-        assert "nothing was asked for in vain" in run("list", "--misses").out
+        assert run("misses", "--json").document == []
+        assert "nothing was asked for in vain" in run("misses").out
 
     def test_sizes_are_not_given(self, run):
         assert run("tune", "scale", "n=4", "--from-misses").code == 2
-        assert run("list", "--misses", "--recordings").code == 2
+        assert run("list", "--families", "--recordings").code == 2
 
 
 def test_a_run_without_a_winner_is_1(run, scale_toml, recording, monkeypatch):
