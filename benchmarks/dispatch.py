@@ -30,6 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 import autotile
+from autotile.device.launch import ParameterBlock, driver_launch
+from autotile.ground.model import LaunchGeometry
 
 SIZE = 64
 KERNEL = "sgemm_2d"
@@ -98,11 +100,14 @@ def _contenders(sizes: dict[str, int]) -> dict[str, Callable[[], Any]]:
         "tiny",
     )
     scalars = (*map(np.int32, sizes.values()), np.float32(1), np.float32(0))
+    block = ParameterBlock([*(np.uint64(array.data.ptr) for array in (a, b, c)), *scalars])
+    plain = driver_launch(raw.kernel.ptr, LaunchGeometry((1, 1, 1), (32, 1, 1), 0))
     return {
         "get_best_kernel again": lambda: autotile.get_best_kernel(KERNEL, M=SIZE, N=SIZE, K=SIZE),
         "bound kernel, CuPy arrays": lambda: kernel(a, b, c),
         "bound kernel, torch tensors": lambda: kernel(x, y, z),
         "pre-bound launch": bound,
+        "the driver's own call": lambda: plain(0, block.address, 0),
         "CuPy RawKernel": lambda: raw((1,), (32,), (a, b, c, *scalars)),
         **triton_calls(x, y, z),
         "torch.mm": lambda: torch.mm(x, y, out=z),

@@ -95,7 +95,8 @@ class BoundKernel:
         )
         self._cubin: CachedCubin | None = None
         self._buffer_count = len(kernel.spec.buffers)
-        self._written = tuple(i for i, b in enumerate(kernel.spec.buffers) if b.access != "in")
+        written = [i for i, b in enumerate(kernel.spec.buffers) if b.access != "in"]
+        self._only_output = written[0] if len(written) == 1 else None
         self._launching: Launching | None = None
         self._lock = threading.Lock()
 
@@ -197,12 +198,12 @@ class BoundKernel:
             The template does not compile.
         """
         launching = self._launching
-        if launching is not None and stream is None and not scalars and arrays:
+        if launching is not None and stream is None and not scalars:
             if len(arrays) != self._buffer_count and launching.knows(arrays):
                 arrays = self._caller.complete(arrays)
             if len(arrays) == self._buffer_count and launching.quickly(arrays):
                 self.calls += 1
-                return self._returned(arrays)
+                return self._returned(arrays) if self._only_output is None else arrays[self._only_output]
         launching = launching or self._load()
         stream = stream or foreign_stream(arrays)
         with load_cupy().cuda.Device(self._device_index), stream if stream is not None else nullcontext():
@@ -238,8 +239,10 @@ class BoundKernel:
 
     def _returned(self, arrays: tuple[Any, ...]) -> Any:
         """What a call returns of all its arrays."""
-        written = self._written
-        return arrays[written[0]] if len(written) == 1 else tuple(arrays[i] for i in written)
+        outputs = tuple(
+            array for b, array in zip(self.definition.spec.buffers, arrays, strict=True) if b.access != "in"
+        )
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def _load(self) -> Launching:
         """Compile or find the cubin and load it, once."""

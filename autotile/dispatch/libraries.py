@@ -47,9 +47,7 @@ class CupyLibrary:
     """CuPy's arrays."""
 
     def __init__(self) -> None:
-        cupy = load_cupy()
-        self._ndarray = cupy.ndarray
-        self._stream: Callable[[], Any] = cupy.cuda.get_current_stream
+        self._stream: Callable[[], Any] = load_cupy().cuda.get_current_stream
 
     def slot(self, shapes: Iterable[tuple[int, ...]], element_type: str, word: int) -> Slot:
         """What an array of one of these shapes must be."""
@@ -64,14 +62,16 @@ class CupyLibrary:
 
     def write(self, arrays: Sequence[Any], slots: Sequence[Slot], device_index: int, words: memoryview) -> bool:
         """Write the arrays' addresses to their words; False where an array is not just right."""
-        ndarray = self._ndarray
-        for array, (layouts, dtypes, word) in zip(arrays, slots, strict=True):
-            if type(array) is not ndarray or layouts.get(array.shape) != array.strides or array.dtype not in dtypes:
-                return False
-            memory = array.data
-            if memory.device_id != device_index:
-                return False
-            words[word] = memory.ptr
+        try:
+            for array, (layouts, dtypes, word) in zip(arrays, slots, strict=True):
+                memory = array.data
+                if layouts.get(array.shape) != array.strides or array.dtype not in dtypes:
+                    return False
+                if memory.device_id != device_index:
+                    return False
+                words[word] = memory.ptr
+        except AttributeError:  # another library's array
+            return False
         return True
 
 
