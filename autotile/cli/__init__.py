@@ -6,12 +6,12 @@ SQLAlchemy or CuPy are imported inside the commands that need them, so that ``au
 
 from __future__ import annotations
 
-from autotile.cli import bundle, comparing, database, exchange, machine, results, space, tune
+from autotile.cli import bundle, comparing, database, exchange, machine, results, space, tune, verify
 from autotile.cli.application import app
 
 __all__ = ["app", "main"]
 
-for commands in (tune, results, bundle, space, machine, exchange, comparing, database):
+for commands in (tune, verify, results, bundle, space, machine, exchange, comparing, database):
     commands.register(app)
 
 

@@ -1,0 +1,147 @@
+"""`verify`: the best three again, by replay of recordings in which something has changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotile.dispatch.serving import find_best_kernel
+from autotile.files.settings import read_settings
+from autotile.ground.errors import InputError
+from autotile.ground.model import Config, Outcome, Trial, config_key
+from autotile.ops.verifying import verify_results
+from autotile.store.database import Database
+from autotile.tuning.options import TuneOptions
+
+WINNER = {"THREADS": 256, "WORK": 4}
+SECOND = {"THREADS": 256, "WORK": 2}
+DEFAULT = {"THREADS": 128, "WORK": 1}
+
+
+@pytest.fixture
+def again(bench: Any) -> Any:
+    """Verify by replay of what a judge says."""
+
+    def verify(judge: Any, *arguments: Any, **named: Any) -> Any:
+        options = TuneOptions(replay=bench.record(judge), workers=1)
+        return verify_results(str(bench.kernel.spec.source), *arguments, options=options, **named)
+
+    return verify
+
+
+@pytest.fixture
+def tuned(bench: Any) -> Any:
+    """Tune by replay; with ``nvrtc`` given, as if it had been that compiler."""
+
+    def tune(nvrtc: str = "") -> None:
+        bench.tune(bench.record())
+        if nvrtc:
+            with Database.open(read_settings().database) as database, database.writing() as connection:
+                from sqlalchemy import update
+
+                from autotile.store.schema import STUDIES
+
+                key = replace(bench.key(), nvrtc_version=nvrtc, source="replayed")
+                connection.execute(update(STUDIES).values(nvrtc_version=nvrtc, digest=key.digest))
+
+    return tune
+
+
+def served(bench: Any) -> Any:
+    source = str(bench.kernel.spec.source)
+    return find_best_kernel(source, None, None, read_settings().database, {"n": 4096})
+
+
+def outcome_of(config: Config, what: Outcome, by_threads: Any) -> Any:
+    """A judge by whom one configuration ends otherwise."""
+
+    def judge(asked: Config) -> Trial:
+        if config_key(asked) == config_key(config):
+            return Trial(asked, what, "y[7] is 1, expected 2", "verify")
+        return by_threads(asked)  # type: ignore[no-any-return]
+
+    return judge
+
+
+def test_what_is_still_best_is_confirmed(bench: Any, tuned: Any, again: Any, judges: Any) -> None:
+    tuned()
+    (row,) = again(judges["by_threads"]).rows
+    assert (row.verdict, row.before, row.after, row.aged) == ("confirmed", WINNER, WINNER, ())
+    assert row.speedup.value > 1
+    retimed = [trial.config for trial in bench.stored("final")][-4:]
+    assert {config_key(config) for config in retimed} == {
+        config_key(config) for config in (WINNER, SECOND, DEFAULT, {"THREADS": 256, "WORK": 1})
+    }
+
+
+def test_what_has_become_faster_is_served(bench: Any, tuned: Any, again: Any, judges: Any) -> None:
+    def judge(config: Config) -> Trial:
+        return judges["timed"](config, 1.0 if config == SECOND else 10.0)  # type: ignore[no-any-return]
+
+    tuned()
+    (row,) = again(judge).rows
+    assert (row.verdict, row.before, row.after) == ("replaced", WINNER, SECOND)
+    assert served(bench).config == SECOND
+
+
+def test_what_is_wrong_now_is_served_no_more(bench: Any, tuned: Any, again: Any, judges: Any) -> None:
+    tuned()
+    (row,) = again(outcome_of(WINNER, Outcome.WRONG_RESULT, judges["by_threads"])).rows
+    assert (row.verdict, row.after) == ("demoted", SECOND)
+    assert row.reason == "wrong_result: y[7] is 1, expected 2"
+    assert served(bench).config == SECOND
+
+
+def test_another_compiler_marks_a_result_as_aged_until_it_is_verified(
+    bench: Any, tuned: Any, again: Any, judges: Any
+) -> None:
+    tuned(nvrtc="12.0")
+    kernel = served(bench)
+    assert (kernel.tier, kernel.config) == ("nearest", WINNER)
+    assert "It has aged (NVRTC 12.0, now" in kernel.explain()
+    assert "`autotile verify scale` measures it again" in kernel.explain()
+    (row,) = again(judges["by_threads"], aged_only=True).rows
+    assert row.verdict == "confirmed"
+    assert row.aged[0].startswith("NVRTC 12.0, now")
+    kernel = served(bench)
+    assert (kernel.tier, kernel.config, kernel.choice.aged) == ("exact", WINNER, ())
+    assert again(judges["by_threads"], aged_only=True).rows == []
+
+
+@pytest.mark.parametrize("nvrtc", ["", "12.0"])
+def test_where_all_are_wrong_nothing_of_them_is_served(
+    bench: Any, tuned: Any, again: Any, judges: Any, nvrtc: str
+) -> None:
+    """Not even what another compiler made of them: it is this one that would compile them here."""
+    tuned(nvrtc)
+
+    def judge(config: Config) -> Trial:
+        return judges["failed"](config, Outcome.WRONG_RESULT)  # type: ignore[no-any-return]
+
+    (row,) = again(judge).rows
+    assert (row.verdict, row.before) == ("demoted", WINNER)
+    assert served(bench).config not in (WINNER, SECOND)
+
+
+def test_one_problem_of_several(bench: Any, tuned: Any, again: Any, judges: Any) -> None:
+    tuned()
+    bench.tune(bench.record(n=2048), n=2048)
+    (row,) = again(judges["by_threads"], {"n": 4096}).rows
+    assert dict(row.problem.sizes) == {"n": 4096}
+
+
+def test_what_is_not_tuned(bench: Any, tuned: Any, again: Any, judges: Any) -> None:
+    with pytest.raises(InputError, match="scale is not tuned, so there is nothing to verify"):
+        again(judges["by_threads"])
+    tuned()
+    with pytest.raises(InputError, match="scale n=8 float32 is not tuned"):
+        again(judges["by_threads"], {"n": 8})
+
+
+def test_without_a_gpu_nothing_can_be_verified(bench: Any, tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned()
+    monkeypatch.setattr("autotile.ops.verifying.device_count", lambda: 0)
+    with pytest.raises(InputError, match="there is no CUDA device here"):
+        verify_results(str(bench.kernel.spec.source))
