@@ -153,15 +153,30 @@ def _tensor_map(spec: KernelSpec, argument: TensorMapArgument, dtype: str, place
     yield f"const cuuint64_t strides_{name}[] = {{{', '.join(strides) or '0'}}};"
     yield listed("cuuint32_t", "box", argument.box)
     yield listed("cuuint32_t", "steps", argument.element_strides)
-    yield f"CUtensorMap value_{name};"
-    yield f"detail::check(cuTensorMapEncodeTiled(&value_{name}, {kind}, {rank},"
-    yield f"                                     reinterpret_cast<void*>(arguments.{argument.buffer}), extents_{name},"
-    yield f"                                     strides_{name}, box_{name}, steps_{name},"
-    yield "                                     CU_TENSOR_MAP_INTERLEAVE_NONE,"
-    yield f"                                     {_choice(_SWIZZLES, to_cpp(argument.swizzle_bytes, places))},"
-    yield f"                                     {_choice(_PROMOTIONS, to_cpp(argument.l2_promotion_bytes, places))},"
-    yield "                                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),"
-    yield f'              "the tensor map of {argument.buffer}");'
+    yield f"CUtensorMap value_{name}{{}};  // zeros where the configuration has no use for it"
+    yield f"if ({_is_present(argument, places)}) {{"
+    yield f"    detail::check(cuTensorMapEncodeTiled(&value_{name}, {kind}, {rank},"
+    yield f"                                         reinterpret_cast<void*>(arguments.{argument.buffer}),"
+    yield f"                                         extents_{name}, strides_{name}, box_{name}, steps_{name},"
+    yield "                                         CU_TENSOR_MAP_INTERLEAVE_NONE,"
+    yield f"                                         {_choice(_SWIZZLES, to_cpp(argument.swizzle_bytes, places))},"
+    promotion = _choice(_PROMOTIONS, to_cpp(argument.l2_promotion_bytes, places))
+    yield f"                                         {promotion},"
+    yield "                                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),"
+    yield f'                  "the tensor map of {argument.buffer}");'
+    yield "}"
+
+
+def _is_present(argument: TensorMapArgument, places: Mapping[str, str]) -> str:
+    return " && ".join(f"({to_cpp(side, places)}) != 0" for side in argument.box)
+
+
+def map_rules(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
+    """What tensor maps ask of the sizes: rows of whole 16 bytes."""
+    for argument in spec.tensor_maps:
+        buffer = spec.buffer(argument.buffer)
+        row = f"({to_cpp(buffer.shape[-1], places)}) * {_element_bytes(buffer.dtype, dtype, places)}"
+        yield f"if ({_is_present(argument, places)} && {row} % 16 != 0) return false;  // {argument.name}"
 
 
 _SWIZZLES = {b: f"CU_TENSOR_MAP_SWIZZLE_{b}B" for b in (128, 64, 32)} | {0: "CU_TENSOR_MAP_SWIZZLE_NONE"}

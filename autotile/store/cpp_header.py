@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -14,7 +14,7 @@ from autotile.ground.expressions import Expression
 from autotile.ground.hardware import EXPRESSION_NAMES
 from autotile.ground.model import Config, Resources, Value, config_key
 from autotile.ground.spec import KernelSpec
-from autotile.store.cpp_arguments import argument_fields, launch_values, workspace_code
+from autotile.store.cpp_arguments import argument_fields, launch_values, map_rules, workspace_code
 from autotile.store.cpp_expression import literal, to_cpp
 from autotile.store.cpp_rule import family_code
 from autotile.store.rules import StoredRule
@@ -107,9 +107,7 @@ def write_header(
         "tuned": _lines(_tuned(spec, winner, numbers) for winner in known) or '    {{}, 0, 0.0, "", 0},  // nothing',
         "tuned_count": str(len(known)),
         "cubins": _lines(_cubin(spec, cubin, numbers) for cubin in cubins),
-        "rules": _lines(
-            f"    if (!({to_cpp(rule.expression, places)})) return false;  // {rule.name}" for rule in spec.rules
-        ),
+        "rules": _lines(f"    {line}" for line in _rules(spec, dtype, places)),
         "grid": _dimensions(spec.launch.grid, places),
         "block": _dimensions(spec.launch.block, places),
         "dynamic_smem_bytes": to_cpp(spec.launch.dynamic_smem_bytes, places) if spec.launch.dynamic_smem_bytes else "0",
@@ -158,6 +156,16 @@ def _cubin(spec: KernelSpec, cubin: HeaderCubin, numbers: Mapping[str, int]) -> 
     return f"    {{{figures}, {flags}{literal(cubin.file)}}},"
 
 
+def _rules(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
+    """The kernel's own rules, then what clusters and tensor maps ask of the sizes."""
+    for rule in spec.rules:
+        yield f"if (!({to_cpp(rule.expression, places)})) return false;  // {rule.name}"
+    for blocks, cluster in zip(spec.launch.grid, spec.launch.cluster, strict=False):
+        remainder = f"detail::floor_mod({to_cpp(blocks, places)}, {to_cpp(cluster, places)})"
+        yield f"if ({remainder} != 0) return false;  // whole clusters"
+    yield from map_rules(spec, dtype, places)
+
+
 def _dimensions(expressions: Sequence[Expression], places: Mapping[str, str]) -> str:
     return ", ".join([*(to_cpp(expression, places) for expression in expressions), "1", "1"][:3])
 
@@ -197,7 +205,15 @@ def _shared(name: str, targets: Sequence[str]) -> int:
 
 def _expressions(spec: KernelSpec) -> list[Expression]:
     launch = spec.launch
-    optional = [launch.dynamic_smem_bytes] if launch.dynamic_smem_bytes is not None else []
+    shared = [launch.dynamic_smem_bytes] if launch.dynamic_smem_bytes is not None else []
     inside = [e for w in spec.workspaces for e in w.shape]
     maps = [e for m in spec.tensor_maps for e in (*m.box, *m.element_strides, m.swizzle_bytes, m.l2_promotion_bytes)]
-    return [*(rule.expression for rule in spec.rules), *launch.grid, *launch.block, *optional, *inside, *maps]
+    return [
+        *(rule.expression for rule in spec.rules),
+        *launch.grid,
+        *launch.block,
+        *launch.cluster,
+        *shared,
+        *inside,
+        *maps,
+    ]

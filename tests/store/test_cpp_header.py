@@ -289,11 +289,17 @@ int main() {
     const kernel::Choice choice = kernel::choose(sizes, device);
     std::cout << choice.cubin->file << ' ' << kernel::Arguments{}.alpha << ' '
               << kernel::launch_of(kernel::configs[0], sizes, device).grid[2] << '\\n';
+    sizes.K = 257;
+    std::cout << (kernel::choose(sizes, device).cubin == nullptr) << ' ';
+    sizes.M = 1030;
+    sizes.K = 256;
+    std::cout << (kernel::choose(sizes, device).cubin == nullptr) << ' ';
+    sizes.M = 1000;
     device.compute_capability = 100;
     std::cout << (kernel::choose(sizes, device).cubin == nullptr) << '\\n';
 }
 """
-    assert run(source, tmp_path) == ["1.cubin 16256 3", "1"]
+    assert run(source, tmp_path) == ["1.cubin 16256 3", "1 1 1"]
     launching = '#include "everything.hpp"\nvoid go(autotile::every_thing_bfloat16::Kernel& k) { k.launch({}, {}); }\n'
     compile_program(launching, tmp_path, "-c")
 
@@ -330,6 +336,7 @@ named = "ORDER == 'row' or (STAGED and BM > 64)"
 [launch]
 block = ["128"]
 grid = ["ceil_div(M, BM)", "ceil_div(N, BM)", "min(BATCH, device.sm_count)"]
+cluster = [2]
 dynamic_smem_bytes = "4 * BM * 64"
 
 [arguments]
