@@ -39,9 +39,10 @@ class Shelf:
         device: DeviceProperties | None = None,
         resources: Resources | None = RESOURCES,
         finished: bool = True,
+        driver: str = "",
         **changes: Any,
     ) -> TuningKey:
-        """Store a winner for a size; ``changes`` are of the key."""
+        """Store a winner for a size, measured under a driver; ``changes`` are of the key."""
         device = device or replace(device_profile("h200"), source="cuda")
         key = TuningKey.for_device(
             Problem(self.kernel.name, {"n": n}, "float32"),
@@ -58,7 +59,7 @@ class Shelf:
         trial = Trial(config, Outcome.OK, "", "finals", resources=resources, measurement=measurement)
         with Database.open(read_settings().database) as database:
             study = database.study(key, device)
-            run = database.start_run(study, sampler="random")
+            run = database.start_run(study, sampler="random", driver=driver)
             database.add_trial(study, run, trial, phase="final", rank=1)
             if finished:
                 database.end_run(run)

@@ -15,7 +15,7 @@ from autotile.dispatch.bound import BoundKernel
 from autotile.dispatch.serving import get_best_kernel
 from autotile.files.profiles import device_profile
 from autotile.files.settings import read_settings
-from autotile.ground.errors import ArgumentError, DatabaseError, InputError, ToolchainError
+from autotile.ground.errors import ArgumentError, DatabaseError, InputError, NotTunedError, ToolchainError
 from autotile.ground.model import Resources
 from autotile.store.database import Database
 
@@ -180,6 +180,71 @@ class TestDatabases:
             shelf.put(4096, BEST)
         assert shelf.ask(4096).tier == "default"
         assert shelf.ask(4096, database=str(tmp_path / "team.db")).tier == "exact"
+
+
+class TestStrict:
+    """An error in place of a fallback, with the fields of the key that differ."""
+
+    def test_what_is_exact_is_served(self, shelf: Any) -> None:
+        shelf.put(4096, BEST)
+        assert shelf.ask(4096, strict=True).tier == "exact"
+
+    @pytest.mark.parametrize(
+        ("changes", "fields"),
+        [
+            ({"n": 8192}, {"sizes"}),
+            ({"n": 4096, "nvrtc_version": "12.0"}, {"nvrtc_version"}),
+            ({"n": 4096, "l2_mode": "hot"}, {"l2_mode"}),
+            ({"n": 4096, "template_hash": "0" * 64}, {"template_hash"}),
+            ({"n": 64, "space_hash": "0" * 64, "options": ("--use_fast_math",)}, {"sizes", "space_hash", "options"}),
+        ],
+    )
+    def test_every_field_that_differs_is_named(self, shelf: Any, changes: dict[str, Any], fields: set[str]) -> None:
+        shelf.put(config=BEST, **changes)
+        with pytest.raises(NotTunedError) as caught:
+            shelf.ask(4096, strict=True)
+        assert {name for name, _, _ in caught.value.differences} == fields
+        assert all(name in str(caught.value) for name in fields)
+
+    def test_another_gpu(self, shelf: Any) -> None:
+        shelf.put(4096, BEST, device=replace(device_profile("a100"), source="cuda"))
+        with pytest.raises(NotTunedError, match="gpu_name: tuned NVIDIA A100-SXM4-80GB, asked NVIDIA H200") as caught:
+            shelf.ask(4096, strict=True)
+        assert {"gpu_name", "compute_capability", "sm_count"} <= {name for name, _, _ in caught.value.differences}
+
+    def test_nothing_is_tuned(self, shelf: Any) -> None:
+        with pytest.raises(NotTunedError, match="nothing is tuned of scale; run `autotile tune`") as caught:
+            shelf.ask(4096, strict=True)
+        assert caught.value.differences == ()
+
+    def test_what_was_tuned_for_it_does_not_fit(self, shelf: Any) -> None:
+        shelf.put(64, BEST)  # a block of 1024 elements
+        with pytest.raises(NotTunedError, match="breaks a rule or a limit here"):
+            shelf.ask(64, strict=True)
+
+    def test_an_object_that_was_served_before_is_refused_too(self, shelf: Any) -> None:
+        shelf.put(4096, BEST)
+        assert get_best_kernel(str(shelf.path), n=8192, device="h200").tier == "nearest"
+        with pytest.raises(NotTunedError):
+            get_best_kernel(str(shelf.path), n=8192, device="h200", strict=True)
+
+
+class TestAge:
+    def test_another_driver_is_told_and_served(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(serving, "_current_device", lambda: 0)
+        now = replace(device_profile("h200"), source="cuda", driver="13.0")
+        monkeypatch.setattr(serving, "live_device", lambda _: now)
+        shelf.put(4096, BEST, device=replace(now, driver="12.4"))
+        kernel = shelf.ask(4096, device=None)
+        assert (kernel.tier, kernel.choice.aged) == ("exact", ("driver 12.4, now 13.0",))
+        assert "It has aged (driver 12.4, now 13.0); `autotile verify scale` measures it again." in kernel.explain()
+        assert kernel.to_json()["aged"] == ["driver 12.4, now 13.0"]
+        shelf.put(4096, BEST, device=now, driver="13.0")
+        assert shelf.ask(4096, device=None).choice.aged == ()
+
+    def test_a_device_that_is_only_known_has_no_age(self, shelf: Any) -> None:
+        shelf.put(4096, BEST)
+        assert shelf.ask(4096).choice.aged == ()
 
 
 @pytest.mark.usefixtures("live_gpu")
