@@ -14,22 +14,38 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autotile.dispatch.bound import BoundKernel
+    from autotile.dispatch.matmul import matmul
     from autotile.dispatch.serving import get_best_kernel
     from autotile.ground.errors import AutotileError, InputError
-    from autotile.ops import tune
+    from autotile.ops import tune, tune_family
+    from autotile.tuning.family_result import FamilyPlan
     from autotile.tuning.options import TuneOptions
 
 __version__ = "0.1.0"
 
-__all__ = ["AutotileError", "BoundKernel", "InputError", "TuneOptions", "__version__", "get_best_kernel", "tune"]
+__all__ = [
+    "AutotileError",
+    "BoundKernel",
+    "FamilyPlan",
+    "InputError",
+    "TuneOptions",
+    "__version__",
+    "get_best_kernel",
+    "matmul",
+    "tune",
+    "tune_family",
+]
 
 _HOME = {
     "AutotileError": "autotile.ground.errors",
     "BoundKernel": "autotile.dispatch.bound",
+    "FamilyPlan": "autotile.tuning.family_result",
     "InputError": "autotile.ground.errors",
     "TuneOptions": "autotile.tuning.options",
     "get_best_kernel": "autotile.dispatch.serving",
+    "matmul": "autotile.dispatch.matmul",
     "tune": "autotile.ops",
+    "tune_family": "autotile.ops",
 }
 
 

@@ -40,6 +40,7 @@ from autotile.ground.model import Config, Problem, config_key
 from autotile.ground.space import feasible_space
 from autotile.ops.families import open_family, tune_opened_family
 from autotile.store.database import Database
+from autotile.store.families import Families
 from autotile.tuning.family_result import FamilyPlan, FamilyStep
 from autotile.tuning.options import BRUTE_FORCE, TuneOptions
 from autotile.tuning.session import tune
@@ -97,7 +98,11 @@ class Bench:
     def tune_family(self) -> dict[str, Any]:
         """The family's rule, learned now or before."""
         with Database.open(self.own) as database:
-            known = [rule for rule in database.rules(self.kernel.name, self.dtype) if rule.rule.family == self.family]
+            known = [
+                rule
+                for rule in Families(database).rules(self.kernel.name, self.dtype)
+                if rule.rule.family == self.family
+            ]
         if known:
             rule = known[0].rule
             return {"rule": rule.to_json(), "loss": rule.mean_loss, "held_out_loss": rule.mean_held_out}
@@ -141,7 +146,7 @@ class Bench:
         """What the family's database serves, with its rule, without it, or without anything tuned."""
         with Database.open(self.own) as database:
             best = database.best(problem.kernel, dtype=problem.dtype) if way != "default" else []
-            rules = database.rules(problem.kernel, problem.dtype) if way == "family" else []
+            rules = Families(database).rules(problem.kernel, problem.dtype) if way == "family" else []
         winners = [one.winner for one in best]
         return choose(self.kernel, problem, self.device, nvrtc_version(), winners, rules=rules)
 

@@ -220,12 +220,13 @@ def _rules(location: str, problem: Problem) -> Iterator[StoredRule]:
         yield from rules
         return
     from autotile.store.database import Database
+    from autotile.store.families import Families
 
     try:
         database = Database.open_readonly(location)
         if database is not None:
             with database:
-                yield from database.rules(problem.kernel, problem.dtype)
+                yield from Families(database).rules(problem.kernel, problem.dtype)
     except DatabaseError:
         return
 

@@ -16,6 +16,7 @@ from autotile.ops.targets import check_device_index
 from autotile.report.family import ListedRule, RulesReport
 from autotile.store.database import Database
 from autotile.store.engine import parse_location
+from autotile.store.families import Families
 from autotile.store.keys import space_hash
 from autotile.store.rules import StoredRule
 from autotile.tuning import family as tuning
@@ -127,9 +128,9 @@ def list_families(kernel: str | None = None, *, database: str | None = None) -> 
     if opened is None:
         return RulesReport([], str(parse_location(location)))
     with opened:
-        rules = opened.rules(kernel)  # a kernel that was deleted since is still in the database
+        rules = Families(opened).rules(kernel)  # a kernel that was deleted since is still in the database
         if kernel is not None and not rules:
-            rules = opened.rules(load_kernel(kernel).name)
+            rules = Families(opened).rules(load_kernel(kernel).name)
         return RulesReport([ListedRule(rule, _is_in_force(rule)) for rule in rules], opened.location)
 
 

@@ -16,6 +16,7 @@ from autotile.ground.expressions import Expression
 from autotile.ground.model import Problem, config_key
 from autotile.ground.problem import size_distance
 from autotile.store.database import Database
+from autotile.store.families import Families
 from autotile.store.keys import space_hash
 from autotile.store.misses import StoredMiss
 from autotile.store.rules import StoredRule
@@ -63,7 +64,7 @@ class MissCosts:
         ]
         self._rules = [
             stored
-            for stored in database.rules(kernel.name)
+            for stored in Families(database).rules(kernel.name)
             if (stored.key.template_hash, stored.key.space_hash) == version
         ]
 

@@ -19,6 +19,7 @@ from autotile.ground.problem import resolve_problem
 from autotile.process.compile_pool import CompilePool
 from autotile.report.text import sizes_text
 from autotile.store.database import Database
+from autotile.store.families import Families
 from autotile.store.keys import TuningKey, space_hash
 from autotile.store.rules import StoredRule
 from autotile.store.winners import Winner, shipped_winners
@@ -160,7 +161,7 @@ def _current(kernel: Kernel, location: str, dtype: str | None) -> _Tuned:
     if opened is not None:
         with opened:
             own = [best.winner for best in opened.best(kernel.name, dtype=dtype)]
-            rules = opened.rules(kernel.name, dtype)
+            rules = Families(opened).rules(kernel.name, dtype)
     dtypes = [dtype] if dtype is not None else kernel.spec.dtypes
     came_along = [winner for name in dtypes for winner in shipped_winners(kernel.name, name)]
     digests = {winner.key.digest for winner in own}

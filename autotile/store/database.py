@@ -12,10 +12,8 @@ from typing import Any, Self
 from sqlalchemy import Connection, Engine
 
 from autotile.ground.errors import DatabaseError
-from autotile.ground.family import Family
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Problem, Trial, config_key
-from autotile.ground.rule import FamilyRule
 from autotile.store.best import StoredBest, read_best
 from autotile.store.check import DatabaseCheck, check_database
 from autotile.store.dialect import now_text
@@ -28,11 +26,9 @@ from autotile.store.engine import (
     server_engine,
     sqlite_engine,
 )
-from autotile.store.families import FamilyProgress, read_progress, read_rules, write_progress, write_rule
 from autotile.store.keys import TuningKey
 from autotile.store.misses import StoredMiss, count_miss, read_misses
 from autotile.store.places import check_readable, check_writable, identity, network_notice, refuse_other_files
-from autotile.store.rules import StoredRule
 from autotile.store.studies import (
     StoredRun,
     StudySummary,
@@ -285,28 +281,6 @@ class Database:
         """Problems that were asked for in vain, most frequent first."""
         with self.reading() as connection:
             return read_misses(connection, kernel)
-
-    def family_progress(self, key: TuningKey, family: Family) -> FamilyProgress | None:
-        """How far a family is tuned; None where it was never begun, or is finished."""
-        with self.reading() as connection:
-            return read_progress(connection, key, family)
-
-    def save_family_progress(
-        self, key: TuningKey, family: Family, device: DeviceProperties, progress: FamilyProgress
-    ) -> None:
-        """Remember how far a family is tuned, so that a killed run can go on."""
-        with self.writing() as connection:
-            write_progress(connection, key, family, device, progress)
-
-    def save_rule(self, key: TuningKey, device: DeviceProperties, rule: FamilyRule) -> None:
-        """Store the rule of a family that was begun."""
-        with self.writing() as connection:
-            write_rule(connection, key, device, rule)
-
-    def rules(self, kernel: str | None = None, dtype: str | None = None) -> list[StoredRule]:
-        """Rules of families, those of one kernel and dtype where they are given, the newest first."""
-        with self.reading() as connection:
-            return read_rules(connection, kernel, dtype)
 
     def check(self) -> DatabaseCheck:
         """Look for damage and orphaned rows."""

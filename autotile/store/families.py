@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import select, update
 
 from autotile.ground.family import Family
 from autotile.ground.hardware import DeviceProperties
@@ -17,6 +17,9 @@ from autotile.store.dialect import insert_for, now_text
 from autotile.store.keys import TuningKey
 from autotile.store.rules import StoredRule
 from autotile.store.schema import FAMILIES
+
+if TYPE_CHECKING:
+    from autotile.store.database import Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,49 +42,63 @@ class FamilyProgress:
     seconds: float = 0.0
 
 
-def read_progress(connection: Connection, key: TuningKey, family: Family) -> FamilyProgress | None:
-    """How far a family is tuned; None where it was never begun, or is finished."""
-    query = select(FAMILIES.c.progress).where(FAMILIES.c.digest == _digest(key, family))
-    found = connection.execute(query).scalar_one_or_none()
-    return FamilyProgress(**found) if found else None
+class Families:
+    """The families of a database; each method is one transaction.
+
+    Parameters
+    ----------
+    database
+        It is open; what writes needs one that was opened for writing.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def progress(self, key: TuningKey, family: Family) -> FamilyProgress | None:
+        """How far a family is tuned; None where it was never begun, or is finished."""
+        query = select(FAMILIES.c.progress).where(FAMILIES.c.digest == _digest(key, family))
+        with self._database.reading() as connection:
+            found = connection.execute(query).scalar_one_or_none()
+        return FamilyProgress(**found) if found else None
+
+    def save_progress(self, key: TuningKey, family: Family, device: DeviceProperties, progress: FamilyProgress) -> None:
+        """Remember how far a family is tuned, so that a killed run can go on; a rule that it has stays in force."""
+        row = {
+            "digest": _digest(key, family),
+            "kernel": key.kernel,
+            "dtype": key.dtype,
+            "key": key.to_json(),
+            "device": device.to_json(),
+            "family": family.to_json(),
+            "progress": asdict(progress),
+        }
+        with self._database.writing() as connection:
+            insert = insert_for(connection, FAMILIES).values(**row)
+            change = {"progress": insert.excluded.progress}
+            connection.execute(insert.on_conflict_do_update(index_elements=["digest"], set_=change))
+
+    def save_rule(self, key: TuningKey, device: DeviceProperties, rule: FamilyRule) -> None:
+        """Store the rule of a family that was begun, in place of an older one; the family is finished by that."""
+        values = {"rule": rule.to_json(), "device": device.to_json(), "progress": None, "learned_at": now_text()}
+        change = update(FAMILIES).where(FAMILIES.c.digest == _digest(key, rule.family)).values(**values)
+        with self._database.writing() as connection:
+            connection.execute(change)
+
+    def rules(self, kernel: str | None = None, dtype: str | None = None) -> list[StoredRule]:
+        """Rules of a kernel, or of all, the newest first; one that this version cannot read is left out."""
+        query = select(FAMILIES).where(FAMILIES.c.learned_at.is_not(None)).order_by(FAMILIES.c.learned_at.desc())
+        for column, value in ((FAMILIES.c.kernel, kernel), (FAMILIES.c.dtype, dtype)):
+            query = query.where(column == value) if value is not None else query
+        with self._database.reading() as connection:
+            rows = connection.execute(query).mappings().all()
+        return [rule for row in rows if (rule := _rule(row)) is not None]
 
 
-def write_progress(
-    connection: Connection, key: TuningKey, family: Family, device: DeviceProperties, progress: FamilyProgress
-) -> None:
-    """Remember how far a family is tuned; a rule that it has already stays in force."""
-    row = {
-        "digest": _digest(key, family),
-        "kernel": key.kernel,
-        "dtype": key.dtype,
-        "key": key.to_json(),
-        "device": device.to_json(),
-        "family": family.to_json(),
-    }
-    insert = insert_for(connection, FAMILIES).values(**row, progress=asdict(progress))
-    connection.execute(
-        insert.on_conflict_do_update(index_elements=["digest"], set_={"progress": insert.excluded.progress})
-    )
-
-
-def write_rule(connection: Connection, key: TuningKey, device: DeviceProperties, rule: FamilyRule) -> None:
-    """Store the rule of a family that was begun, in place of an older one; the family is finished by that."""
-    values = {"rule": rule.to_json(), "device": device.to_json(), "progress": None, "learned_at": now_text()}
-    connection.execute(update(FAMILIES).where(FAMILIES.c.digest == _digest(key, rule.family)).values(**values))
-
-
-def read_rules(connection: Connection, kernel: str | None, dtype: str | None) -> list[StoredRule]:
-    """Rules of a kernel, or of all, the newest first; one that this version cannot read is left out."""
-    query = select(FAMILIES).where(FAMILIES.c.learned_at.is_not(None)).order_by(FAMILIES.c.learned_at.desc())
-    for column, value in ((FAMILIES.c.kernel, kernel), (FAMILIES.c.dtype, dtype)):
-        query = query.where(column == value) if value is not None else query
-    found = []
-    for row in connection.execute(query).mappings():
-        try:
-            found.append(StoredRule.from_json(row))  # type: ignore[arg-type]
-        except (KeyError, TypeError, ValueError):
-            continue
-    return found
+def _rule(row: Mapping[Any, Any]) -> StoredRule | None:
+    try:
+        return StoredRule.from_json(row)
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _digest(key: TuningKey, family: Family) -> str:

@@ -21,7 +21,7 @@ from autotile.ground.model import Config, Problem, config_key
 from autotile.ground.representatives import members_of
 from autotile.ground.rule import FamilyRule, RulePoint
 from autotile.ground.space import check_config
-from autotile.store.families import FamilyProgress
+from autotile.store.families import Families, FamilyProgress
 from autotile.store.keys import TuningKey, key_of
 from autotile.tuning.family_matrix import FamilyMatrix, proposals, read_matrix, union
 from autotile.tuning.family_points import family_points
@@ -103,7 +103,7 @@ class _Run:
     def run(self) -> FamilyResult:
         """Go on from where the last run of the same plan stopped."""
         self._begun = time.monotonic()
-        kept = self.database.family_progress(self.key, self.family)
+        kept = Families(self.database).progress(self.key, self.family)
         self._progress = kept if kept is not None and kept.plan == self._intent else FamilyProgress(self._intent)
         self._before_s, resumed = self._progress.seconds, self._progress.tuned
         self._save()
@@ -118,7 +118,7 @@ class _Run:
         if not matrix.points:
             raise InputError(f"no configuration of {self.kernel.name} ran at any point of {self.family}")
         rule = self._learn(matrix)
-        self.database.save_rule(self.key, self.device, rule)
+        Families(self.database).save_rule(self.key, self.device, rule)
         return self._result(rule, matrix, resumed)
 
     @property
@@ -209,7 +209,7 @@ class _Run:
 
     def _save(self) -> None:
         self._progress = replace(self._progress, seconds=self._elapsed_s)
-        self.database.save_family_progress(self.key, self.family, self.device, self._progress)
+        Families(self.database).save_progress(self.key, self.family, self.device, self._progress)
 
     def _learn(self, matrix: FamilyMatrix) -> FamilyRule:
         spec, most = self.kernel.spec, self.plan.max_configs

@@ -24,7 +24,7 @@ from autotile.ground.rule import FamilyRule, RuleConfig, RulePoint
 from autotile.ground.space import check_config
 from autotile.ground.tree import Leaf, Split, Tree
 from autotile.store.database import Database
-from autotile.store.families import FamilyProgress
+from autotile.store.families import Families, FamilyProgress
 from autotile.store.keys import key_of
 from autotile.store.rules import StoredRule
 
@@ -47,8 +47,8 @@ def learn(shelf: Any, text: str = "n=1000..100000", device: DeviceProperties = H
     key = replace(key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold"), **changes)
     rule = rule_of(parse_family(kernel.spec, text.split()), (SMALL, LARGE), BY_SIZE)
     with Database.open(read_settings().database) as database:
-        database.save_family_progress(key, rule.family, device, FamilyProgress({}))
-        database.save_rule(key, device, rule)
+        Families(database).save_progress(key, rule.family, device, FamilyProgress({}))
+        Families(database).save_rule(key, device, rule)
 
 
 class TestTier:
@@ -88,6 +88,7 @@ class TestTier:
 
     @pytest.mark.usefixtures("live_gpu")
     def test_strict_serving_takes_no_rule(self, shelf: Any) -> None:
+        shelf.put(200_000, DEFAULT)
         learn(shelf)
         assert shelf.ask(4097, device=None).tier == "family"
         with pytest.raises(NotTunedError, match=r"strict=True takes no fallback \(family\)"):

@@ -26,7 +26,7 @@ from autotile.ops.bundling import make_bundle, read_wanted
 from autotile.ops.shipping import Wanted
 from autotile.store.bundle import MANIFEST, Bundle, manifest_digest
 from autotile.store.database import Database
-from autotile.store.families import FamilyProgress
+from autotile.store.families import Families, FamilyProgress
 
 ROOT = Path(__file__).parents[2]
 FAST = {"THREADS": 256, "WORK": 4}
@@ -111,8 +111,8 @@ class TestServing:
         rule = FamilyRule(family, configs, Split(Feature("size", "n"), 5000.0, Leaf((1, 0)), Leaf((0, 1))), (point,))
         with Database.open(read_settings().database) as database:
             device = database.best("scale")[0].device
-            database.save_family_progress(replace(key, sizes={}), family, device, FamilyProgress({}))
-            database.save_rule(replace(key, sizes={}), device, rule)
+            Families(database).save_progress(replace(key, sizes={}), family, device, FamilyProgress({}))
+            Families(database).save_rule(replace(key, sizes={}), device, rule)
         make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
         served = {n: ask(tmp_path / "x", n) for n in (4096, 4000, 8000, 200_000)}
         assert {n: kernel.tier for n, kernel in served.items()} == {

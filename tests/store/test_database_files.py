@@ -16,8 +16,8 @@ from autotile.ground.model import Trial
 from autotile.store.database import Database
 from autotile.store.engine import parse_location
 from autotile.store.keys import TuningKey
-from autotile.store.revision import SCHEMA_REVISION
 from autotile.store.places import network_file_system
+from autotile.store.revision import SCHEMA_REVISION
 
 
 def test_the_folder_is_made(tmp_path: Path) -> None:
@@ -73,7 +73,9 @@ def test_a_newer_schema_is_refused(tmp_path: Path, opening: Callable[..., object
     connection.execute("UPDATE autotile_schema SET version_num = '0099'")
     connection.commit()
     connection.close()
-    with pytest.raises(DatabaseError, match=rf"newer autotile \(schema 0099; this version knows {SCHEMA_REVISION}\): pip install"):
+    with pytest.raises(
+        DatabaseError, match=rf"newer autotile \(schema 0099; this version knows {SCHEMA_REVISION}\): pip install"
+    ):
         opening(path)
 
 

@@ -15,7 +15,7 @@ from autotile.ground.model import Resources
 from autotile.ground.rule import FamilyRule, RuleConfig, RulePoint
 from autotile.ground.tree import Leaf, Split
 from autotile.store.database import Database
-from autotile.store.families import FamilyProgress
+from autotile.store.families import Families, FamilyProgress
 from autotile.store.keys import TuningKey
 from autotile.store.quick import read_rules_quickly
 
@@ -43,22 +43,22 @@ def family_key(key: TuningKey) -> TuningKey:
 class TestProgress:
     def test_it_is_kept_until_there_is_a_rule(self, database: Database, family_key: TuningKey) -> None:
         progress = FamilyProgress({"points": [{"M": 1}]}, tuned=1, measured=0, seconds=2.5)
-        assert database.family_progress(family_key, FAMILY) is None
-        database.save_family_progress(family_key, FAMILY, DEVICE, progress)
-        assert database.family_progress(family_key, FAMILY) == progress
-        database.save_family_progress(family_key, FAMILY, DEVICE, replace(progress, tuned=2))
-        assert database.family_progress(family_key, FAMILY) == replace(progress, tuned=2)
-        assert database.rules() == []
-        database.save_rule(family_key, DEVICE, a_rule())
-        assert database.family_progress(family_key, FAMILY) is None
+        assert Families(database).progress(family_key, FAMILY) is None
+        Families(database).save_progress(family_key, FAMILY, DEVICE, progress)
+        assert Families(database).progress(family_key, FAMILY) == progress
+        Families(database).save_progress(family_key, FAMILY, DEVICE, replace(progress, tuned=2))
+        assert Families(database).progress(family_key, FAMILY) == replace(progress, tuned=2)
+        assert Families(database).rules() == []
+        Families(database).save_rule(family_key, DEVICE, a_rule())
+        assert Families(database).progress(family_key, FAMILY) is None
 
     def test_a_rule_stays_in_force_while_its_family_is_tuned_anew(
         self, database: Database, family_key: TuningKey
     ) -> None:
-        database.save_family_progress(family_key, FAMILY, DEVICE, FamilyProgress({}))
-        database.save_rule(family_key, DEVICE, a_rule())
-        database.save_family_progress(family_key, FAMILY, DEVICE, FamilyProgress({}, tuned=1))
-        assert [stored.rule for stored in database.rules()] == [a_rule()]
+        Families(database).save_progress(family_key, FAMILY, DEVICE, FamilyProgress({}))
+        Families(database).save_rule(family_key, DEVICE, a_rule())
+        Families(database).save_progress(family_key, FAMILY, DEVICE, FamilyProgress({}, tuned=1))
+        assert [stored.rule for stored in Families(database).rules()] == [a_rule()]
 
 
 class TestRules:
@@ -67,13 +67,13 @@ class TestRules:
     ) -> None:
         other = Family({**FAMILY.extents, "M": Extent(((1, 2),))})
         for family in (FAMILY, other):
-            database.save_family_progress(family_key, family, DEVICE, FamilyProgress({}))
-            database.save_rule(family_key, DEVICE, a_rule(family))
-        found = database.rules(family_key.kernel, family_key.dtype)
+            Families(database).save_progress(family_key, family, DEVICE, FamilyProgress({}))
+            Families(database).save_rule(family_key, DEVICE, a_rule(family))
+        found = Families(database).rules(family_key.kernel, family_key.dtype)
         assert {str(stored.rule.family) for stored in found} == {str(FAMILY), str(other)}
         assert all((stored.key, stored.device) == (family_key, DEVICE) for stored in found)
         assert read_rules_quickly(str(tmp_path / "tuning.db"), family_key.kernel, family_key.dtype) == found
-        assert database.rules("other") == []
+        assert Families(database).rules("other") == []
         assert read_rules_quickly(str(tmp_path / "tuning.db"), "other", family_key.dtype) == []
 
     @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ class TestRules:
     def test_a_damaged_one_is_passed_over(
         self, database: Database, family_key: TuningKey, tmp_path: Path, damage: dict[str, Any]
     ) -> None:
-        database.save_family_progress(family_key, FAMILY, DEVICE, FamilyProgress({}))
-        database.save_rule(family_key, DEVICE, a_rule())
+        Families(database).save_progress(family_key, FAMILY, DEVICE, FamilyProgress({}))
+        Families(database).save_rule(family_key, DEVICE, a_rule())
         with sqlite3.connect(tmp_path / "tuning.db") as connection:
             connection.execute("UPDATE families SET rule = ?", (json.dumps({**a_rule().to_json(), **damage}),))
-        assert database.rules() == []
+        assert Families(database).rules() == []
         with pytest.raises(ValueError, match=r"."):
             FamilyRule.from_json({**a_rule().to_json(), **damage})
 

@@ -1,0 +1,88 @@
+"""``autotile tune --family`` and ``autotile list --families``, by replay."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotile.files.settings import read_settings
+from autotile.ops import families
+
+
+@pytest.fixture
+def tune_family(run, scale_toml, recording, monkeypatch):
+    """Tune a family of the tiny kernel; one of its problems is recorded."""
+    settings = replace(read_settings(), recording_folders=(Path(recording).parent,))
+    monkeypatch.setattr(families, "read_settings", lambda: settings)
+    return lambda *words: run("tune", scale_toml, "--family", "n=1000..2000000", "--replay", *words)
+
+
+class TestTuning:
+    def test_a_person_reads_points_rule_and_losses(self, tune_family):
+        answer = tune_family()
+        assert answer.code == 0
+        assert "scale n=1000..2000000 float32 on NVIDIA H200 (replayed)" in answer.out
+        assert "loss when left out" in answer.out
+        assert "n=1048576" in answer.out
+        assert "#0    THREADS=256 WORK=4" in answer.out
+        assert "0.0 % on average at the points" in answer.out
+        assert "tuning point 1 of 1: scale n=1048576 float32" in answer.err
+
+    def test_json_is_the_whole_of_standard_output(self, tune_family, scale_toml):
+        found = tune_family("--json").document
+        assert (found["kernel"], found["family"], found["dtype"]) == ("scale", "n=1000..2000000", "float32")
+        assert found["loss"] == {"mean": 0.0, "worst": 0.0, "worst_at": {"n": 1048576}}
+        assert found["held_out_loss"] is None  # a single point
+        assert found["rule"]["tree"] == {"serve": [0]}
+        assert found["rule"]["configs"][0]["config"] == {"THREADS": 256, "WORK": 4}
+        assert found["call"] == f'kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)'
+
+    def test_it_is_listed_until_the_kernel_changes(self, tune_family, run, scale_toml, monkeypatch):
+        assert "no family is tuned yet" in run("list", "--families").out
+        tune_family()
+        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+        (listed,) = run("list", "scale", "--families", "--json").document
+        assert (listed["family"], listed["in_force"]) == ("n=1000..2000000", True)
+        assert "rule  #0" in run("list", "--families").out
+        template = scale_toml.with_suffix(".cu")
+        template.write_text(template.read_text().replace("factor * x[i]", "x[i] * factor"))
+        assert "no: the kernel has changed since" in run("list", "--families").out
+
+    def test_best_says_the_family(self, tune_family, run, scale_toml):
+        tune_family()
+        answer = run("best", scale_toml, "n=4097", "--json").document
+        assert answer["tier"] == "family"
+        assert "A rule chose it for the family n=1000..2000000" in answer["explain"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--family", "n=9..1"), "the range n=9..1 is empty"),
+        (("--family", "n=many"), "n=many cannot be read"),
+        (("--family", "m=1..2"), "has no size 'm'"),
+        (("--family",), "the family needs the size n, such as n=1..4096"),
+        (("--family", "n=1..9", "--from-misses"), "two different sets of problems"),
+        (("n=9", "--points", "3"), "--points and --max-configs are for --family"),
+        (("n=9", "--max-configs", "3"), "--points and --max-configs are for --family"),
+        (("--family", "n=1..9", "--objective", "registers"), "a family is tuned for time"),
+        (("--family", "n=1..9", "--verify-problem", "n=7"), "a family is tuned for time"),
+        (("--family", "n=1..9", "--replay=x.npz"), "leave the file's name out"),
+        (("--family", "n=1..9", "--replay"), "is recorded of scale as it is now; recorded are: none"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(run, scale_toml, words, said):
+    answer = run("tune", scale_toml, *words)
+    assert answer.code == 2
+    assert said in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_a_family_needs_a_kernel(run):
+    answer = run("tune", "--family")
+    assert answer.code == 2
+    assert "no kernel is named" in answer.err
+
+
+def test_lists_are_named_one_at_a_time(run):
+    assert "two lists" in run("list", "--families", "--recordings").err
