@@ -53,6 +53,7 @@ class MissCounter:
             self._process = os.getpid()
             atexit.register(self.flush, wait_s=_PATIENCE_S)
             os.register_at_fork(before=self._before_fork, after_in_child=self._in_child)
+            self._flush_at_end_of_child()
             self._start_thread()
 
     def flush(self, wait_s: float = 0.0) -> None:
@@ -95,8 +96,10 @@ class MissCounter:
         self._start_thread()
 
     def _flush_at_end_of_child(self) -> None:
-        multiprocessing = sys.modules["multiprocessing.util"]
-        multiprocessing.Finalize(None, self.flush, kwargs={"wait_s": _PATIENCE_S}, exitpriority=0)
+        """What `multiprocessing` runs at the end of this process, if it is one of its own."""
+        multiprocessing = sys.modules.get("multiprocessing.util")
+        if multiprocessing is not None:
+            multiprocessing.Finalize(None, self.flush, kwargs={"wait_s": _PATIENCE_S}, exitpriority=0)
 
 
 def _write(location: str, counted: list[_Watched]) -> None:

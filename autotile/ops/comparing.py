@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,11 +14,11 @@ from autotile.ground.errors import AutotileError, DatabaseError, InputError
 from autotile.ground.model import Measurement, Trial, config_key
 from autotile.ground.stats import Interval, ratio_of
 from autotile.ops.reading import open_to_read
-from autotile.report.comparison import Compared, DiffReport, MergedStudy, MergeReport, PruneReport
+from autotile.report.comparison import Compared, DiffReport, Lone, MergedStudy, MergeReport, PruneReport
 from autotile.store.best import StoredBest
 from autotile.store.database import Database
 from autotile.store.engine import parse_location
-from autotile.store.keys import space_hash
+from autotile.store.keys import key_differences, space_hash
 from autotile.store.merging import Copied, copy_all
 from autotile.store.pruning import Criteria, prune
 from autotile.store.winners import Winner, read_winners
@@ -35,8 +35,8 @@ def diff_results(a: str, b: str) -> DiffReport:
     """
     ours, theirs = ({winner.key.digest: winner for winner in _winners_of(place)} for place in (a, b))
     both = [_compared(ours[digest], theirs[digest]) for digest in ours if digest in theirs]
-    only_ours = [winner for digest, winner in ours.items() if digest not in theirs]
-    only_theirs = [winner for digest, winner in theirs.items() if digest not in ours]
+    only_ours = [_lone(winner, theirs.values()) for digest, winner in ours.items() if digest not in theirs]
+    only_theirs = [_lone(winner, ours.values()) for digest, winner in theirs.items() if digest not in ours]
     return DiffReport(a, b, only_ours, only_theirs, both)
 
 
@@ -133,6 +133,16 @@ def _winners_of(place: str) -> list[Winner]:
         raise DatabaseError(f"there is no database {place}; check its path")
     with opened:
         return [best.winner for best in opened.best()]
+
+
+def _lone(winner: Winner, others: Iterable[Winner]) -> Lone:
+    """A winner, and what else of its key differs where the others have its problem on its GPU."""
+
+    def subject(one: Winner) -> tuple[object, ...]:
+        return one.key.kernel, one.key.dtype, dict(one.key.sizes), one.key.gpu_name
+
+    found = [key_differences(winner.key, other.key) for other in others if subject(other) == subject(winner)]
+    return Lone(winner, tuple(name for name, _, _ in min(found, key=len, default=())))
 
 
 def _compared(ours: Winner, theirs: Winner) -> Compared:

@@ -40,13 +40,27 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
+class Lone:
+    """A problem that only one of them has.
+
+    Attributes
+    ----------
+    differs
+        Fields of the key in which the other has the same problem on the same GPU; empty where it has not.
+    """
+
+    winner: Winner
+    differs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DiffReport:
     """What two databases or files of winners differ in."""
 
     a: str
     b: str
-    only_a: Sequence[Winner]
-    only_b: Sequence[Winner]
+    only_a: Sequence[Lone]
+    only_b: Sequence[Lone]
     both: Sequence[Compared]
 
     def to_json(self) -> dict[str, Any]:
@@ -54,8 +68,8 @@ class DiffReport:
         return {
             "a": self.a,
             "b": self.b,
-            "only_a": [_winner_document(winner) for winner in self.only_a],
-            "only_b": [_winner_document(winner) for winner in self.only_b],
+            "only_a": list(map(_lone_document, self.only_a)),
+            "only_b": list(map(_lone_document, self.only_b)),
             "both": [
                 {
                     **_key_document(pair.ours.key),
@@ -90,10 +104,10 @@ class DiffReport:
             headings = ("problem", "device", "A", "B", f"{RIGHT}B / A", "difference")
             rows = [_pair_row(pair) for pair in (*other, *slower)]
             parts.append(below(Listing(headings, rows, ("device", "A", "B"))))
-        for name, winners in (("A", self.only_a), ("B", self.only_b)):
-            if winners:
-                columns = (f"only in {name}", "device", "configuration", f"{RIGHT}time")
-                parts.append(below(Listing(columns, list(map(_lone_row, winners)), ("configuration", "device"))))
+        for name, lone in (("A", self.only_a), ("B", self.only_b)):
+            if lone:
+                columns = (f"only in {name}", "device", "configuration", f"{RIGHT}time", "the other differs in")
+                parts.append(below(Listing(columns, list(map(_lone_row, lone)), ("configuration", "device"))))
         return Group(*parts)
 
 
@@ -209,11 +223,12 @@ def _pair_row(pair: Compared) -> tuple[str, ...]:
     )
 
 
-def _lone_row(winner: Winner) -> tuple[str, ...]:
-    key = winner.key
+def _lone_row(lone: Lone) -> tuple[str, ...]:
+    winner, key = lone.winner, lone.winner.key
     where = source_text(key.gpu_name, key.source)
     time = time_text(winner.measurement.time_us if winner.measurement else None)
-    return f"{key.kernel} {sizes_text(key.sizes)} {key.dtype}", where, config_text(winner.config), time
+    problem = f"{key.kernel} {sizes_text(key.sizes)} {key.dtype}"
+    return problem, where, config_text(winner.config), time, ", ".join(lone.differs) or NOTHING
 
 
 def _merged_row(study: MergedStudy) -> tuple[str, ...]:
@@ -265,8 +280,8 @@ def _side_document(winner: Winner) -> dict[str, Any]:
     return {"config": dict(winner.config), "time_us": None, "interval_us": None, **measured}
 
 
-def _winner_document(winner: Winner) -> dict[str, Any]:
-    return {**_key_document(winner.key), **_side_document(winner)}
+def _lone_document(lone: Lone) -> dict[str, Any]:
+    return {**_key_document(lone.winner.key), **_side_document(lone.winner), "differs": list(lone.differs)}
 
 
 def _trial_document(trial: Trial) -> dict[str, Any]:

@@ -106,6 +106,14 @@ class TestDiff:
         assert "A is faster" in text
         assert "1 problem" in text
 
+    def test_the_same_problem_under_another_key(self, book: Any, run: Any) -> None:
+        a, b = book("a.db"), book("b.db")
+        a.put(1024, FAST, 10.0)
+        b.put(1024, FAST, 10.0, nvrtc_version="12.0")
+        answer = run("diff", a.path, b.path, "--json").document
+        assert [entry["differs"] for entry in answer["only_a"] + answer["only_b"]] == [["nvrtc_version"]] * 2
+        assert "nvrtc_version" in run("diff", a.path, b.path).out
+
     def test_files_of_winners(self, book: Any, run: Any, tmp_path: Path) -> None:
         a = book("a.db")
         a.put(1024, FAST, 10.0)
