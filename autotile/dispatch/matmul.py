@@ -7,7 +7,7 @@ from typing import Any
 
 from autotile.dispatch.arrays import element_type, new_array
 from autotile.dispatch.bound import BoundKernel
-from autotile.dispatch.operands import Operand, are_aligned, as_operand, native
+from autotile.dispatch.operands import Operand, are_aligned, as_operand, device_index, native
 from autotile.dispatch.product import Product
 from autotile.dispatch.serving import get_best_kernel
 from autotile.files.library import load_kernel
@@ -98,15 +98,17 @@ def matmul(
         No kernel takes such matrices.
     """
     left, right = as_operand(native(a, "a"), "a"), as_operand(native(b, "b"), "b")
-    shape, dtype = _result_shape(left, right), element_type(a, "a")
+    dtype = _common_dtype(a, b)
+    shape = _result_shape(left, right)
     if out is None:
         if beta != 0.0:
             raise ArgumentError("beta is given without out; expected the array that is to be added to")
         out = new_array(a, shape, dtype, zeroed=False)
-    x, y = left.stored(), right.stored()
-    kernel = _kernel(left, right, (x, y, out), dtype, deterministic=deterministic, database=database)
+    arrays = left.stored(), right.stored(), native(out, "out")
+    types = dtype, element_type(out, "out")
+    kernel = _kernel(left, right, arrays, types, deterministic=deterministic, database=database)
     scalars = {} if alpha == 1.0 and beta == 0.0 else {"alpha": alpha, "beta": beta}
-    kernel(x, y, out, stream=stream, **scalars)
+    kernel(*arrays, stream=stream, **scalars)
     return out
 
 
@@ -119,21 +121,18 @@ def _kernel(
     left: Operand,
     right: Operand,
     arrays: tuple[Any, Any, Any],
-    dtype: str,
+    types: tuple[str, str],
     *,
     deterministic: bool,
     database: str | None,
 ) -> BoundKernel:
     """The kernel for arrays as they lie; what was chosen once is remembered."""
-    x, y, out = arrays
-    aligned = are_aligned(*arrays)
-    layout = (x.shape, y.shape, x.dtype, y.dtype, out.dtype, left.transpose, right.transpose)
-    key = (*layout, str(getattr(x, "device", "")), aligned, deterministic, database)
+    x, y, _ = arrays
+    aligned, device = are_aligned(*arrays), device_index(x)
+    key = (x.shape, y.shape, types, left.transpose, right.transpose, device, aligned, deterministic, database)
     kernel = _chosen.get(key)
     if kernel is None:
-        result = element_type(out, "out")
-        if element_type(y, "b") != dtype:
-            raise ArgumentError(f"a has dtype {dtype} and b {element_type(y, 'b')}; convert one of them")
+        dtype, result = types
         if result not in (dtype, "float32"):
             raise ArgumentError(f"out has dtype {result}, expected {dtype} or float32")
         (m, k), n = left.array.shape[-2:], right.array.shape[-1]
@@ -149,12 +148,15 @@ def _kernel(
             deterministic=deterministic,
             aligned=aligned,
         )
-        kernel = _chosen.setdefault(key, best_matmul(product, device=_device_index(x), database=database))
+        kernel = _chosen.setdefault(key, best_matmul(product, device=device, database=database))
     return kernel
 
 
-def _device_index(array: Any) -> int:
-    return int(array.get_device() if hasattr(array, "get_device") else array.data.device_id)
+def _common_dtype(a: Any, b: Any) -> str:
+    dtypes = element_type(a, "a"), element_type(b, "b")
+    if dtypes[0] != dtypes[1]:
+        raise ArgumentError(f"a has dtype {dtypes[0]} and b {dtypes[1]}; convert one of them")
+    return dtypes[0]
 
 
 def _expected_us(kernel: BoundKernel, product: Product) -> float:

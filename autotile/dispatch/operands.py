@@ -85,6 +85,11 @@ def address(array: Any) -> int:
     return int(array.data_ptr() if hasattr(array, "data_ptr") else array.data.ptr)
 
 
+def device_index(array: Any) -> int:
+    """CUDA device of a CuPy array or a PyTorch tensor."""
+    return int(array.get_device() if hasattr(array, "get_device") else array.data.device_id)
+
+
 def are_aligned(*arrays: Any) -> bool:
     """Whether all arrays start on 16 bytes."""
     return all(address(array) % _ALIGNED_BYTES == 0 for array in arrays)

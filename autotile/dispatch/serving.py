@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,6 +102,9 @@ def get_best_kernel(
 def forget_served() -> None:
     """Forget what was served, so that new tuning results and new bundles are seen."""
     _served.clear()
+    chosen = sys.modules.get("autotile.dispatch.matmul")
+    if chosen is not None:
+        chosen.forget_chosen()
     _bundles.clear()
 
 
