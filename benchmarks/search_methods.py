@@ -152,10 +152,10 @@ def _optuna(
     while len(rows) < budget:
         asked: list[tuple[optuna.Trial, int]] = []
         while len(asked) < min(batch, budget - len(rows)):
-            for _ in range(_REDRAWS):
+            for draw in range(_REDRAWS):
                 trial = study.ask()
                 row = _suggested(trial, recorded.space, numbers)
-                if counted or (row >= 0 and row not in tried):
+                if counted or draw == _REDRAWS - 1 or (row >= 0 and row not in tried):
                     break
                 _tell(study, trial, recorded, row, longest)
             tried.add(row)

@@ -47,6 +47,11 @@ class Candidates:
         self.left -= int(self.free[row])
         self.free[row] = False
 
+    def give_back(self, row: int) -> None:
+        """Offer a row again that was taken."""
+        self.left += int(not self.free[row])
+        self.free[row] = True
+
     def rows_of(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Row of each combination of codes, shape (n, parameters); -1 where it is invalid."""
         wanted = rank(list(codes.T), self._sizes, len(codes))

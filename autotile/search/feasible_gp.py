@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from autotile.ground.space import SearchSpace
 from autotile.search.acquisition import log_expected_improvement
+from autotile.search.blas import one_blas_thread
+from autotile.search.compiled import CompiledPoints
 from autotile.search.embedding import Embedding
 from autotile.search.expectation import Expectation
 from autotile.search.history import History
 from autotile.search.objectives import result_of, speed_of_loss
-from autotile.search.row_sampler import RowSampler
-from autotile.search.surrogate import Surrogate
+from autotile.search.pool import rows_to_look_at
+from autotile.search.row_sampler import RankingSampler
+from autotile.search.study import RELATIVE_ERROR
+from autotile.search.surrogate import Outlook, Surrogate
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
 
 _STARTUP = 6
 """Trials that end before a model is asked."""
 
 _HEDGED_EVERY = 2
 """Of the proposals made with the help of other studies, one in so many is made without."""
+
+_PROMISED = 512
+"""Rows of which other studies promise most; a model looks at them in any case."""
 
 _SWITCH = 2
 """Values of a parameter that other studies may have the wrong way round; each is tried at its best early on."""
@@ -42,7 +54,7 @@ _GREEDY_EVERY = 3
 """Of the proposals made then, one in so many is the row expected to be best, however sure that is."""
 
 
-class FeasibleGPSampler(RowSampler):
+class FeasibleGPSampler(RankingSampler):
     """Proposes the row with the largest expected improvement under a Gaussian process.
 
     The first rows are spread over the space. Then a process over the parameters' logarithms, with a length scale each
@@ -94,23 +106,68 @@ class FeasibleGPSampler(RowSampler):
         self._expectation = expectation or None
         self._embedding = Embedding(space.parameters)
         self._history = History()
-        self._surrogates: dict[Expectation | None, Surrogate] = {}
+        self._features: dict[int, Floats] = {}
+        self._offered: dict[int, None] = {}
+        """Rows that were proposed or nominated, in that order."""
+        self._models: dict[tuple[bool, Expectation | None], Surrogate] = {}
+
+    def nominate(self, study: Study, row: int | None = None) -> int:
+        """Choose a free row to compile, or take note that this one was chosen."""
+        with self._lock, one_blas_thread():
+            self._observe(study)
+            chosen = self._next(study, np.random.default_rng((self._seed, len(self._offered)))) if row is None else row
+            self.candidates.take(chosen)
+            self._offered[chosen] = None
+        return chosen
+
+    def describe(self, row: int, features: Floats) -> None:
+        """Learn what a row uses now that it is compiled."""
+        self._features[row] = features
+
+    def prefer(self, study: Study, rows: Sequence[int]) -> int:
+        """Which of the compiled rows to measure: as one is chosen to compile, with what the compiler said."""
+        with self._lock, one_blas_thread():
+            self._observe(study)
+            ended = len(self._history.results)
+            if self._starting or len(rows) == 1:
+                return rows[0]
+            model = self._model(study, hedged=ended % _HEDGED_EVERY == 0, compiled=True)
+            model.look_at(np.array(rows))
+            rng = np.random.default_rng((self._seed, ended))
+            return self._best(model.outlook(self._history, _weights(study, rng)), study, turn=ended)
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
-        ended = len(self._history.results)
-        if ended < _STARTUP or self._history.first_success == ended:
-            row = self._first(rng)
-        else:
-            row = self._promising(study, rng)
-        self._history.begun[number] = row
+        row = self._next(study, rng)
+        self._adopt(study, number, row, rng)
         return row
 
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
         self._history.begun[number] = row
+        self._offered[row] = None
 
     def _learn(self, trial: FrozenTrial) -> None:
         if trial.state is not TrialState.FAIL:
             self._history.results[trial.number] = result_of(trial)
+            self._history.errors[trial.number] = trial.user_attrs.get(RELATIVE_ERROR, 0.0)
+
+    @property
+    def _starting(self) -> bool:
+        """Whether too little is known for a model."""
+        ended = len(self._history.results)
+        return ended < _STARTUP or self._history.first_success == ended
+
+    def _next(self, study: Study, rng: np.random.Generator) -> int:
+        """The row to propose."""
+        if self._starting:
+            return self._first(rng)
+        turn = len(self._offered)
+        weights = _weights(study, rng)
+        outlook = self._model(study, hedged=turn % _HEDGED_EVERY == 0).outlook(self._history, weights)
+        outlook = outlook.of_those(self.candidates.free[outlook.rows])
+        self.expected_gain = None
+        if not len(outlook.rows):
+            return self.candidates.uniform(rng)
+        return self._best(outlook, study, turn)
 
     def _first(self, rng: np.random.Generator) -> int:
         """A row to begin with: what other studies promise most of, with every switch on and off; else a far one."""
@@ -125,59 +182,66 @@ class FeasibleGPSampler(RowSampler):
             index
             for index, parameter in enumerate(self.candidates.space.parameters)
             if len(parameter.values) == _SWITCH
-            and all(codes[row, index] == codes[order[0], index] for row in self._history.begun.values())
+            and all(codes[row, index] == codes[order[0], index] for row in self._offered)
         ]
         flipped = [np.argmax(codes[promised, index] != codes[order[0], index]) for index in unseen]
-        by_turns = len(self._history.begun) % 2 == 1
+        by_turns = len(self._offered) % 2 == 1
         return int(promised[min(flipped)]) if flipped and by_turns else int(promised[0])
 
     def _farthest(self, rng: np.random.Generator) -> int:
         """A row far from all that were proposed, so that the first ones show what each parameter does."""
         drawn = np.array([self.candidates.uniform(rng)])
-        begun = np.array(list(self._history.begun.values()), np.int64)
-        if not len(begun):
+        offered = np.array(list(self._offered), np.int64)
+        if not len(offered):
             return int(drawn[0])
         drawn = np.append(drawn, rng.integers(len(self.candidates.space), size=_SPREAD_AMONG))
         drawn = drawn[self.candidates.free[drawn]]
         codes = self.candidates.space.codes
-        apart = self._embedding.of_each(codes[drawn])[:, None, :] - self._embedding.of_each(codes[begun])[None, :, :]
+        apart = self._embedding.of_each(codes[drawn])[:, None, :] - self._embedding.of_each(codes[offered])[None, :, :]
         return int(drawn[np.argmax(np.square(apart).sum(axis=2).min(axis=1))])
 
-    def _promising(self, study: Study, rng: np.random.Generator) -> int:
-        weights = rng.dirichlet(np.ones(len(study.directions)))
-        outlook = self._model(study).outlook(self._history, weights)
-        self.expected_gain = None
-        if not len(outlook.rows):
-            return self.candidates.uniform(rng)
+    def _best(self, outlook: Outlook, study: Study, turn: int) -> int:
+        """The row with the largest expected improvement, or now and then the one that is expected to be best."""
         gain = log_expected_improvement(outlook.mean, outlook.deviation, outlook.best) + np.log(outlook.chance)
         speed = speed_of_loss(list(self._history.results.values()), study.directions)
         self.expected_gain = float(np.exp(gain.max())) * speed if speed is not None else None
-        if outlook.since_best >= _PATIENCE and len(self._history.begun) % _GREEDY_EVERY == 0:
+        if outlook.since_best >= _PATIENCE and turn % _GREEDY_EVERY == 0:
             return int(outlook.rows[np.argmin(outlook.mean)])
         return int(outlook.rows[np.argmax(gain)])
 
-    def _model(self, study: Study) -> Surrogate:
+    def _model(self, study: Study, *, hedged: bool, compiled: bool = False) -> Surrogate:
         """The surrogate as of the last time that it was due to be fitted.
 
-        Now and then what others promise is left aside, since this space may be unlike theirs where it matters.
+        Now and then, when ``hedged``, what others promise is left aside, since this space may be unlike theirs where
+        it matters. A model of ``compiled`` rows knows what they use, and is to be told which to look at.
         """
-        hedged = len(self._history.begun) % _HEDGED_EVERY == 0
         expectation = None if hedged else self._expectation
         due = max(_due(len(self._history.results)), self._history.first_success + 1)
-        surrogate = self._surrogates.get(expectation)
-        if surrogate is None or surrogate.fitted != due:
-            rng = np.random.default_rng((self._seed, due))
-            surrogate = Surrogate(
-                self.candidates,
-                self._embedding,
-                self._history,
-                due,
-                directions=study.directions,
-                rng=rng,
-                expectation=expectation,
-            )
-            self._surrogates[expectation] = surrogate
-        return surrogate
+        model = self._models.get((compiled, expectation))
+        if model is None or model.fitted != due:
+            points, groups = self._points, self._embedding.groups
+            if compiled:
+                fitted = self._history.rows(self._history.first_ended(due))
+                points = CompiledPoints(points, groups, self._features, fitted)
+                groups = points.groups
+            directions = study.directions
+            model = Surrogate(points, groups, self._history, due, directions=directions, expectation=expectation)
+            if not compiled:
+                model.look_at(self._rows_to_look_at(model))
+            self._models[compiled, expectation] = model
+        return model
+
+    def _rows_to_look_at(self, model: Surrogate) -> Rows:
+        rows = rows_to_look_at(self.candidates, model.best, np.random.default_rng((self._seed, model.fitted)))
+        return rows if model.expectation is None else np.union1d(rows, model.expectation.best[:_PROMISED])
+
+    def _points(self, rows: Rows) -> Floats:
+        return self._embedding.of(self.candidates.space.codes[rows])
+
+
+def _weights(study: Study, rng: np.random.Generator) -> Floats:
+    """What each objective counts this time."""
+    return rng.dirichlet(np.ones(len(study.directions)))
 
 
 def _due(ended: int) -> int:

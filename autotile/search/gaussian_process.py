@@ -36,18 +36,28 @@ class GaussianProcess:
         Where predictions are made, shape (points, coordinates).
     observed
         The first observations, shape (n, coordinates).
+    noise
+        Variance of each of them beyond that of all, for a kernel that is 1 at distance 0, shape (n,).
     """
 
-    def __init__(self, parameters: Hyperparameters, points: Floats, observed: Floats) -> None:
+    def __init__(
+        self, parameters: Hyperparameters, points: Floats, observed: Floats, noise: Floats | float = 0.0
+    ) -> None:
         self._parameters = parameters
-        self._points: Singles = (points * parameters.scale).astype(np.float32)
-        self._squares: Singles = np.square(self._points).sum(axis=1)
         self._observed: Floats = observed * parameters.scale
         count = len(observed)
         self._factor: Floats = np.zeros((2 * count + 64,) * 2)
-        self._rows: Singles = np.zeros((2 * count + 64, len(points)), np.float32)
-        covariance = _matern_between(self._observed, self._observed) + parameters.noise * np.eye(count)
+        covariance = _matern_between(self._observed, self._observed)
+        covariance.flat[:: count + 1] += parameters.noise + noise
         self._factor[:count, :count] = np.linalg.cholesky(covariance)
+        self.look_at(points)
+
+    def look_at(self, points: Floats) -> None:
+        """Make predictions at these points from now on, shape (points, coordinates)."""
+        count = len(self)
+        self._points: Singles = (points * self._parameters.scale).astype(np.float32)
+        self._squares: Singles = np.square(self._points).sum(axis=1)
+        self._rows: Singles = np.zeros((len(self._factor), len(points)), np.float32)
         across = _matern_between(self._observed.astype(np.float32), self._points)
         factor = self._factor[:count, :count].astype(np.float32)
         self._rows[:count] = solve_triangular(factor, across, lower=True, check_finite=False, overwrite_b=True)

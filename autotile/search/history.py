@@ -18,11 +18,14 @@ class History:
         Row of each trial's number, in the order of their beginning.
     results
         Result of each trial's number, in the order of their end.
+    errors
+        Standard error of the first value over the value, of trials of which it is known.
     """
 
     def __init__(self) -> None:
         self.begun: dict[int, int] = {}
         self.results: dict[int, Result] = {}
+        self.errors: dict[int, float] = {}
 
     @property
     def first_success(self) -> int:

@@ -56,7 +56,7 @@ def matern(squared: NDArray[Any]) -> NDArray[Any]:
     return np.asarray((1 + reach + reach * reach / 3) * np.exp(-reach))
 
 
-def fit(points: Floats, targets: Floats, groups: NDArray[np.int64]) -> Hyperparameters:
+def fit(points: Floats, targets: Floats, groups: NDArray[np.int64], noise: Floats | float = 0.0) -> Hyperparameters:
     """Find the likeliest hyperparameters a posteriori, with log-normal priors and the amplitude integrated out.
 
     Parameters
@@ -67,8 +67,10 @@ def fit(points: Floats, targets: Floats, groups: NDArray[np.int64]) -> Hyperpara
         Shape (n,), of mean 0 and deviation 1.
     groups
         Group of each coordinate, shape (coordinates,); a group shares a length scale.
+    noise
+        Variance of each target that is known, beside that which is fitted, shape (n,).
     """
-    likelihood = _Likelihood(points, targets, groups)
+    likelihood = _Likelihood(points, targets, groups, noise)
     bounds = [_LENGTH_BOUNDS] * likelihood.groups + [(np.log(_NOISE_BOUNDS[0]), np.log(_NOISE_BOUNDS[1]))]
     found = minimize(
         likelihood, likelihood.center, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _STEPS}
@@ -91,9 +93,12 @@ def informative(ascending: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 class _Likelihood:
     """Negative logarithm of the posterior density of log length scales and log noise, with its gradient."""
 
-    def __init__(self, points: Floats, targets: Floats, groups: NDArray[np.int64]) -> None:
+    def __init__(
+        self, points: Floats, targets: Floats, groups: NDArray[np.int64], known_noise: Floats | float = 0.0
+    ) -> None:
         self.groups = int(groups.max()) + 1
         self._targets = targets
+        self._known_noise = known_noise + _LEAST_NOISE
         self._count = len(targets)
         self._squares: Floats = np.zeros((self.groups, self._count**2))
         for group, column in zip(groups, points.T, strict=True):
@@ -107,7 +112,7 @@ class _Likelihood:
         reach = np.sqrt(5 * (weights @ self._squares)).reshape(self._count, self._count)
         decay = np.exp(-reach)
         covariance = (1 + reach + reach * reach / 3) * decay
-        covariance.flat[:: self._count + 1] += noise + _LEAST_NOISE
+        covariance.flat[:: self._count + 1] += noise + self._known_noise
         factor = np.linalg.cholesky(covariance)
         inverse = cho_solve((factor, True), np.eye(self._count), check_finite=False)
         solved = inverse @ self._targets

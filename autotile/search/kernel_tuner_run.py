@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from kernel_tuner.util import InvalidConfig, TuningBudget
 from autotile.ground.space import SearchSpace
 from autotile.ground.spec import Parameter
 from autotile.search.candidates import positions
+from autotile.search.kernel_tuner_names import package_of
 from autotile.search.kernel_tuner_turns import Randomness, TurnsEndedError
 
 _MOST_REPEATS = 1000
@@ -83,6 +85,7 @@ class StrategyRun:
         self.asked: set[int] = set()
         self._strategy = strategy
         with Randomness(seed).in_force():  # what its packages draw as they are imported is not the run's, nor ours
+            import_module(package_of(strategy))
             self._tune = strategy_map[strategy].tune
         self._space = space
         self._times_ms = times_ms

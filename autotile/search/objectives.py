@@ -75,6 +75,27 @@ def speed_of_loss(results: Sequence[tuple[float, ...] | None], directions: Seque
     return float(_speeds(reached[:, 0], directions[0]).std())
 
 
+def noise_of(
+    results: Sequence[tuple[float, ...] | None], errors: Sequence[float], directions: Sequence[StudyDirection]
+) -> Floats:
+    """Variance that the error of its measurement gives each of `losses`, shape (trials,).
+
+    Parameters
+    ----------
+    results, directions
+        As for `losses`.
+    errors
+        Standard error of each value over the value; 0 where it is not known.
+    """
+    deviation = speed_of_loss(results, directions)
+    if not deviation:
+        return np.zeros(len(results))
+    speeds = np.zeros(len(results))
+    ran = np.array([result is not None for result in results])
+    speeds[ran] = _speeds(np.array([result[0] for result in results if result is not None]), directions[0])
+    return np.asarray(np.square(speeds * np.asarray(errors) / deviation))
+
+
 def _scaled(values: Floats, direction: StudyDirection) -> Floats:
     """One objective, the less the better.
 

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
@@ -145,3 +145,23 @@ class RowSampler(BaseSampler):
 
     def _next_rng(self) -> np.random.Generator:
         return np.random.default_rng((self._seed, self._begun))
+
+
+class RankingSampler(RowSampler):
+    """A sampler that says which of many candidates that were compiled to measure.
+
+    What is nominated is not proposed again and begins no trial. It may be measured later or never: the study learns of
+    it when it holds a trial with that row.
+    """
+
+    @abstractmethod
+    def nominate(self, study: Study, row: int | None = None) -> int:
+        """Choose a free row to compile, or take note that this one was chosen."""
+
+    @abstractmethod
+    def describe(self, row: int, features: NDArray[np.float64]) -> None:
+        """Learn what a row uses now that it is compiled, see `autotile.search.compiled.features_of`."""
+
+    @abstractmethod
+    def prefer(self, study: Study, rows: Sequence[int]) -> int:
+        """Which of the rows, at least one, to measure; the oldest nomination is the first."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import optuna
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from autotile.ground.errors import ConfigError
 from autotile.ground.model import Config, Trial
 from autotile.ground.objectives import TIME
 from autotile.ground.space import SearchSpace
 from autotile.search.expectation import Source
+from autotile.search.row_sampler import RankingSampler
 from autotile.search.samplers import TRANSFERRING, check_sampler, make_sampler, resolve_sampler
 from autotile.search.study import (
     Objective,
@@ -90,6 +92,7 @@ class Search:
         self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
         self._objective = Objective(objectives)
         self._pending: dict[int, optuna.Trial] = {}
+        self._nominated: set[int] = set()
         self._ahead = ahead
         self._gains: deque[float | None] = deque(maxlen=ahead)
         self._begun = 0
@@ -114,8 +117,8 @@ class Search:
                 self._replayed.append((self._begun, len(self.study.get_trials(deepcopy=False)), trial))
                 self.study.add_trial(begun_trial(trial, self._distributions))
                 self._begun += 1
-            elif self._can_express(trial.config):
-                self.study.add_trial(finished_trial(trial, self._distributions, self._objective))
+            else:
+                self.add(trial)
         return self._begun - begun
 
     def propose(self) -> tuple[int, Config] | None:
@@ -138,6 +141,46 @@ class Search:
         self._begun += 1
         return proposed, config
 
+    def nominate(self) -> tuple[int, Config] | None:
+        """The next row to compile and its configuration, or None when every row was; no trial begins.
+
+        `tell` says how it ended where it was measured. It is for a sampler that ranks, see `prefer`.
+        """
+        sampler = self._ranking
+        if not sampler.left(self.study):
+            self._gains.clear()
+            return None
+        first = next((row for row in self._first if sampler.candidates.free[row]), None)
+        row = sampler.nominate(self.study, first)
+        self._gains.append(sampler.expected_gain)
+        self._nominated.add(row)
+        return row, self._space.config(row)
+
+    def describe(self, row: int, features: NDArray[np.float64]) -> None:
+        """Say what a nominated row uses now that it is compiled, see `autotile.search.compiled.features_of`."""
+        self._ranking.describe(row, features)
+
+    def prefer(self, rows: Sequence[int]) -> int:
+        """Which of these nominated rows to measure."""
+        return self._ranking.prefer(self.study, rows)
+
+    def set_aside(self, row: int) -> None:
+        """Let a nominated row, which was not measured, be nominated again."""
+        self._nominated.remove(row)
+        self._ranking.candidates.give_back(row)
+
+    def add(self, trial: Trial) -> None:
+        """Learn from a trial that was not proposed here, where the space can express its configuration."""
+        row = self._space.row_of(trial.config)
+        if row is not None:
+            self._nominated.discard(row)
+        if self._can_express(trial.config):
+            self.study.add_trial(finished_trial(trial, self._distributions, self._objective))
+
+    def row_of(self, config: Config) -> int | None:
+        """Row of a configuration; None where it is not valid."""
+        return self._space.row_of(config)
+
     @property
     def expected_gain(self) -> float | None:
         """By how much the best speed is expected to rise with the last ``ahead`` proposals together, 0.01 for 1 %.
@@ -157,6 +200,9 @@ class Search:
         ConfigError
             The row was not proposed, or was told already.
         """
+        if row in self._nominated:
+            self.add(trial)
+            return
         asked = self._pending.pop(row, None)
         if asked is None:
             raise ConfigError(f"row {row} was not proposed or was told already; tell each proposal once")
@@ -173,6 +219,12 @@ class Search:
             _, number, trial = self._replayed.popleft()
             state, values = self._objective.result(trial)
             self.study.tell(number, values, state)
+
+    @property
+    def _ranking(self) -> RankingSampler:
+        if not isinstance(self._rows, RankingSampler):
+            raise ConfigError(f"the sampler {self.sampler!r} cannot rank what was compiled; propose and tell instead")
+        return self._rows
 
     def _can_express(self, config: Config) -> bool:
         return config.keys() == self._distributions.keys() and all(

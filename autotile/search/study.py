@@ -8,14 +8,22 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from scipy.special import ndtri
 
-from autotile.ground.model import Outcome, Trial, Value
+from autotile.ground.model import Measurement, Outcome, Trial, Value
 from autotile.ground.objectives import OBJECTIVES, TIME, objective_values
 from autotile.ground.spec import Parameter
 from autotile.search.quiet import quiet_optuna
 
 FAILED = "failed"
 """The constraint of every trial: 1 (violated) where the candidate failed, else 0."""
+
+RELATIVE_ERROR = "relative_error"
+"""Shown beside a trial that was measured: standard error of its time over its time."""
+
+_COVERED = 0.95
+_SAMPLES_OF_INTERVAL = 6
+"""What an interval of a median covers, from so many samples on; see `autotile.ground.stats.median_interval`."""
 
 _UNMEASURED = 1e6
 """Told of a failure while nothing has been measured: in microseconds a second, which few kernels reach."""
@@ -80,7 +88,11 @@ def attributes_of(trial: Trial) -> dict[str, str | int | float]:
             "limited_by": ", ".join(trial.occupancy.limited_by),
         }
     if trial.measurement is not None:
-        shown |= {"low_us": trial.measurement.low_us, "high_us": trial.measurement.high_us}
+        shown |= {
+            "low_us": trial.measurement.low_us,
+            "high_us": trial.measurement.high_us,
+            RELATIVE_ERROR: _relative_error(trial.measurement),
+        }
     return shown
 
 
@@ -140,6 +152,18 @@ def study_of_trials(parameters: Sequence[Parameter], trials: Iterable[Trial], na
     study = new_study(name)
     study.add_trials(finished_trial(trial, distributions, objective) for trial in kept)
     return study
+
+
+def _relative_error(measurement: Measurement) -> float:
+    """Standard error of a median over the median, from the width of its interval.
+
+    The interval of fewer than six samples runs from the least to the greatest, and covers the median with
+    ``1 - 2 ** (1 - n)`` instead of 95 %: a probe of three is wide, and not as far off as it is wide.
+    """
+    samples = len(measurement.samples_us)
+    covered = 1 - 2.0 ** (1 - samples) if 1 < samples < _SAMPLES_OF_INTERVAL else _COVERED
+    deviations = float(ndtri((1 + covered) / 2))
+    return (measurement.high_us - measurement.low_us) / (2 * deviations * measurement.time_us)
 
 
 def _frozen(

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from optuna.study import StudyDirection
 
-from autotile.search.candidates import Candidates
-from autotile.search.embedding import Embedding
 from autotile.search.expectation import Expectation
 from autotile.search.gaussian_process import GaussianProcess
 from autotile.search.history import History, Result
 from autotile.search.hyperparameters import fit, informative
-from autotile.search.objectives import losses, standardized
-from autotile.search.pool import rows_to_look_at
+from autotile.search.objectives import losses, noise_of, standardized
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -26,9 +23,6 @@ _FITTED = 256
 
 _BEST = 10
 """Best trials whose surroundings are looked at."""
-
-_PROMISED = 512
-"""Rows of which other studies promise most; they are looked at in any case."""
 
 _LEAST_CHANCE = 0.02
 """Chance to work that every row is left with: a model of failures errs, too."""
@@ -52,12 +46,22 @@ class Outlook:
         Trials that ended since it was found.
     """
 
-    rows: NDArray[np.int64]
+    rows: Rows
     mean: Floats
     deviation: Floats
     chance: Floats
     best: float
     since_best: int
+
+    def of_those(self, wanted: NDArray[np.bool_]) -> Outlook:
+        """The same of some of the rows; ``wanted`` has shape (n,)."""
+        return replace(
+            self,
+            rows=self.rows[wanted],
+            mean=self.mean[wanted],
+            deviation=self.deviation[wanted],
+            chance=self.chance[wanted],
+        )
 
 
 class Surrogate:
@@ -68,57 +72,64 @@ class Surrogate:
 
     Parameters
     ----------
-    candidates
-        The space.
-    embedding
-        Coordinates of its rows.
+    points
+        Coordinates of rows, shape (rows, coordinates).
+    groups
+        Group of each coordinate; a group shares a length scale.
     history
         At least ``fitted`` of its trials have ended.
     fitted
         Trials that hyperparameters are fitted to; one of them or more did not fail.
     directions
         Of the study.
-    rng
-        Draws the rows that are looked at.
     expectation
         What other studies let one expect; of use with one objective.
+
+    Attributes
+    ----------
+    fitted, expectation
+        As given.
+    best
+        Rows of the best of those trials, the best first.
     """
 
     def __init__(
         self,
-        candidates: Candidates,
-        embedding: Embedding,
+        points: Callable[[Rows], Floats],
+        groups: NDArray[np.int64],
         history: History,
         fitted: int,
         *,
         directions: Sequence[StudyDirection],
-        rng: np.random.Generator,
         expectation: Expectation | None = None,
     ) -> None:
         self.fitted = fitted
-        self._expectation = expectation if len(directions) == 1 else None
-        self._candidates = candidates
-        self._embedding = embedding
+        self.expectation = expectation if len(directions) == 1 else None
+        self._points = points
         self._directions = directions
         self._numbers = history.first_ended(fitted)
         self._included = set(self._numbers)
         self._seen = 0
-        equal = np.ones(len(directions))
         results = history.results_of(self._numbers)
-        loss = losses(results, directions, equal)
+        loss = losses(results, directions, np.ones(len(directions)))
+        noise = noise_of(results, [history.errors.get(number, 0.0) for number in self._numbers], directions)
         observed = history.rows(self._numbers)
-        points = self._points(observed)
+        coordinates = points(observed)
         ascending = np.argsort(loss, kind="stable")
+        self.best: Rows = observed[ascending[:_BEST]]
         chosen = informative(ascending, _FITTED)
         surprise = loss - self._expected(observed, history, results, loss)
-        parameters = fit(points[chosen], standardized(surprise[chosen]), embedding.groups)
-        self._rows = rows_to_look_at(candidates, observed[ascending[:_BEST]], rng)
-        if self._expectation is not None:
-            self._rows = np.union1d(self._rows, self._expectation.best[:_PROMISED])
-        self._process = GaussianProcess(parameters, self._points(self._rows), points)
+        parameters = fit(coordinates[chosen], standardized(surprise[chosen]), groups, noise[chosen])
+        self._rows: Rows = np.zeros(0, np.int64)
+        self._process = GaussianProcess(parameters, points(self._rows), coordinates, noise)
+
+    def look_at(self, rows: Rows) -> None:
+        """Say what is expected of these rows from now on."""
+        self._rows = rows
+        self._process.look_at(self._points(rows))
 
     def outlook(self, history: History, weights: Floats) -> Outlook:
-        """Say what is expected of the rows that are looked at and free.
+        """Say what is expected of the rows that are looked at.
 
         Parameters
         ----------
@@ -141,14 +152,13 @@ class Surrogate:
         targets = np.stack([loss - expected[: len(numbers)], failures])
         mean, deviation = self._process.predict(targets if share else targets[:1], known > 0)
         mean[0] += expected[len(numbers) :]
-        free = self._candidates.free[self._rows]
         chance = 1 - share - mean[1] if share else np.ones(len(self._rows))
         best = int(np.argmin(np.where(failed, np.inf, reached)))
         return Outlook(
-            rows=self._rows[free],
-            mean=mean[0][free],
-            deviation=deviation[free],
-            chance=np.clip(chance[free], _LEAST_CHANCE, 1.0),
+            rows=self._rows,
+            mean=mean[0],
+            deviation=deviation,
+            chance=np.clip(chance, _LEAST_CHANCE, 1.0),
             best=float(reached[best]),
             since_best=len(ended) - 1 - best,
         )
@@ -158,12 +168,12 @@ class Surrogate:
 
         ``results`` and ``loss`` are of the first trials of the history that ended.
         """
-        if self._expectation is None:
+        if self.expectation is None:
             return np.zeros(len(rows))
         ran = np.array([result is not None for result in results])
         times = np.array([result[0] for result in results if result is not None])
         tried = history.rows(history.first_ended(len(results)))
-        return self._expectation.losses(rows, tried[ran], times, loss[ran])
+        return self.expectation.losses(rows, tried[ran], times, loss[ran])
 
     def _follow(self, history: History) -> None:
         """Add the trials that began since the last look."""
@@ -173,6 +183,3 @@ class Surrogate:
             self._process.observe(point)
             self._numbers.append(number)
         self._seen = len(numbers)
-
-    def _points(self, rows: NDArray[np.int64]) -> Floats:
-        return self._embedding.of(self._candidates.space.codes[rows])

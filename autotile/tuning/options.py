@@ -96,6 +96,11 @@ class TuneOptions:
         return DEFAULT_TRIALS if self.trials is None and not unbounded else self.trials
 
     @property
+    def granted(self) -> int | None:
+        """Trials that are sure to be made where the space has as many; None where that is not known."""
+        return self.trial_target if self.until is None else None
+
+    @property
     def drops_slow(self) -> bool:
         """Whether a candidate may be dropped for being slow."""
         return self.discard and len(self.objectives) == 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from autotile.device.compiler import CompileJob, compile_job
 from autotile.files.library import Kernel
@@ -19,19 +19,33 @@ from autotile.process.messages import Candidate
 from autotile.tuning.evaluator import Evaluator
 
 
-@dataclass(frozen=True, slots=True)
+class Proposals(Protocol):
+    """Where candidates come from, see `autotile.search.shortlist.Shortlist`."""
+
+    def propose(self, room: int | None = None) -> tuple[int, Config] | None:
+        """The next row to compile with its configuration; None where enough wait."""
+
+    def ready(self) -> list[int]:
+        """Rows of which one is to be tried next."""
+
+    def choose(self, compiled: Mapping[int, Trial]) -> int:
+        """The row to measure."""
+
+
+@dataclass(slots=True)
 class _Queued:
-    row: int
     config: Config
     geometry: LaunchGeometry
     compiled: Future[Compiled]
+    trial: Trial | None = None
+    """As far as it came when it was compiled."""
 
 
 class Pipeline:
-    """Candidates are compiled in parallel and evaluated in the order they were proposed.
+    """Candidates are compiled in parallel and evaluated one at a time.
 
-    Evaluating in order keeps a search repeatable: what the sampler knows at each proposal does not depend on which
-    compilation happened to end first.
+    Which of them is next does not depend on which compilation happened to end first: those that it is chosen from are
+    waited for. So a search repeats.
 
     Parameters
     ----------
@@ -39,19 +53,14 @@ class Pipeline:
         What is tuned, and for what.
     pool
         Compile workers.
-    ahead
-        Candidates that are proposed before the oldest of them is measured.
     """
 
-    def __init__(
-        self, kernel: Kernel, problem: Problem, device: DeviceProperties, pool: CompilePool, ahead: int
-    ) -> None:
+    def __init__(self, kernel: Kernel, problem: Problem, device: DeviceProperties, pool: CompilePool) -> None:
         self._kernel = kernel
         self._problem = problem
         self._device = device
         self._pool = pool
-        self._ahead = ahead
-        self._queue: deque[_Queued] = deque()
+        self._queue: dict[int, _Queued] = {}
         self._started: dict[str, Future[Compiled]] = {}
         self._measured: dict[tuple[str, LaunchGeometry, LaunchData], Trial] = {}
         """What ran, by its code, its launch, and what else its configuration decides of its arguments."""
@@ -65,16 +74,12 @@ class Pipeline:
         for trial in trials:
             self._remember(trial)
 
-    def fill(self, propose: Callable[[], tuple[int, Config] | None], room: int | None = None) -> None:
-        """Propose and start compiling until the queue is full, nothing is left, or it holds ``room`` candidates."""
-        most = self._ahead if room is None else min(self._ahead, room)
-        while len(self._queue) < most:
-            proposed = propose()
-            if proposed is None:
-                return
+    def fill(self, proposals: Proposals, room: int | None = None) -> None:
+        """Start compiling what is proposed while ``room`` trials may still begin."""
+        while (proposed := proposals.propose(room)) is not None:
             row, config = proposed
             geometry = launch_geometry(self._kernel.spec, config, self._problem.sizes, self._device)
-            self._queue.append(_Queued(row, config, geometry, self._compile(config)))
+            self._queue[row] = _Queued(config, geometry, self._compile(config))
 
     def compile_again(self, trials: Sequence[Trial]) -> list[tuple[Trial, Candidate]]:
         """Trials that ran before, ready to run again; one whose cubin is gone and cannot be had again is left out."""
@@ -83,8 +88,10 @@ class Pipeline:
         pairs = zip(trials, cubins, strict=True)
         return [(trial, Candidate(trial.config, str(cubin.path))) for trial, cubin in pairs if cubin is not None]
 
-    def next_trial(self, evaluator: Evaluator, best_us: float | None) -> tuple[int, Trial] | None:
-        """The oldest queued candidate's row and trial; None when the queue is empty.
+    def next_trial(self, proposals: Proposals, evaluator: Evaluator, best_us: float | None) -> tuple[int, Trial] | None:
+        """Row and trial of one of the candidates that are ready; None where none is.
+
+        One that does not compile or does not fit comes first, for it needs no GPU.
 
         Raises
         ------
@@ -93,12 +100,23 @@ class Pipeline:
         WorkerError
             The GPU workers keep dying.
         """
-        if not self._queue:
+        compiled = {row: self._compiled(self._queue[row], evaluator) for row in proposals.ready()}
+        if not compiled:
             return None
-        queued = self._queue.popleft()
-        return queued.row, self._trial(queued, queued.compiled.result(), evaluator, best_us)
+        failed = next((row for row, trial in compiled.items() if trial.outcome is not Outcome.OK), None)
+        if failed is not None:
+            del self._queue[failed]
+            return failed, compiled[failed]
+        row = proposals.choose(compiled)
+        return row, self._evaluate(self._queue.pop(row), compiled[row], evaluator, best_us)
 
-    def _trial(self, queued: _Queued, compiled: Compiled, evaluator: Evaluator, best_us: float | None) -> Trial:
+    def _compiled(self, queued: _Queued, evaluator: Evaluator) -> Trial:
+        """The trial as far as compiling and the second gate take it."""
+        if queued.trial is None:
+            queued.trial = self._gated(queued, queued.compiled.result(), evaluator)
+        return queued.trial
+
+    def _gated(self, queued: _Queued, compiled: Compiled, evaluator: Evaluator) -> Trial:
         cubin = compiled.cubin
         trial = Trial(
             queued.config,
@@ -114,15 +132,17 @@ class Pipeline:
         occupancy = compiled_occupancy(queued.geometry, cubin.resources, self._device)
         trial = replace(trial, resources=cubin.resources, occupancy=occupancy, cubin_hash=cubin.cubin_hash)
         fault = resource_fault(self._kernel.spec.limits, queued.geometry, cubin.resources, occupancy, self._device)
-        if fault:
-            return replace(trial, outcome=Outcome.RESOURCE_EXCEEDED, reason=fault, stage="resources")
-        twin = (
-            self._measured.get((cubin.cubin_hash, queued.geometry, self._data(queued.config)))
-            if evaluator.source == "cuda"
-            else None
-        )
+        return replace(trial, outcome=Outcome.RESOURCE_EXCEEDED, reason=fault, stage="resources") if fault else trial
+
+    def _evaluate(self, queued: _Queued, trial: Trial, evaluator: Evaluator, best_us: float | None) -> Trial:
+        code = (trial.cubin_hash, queued.geometry, self._data(queued.config))
+        twin = self._measured.get(code) if evaluator.source == "cuda" else None
         if twin is not None:
             return _like(trial, twin)
+        cubin = queued.compiled.result().cubin
+        assert cubin is not None
+        if not cubin.path.exists():  # it waited for so long that the cache was trimmed
+            cubin = self._pool.submit(lambda: self._job(queued.config)).result().cubin or cubin
         evaluation = evaluator.evaluate(Candidate(queued.config, str(cubin.path)), best_us)
         trial = replace(
             trial,

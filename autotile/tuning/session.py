@@ -16,7 +16,7 @@ from autotile.ground.model import Config, Outcome, Problem, Trial
 from autotile.ground.problem import check_memory
 from autotile.ground.space import SearchSpace, feasible_space
 from autotile.process.compile_pool import CompilePool
-from autotile.search.samplers import check_sampler
+from autotile.search.samplers import check_sampler, resolve_sampler
 from autotile.store.keys import TuningKey, key_of
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.bounds import Bounds, Stopped, check_until
@@ -30,15 +30,15 @@ from autotile.tuning.insight import Insight, insight_of
 from autotile.tuning.interrupt import StopRequest
 from autotile.tuning.ledger import Ledger
 from autotile.tuning.load import LoadMeter
-from autotile.tuning.lookahead import candidates_ahead
+from autotile.tuning.lookahead import lookahead_of
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import Pipeline
 from autotile.tuning.result import Progress, TuneResult
-from autotile.tuning.start import earlier_trials, incumbent, rows_to_try
+from autotile.tuning.start import earlier_trials, first_to_try, incumbent, rows_to_try
 from autotile.tuning.transfer import sources_of
 
 if TYPE_CHECKING:
-    from autotile.search.search import Search
+    from autotile.search.shortlist import Shortlist
     from autotile.store.database import Database
 
 Observer = Callable[[Progress], None]
@@ -138,8 +138,9 @@ class Session:
         workers = options.workers or available_cores()
         self._pool = CompilePool(settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s)
         self._load = LoadMeter(self._pool, workers)
-        self._ahead = candidates_ahead(options.sampler, workers)
-        self._pipeline = Pipeline(kernel, problem, backend.device, self._pool, self._ahead)
+        self._sampler = resolve_sampler(options.sampler, space, self._available, options.granted)
+        self._lookahead = lookahead_of(self._sampler, workers)
+        self._pipeline = Pipeline(kernel, problem, backend.device, self._pool)
         self._pipeline.recall(self._ledger.trials)
 
     @property
@@ -174,11 +175,11 @@ class Session:
                 with self._clock.phase("start"):
                     if self._bounds.room != 0 and self._ledger.find(self._default) is None:
                         self._pipeline.start(self._default)  # compiles while the search is imported
-                    search = self._new_search()
-                    self._fill(search)  # compiles while the worker starts
+                    shortlist = self._new_search()
+                    self._fill(shortlist)  # compiles while the worker starts
                     evaluator = self._backend.open()
                 with self._clock.phase("search"):
-                    self._stopped = self._search(search, run_id, evaluator)
+                    self._stopped = self._search(shortlist, run_id, evaluator)
                 with self._clock.phase("finals"):
                     finals = self._finals(run_id, evaluator)
                 self._insight = insight_of(self._space, self.trials)
@@ -193,44 +194,44 @@ class Session:
             self._database.end_run(run_id, result.to_json())
         return result
 
-    def _new_search(self) -> Search:
+    def _new_search(self) -> Shortlist:
         from autotile.search.search import Search  # Optuna takes 0.3 s, while the GPU worker gets ready
+        from autotile.search.shortlist import Shortlist
 
         search = Search(
             self._space,
-            self._options.sampler,
+            self._sampler,
             self._options.seed,
-            first=[self._default, *([self._incumbent] if self._incumbent is not None else [])],
+            first=first_to_try(self._default, self._incumbent, self._ledger),
             available=self._available,
-            trials=self._options.trial_target if self._options.until is None else None,
-            ahead=self._ahead,
+            trials=self._options.trial_target,
+            ahead=self._lookahead.compiling,
             objectives=self._options.objectives,
             sources=self._sources,
         )
         self._learnt_from = search.learnt_from
-        search.replay(self.trials)
-        return search
+        return Shortlist(search, self._lookahead, self.device.sm_count, earlier=self.trials)
 
-    def _search(self, search: Search, run_id: int, evaluator: Evaluator) -> Stopped:
+    def _search(self, shortlist: Shortlist, run_id: int, evaluator: Evaluator) -> Stopped:
         """Try candidates; every trial is committed as it ends."""
         while (stopped := self._bounds.stopped) is None:
             rival_us = self._ledger.best_us if self._options.drops_slow else None
-            pair = self._pipeline.next_trial(evaluator, rival_us)
+            pair = self._pipeline.next_trial(shortlist, evaluator, rival_us)
             if pair is None:
                 return Stopped("space")
             row, trial = pair
             self._database.add_trial(self._study_id, run_id, trial)
             self._ledger.add(trial)
             self._load.add(trial)
-            search.tell(row, trial)
+            shortlist.tell(row, trial)
             self._report("searching", trial)
             check_kernel(self._kernel.spec.source, self._ledger, trial, self._default, self._most)
-            self._fill(search)
+            self._fill(shortlist)
         return stopped
 
-    def _fill(self, search: Search) -> None:
-        self._pipeline.fill(search.propose, self._bounds.room)
-        self._bounds.expected_gain = search.expected_gain
+    def _fill(self, shortlist: Shortlist) -> None:
+        self._pipeline.fill(shortlist, self._bounds.room)
+        self._bounds.expected_gain = shortlist.expected_gain
 
     def _finals(self, run_id: int, evaluator: Evaluator) -> Finals | None:
         if not self._options.finals:

@@ -13,6 +13,7 @@ from autotile.ground.model import Config, Outcome, Trial, config_key
 from autotile.ground.objectives import objective_values
 from autotile.ground.space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend
+from autotile.tuning.ledger import Ledger
 from autotile.tuning.options import TuneOptions
 
 if TYPE_CHECKING:
@@ -50,6 +51,14 @@ def incumbent(database: Database, study_id: int) -> Config | None:
         (trial.time_us, trial.config) for trial in tried if trial.outcome is Outcome.OK and trial.time_us is not None
     ]
     return min(ran, key=itemgetter(0))[1] if ran else None
+
+
+def first_to_try(default: Config, incumbent: Config | None, ledger: Ledger) -> list[Config]:
+    """What a search begins with: the default, and what is served so far where this study has not tried it.
+
+    The default is named in any case, so that a search that goes on retraces how it began.
+    """
+    return [default] if incumbent is None or ledger.find(incumbent) is not None else [default, incumbent]
 
 
 def rows_to_try(kernel: Kernel, dtype: str, space: SearchSpace, backend: Backend, options: TuneOptions) -> Mask | None:

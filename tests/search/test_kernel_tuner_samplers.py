@@ -192,6 +192,11 @@ def test_listing_the_samplers_does_not_load_kernel_tuner() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_strategy_that_cannot_run_over_rows_is_refused() -> None:
+    with pytest.raises(InputError, match="pyatf_strategies' cannot be used: pyATF builds the space anew"):
+        check_sampler(f"{PREFIX}pyatf_strategies")
+
+
 def test_an_unknown_strategy_names_the_nearest() -> None:
     with pytest.raises(InputError, match=r"no sampler 'kernel-tuner:genetic'; did you mean 'kernel-tuner:genetic_alg"):
         make_sampler("kernel-tuner:genetic", tile_space(), 0)

@@ -58,6 +58,7 @@ def test_attributes_say_how_a_trial_ended_and_what_it_used() -> None:
         "occupancy": 0.5,
         "blocks_per_sm": 4,
         "limited_by": "registers",
+        "relative_error": pytest.approx(0.01 / 1.96, rel=1e-4),
         "low_us": 9.9,
         "high_us": 10.1,
     }

@@ -1,7 +1,7 @@
 """One candidate's way through the gates, with a compiler and a GPU that answer as they are told."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ import pytest
 from autotile.device.compiler import CompileJob
 from autotile.device.cubin_cache import CachedCubin
 from autotile.ground.errors import ToolchainError
-from autotile.ground.model import Config, Measurement, Outcome, Resources
+from autotile.ground.model import Config, Measurement, Outcome, Resources, Trial
 from autotile.process.compile_pool import Compiled
 from autotile.process.messages import Candidate, Evaluation
 from autotile.process.sanitizer import Finding
@@ -23,7 +23,8 @@ SMALL = Resources(32, 0, 0, 0, 1024)
 class Pool:
     """Compiles when it is told to, in any order."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.waiting: list[tuple[CompileJob, Future[Compiled]]] = []
         self.code = ""
         """Hash of whatever is compiled; empty: one of its own for each configuration."""
@@ -36,7 +37,9 @@ class Pool:
     def finish(self, resources: Resources = SMALL) -> None:
         for job, future in reversed(self.waiting):
             name = "-".join(job.options)
-            cubin = CachedCubin(Path("/cubins") / name, self.code or name, resources)
+            path = self.folder / name
+            path.touch()
+            cubin = CachedCubin(path, self.code or name, resources)
             future.set_result(Compiled(cubin, 0.25))
         self.waiting.clear()
 
@@ -69,8 +72,9 @@ class Device:
 
 
 @pytest.fixture
-def pool() -> Pool:
-    return Pool()
+def pool(tmp_path: Path) -> Pool:
+    (tmp_path / "cubins").mkdir()
+    return Pool(tmp_path / "cubins")
 
 
 @pytest.fixture
@@ -78,21 +82,52 @@ def device() -> Device:
     return Device()
 
 
+class InOrder:
+    """Proposes configurations; up to four wait, of which so many are ready and one is chosen."""
+
+    def __init__(self, configs: Sequence[Config], ready: int = 1, choice: int = 0) -> None:
+        self._rows: Iterator[tuple[int, Config]] = iter(enumerate(configs))
+        self._ready = ready
+        self._choice = choice
+        self.waiting: list[int] = []
+
+    def propose(self, room: int | None = None) -> tuple[int, Config] | None:
+        full = len(self.waiting) >= (4 if room is None else min(4, room))
+        proposed = None if full else next(self._rows, None)
+        if proposed is not None:
+            self.waiting.append(proposed[0])
+        return proposed
+
+    def ready(self) -> list[int]:
+        return self.waiting[: self._ready]
+
+    def choose(self, compiled: Mapping[int, Trial]) -> int:
+        self.seen = dict(compiled)
+        return list(compiled)[self._choice]
+
+
 @pytest.fixture
 def pipeline(bench: Any, pool: Pool) -> Pipeline:
-    return Pipeline(bench.kernel, bench.problem(), bench.device, pool, ahead=4)  # type: ignore[arg-type]
+    return Pipeline(bench.kernel, bench.problem(), bench.device, pool)  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def propose(bench: Any) -> Callable[[], tuple[int, Config] | None]:
-    rows: Iterator[tuple[int, Config]] = iter(enumerate(bench.configs()))
-    return lambda: next(rows, None)
+def proposals(bench: Any) -> InOrder:
+    return InOrder(bench.configs())
 
 
-def test_candidates_are_compiled_ahead(pipeline: Pipeline, pool: Pool, propose: Any) -> None:
-    pipeline.fill(propose)
+def advance(pipeline: Pipeline, proposals: InOrder, device: Device, best_us: float | None = None) -> Any:
+    """The next trial, which then waits no more."""
+    pair = pipeline.next_trial(proposals, device, best_us)
+    if pair is not None:
+        proposals.waiting.remove(pair[0])
+    return pair
+
+
+def test_candidates_are_compiled_ahead(pipeline: Pipeline, pool: Pool, proposals: InOrder) -> None:
+    pipeline.fill(proposals)
     assert len(pool.waiting) == 4
-    pipeline.fill(propose)
+    pipeline.fill(proposals)
     assert len(pool.waiting) == 4
     job = pool.waiting[1][0]
     assert job.entry == "scale"
@@ -102,26 +137,68 @@ def test_candidates_are_compiled_ahead(pipeline: Pipeline, pool: Pool, propose: 
 
 @pytest.mark.parametrize(("room", "queued"), [(2, 2), (0, 0), (-3, 0), (100, 4), (None, 4)])
 def test_no_more_than_there_is_room_for(
-    pipeline: Pipeline, pool: Pool, propose: Any, room: int | None, queued: int
+    pipeline: Pipeline, pool: Pool, proposals: InOrder, room: int | None, queued: int
 ) -> None:
-    pipeline.fill(propose, room)
+    pipeline.fill(proposals, room)
     assert len(pool.waiting) == queued
 
 
 def test_trials_come_in_the_order_of_the_proposals(
-    bench: Any, pipeline: Pipeline, pool: Pool, device: Device, propose: Any
+    bench: Any, pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder
 ) -> None:
-    pipeline.fill(propose)
+    pipeline.fill(proposals)
     pool.finish()  # the last one first
-    pairs = [pipeline.next_trial(device, None) for _ in range(5)]
+    pairs = [advance(pipeline, proposals, device, None) for _ in range(5)]
     assert [(row, trial.config) for row, trial in filter(None, pairs)] == list(enumerate(bench.configs()[:4]))
     assert pairs[-1] is None
 
 
-def test_a_trial_tells_the_whole_story(pipeline: Pipeline, pool: Pool, device: Device, propose: Any) -> None:
-    pipeline.fill(propose)
+def test_what_is_measured_is_chosen_among_what_is_compiled(
+    bench: Any, pipeline: Pipeline, pool: Pool, device: Device
+) -> None:
+    proposals = InOrder(bench.configs(), ready=3, choice=2)
+    pipeline.fill(proposals)
     pool.finish()
-    pair = pipeline.next_trial(device, 7.5)
+    row, trial = advance(pipeline, proposals, device)
+    assert row == 2
+    assert [config for config, _ in device.ran] == [bench.configs()[2]]
+    assert trial.outcome is Outcome.OK
+    assert [(seen.stage, seen.resources, seen.measurement) for seen in proposals.seen.values()] == [
+        ("compile", SMALL, None)
+    ] * 3
+    assert all(seen.occupancy is not None for seen in proposals.seen.values())
+
+
+def test_what_does_not_compile_comes_before_what_is_chosen(
+    bench: Any, pipeline: Pipeline, pool: Pool, device: Device
+) -> None:
+    proposals = InOrder(bench.configs(), ready=3)
+    pipeline.fill(proposals)
+    pool.waiting.pop(1)[1].set_result(Compiled(None, 1.0, Outcome.COMPILE_FAILED, "why"))
+    pool.finish()
+    assert [advance(pipeline, proposals, device)[0] for _ in range(3)] == [1, 0, 2]
+    assert len(device.ran) == 2
+
+
+def test_a_candidate_whose_code_is_gone_is_compiled_again(
+    pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder
+) -> None:
+    pipeline.fill(proposals, room=1)
+    pool.finish()
+    next(pool.folder.iterdir()).unlink()
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(pipeline.next_trial, proposals, device, None)
+        while not pool.waiting:
+            time.sleep(0.001)
+        pool.finish()
+    assert running.result()[1].outcome is Outcome.OK
+    assert len(device.ran) == 1
+
+
+def test_a_trial_tells_the_whole_story(pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder) -> None:
+    pipeline.fill(proposals)
+    pool.finish()
+    pair = advance(pipeline, proposals, device, 7.5)
     assert pair is not None
     row, trial = pair
     assert (row, trial.outcome, trial.stage, trial.time_us) == (0, Outcome.OK, "measure", 10.0)
@@ -136,17 +213,18 @@ def test_a_trial_tells_the_whole_story(pipeline: Pipeline, pool: Pool, device: D
     assert device.ran == [(trial.config, 7.5)]
 
 
-def test_the_same_code_is_measured_once(pipeline: Pipeline, pool: Pool, device: Device, propose: Any) -> None:
+def test_the_same_code_is_measured_once(pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder) -> None:
     pool.code = "the same"
-    pipeline.fill(propose)
+    pipeline.fill(proposals)
     pool.finish()
-    trials = [pair[1] for pair in (pipeline.next_trial(device, None) for _ in range(4)) if pair is not None]
+    trials = [pair[1] for pair in (advance(pipeline, proposals, device, None) for _ in range(4)) if pair is not None]
     assert len(device.ran) == 4  # each has a launch of its own
     pipeline.recall(trials)
     pipeline.start(trials[0].config)
-    pipeline.fill(lambda: (0, trials[0].config), room=1)
+    proposals = InOrder([trials[0].config])
+    pipeline.fill(proposals, room=1)
     pool.finish()
-    pair = pipeline.next_trial(device, None)
+    pair = advance(pipeline, proposals, device, None)
     assert pair is not None
     assert (pair[1].stage, pair[1].outcome, pair[1].measurement) == ("same_code", Outcome.OK, trials[0].measurement)
     assert pair[1].reason == "the same code as THREADS=32 WORK=1, which was measured"
@@ -154,10 +232,10 @@ def test_the_same_code_is_measured_once(pipeline: Pipeline, pool: Pool, device: 
     assert len(device.ran) == 4
 
 
-def test_what_does_not_fit_is_not_launched(pipeline: Pipeline, pool: Pool, device: Device, propose: Any) -> None:
-    pipeline.fill(propose)
+def test_what_does_not_fit_is_not_launched(pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder) -> None:
+    pipeline.fill(proposals)
     pool.finish(Resources(32, 0, 0, 0, 300_000))
-    pair = pipeline.next_trial(device, None)
+    pair = advance(pipeline, proposals, device, None)
     assert pair is not None
     assert (pair[1].outcome, pair[1].stage) == (Outcome.RESOURCE_EXCEEDED, "resources")
     assert "300000 bytes of shared memory" in pair[1].reason
@@ -167,11 +245,11 @@ def test_what_does_not_fit_is_not_launched(pipeline: Pipeline, pool: Pool, devic
 
 @pytest.mark.parametrize("outcome", [Outcome.COMPILE_FAILED, Outcome.TIMED_OUT])
 def test_what_does_not_compile_is_not_launched(
-    pipeline: Pipeline, pool: Pool, device: Device, propose: Any, outcome: Outcome
+    pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder, outcome: Outcome
 ) -> None:
-    pipeline.fill(propose)
+    pipeline.fill(proposals)
     pool.waiting[0][1].set_result(Compiled(None, 60.0, outcome, "why"))
-    pair = pipeline.next_trial(device, None)
+    pair = advance(pipeline, proposals, device, None)
     assert pair is not None
     assert (pair[1].outcome, pair[1].stage, pair[1].reason) == (outcome, "compile", "why")
     assert pair[1].geometry is not None
@@ -192,11 +270,11 @@ def test_what_no_longer_compiles_does_not_race(
     ((trial, candidate),) = racing.result()
     assert trial is trials[1]
     assert candidate.config == trial.config
-    assert candidate.cubin_path.startswith("/cubins/")
+    assert Path(candidate.cubin_path).parent == pool.folder
 
 
-def test_a_broken_toolchain_is_raised(pipeline: Pipeline, pool: Pool, device: Device, propose: Any) -> None:
-    pipeline.fill(propose)
+def test_a_broken_toolchain_is_raised(pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder) -> None:
+    pipeline.fill(proposals)
     pool.waiting[0][1].set_exception(ToolchainError("no NVRTC"))
     with pytest.raises(ToolchainError, match="no NVRTC"):
-        pipeline.next_trial(device, None)
+        advance(pipeline, proposals, device, None)

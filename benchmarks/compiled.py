@@ -1,0 +1,200 @@
+"""What it gains to rank more compiled candidates than are measured, on recordings that hold what the compiler said.
+
+    python benchmarks/compiled.py [--recordings DIR] [--seeds 20] [--budget 100] [--processes 2] [--output FILE.json]
+
+Every recording of sgemm_2d in the folder is searched as a tuning session does it: candidates are compiled, the second
+gate takes those that do not fit, and one of those that are ready is measured. Figures are best possible over best
+found time after so many trials, and after so many that were measured; means over the recordings of the means over the
+seeds, with standard errors over the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import replace
+from functools import cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+import numpy as np
+from provenance import provenance
+from rich.console import Console
+from rich.table import Table
+
+from autotile.files.library import load_kernel
+from autotile.ground.geometry import launch_geometry
+from autotile.ground.model import Outcome, Trial
+from autotile.ground.resource_gate import compiled_occupancy
+from autotile.ground.space import SearchSpace
+from autotile.search.lookahead import Lookahead
+from autotile.search.search import Search
+from autotile.search.shortlist import Shortlist
+from autotile.store.recording import Recording, read_recording
+
+KERNEL = "sgemm_2d"
+MARKS = (10, 25, 50, 100)
+
+
+class Method(NamedTuple):
+    """How far a search looks ahead, and whether it is told what the compiler said."""
+
+    lookahead: Lookahead
+    told: bool = True
+
+
+METHODS = {
+    "one at a time": Method(Lookahead(1)),
+    "16 ahead, measured in order": Method(Lookahead(16)),
+    "32 ahead, measured in order": Method(Lookahead(32)),
+    "32 ahead, ranked by parameters": Method(Lookahead(32, per_measured=2), told=False),
+    "32 ahead, ranked with resources": Method(Lookahead(32, per_measured=2)),
+}
+Job = tuple[str, Path, int]
+
+
+class Run(NamedTuple):
+    """Best possible over best found time after each trial and after each measured trial, and what was compiled."""
+
+    by_trial: list[float]
+    by_measurement: list[float]
+    compiled: int
+
+
+def main() -> None:
+    """Search every recording with every method and seed; print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recordings", type=Path, default=Path(__file__).parent.parent / "recordings")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--budget", type=int, default=100)
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    arguments = parser.parse_args()
+    files = sorted(arguments.recordings.glob(f"{KERNEL}-*.npz"))
+    jobs: list[Job] = [(name, file, seed) for seed in range(arguments.seeds) for name in METHODS for file in files]
+    with get_context("fork").Pool(arguments.processes) as pool:
+        runs = dict(zip(jobs, pool.imap(partial(search, arguments.budget), jobs), strict=True))
+    marks = [mark for mark in MARKS if mark <= arguments.budget]
+    rows = [summary(name, runs, files, arguments.seeds, marks) for name in METHODS]
+    show(rows, marks)
+    if arguments.output:
+        report = {**provenance(), "recordings": [file.stem for file in files], "seeds": arguments.seeds}
+        arguments.output.write_text(json.dumps({**report, "marks": marks, "methods": rows}, indent=1) + "\n")
+
+
+def search(budget: int, job: Job) -> Run:
+    """One search of a recording."""
+    name, path, seed = job
+    method, bench = METHODS[name], bench_of(path)
+    shortlist = Shortlist(Search(bench.space, "feasible", seed, ahead=method.lookahead.compiling), method.lookahead)
+    compiled = 0
+    times: list[float] = []
+    measured: list[float] = []
+    while len(times) < budget:
+        while shortlist.propose(budget - len(times)) is not None:
+            compiled += 1
+        row, trial = bench.next_trial(shortlist, told=method.told)
+        shortlist.tell(row, trial if method.told else without_resources(trial))
+        times.append(trial.time_us or np.inf)
+        if trial.time_us is not None:
+            measured.append(trial.time_us)
+    return Run(bench.reached(times), bench.reached(measured), compiled)
+
+
+class Bench:
+    """A recording as a device that answers."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        order = np.lexsort(recording.codes.T[::-1])
+        self._row_of = order
+        parameters = recording.header.parameters
+        combinations = int(np.prod([len(each.values) for each in parameters]))
+        codes = np.asfortranarray(recording.codes[order])
+        self.space = SearchSpace(parameters, codes, combinations, rules=(), limits=(), seconds=0.0)
+        self._best_us = float(recording.columns["time_us"][recording.ok].min())
+        self._spec = load_kernel(KERNEL).spec
+        self._trials: dict[int, Trial] = {}
+
+    def next_trial(self, shortlist: Shortlist, *, told: bool) -> tuple[int, Trial]:
+        """What a tuning's pipeline would do: what does not fit comes first, else what is chosen."""
+        compiled = {row: self.trial(row) for row in shortlist.ready()}
+        rejected = next((row for row, trial in compiled.items() if trial.outcome is not Outcome.OK), None)
+        if rejected is not None:
+            return rejected, compiled[rejected]
+        row = shortlist.choose({row: t if told else without_resources(t) for row, t in compiled.items()})
+        return row, compiled[row]
+
+    def trial(self, row: int) -> Trial:
+        """What became of a row."""
+        if row not in self._trials:
+            result, device = self._recording.result(int(self._row_of[row])), self._recording.header.device
+            assert result.resources is not None
+            assert device is not None
+            config = self.space.config(row)
+            geometry = launch_geometry(self._spec, config, self._recording.header.key.sizes, device)
+            self._trials[row] = Trial(
+                config,
+                result.outcome,
+                result.reason,
+                result.stage,
+                geometry,
+                result.resources,
+                compiled_occupancy(geometry, result.resources, device),
+                result.measurement,
+            )
+        return self._trials[row]
+
+    def reached(self, times_us: list[float]) -> list[float]:
+        """Best possible over best found time after each."""
+        return [float(x) for x in self._best_us / np.minimum.accumulate(times_us)]
+
+
+@cache
+def bench_of(path: Path) -> Bench:
+    """The bench of a recording; its trials are kept."""
+    return Bench(read_recording(path))
+
+
+def without_resources(trial: Trial) -> Trial:
+    """The trial of a compiler that says nothing."""
+    return replace(trial, resources=None)
+
+
+def summary(name: str, runs: dict[Job, Run], files: list[Path], seeds: int, marks: list[int]) -> dict[str, Any]:
+    """Means of one method at each mark, with their standard errors."""
+    chosen = [[runs[name, file, seed] for seed in range(seeds)] for file in files]
+    return {
+        "method": name,
+        "after_trials": means([[run.by_trial for run in each] for each in chosen], marks),
+        "after_measurements": means([[run.by_measurement for run in each] for each in chosen], marks),
+        "compiled": round(float(np.mean([[run.compiled for run in each] for each in chosen])), 1),
+    }
+
+
+def means(curves: list[list[list[float]]], marks: list[int]) -> list[tuple[float, float]]:
+    """Mean and standard error after each mark; a curve that is shorter stays where it ended."""
+    found = []
+    for mark in marks:
+        reached = np.array([[curve[min(mark, len(curve)) - 1] for curve in each] for each in curves])
+        error = np.sqrt((reached.var(axis=1, ddof=1) / reached.shape[1]).sum()) / len(reached)
+        found.append((round(float(reached.mean()), 4), round(float(error), 4)))
+    return found
+
+
+def show(rows: list[dict[str, Any]], marks: list[int]) -> None:
+    """Print a line a method."""
+    for key in ("after_trials", "after_measurements"):
+        table = Table(key.replace("_", " "), *map(str, marks), "compiled", box=None)
+        for row in rows:
+            cells = [f"{mean:.4f} ± {error:.4f}" for mean, error in row[key]]
+            table.add_row(row["method"], *cells, str(row["compiled"]))
+        Console(width=130).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Candidates that were compiled and wait: which of them is measured, and what becomes of the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rows import broken, make_space, ok, tile_space, tile_time_us
+from test_sampler_quality import time_us, wide_space
+
+from autotile.ground.errors import ConfigError
+from autotile.ground.model import Config, LaunchGeometry, Occupancy, Outcome, Resources, Trial
+from autotile.ground.space import SearchSpace
+from autotile.search.compiled import CompiledPoints, features_of
+from autotile.search.lookahead import Lookahead
+from autotile.search.search import Search
+from autotile.search.shortlist import Shortlist
+
+RANKED = Lookahead(compiling=8, per_measured=2)
+DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}
+
+
+def compiled_trial(config: Config, registers: int = 32) -> Trial:
+    """A candidate as its compiler leaves it."""
+    geometry = LaunchGeometry((100, 1, 1), (128, 1, 1), 0)
+    occupancy = Occupancy(4, 16, 0.25, ("registers",), {"registers": 4})
+    return Trial(config, Outcome.OK, "", "compile", geometry, Resources(registers, 0, 0, 0, 0), occupancy)
+
+
+def rejected(config: Config) -> Trial:
+    return replace(compiled_trial(config), outcome=Outcome.RESOURCE_EXCEEDED, reason="no block fits", stage="resources")
+
+
+def answer(config: Config) -> Trial:
+    """A fifth do not fit, some fail, the slow ones are dropped early."""
+    if config["BM"] == 256 and config["TM"] == 2:
+        return rejected(config)
+    if config["BN"] == 256 and config["TM"] == 8:
+        return broken(config)
+    time = tile_time_us(config)
+    return ok(config, time, Outcome.PRUNED if time > 300 else Outcome.OK)
+
+
+def go(shortlist: Shortlist, trials: int, done: int = 0) -> tuple[list[Trial], int]:
+    """Trials of a session that is granted so many, and what it compiled."""
+    compiled = 0
+    told: list[Trial] = []
+    while done + len(told) < trials:
+        while shortlist.propose(trials - done - len(told)) is not None:
+            compiled += 1
+        ready = {row: shortlist._search._space.config(row) for row in shortlist.ready()}
+        if not ready:
+            break
+        bad = [row for row, config in ready.items() if answer(config).stage == "resources"]
+        row = bad[0] if bad else shortlist.choose({row: compiled_trial(config) for row, config in ready.items()})
+        told.append(answer(ready[row]))
+        shortlist.tell(row, told[-1])
+    return told, compiled
+
+
+def shortlist_of(space: SearchSpace, earlier: list[Trial], lookahead: Lookahead = RANKED, seed: int = 5) -> Shortlist:
+    return Shortlist(Search(space, "feasible", seed, first=[DEFAULT], ahead=8), lookahead, earlier=earlier)
+
+
+def configs(trials: list[Trial]) -> list[Config]:
+    return [trial.config for trial in trials]
+
+
+def test_without_a_choice_candidates_are_measured_as_they_were_proposed() -> None:
+    space = tile_space()
+    search = Search(space, "tpe", 3, ahead=4)
+    shortlist = Shortlist(Search(space, "tpe", 3, ahead=4), Lookahead(4))
+    waiting = []
+    for _ in range(40):
+        while len(waiting) < 4:
+            waiting.append(search.propose() or pytest.fail("too few rows"))
+        while shortlist.propose() is not None:
+            pass
+        row, config = waiting.pop(0)
+        assert shortlist.ready() == [row]
+        assert shortlist.choose({row: compiled_trial(config)}) == row
+        search.tell(row, answer(config))
+        shortlist.tell(row, answer(config))
+
+
+def test_more_are_compiled_than_are_measured_and_the_default_is_the_first() -> None:
+    told, compiled = go(shortlist_of(tile_space(), []), 60)
+    assert told[0].config == DEFAULT
+    assert len(told) == 60
+    assert compiled >= 100
+
+
+def test_none_is_lost_and_none_is_measured_twice() -> None:
+    space = tile_space()
+    told, compiled = go(shortlist_of(space, []), 1000)
+    assert len(told) == compiled == len(space)
+    assert {space.row_of(config) for config in configs(told)} == set(range(len(space)))
+
+
+def test_what_is_set_aside_is_tried_in_the_end_and_survives_a_kill() -> None:
+    space = tile_space()
+    few = Lookahead(compiling=8, per_measured=3, kept=5)
+    whole, compiled = go(shortlist_of(space, [], few), 1000)
+    assert len(whole) == len(space) < compiled
+    assert {space.row_of(config) for config in configs(whole)} == set(range(len(space)))
+    for killed in (20, 60, 110):
+        rest, _ = go(shortlist_of(space, whole[:killed], few), 1000, done=killed)
+        assert configs(rest) == configs(whole[killed:]), killed
+
+
+def test_a_killed_session_goes_on_as_if_it_had_not_been_killed() -> None:
+    space = tile_space()
+    whole, _ = go(shortlist_of(space, []), 70)
+    for killed in (1, 5, 6, 7, 20, 44, 69):
+        rest, _ = go(shortlist_of(space, whole[:killed]), 70, done=killed)
+        assert configs(rest) == configs(whole[killed:]), killed
+
+
+def test_a_session_that_is_granted_more_goes_on_as_if_it_had_been_from_the_start() -> None:
+    space = tile_space()
+    short, _ = go(shortlist_of(space, []), 40)
+    rest, _ = go(shortlist_of(space, short), 70, done=40)
+    assert configs(short + rest) == configs(go(shortlist_of(space, []), 70)[0])
+
+
+def test_trials_of_another_seed_are_learnt_from_and_not_made_again() -> None:
+    space = tile_space()
+    others, _ = go(shortlist_of(space, [], seed=1), 50)
+    rest, _ = go(shortlist_of(space, others, seed=2), 80, done=50)
+    assert len({space.row_of(config) for config in configs(others + rest)}) == 80
+    assert min(trial.time_us or np.inf for trial in others) < 200
+    again, _ = go(shortlist_of(space, others + rest[:10], seed=2), 80, done=60)
+    assert configs(again) == configs(rest[10:])
+
+
+def test_what_the_compiler_says_decides_among_candidates_alike() -> None:
+    """Time follows the registers, which nothing but the compiler tells: they are as good as random."""
+    space = make_space({"A": tuple(range(2, 26)), "B": (1, 2, 4, 8, 16)})
+    registers = np.random.default_rng(0).permutation(np.linspace(16, 255, len(space)).astype(int))
+    found = []
+    for told in (True, False):
+        taken = []
+        for seed in range(4):
+            shortlist = Shortlist(Search(space, "feasible", seed, ahead=4), Lookahead(4, per_measured=2))
+            for _ in range(40):
+                while shortlist.propose() is not None:
+                    pass
+                trials = {
+                    row: compiled_trial(space.config(row), int(registers[row]) if told else 32)
+                    for row in shortlist.ready()
+                }
+                row = shortlist.choose(trials)
+                taken.append(registers[row])
+                time = ok({}, float(registers[row])).measurement
+                shortlist.tell(row, replace(trials[row], stage="measure", measurement=time))
+        found.append(np.mean(taken))
+    assert found[0] < 0.85 * found[1]
+
+
+def test_it_finds_the_best_of_a_landscape_with_interactions() -> None:
+    space = wide_space()
+    least = min(time_us(space.config(row)) for row in range(len(space)))
+    shortlist = Shortlist(Search(space, "feasible", 0, ahead=16), Lookahead(32, per_measured=2))
+    best = np.inf
+    for _ in range(90):
+        while shortlist.propose() is not None:
+            pass
+        row = shortlist.choose({row: compiled_trial(space.config(row)) for row in shortlist.ready()})
+        time = time_us(space.config(row))
+        best = min(best, time)
+        shortlist.tell(row, ok(space.config(row), time))
+    assert best <= 1.02 * least
+
+
+def test_no_room_proposes_nothing() -> None:
+    shortlist = shortlist_of(tile_space(), [answer(DEFAULT)])
+    assert shortlist.propose(0) is None
+    assert shortlist.ready() == []
+    assert [shortlist.propose(1) is not None for _ in range(3)] == [True, True, False]
+
+
+def test_a_sampler_without_a_model_cannot_rank() -> None:
+    with pytest.raises(ConfigError, match="'random' cannot rank"):
+        Search(tile_space(), "random").nominate()
+
+
+def test_features_are_of_one_scale_and_need_a_compiler() -> None:
+    features = features_of(compiled_trial({}, registers=255), sm_count=132)
+    assert features is not None
+    assert features.min() >= 0
+    assert features.max() <= 1
+    assert features_of(replace(compiled_trial({}), resources=None), sm_count=132) is None
+
+
+def test_what_does_not_differ_is_no_coordinate() -> None:
+    features = {0: np.array([0.1, 0.5]), 1: np.array([0.3, 0.5]), 2: np.array([0.9, 0.6])}
+    points = CompiledPoints(lambda rows: rows[:, None] * 1.0, np.array([0]), features, np.array([0, 1, 7]))
+    assert points.groups.tolist() == [0, 1]
+    assert points(np.array([2, 5])).tolist() == [[2.0, 0.9], [5.0, pytest.approx(0.2)]]
