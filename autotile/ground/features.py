@@ -29,6 +29,8 @@ _MOST_ALIGNED = 256
 """No tile is divided by a larger power of two."""
 _ENDLESS = 2**14
 """A size at which what hangs over the edges of the grid no longer counts."""
+_ENDLESS_SMS = 2**24
+"""So many multiprocessors that no grid is cut to what they hold."""
 
 Column = NDArray[np.float64]
 
@@ -42,7 +44,8 @@ class Feature:
     kind
         ``size``: a size or flag. ``alignment``: the largest power of two that divides a size, 256 at most. ``outputs``:
         elements of all written arrays. ``intensity``: operations over bytes, as the kernel's file states them.
-        ``blocks``: of a configuration's grid. ``waves``: those blocks over what the device holds at once.
+        ``blocks``: of a configuration's grid; where that is cut to what the device holds at once, as in persistent
+        kernels, what it would be without the cut. ``waves``: those blocks over what the device holds at once.
         ``work_ratio``: the work of the busiest SM under a configuration over that under another one, where each SM is
         given whole blocks and a block makes whole tiles: what hangs over edges and in the last round is in it.
     of
@@ -106,7 +109,7 @@ class Traits:
     outputs, flops, bytes
         Of each problem, shape (problems,); zeros where the kernel's file does not state its work.
     blocks
-        Of each grid, at least 1, shape (problems, configurations).
+        See `Feature`; at least 1, shape (problems, configurations).
     slots
         Blocks that the device holds at once, shape (configurations,).
     tile
@@ -146,13 +149,15 @@ class Traits:
         """
         table = _Problems(spec, device, problems)
         proper = [name for name in spec.sizes if name not in spec.flags]
-        endless = _Problems(spec, device, [{**problems[0], **dict.fromkeys(proper, _ENDLESS)}])
+        uncut = replace(device, sm_count=_ENDLESS_SMS)
+        grids = _Problems(spec, uncut, problems)
+        endless = _Problems(spec, uncut, [{**problems[0], **dict.fromkeys(proper, _ENDLESS)}])
         return cls(
             sizes={name: column.astype(float) for name, column in table.sizes.items()},
             outputs=table.outputs(),
             flops=table.column(spec.work.flops),
             bytes=table.column(spec.work.bytes),
-            blocks=np.stack([table.blocks(config) for config in configs], axis=1),
+            blocks=np.stack([grids.blocks(config) for config in configs], axis=1),
             slots=device.sm_count * np.maximum(np.array(blocks_per_sm, float), 1.0),
             tile=np.array([float((endless.outputs() / endless.blocks(config))[0]) for config in configs]),
             sm_count=device.sm_count,

@@ -7,6 +7,7 @@ from made_up_costs import DEVICE, SPEC
 from autotile.ground.features import Feature, Traits, features_of, meet_rules
 from autotile.ground.geometry import launch_geometry
 from autotile.ground.space import enumerate_space
+from autotile.ground.spec_parser import parse_spec
 
 SIZES = [{"M": 4096, "N": 4096, "K": 1024}, {"M": 129, "N": 1999, "K": 7}]
 WIDE, NARROW = SPEC.default | {"BM": 256, "BN": 128}, SPEC.default | {"BM": 64, "BN": 64, "TM": 4, "TN": 4}
@@ -30,6 +31,16 @@ def test_blocks_agree_with_the_launch() -> None:
         blocks = [launch_geometry(SPEC, config, sizes, DEVICE).blocks for sizes in SIZES]
         assert value(Feature("blocks", config=number)) == blocks
     assert value(Feature("waves", config=1)) == [64 * 64 / (4 * 132), 3 * 32 / (4 * 132)]
+
+
+def test_of_persistent_kernels_the_tiles_are_counted_and_not_the_blocks_that_take_them() -> None:
+    text = SPEC.text.replace(
+        'grid = ["ceil_div(M, BM)", "ceil_div(N, BN)"]',
+        'grid = ["min(device.sm_count, ceil_div(M, BM) * ceil_div(N, BN))"]',
+    )
+    persistent = Traits.of(parse_spec(text, "persistent.toml"), DEVICE, [WIDE, NARROW], [1, 4], SIZES)
+    assert persistent.blocks.tolist() == TRAITS.blocks.tolist()
+    assert persistent.tile.tolist() == TRAITS.tile.tolist() == [256 * 128, 64 * 64]
 
 
 def test_the_work_ratio_counts_whole_rounds_of_whole_tiles() -> None:
