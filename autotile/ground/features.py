@@ -29,7 +29,7 @@ _MOST_ALIGNED = 256
 """No tile is divided by a larger power of two."""
 _ENDLESS = 2**14
 """A size at which what hangs over the edges of the grid no longer counts."""
-_ENDLESS_SMS = 2**24
+_ENDLESS_SMS = 2**40
 """So many multiprocessors that no grid is cut to what they hold."""
 
 Column = NDArray[np.float64]
