@@ -1,0 +1,169 @@
+// How the tiles of one operand travel from global to shared memory.
+//
+// A tile is ROWS x DEPTH: rows of A or columns of B, by steps of k. In shared memory it always lies k by k, so that the
+// rows a thread needs for one k are contiguous and one 128-bit read brings 4 of them. In global memory either the rows
+// of one k are neighbours (ALONG_K false), and the tile is copied as it is, or the k of one row are (ALONG_K true), and
+// it is transposed on the way:
+//
+//     global, ALONG_K false     global, ALONG_K true        shared
+//         k0  r0 r1 r2 ...          r0  k0 k1 k2 ...            k0  r0 r1 r2 ... gap
+//         k1  r0 r1 r2 ...          r1  k0 k1 k2 ...            k1  r0 r1 r2 ... gap
+//
+// CP_ASYNC: cp.async, which needs no registers, but can transpose only float by float. Otherwise `start` brings a tile into
+// registers, WIDTH floats a load, and `finish` stores it: fewer instructions where a tile is transposed.
+//
+// Transposing, a warp reads 8 k of several rows, whole 32-byte sectors, and writes them to as many lines of shared
+// memory. A GAP of 4 floats after each line puts those lines into different banks.
+//
+// The fast way takes whole pieces of WIDTH floats and skips rows beyond the matrix. It is open where every row (or
+// every k) starts on a boundary of WIDTH floats, and to tiles that K fills. Others, at most one a block where vectors
+// fit, go the careful way, float by float, with zeros for what is not there.
+#pragma once
+
+#include "cp_async.cuh"
+
+// One operand as a block sees it: from its first row on.
+struct Operand {
+    const float* data;
+    unsigned pitch;  // floats from a row to the next (ALONG_K), or from a k to the next
+    int rows;        // that the matrix has from here on; may exceed the tile's
+    int depth;       // k that the matrix has
+};
+
+template <int ROWS, int DEPTH, bool ALONG_K, int WIDTH, bool CP_ASYNC, int GAP, int THREADS>
+class Carrier {
+public:
+    static constexpr int PITCH = ROWS + (ALONG_K ? GAP : 0);
+    static constexpr int FLOATS = DEPTH * PITCH;
+
+    // `first_k` is where the first tile starts, a multiple of DEPTH.
+    __device__ __forceinline__ Carrier(const Operand& operand, int first_k)
+        : from(operand), next(operand.data + offset(row(), first_k + k(), operand.pitch)), next_k(first_k)
+    {
+        const bool boundary = reinterpret_cast<size_t>(operand.data) % (WIDTH * sizeof(float)) == 0;
+        vectors = WIDTH == 1 || (boundary && operand.pitch % WIDTH == 0);
+    }
+
+    // Set out with the next tile. CP_ASYNC or not, the caller closes a group of copies afterwards.
+    __device__ __forceinline__ void start(float* tile)
+    {
+        fast = vectors && next_k + DEPTH <= from.depth;
+        if (!fast)
+            send_carefully(tile);
+        else if constexpr (CP_ASYNC)
+            send(tile);
+        else
+            fetch();
+        next_k += DEPTH;
+        next += ALONG_K ? DEPTH : static_cast<size_t>(from.pitch) * DEPTH;
+    }
+
+    // Put into shared memory what `start` left in registers.
+    __device__ __forceinline__ void finish(float* tile)
+    {
+        if constexpr (!CP_ASYNC)
+            if (fast) stash(tile);
+    }
+
+private:
+    static constexpr int PIECE = ALONG_K && CP_ASYNC ? 1 : WIDTH;  // floats that travel together
+    static constexpr int BYTES = PIECE * sizeof(float);
+
+    // The threads are laid over a span, all rows of one k or of 8 k, and then over the next one.
+    static constexpr int STEP = ALONG_K ? 8 : 1;
+    static constexpr int WORD = ALONG_K ? PIECE : 1;  // floats of a piece that follow along k
+    static constexpr int SPAN = ROWS * STEP / PIECE;
+    static constexpr int SPANS_A_TRIP = THREADS > SPAN ? THREADS / SPAN : 1;
+    static constexpr int TRIPS_A_SPAN = THREADS > SPAN ? 1 : SPAN / THREADS;
+    static constexpr int TRIPS = (DEPTH / STEP * TRIPS_A_SPAN + SPANS_A_TRIP - 1) / SPANS_A_TRIP;
+    static_assert(DEPTH % STEP == 0 && ROWS % PIECE == 0, "a tile is made of whole pieces");
+    static_assert(THREADS % SPAN == 0 || SPAN % THREADS == 0, "threads and spans must divide each other");
+
+    // Where this thread's first piece lies in a tile, and how far from it the one of a later trip does.
+    static __device__ __forceinline__ unsigned row()
+    {
+        const unsigned within = threadIdx.x % SPAN;
+        return ALONG_K ? within / (STEP / WORD) : within * PIECE;
+    }
+    static __device__ __forceinline__ unsigned k()
+    {
+        return threadIdx.x / SPAN * STEP + (ALONG_K ? threadIdx.x % (STEP / WORD) * PIECE : 0);
+    }
+    static __device__ constexpr int rows_on(int trip) { return trip % TRIPS_A_SPAN * THREADS * PIECE / STEP; }
+    static __device__ constexpr int k_on(int trip) { return trip / TRIPS_A_SPAN * SPANS_A_TRIP * STEP; }
+
+    static __device__ __forceinline__ size_t offset(unsigned row, unsigned k, unsigned pitch)
+    {
+        return ALONG_K ? static_cast<size_t>(row) * pitch + k : static_cast<size_t>(k) * pitch + row;
+    }
+
+    __device__ __forceinline__ const float* source(int trip) const
+    {
+        return next + offset(rows_on(trip), k_on(trip), from.pitch);
+    }
+    __device__ __forceinline__ float* target(float* tile, int trip) const
+    {
+        return tile + k() * PITCH + row() + k_on(trip) * PITCH + rows_on(trip);
+    }
+    __device__ __forceinline__ bool in_tile(int trip) const
+    {
+        return k_on(trip) + SPANS_A_TRIP * STEP <= DEPTH || k_on(trip) + static_cast<int>(k()) < DEPTH;
+    }
+    __device__ __forceinline__ bool in_matrix(int trip) const
+    {
+        return rows_on(trip) + static_cast<int>(row()) < from.rows;
+    }
+
+    __device__ __forceinline__ void send(float* tile) const
+    {
+#pragma unroll
+        for (int i = 0; i < TRIPS; ++i)
+            if (in_tile(i)) cp_async<BYTES>(target(tile, i), source(i), in_matrix(i) ? BYTES : 0);
+    }
+
+    __device__ __forceinline__ void send_carefully(float* tile) const
+    {
+#pragma unroll 1
+        for (int i = threadIdx.x; i < ROWS * DEPTH; i += THREADS) {
+            const int row = ALONG_K ? i / DEPTH : i % ROWS;
+            const int k = ALONG_K ? i % DEPTH : i / ROWS;
+            const bool there = row < from.rows && next_k + k < from.depth;
+            const float* data = from.data + offset(row, next_k + k, from.pitch);
+            cp_async<sizeof(float)>(tile + k * PITCH + row, data, there ? sizeof(float) : 0);
+        }
+    }
+
+    __device__ __forceinline__ void fetch()
+    {
+#pragma unroll
+        for (int i = 0; i < TRIPS; ++i) {
+            cargo[i] = {};
+            if (in_tile(i) && in_matrix(i)) cargo[i] = *reinterpret_cast<const Piece*>(source(i));
+        }
+    }
+
+    __device__ __forceinline__ void stash(float* tile) const
+    {
+#pragma unroll
+        for (int i = 0; i < TRIPS; ++i) {
+            if (!in_tile(i)) break;
+            if constexpr (ALONG_K) {
+#pragma unroll
+                for (int v = 0; v < PIECE; ++v) target(tile, i)[v * PITCH] = cargo[i].lane[v];
+            } else {
+                *reinterpret_cast<Piece*>(target(tile, i)) = cargo[i];
+            }
+        }
+    }
+
+    struct __align__(BYTES) Piece {
+        float lane[PIECE];
+    };
+
+    Operand from;
+    const float* next;  // this thread's first piece of the next tile
+    int next_k;
+    bool vectors;
+    bool fast;
+    Piece cargo[CP_ASYNC ? 1 : TRIPS];
+};

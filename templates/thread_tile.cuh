@@ -1,0 +1,58 @@
+// The innermost level of an fp32 product: what a thread owns, what it reads, and the order in which it multiplies.
+//
+// Of a warp's tile a thread owns strips of 4 rows, LANES strips apart, and strips of 4 columns likewise, so that lanes
+// side by side read 16-byte pieces side by side: shared memory serves them without bank conflicts, and several lanes
+// that read the same piece are served at once.
+//
+// The order. An SM of this kind has registers in two banks, the even and the odd ones, and reads one register of each
+// in a cycle, while a multiply-add wants three: its a, its b and the sum. Speed depends on operands that are still held
+// from the instruction before (".reuse" in the machine code). Along a row of sums all share their a; and where the next
+// row is walked backwards, like a snake, the turn shares its b:
+//
+//     a0:  b0 b1 b2 b3  |        each step reads one new b and one sum; a turn one new a and one sum
+//                       v
+//     a1:  b3 b2 b1 b0
+//
+// Walked forwards each time, a turn would read three registers and cost a cycle more. The shorter side of the tile is
+// the one that is walked along: the compiler finds better registers then.
+#pragma once
+
+constexpr int STRIP = 4;  // floats in a 128-bit read
+
+// Row (or column) of element `i` of the thread at position `lane` of LANES.
+template <int LANES>
+__device__ __forceinline__ int owned(int i, int lane)
+{
+    return (i / STRIP * LANES + lane) * STRIP + i % STRIP;
+}
+
+// What a thread needs of one line of a tile; `line` points to the warp's first row.
+template <int LANES, int COUNT>
+__device__ __forceinline__ void read_fragment(float (&fragment)[COUNT], const float* line, int lane)
+{
+    static_assert(COUNT % STRIP == 0, "a thread owns whole strips");
+#pragma unroll
+    for (int i = 0; i < COUNT; i += STRIP) {
+        const float4 strip = *reinterpret_cast<const float4*>(line + owned<LANES>(i, lane));
+        fragment[i] = strip.x, fragment[i + 1] = strip.y, fragment[i + 2] = strip.z, fragment[i + 3] = strip.w;
+    }
+}
+
+// sum[m][n] += a[m] * b[n], in the order of the snake.
+template <int ROWS, int COLUMNS>
+__device__ __forceinline__ void add_outer_product(float (&sum)[ROWS * COLUMNS], const float (&a)[ROWS],
+                                                  const float (&b)[COLUMNS])
+{
+    constexpr bool ALONG_ROWS = COLUMNS <= ROWS;
+    constexpr int LONG = ALONG_ROWS ? ROWS : COLUMNS;
+    constexpr int SHORT = ALONG_ROWS ? COLUMNS : ROWS;
+#pragma unroll
+    for (int i = 0; i < LONG; ++i)
+#pragma unroll
+        for (int j = 0; j < SHORT; ++j) {
+            const int walked = i % 2 == 0 ? j : SHORT - 1 - j;
+            const int m = ALONG_ROWS ? i : walked;
+            const int n = ALONG_ROWS ? walked : i;
+            sum[m * COLUMNS + n] += a[m] * b[n];
+        }
+}
