@@ -41,6 +41,7 @@ from autotile.ground.space import feasible_space
 from autotile.ops.families import open_family, tune_opened_family
 from autotile.store.database import Database
 from autotile.store.families import Families
+from autotile.store.rules import write_rules_file
 from autotile.tuning.family_result import FamilyPlan, FamilyStep
 from autotile.tuning.options import BRUTE_FORCE, TuneOptions
 from autotile.tuning.session import tune
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("family", nargs="*", default=_FAMILY)
     parser.add_argument("--folder", type=Path, required=True, help="for the databases")
     parser.add_argument("--output", type=Path, required=True, help="JSON file, written anew after each size")
+    parser.add_argument("--rules", type=Path, help="file to write the rule to, as it may come with autotile")
     parser.add_argument("--kernel", default="sgemm_2d")
     parser.add_argument("--dtype")
     parser.add_argument("--points", type=int, default=24)
@@ -86,6 +88,10 @@ class Bench:
         rows = self._rows_before(document)
         if not Path(self.alone).exists():
             shutil.copy(self.own, self.alone)  # closed, so that the file is all there is
+        if self.arguments.rules is not None:
+            with Database.open(self.own) as database:
+                rules = Families(database).rules(self.kernel.name, self.dtype)
+            write_rules_file(self.arguments.rules, [one for one in rules if one.rule.family == self.family])
         points = [point["sizes"] for point in document["rule"]["points"]]
         for sizes in draw(self.family, self.kernel, self.device, self.arguments, points):
             if sizes not in [row["sizes"] for row in rows]:
@@ -173,7 +179,11 @@ class Bench:
         return before["rows"] if before["family"]["rule"] == document["rule"] else []
 
     def _write(self, document: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-        chosen = {name: str(value) for name, value in vars(self.arguments).items() if name not in ("output", "folder")}
+        chosen = {
+            name: str(value)
+            for name, value in vars(self.arguments).items()
+            if name not in ("output", "folder", "rules")
+        }
         whole = {**provenance(), "options": chosen, "family": document, "summary": summary(rows), "rows": rows}
         self.arguments.output.write_text(json.dumps(whole, indent=1) + "\n")
 

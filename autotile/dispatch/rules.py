@@ -69,6 +69,7 @@ def _winner(stored: StoredRule, number: int, problem: Problem) -> Winner:
         resources=chosen.resources,
         measurement=Measurement(*timed, l2=stored.key.l2_mode) if timed is not None else None,
         tuned_at=stored.learned_at,
+        shipped=stored.shipped,
     )
 
 

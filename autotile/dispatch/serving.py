@@ -15,7 +15,7 @@ from autotile.dispatch.counting import misses
 from autotile.dispatch.strict import refusal
 from autotile.files.library import load_kernel
 from autotile.files.profiles import device_profile
-from autotile.files.settings import read_settings
+from autotile.files.settings import data_folder, read_settings
 from autotile.ground.errors import DatabaseError, NotTunedError, ToolchainError
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Problem
@@ -218,21 +218,31 @@ def _own(location: str, problem: Problem) -> list[Winner]:
 
 
 def _rules(location: str, problem: Problem) -> Iterator[StoredRule]:
-    """Rules of the kernel's families, the newest first, read when they are asked for; none where that is impossible."""
+    """Rules of the kernel's families, read when they are asked for: the user's, newest first, then autotile's own."""
+    yield from _own_rules(location, problem)
+    files = sorted((data_folder("tuned") / "families").glob("*.json"))
+    if files:
+        from autotile.store.rules import shipped_rules
+
+        yield from shipped_rules(files, problem.kernel, problem.dtype)
+
+
+def _own_rules(location: str, problem: Problem) -> list[StoredRule]:
+    """The user's rules; none where the database is missing or cannot be read."""
     rules = read_rules_quickly(location, problem.kernel, problem.dtype)
     if rules is not None:
-        yield from rules
-        return
+        return rules
     from autotile.store.database import Database
     from autotile.store.families import Families
 
     try:
         database = Database.open_readonly(location)
-        if database is not None:
-            with database:
-                yield from Families(database).rules(problem.kernel, problem.dtype)
+        if database is None:
+            return []
+        with database:
+            return Families(database).rules(problem.kernel, problem.dtype)
     except DatabaseError:
-        return
+        return []
 
 
 def _nvrtc_version(stored: list[Winner]) -> str:

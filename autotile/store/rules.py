@@ -1,15 +1,25 @@
-"""Rules of families with what they belong to, as dispatch needs them; the SQL behind them is in ``families``."""
+"""Rules of families with what they belong to, as dispatch needs them; the SQL behind them is in ``families``.
+
+A file of rules is JSON, and files of this kind come with autotile, so that its own kernels are served well at any size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+from autotile.ground.errors import InputError
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.rule import FamilyRule
 from autotile.store.keys import TuningKey
+from autotile.store.whole_file import whole_file
+
+_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +34,15 @@ class StoredRule:
         Properties of the GPU that it was learned on.
     learned_at
         When (UTC).
+    shipped
+        Whether it came with autotile and was not learned by the user.
     """
 
     key: TuningKey
     device: DeviceProperties
     rule: FamilyRule
     learned_at: datetime
+    shipped: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain dictionary of everything."""
@@ -55,3 +68,54 @@ class StoredRule:
             FamilyRule.from_json(entry["rule"]),
             datetime.fromisoformat(entry["learned_at"]),
         )
+
+
+def shipped_rules(files: Sequence[Path], kernel: str, dtype: str) -> list[StoredRule]:
+    """Rules of a kernel in files that come with autotile, of every GPU.
+
+    Raises
+    ------
+    InputError
+        One of the files is damaged.
+    """
+    found = (rule for path in files for rule in read_rules_file(path))
+    return [replace(rule, shipped=True) for rule in found if (rule.key.kernel, rule.key.dtype) == (kernel, dtype)]
+
+
+@lru_cache
+def read_rules_file(path: Path) -> tuple[StoredRule, ...]:
+    """Read a file of rules, once a process.
+
+    Raises
+    ------
+    InputError
+        It cannot be read, is damaged, or was written by a newer autotile.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["format"] != _FORMAT:
+            raise InputError(f"{path} has format {document['format']!r}, this autotile reads {_FORMAT}; upgrade it")
+        return tuple(StoredRule.from_json(entry) for entry in document["rules"])
+    except OSError as error:
+        raise InputError(f"cannot read the rules in {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} is no file of rules: {error!r}; fetch it again or delete it") from None
+
+
+def write_rules_file(path: Path, rules: Iterable[StoredRule]) -> int:
+    """Write a file of rules, and return how many.
+
+    Raises
+    ------
+    InputError
+        It cannot be written.
+    """
+    entries = [rule.to_json() for rule in rules]
+    try:
+        with whole_file(path) as stream:
+            stream.write((json.dumps({"format": _FORMAT, "rules": entries}, indent=1) + "\n").encode())
+    except OSError as error:
+        raise InputError(f"cannot write the rules to {path}: {error.strerror}") from None
+    return len(entries)

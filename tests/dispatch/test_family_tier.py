@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotile.device.toolchain import nvrtc_version
+from autotile.dispatch import serving
 from autotile.dispatch.choose import choose
 from autotile.files.library import Kernel, load_kernel
 from autotile.files.profiles import device_profile
@@ -26,7 +28,7 @@ from autotile.ground.tree import Leaf, Split, Tree
 from autotile.store.database import Database
 from autotile.store.families import Families, FamilyProgress
 from autotile.store.keys import key_of
-from autotile.store.rules import StoredRule
+from autotile.store.rules import StoredRule, write_rules_file
 
 SMALL, LARGE, DEFAULT = ({"THREADS": threads, "WORK": work} for threads, work in ((64, 1), (256, 4), (128, 1)))
 H200 = replace(device_profile("h200"), source="cuda")
@@ -77,6 +79,21 @@ class TestTier:
         learn(shelf, "n=40000..60000")
         assert "n=40000..60000" in shelf.ask(50_000).explain()
         assert "n=1..1000000" in shelf.ask(30_000).explain()
+
+    def test_rules_that_come_with_autotile_serve_behind_the_users(
+        self, shelf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        learn(shelf)
+        with Database.open(read_settings().database) as database:
+            (stored,) = Families(database).rules()
+        wide = replace(stored, rule=replace(stored.rule, family=parse_family(shelf.kernel.spec, ["n=1..1000000"])))
+        (tmp_path / "families").mkdir()
+        write_rules_file(tmp_path / "families" / "h200.json", [wide])
+        monkeypatch.setattr(serving, "data_folder", lambda _: tmp_path)
+        assert "n=1000..100000" in shelf.ask(4097).explain()
+        shipped = shelf.ask(200_000)
+        assert (shipped.tier, shipped.config) == ("family", LARGE)
+        assert "The result came with autotile" in shipped.explain()
 
     def test_what_breaks_a_rule_gives_way_to_the_next_of_the_leaf(self, shelf: Any) -> None:
         learn(shelf, "n=1..1000000")

@@ -3,12 +3,15 @@
 import json
 import sqlite3
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotile.files.profiles import device_profile
+from autotile.files.settings import data_folder
+from autotile.ground.errors import InputError
 from autotile.ground.family import Extent, Family
 from autotile.ground.features import Feature
 from autotile.ground.model import Resources
@@ -18,6 +21,7 @@ from autotile.store.database import Database
 from autotile.store.families import Families, FamilyProgress
 from autotile.store.keys import TuningKey
 from autotile.store.quick import read_rules_quickly
+from autotile.store.rules import StoredRule, read_rules_file, write_rules_file
 
 DEVICE = device_profile("h200")
 FAMILY = Family({"M": Extent(((1, 8192),)), "N": Extent(((4096, 4096), (7168, 7168)))})
@@ -97,6 +101,34 @@ class TestRules:
         assert Families(database).rules() == []
         with pytest.raises(ValueError, match=r"."):
             FamilyRule.from_json({**a_rule().to_json(), **damage})
+
+
+class TestFiles:
+    def test_rules_are_written_and_read_back(self, family_key: TuningKey, tmp_path: Path) -> None:
+        stored = StoredRule(family_key, DEVICE, a_rule(), datetime.now(UTC))
+        assert write_rules_file(tmp_path / "rules.json", [stored, stored]) == 2
+        assert read_rules_file(tmp_path / "rules.json") == (stored, stored)
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("{", "is no file of rules"),
+            ('{"format": 2}', "this autotile reads 1"),
+            ('{"format": 1}', "is no file of rules"),
+        ],
+    )
+    def test_a_damaged_file_is_refused(self, tmp_path: Path, text: str, said: str) -> None:
+        (tmp_path / "rules.json").write_text(text)
+        with pytest.raises(InputError, match=said):
+            read_rules_file(tmp_path / "rules.json")
+
+    def test_a_file_that_is_not_there_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="cannot read the rules"):
+            read_rules_file(tmp_path / "none.json")
+
+    def test_every_rule_that_comes_with_autotile_can_be_read(self) -> None:
+        for path in (data_folder("tuned") / "families").glob("*.json"):
+            assert read_rules_file(path)
 
 
 def test_a_rule_reads_as_lines() -> None:
