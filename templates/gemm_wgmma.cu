@@ -54,6 +54,7 @@
 //   STORE_STAGES   buffers between a consumer and C
 //   TMA_STORE      1: the copy engine writes C
 //   OUT_FP32       1: C is fp32
+//   NONDETERMINISTIC   1: parts of K are added up as they come, in `totals`; 0: in order, from `partials`
 //
 // Launch: 128 * (CONSUMERS + 1) threads; grid.x any multiple of the cluster, best what fits on the device at once.
 
@@ -64,9 +65,9 @@
 #define STAGES 4
 #define CONSUMERS 2
 #define PINGPONG 0
-#define CLUSTER_M 2
+#define CLUSTER_M 1
 #define CLUSTER_N 1
-#define GROUP 8
+#define GROUP 16
 #define ALONG_N 0
 #define SPLIT_K 1
 #define STORE_STAGES 2
@@ -342,49 +343,77 @@ __device__ __forceinline__ void move_rows(unsigned char* buffer, const Epilogue&
         move_rows<TO_C, Output>(buffer, epilogue, row, column);
 }
 
-// buffer = alpha * sum + beta * buffer, in the order that the copy engine expects.
-__device__ __forceinline__ void fill(unsigned buffer, const float* sum, float alpha, float beta)
+// Bytes from the start of a buffer to what this lane holds there. In fp32, the pair sum[i], sum[i + 1]. In 16 bits, four
+// 8 x 8 matrices move at once, left above left below, right above right below: the row of one of them that this lane
+// names for sum[i] to sum[i + 7].
+__device__ __forceinline__ unsigned place(int i)
 {
     const int lane = threadIdx.x % 32;
     const int own = threadIdx.x % WARPGROUP / 32 * 16;
 #if OUT_FP32
+    const int row = own + i / 2 % 2 * 8 + lane / 4;
+    const int chunk_bytes = i / 4 * 32 + lane % 4 * 8;
+#else
+    const int row = own + lane % 16;
+    const int chunk_bytes = (i / 4 + lane / 16) * 16;
+#endif
+    return tma_swizzled<STORE_ROW>(row * STORE_ROW + chunk_bytes);
+}
+
+// buffer = scale * sum
+__device__ __forceinline__ void fill(unsigned buffer, const float* sum, float scale)
+{
+#if OUT_FP32
+#pragma unroll
+    for (int i = 0; i < STORE_COLUMNS / 2; i += 2)
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(buffer + place(i)), "f"(scale * sum[i]),
+                     "f"(scale * sum[i + 1])
+                     : "memory");
+#else
+#pragma unroll
+    for (int i = 0; i < STORE_COLUMNS / 2; i += 8)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(buffer + place(i)),
+                     "r"(pack<DTYPE>(scale * sum[i], scale * sum[i + 1])),
+                     "r"(pack<DTYPE>(scale * sum[i + 2], scale * sum[i + 3])),
+                     "r"(pack<DTYPE>(scale * sum[i + 4], scale * sum[i + 5])),
+                     "r"(pack<DTYPE>(scale * sum[i + 6], scale * sum[i + 7]))
+                     : "memory");
+#endif
+}
+
+// sum = alpha * sum + beta * buffer
+__device__ __forceinline__ void blend(float* sum, unsigned buffer, float alpha, float beta)
+{
+#if OUT_FP32
 #pragma unroll
     for (int i = 0; i < STORE_COLUMNS / 2; i += 2) {
-        const unsigned offset = (own + i / 2 % 2 * 8 + lane / 4) * STORE_ROW + i / 4 * 32 + lane % 4 * 8;
-        const unsigned at = buffer + tma_swizzled<STORE_ROW>(offset);
-        float2 old = {};
-        if (beta != 0.0f) asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(old.x), "=f"(old.y) : "r"(at));
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(alpha * sum[i] + beta * old.x),
-                     "f"(alpha * sum[i + 1] + beta * old.y)
-                     : "memory");
+        float2 old;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(old.x), "=f"(old.y) : "r"(buffer + place(i)) : "memory");
+        sum[i] = alpha * sum[i] + beta * old.x;
+        sum[i + 1] = alpha * sum[i + 1] + beta * old.y;
     }
 #else
-    // Four 8 x 8 matrices at once, left above left below, right above right below; each lane names one of their rows.
 #pragma unroll
     for (int i = 0; i < STORE_COLUMNS / 2; i += 8) {
-        const unsigned offset = (own + lane % 16) * STORE_ROW + (i / 4 + lane / 16) * 16;
-        const unsigned at = buffer + tma_swizzled<STORE_ROW>(offset);
-        unsigned pair[4] = {};
-        if (beta != 0.0f)
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(pair[0]), "=r"(pair[1]), "=r"(pair[2]), "=r"(pair[3])
-                         : "r"(at)
-                         : "memory");
+        unsigned pair[4];
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(pair[0]), "=r"(pair[1]), "=r"(pair[2]), "=r"(pair[3])
+                     : "r"(buffer + place(i))
+                     : "memory");
 #pragma unroll
         for (int p = 0; p < 4; ++p) {
             const float2 old = unpack<DTYPE>(pair[p]);
-            pair[p] = pack<DTYPE>(alpha * sum[i + 2 * p] + beta * old.x, alpha * sum[i + 2 * p + 1] + beta * old.y);
+            sum[i + 2 * p] = alpha * sum[i + 2 * p] + beta * old.x;
+            sum[i + 2 * p + 1] = alpha * sum[i + 2 * p + 1] + beta * old.y;
         }
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(pair[0]),
-                     "r"(pair[1]), "r"(pair[2]), "r"(pair[3])
-                     : "memory");
     }
 #endif
 }
 
 // One strip of C = alpha * sum + beta * C, by way of the buffers. With the copy engine, it goes out while the next tile
-// is multiplied, and a buffer is filled again when it has been read out.
-__device__ __forceinline__ void write_strip(const float (&sum)[SUMS], unsigned char* buffers, int& next,
+// is multiplied, and a buffer is filled again when it has been read out. BLEND where beta is not 0: else C is not read.
+template <bool BLEND>
+__device__ __forceinline__ void write_strip(float (&sum)[SUMS], unsigned char* buffers, int& next,
                                             const Epilogue& epilogue, const TensorMap& C_map, int row, int column,
                                             int batch)
 {
@@ -397,11 +426,15 @@ __device__ __forceinline__ void write_strip(const float (&sum)[SUMS], unsigned c
             if (engineer) tma_store_wait<STORE_STAGES - 1>();
             warpgroup_barrier(epilogue.barrier);
         }
-        if (epilogue.beta != 0.0f) {
+        float* sums = &sum[part * STORE_COLUMNS / 2];
+        float scale = epilogue.alpha;
+        if (BLEND) {
             move_rows<false>(buffer, epilogue, row, column);
             __syncwarp();
+            blend(sums, shared_address(buffer), epilogue.alpha, epilogue.beta);
+            scale = 1.0f;
         }
-        fill(shared_address(buffer), &sum[part * STORE_COLUMNS / 2], epilogue.alpha, epilogue.beta);
+        fill(shared_address(buffer), sums, scale);
         if (TMA_STORE) {
             tma_fence();
             warpgroup_barrier(epilogue.barrier);
@@ -418,14 +451,14 @@ __device__ __forceinline__ void write_strip(const float (&sum)[SUMS], unsigned c
 }
 
 // A consumer: multiplies and writes its part of the block's tiles.
-__device__ __forceinline__ void consume(Shared& shared, const Problem& problem, Output* C, float* partials,
+__device__ __forceinline__ void consume(Shared& shared, const Problem& problem, Output* C, float* workspace,
                                         unsigned* counters, const TensorMap& C_map, float alpha, float beta,
                                         int consumer, int rank)
 {
     const int first_row = PINGPONG ? 0 : consumer * STRIPS * STRIP_ROWS;
     const bool pairs = problem.N % 2 == 0 && reinterpret_cast<size_t>(C) % sizeof(OutputPair) == 0;
     Epilogue epilogue = {C, problem.M, problem.N, alpha, beta, pairs, 1 + consumer};  // barrier 0 is the block's
-    int next_buffer = 0;
+    int next = 0;  // buffer
 
     // Consumers take turns in the order of the tiles. Nobody may wait for a stage of a later round than the one that is
     // being filled: rounds are told apart by their parity alone. So each waits until the one before has no more to wait
@@ -454,14 +487,17 @@ __device__ __forceinline__ void consume(Shared& shared, const Problem& problem, 
         for (int s = 0; s < STRIPS; ++s) {
             if (SPLIT_K > 1) {
                 const int index = work.tile * (BM / STRIP_ROWS) + first_row / STRIP_ROWS + s;
-                float* parts = partials + index * split_k_floats<WARPGROUP, SUMS>(SPLIT_K, NONDETERMINISTIC);
+                float* parts = workspace + index * split_k_floats<WARPGROUP, SUMS>(SPLIT_K, NONDETERMINISTIC);
                 if (!split_k_finish<WARPGROUP, NONDETERMINISTIC>(sum[s], parts, counters + index, work.split, SPLIT_K,
                                                                  threadIdx.x % WARPGROUP, epilogue.barrier))
                     continue;
             }
             epilogue.C = C + static_cast<size_t>(work.batch) * problem.M * problem.N;
-            write_strip(sum[s], shared.C[consumer], next_buffer, epilogue, C_map,
-                        work.row + first_row + s * STRIP_ROWS, work.column, work.batch);
+            const int row = work.row + first_row + s * STRIP_ROWS;
+            if (beta != 0.0f)
+                write_strip<true>(sum[s], shared.C[consumer], next, epilogue, C_map, row, work.column, work.batch);
+            else
+                write_strip<false>(sum[s], shared.C[consumer], next, epilogue, C_map, row, work.column, work.batch);
         }
     }
     if (TMA_STORE) tma_store_wait<0>();
@@ -474,11 +510,11 @@ __device__ __forceinline__ void consume(Shared& shared, const Problem& problem, 
 #endif
 
 // The register file, 65,536, divided: a kernel starts with an equal share for every thread.
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 232;
 
 extern "C" __global__ void CLUSTER_SHAPE __launch_bounds__(THREADS, 1)
-gemm_wgmma(Output* C, float* partials, unsigned* counters, const __grid_constant__ TensorMap A_map,
+gemm_wgmma(Output* C, float* partials, float* totals, unsigned* counters, const __grid_constant__ TensorMap A_map,
            const __grid_constant__ TensorMap B_map, const __grid_constant__ TensorMap C_map, int M, int N, int K,
            int batches, float alpha, float beta)
 {
@@ -487,6 +523,11 @@ gemm_wgmma(Output* C, float* partials, unsigned* counters, const __grid_constant
     const Problem problem(M, N, K, batches);
     const int rank = CLUSTER > 1 ? cluster_rank() : 0;
 
+    if (threadIdx.x == WARPGROUP) {
+        tma_prefetch(A_map);
+        tma_prefetch(B_map);
+        if (TMA_STORE) tma_prefetch(C_map);
+    }
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(&shared.full[stage], 1);
@@ -494,21 +535,20 @@ gemm_wgmma(Output* C, float* partials, unsigned* counters, const __grid_constant
         }
         for (int consumer = 0; consumer < CONSUMERS; ++consumer) mbarrier_init(&shared.turn[consumer], 1);
         mbarrier_publish();
-        tma_prefetch(A_map);
-        tma_prefetch(B_map);
-        if (TMA_STORE) tma_prefetch(C_map);
     }
     if (CLUSTER > 1)
         cluster_barrier();
     else
         __syncthreads();
 
-    if (threadIdx.x < WARPGROUP) {
+    // In this order the producer's code comes first and is fetched with the kernel's beginning: loads start earlier.
+    if (threadIdx.x >= WARPGROUP) {
+        if (CONSUMERS > 1) claim_registers<CONSUMER_REGISTERS>();
+        consume(shared, problem, C, NONDETERMINISTIC ? totals : partials, counters, C_map, alpha, beta,
+                threadIdx.x / WARPGROUP - 1, rank);
+    } else {
         if (CONSUMERS > 1) release_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) produce(shared, problem, A_map, B_map, rank);
-    } else {
-        if (CONSUMERS > 1) claim_registers<CONSUMER_REGISTERS>();
-        consume(shared, problem, C, partials, counters, C_map, alpha, beta, threadIdx.x / WARPGROUP - 1, rank);
     }
 
     // No block leaves while another of its cluster may still write to its shared memory.

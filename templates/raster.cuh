@@ -19,7 +19,8 @@ __device__ __forceinline__ Tile raster(int linear, int tiles_m, int tiles_n, int
 {
     const int band = linear / (group * tiles_n);
     const int first_row = band * group;
-    const int height = min(group, tiles_m - first_row);
     const int within = linear - first_row * tiles_n;
+    const int height = tiles_m - first_row;
+    if (height >= group) return {first_row + within % group, within / group};  // group is a constant as a rule
     return {first_row + within % height, within / height};
 }

@@ -13,6 +13,7 @@ import pytest
 from autotile.device.compiler import compile_cubin, compile_job
 from autotile.files.library import Kernel, load_kernel
 from autotile.files.profiles import device_profile
+from autotile.ground.capability import device_fault
 from autotile.ground.geometry import fixed_names, value_or_zero
 from autotile.ground.model import Config, Resources, Value
 from autotile.ground.space import SearchSpace, check_config, feasible_space
@@ -34,24 +35,31 @@ def spread(space: SearchSpace, count: int) -> Iterator[Config]:
 
 
 def compiled(kernel: Kernel, config: Config, architecture: str) -> Resources:
-    return compile_cubin(compile_job(kernel, config, "float32", architecture)).resources
+    return compile_cubin(compile_job(kernel, config, kernel.spec.dtypes[0], architecture)).resources
+
+
+def declared_defaults(kernel: Kernel) -> dict[str, Value]:
+    """Parameters and flags with their defaults, as the search space has them."""
+    return {**kernel.spec.default, **{name: kernel.spec.sizes[name] for name in kernel.spec.flags}}
 
 
 def written_defaults(kernel: Kernel) -> dict[str, Value]:
-    """The macros that the template gives itself, as the search space would write them."""
+    """The same as the template gives them to itself, with the element type left out."""
     macros = dict(re.findall(r"^#define (\w+) (\w+)$", kernel.source, re.MULTILINE))
-    kinds = {name: type(value) for name, value in kernel.spec.default.items()}
-    return {name: kinds[name](int(value)) for name, value in macros.items()}
+    kinds = {name: type(value) for name, value in declared_defaults(kernel).items()}
+    return {name: kinds[name](int(value)) for name, value in macros.items() if name != "DTYPE"}
 
 
 @pytest.mark.parametrize("device", ["h200", "rtx-3060"])
 def test_the_default_is_valid_at_both_shapes(kernel: Kernel, device: str) -> None:
+    if device_fault(kernel.spec, device_profile(device)):
+        pytest.skip("the kernel is not for this device")
     for sizes in (kernel.spec.sizes, kernel.spec.ragged):
         assert check_config(kernel.spec, kernel.spec.default, sizes, device_profile(device)) == ""
 
 
 def test_the_template_alone_has_the_default_of_the_search_space(kernel: Kernel) -> None:
-    assert written_defaults(kernel) == dict(kernel.spec.default)
+    assert written_defaults(kernel) == declared_defaults(kernel)
 
 
 def test_the_template_explains_every_parameter(kernel: Kernel) -> None:
@@ -79,7 +87,9 @@ def test_what_is_declared_is_what_the_compiler_says(kernel: Kernel) -> None:
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_nvcc_compiles_the_template_alone(kernel: Kernel) -> None:
-    command = ["nvcc", "-arch=sm_90", "-Werror=all-warnings", "-c", str(kernel.template_path), "-o", "/dev/null"]
+    target = (kernel.spec.architecture or "sm_90").removeprefix("sm_")
+    command = ["nvcc", f"-gencode=arch=compute_{target},code=sm_{target}", "-std=c++17", "-Werror=all-warnings"]
+    command += ["-c", str(kernel.template_path), "-o", "/dev/null"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
