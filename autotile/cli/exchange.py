@@ -107,7 +107,7 @@ def export_results(
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the trials of a tuned problem to a file, or a kernel for C++ programs.
+    """Write a problem's trials to a file, or a kernel for C++.
 
     A C++ header holds all problems that are tuned of the kernel where no sizes are given.
     """

@@ -19,9 +19,12 @@ HEAVY = ("optuna", "kernel_tuner", "cupy", "sqlalchemy", "torch")
 
 COMMANDS = [
     "tune",
+    "verify",
     "best",
     "list",
+    "misses",
     "trials",
+    "bundle",
     "space",
     "explain",
     "occupancy",
@@ -30,6 +33,9 @@ COMMANDS = [
     "record",
     "export",
     "import",
+    "diff",
+    "merge",
+    "prune",
     "db",
     "db check",
     "db path",
