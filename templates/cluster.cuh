@@ -14,3 +14,19 @@ __device__ __forceinline__ void cluster_barrier()
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
+
+// Four floats of the shared memory of the block with rank `rank`, at the place that `here` has in this block's.
+__device__ __forceinline__ float4 load_from_rank(const float4* here, unsigned rank)
+{
+    float4 there;
+    asm volatile(
+        "{\n"
+        "  .reg .b32 address;\n"
+        "  mapa.shared::cluster.u32 address, %4, %5;\n"
+        "  ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [address];\n"
+        "}"
+        : "=f"(there.x), "=f"(there.y), "=f"(there.z), "=f"(there.w)
+        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(here))), "r"(rank)
+        : "memory");
+    return there;
+}

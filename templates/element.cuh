@@ -77,3 +77,22 @@ __device__ __forceinline__ void narrow(float& stored, float value)
 {
     stored = value;
 }
+
+// Neighbours to fp32.
+template <typename Element, int COUNT>
+__device__ __forceinline__ void widen(float (&to)[COUNT], const unsigned short (&stored)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i + 1 < COUNT; i += 2) {
+        const float2 both = unpack<Element>(stored[i] | static_cast<unsigned>(stored[i + 1]) << 16);
+        to[i] = both.x;
+        to[i + 1] = both.y;
+    }
+    if (COUNT % 2 != 0) to[COUNT - 1] = widen<Element>(stored[COUNT - 1]);
+}
+template <typename Element, int COUNT>
+__device__ __forceinline__ void widen(float (&to)[COUNT], const float (&stored)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) to[i] = stored[i];
+}

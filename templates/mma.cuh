@@ -7,12 +7,13 @@
 //     sum[2], sum[3]   row l / 4 + 8,  the same columns
 //
 // `ldmatrix` fills the fragments of A and B from shared memory. It moves matrices of 8 x 8 elements; each lane gives the
-// address of one row, 16 bytes, and 4 matrices make a piece of 16 x 16. Both operands are loaded in one order, seen as
-// (outer, k), where outer is a row of A or a column of B:
+// address of one row, 16 bytes, and 4 matrices make a piece of 16 x 16. An operand is seen here as (outer, k), where
+// outer is a row of A or a column of B. The 4 matrices go to registers in the order that mma.sync wants: A takes a whole
+// piece in one instruction, B takes half of it, 8 columns, which must lie in neighbouring registers.
 //
-//                      k 0..7      k 8..15
-//     outer 0..7     piece[0]     piece[2]       A takes all four.
-//     outer 8..15    piece[1]     piece[3]       B takes 0 and 2 for columns 0..7, 1 and 3 for columns 8..15.
+//                     A:  k 0..7      k 8..15            B:  k 0..7      k 8..15
+//     outer 0..7        piece[0]     piece[2]              piece[0]     piece[1]
+//     outer 8..15       piece[1]     piece[3]              piece[2]     piece[3]
 //
 // A tile in shared memory has either k or outer running along its rows; `ldmatrix.trans` turns the 8 x 8 matrices of the
 // second kind. So all layouts of the operands cost the same.
@@ -45,14 +46,17 @@ __device__ __forceinline__ int swizzled(int row, int chunk)
     return row * ROW_CHUNKS + (chunk ^ (row / (8 / SPAN) % SPAN));
 }
 
+// Which of the two pieces above.
+enum Side { SIDE_A, SIDE_B };
+
 // Loads the 16 x 16 piece that starts at (outer, k) of a swizzled tile in shared memory: [outer][k] where K_ALONG_ROWS,
 // else [k][outer]. ROW is the length of the tile's rows in elements. All lanes of the warp take part.
-template <bool K_ALONG_ROWS, int ROW>
+template <Side SIDE, bool K_ALONG_ROWS, int ROW>
 __device__ __forceinline__ void load_piece(unsigned (&piece)[4], const void* tile, int outer, int k)
 {
-    const int lane = threadIdx.x % 32;
-    const int outer_half = lane / 8 % 2;  // of the matrix whose row this lane points at
-    const int k_half = lane / 16;
+    const int lane = threadIdx.x % 32;  // lanes 0..7 point at the rows of piece[0], 8..15 at those of piece[1], ...
+    const int outer_half = SIDE == SIDE_A ? lane / 8 % 2 : lane / 16;
+    const int k_half = SIDE == SIDE_A ? lane / 16 : lane / 8 % 2;
     const unsigned start = static_cast<unsigned>(__cvta_generic_to_shared(tile));
     if (K_ALONG_ROWS) {
         const int at = swizzled<ROW / CHUNK>(outer + outer_half * 8 + lane % 8, k / CHUNK + k_half);
@@ -69,25 +73,24 @@ __device__ __forceinline__ void load_piece(unsigned (&piece)[4], const void* til
     }
 }
 
-// sum += a * b, 16 x 16 times 16 x 8; b0 and b1 are the halves of b along k.
+// sum += a * b, 16 x 16 times 16 x 8; b is the first or second half of a piece.
 template <typename Element>
-__device__ __forceinline__ void multiply_add(float* sum, const unsigned (&a)[4], unsigned b0, unsigned b1);
+__device__ __forceinline__ void multiply_add(float* sum, const unsigned (&a)[4], const unsigned* b);
 
 template <>
-__device__ __forceinline__ void multiply_add<__half>(float* sum, const unsigned (&a)[4], unsigned b0, unsigned b1)
+__device__ __forceinline__ void multiply_add<__half>(float* sum, const unsigned (&a)[4], const unsigned* b)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 template <>
-__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float* sum, const unsigned (&a)[4], unsigned b0,
-                                                            unsigned b1)
+__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float* sum, const unsigned (&a)[4], const unsigned* b)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }

@@ -88,7 +88,8 @@ __device__ __forceinline__ bool split_k_finish(float (&sum)[COUNT], float* parts
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) sum[i] = 0.0f;
     const int parts_to_add = BY_ATOMICS ? 1 : splits;
-#pragma unroll 1
+    constexpr int AT_ONCE = PIECES < 16 ? 16 / PIECES : 1;  // parts on their way at a time
+#pragma unroll AT_ONCE
     for (int s = 0; s < parts_to_add; ++s, part += PIECES * THREADS) {
 #pragma unroll
         for (int i = 0; i < PIECES; ++i) {

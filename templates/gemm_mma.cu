@@ -1,0 +1,379 @@
+// Matrix multiplication on tensor cores by ldmatrix and mma.sync: compute capability 8.0 and later.
+//
+//     C = alpha * op(A) * op(B) + beta * C        op(A) is M x K, op(B) is K x N, C is M x N, row-major, fp16 or bf16
+//
+// op(A) is A, or its transpose where TRANS_A (A is then stored K x M); op(B) likewise (N x K where TRANS_B). Sums are
+// fp32. C has the type of A and B, or fp32 where OUT_FP32. blockIdx.z counts through a batch of such products.
+//
+// Idea. A block computes BM x BN of C, a warp WM x WN of it, in pieces of 16 x 8 that the tensor cores take at once.
+// mma.cuh shows which lane holds what of a piece. Operands go two ways:
+//
+//     global memory --cp.async--> ring of STAGES tiles in shared memory --ldmatrix--> registers --mma.sync--> sums
+//
+//     step          0     1     2     3   ...       One step of BK is multiplied while those STAGES - 1 ahead are on
+//     copied     0 1 2    3     4     5             their way. A step has one barrier: it says that the tile to be read
+//     multiplied    0     1     2     3             next has arrived, and that the one before it may be overwritten.
+//
+// Fragments are loaded one piece of k ahead too (FRAGMENTS = 2): while the tensor cores work on k .. k + 15, ldmatrix
+// fetches k + 16 .. k + 31. With FRAGMENTS = 1 they need half the registers, and other warps must fill the gaps.
+//
+// What limits it. Of a tile, a warp reads WM + WN rows for WM * WN products: 1/32 element each for 64 x 64, and shared
+// memory is half busy when the tensor cores are two thirds busy, which is as far as this loop gets on an H200. Narrow
+// products are limited by the latency of a step; K_WARPS groups of warps then share it, each WK = BK / K_WARPS deep.
+//
+//     BM x BN, K_WARPS = 2:     k  0 .. WK - 1      WK .. BK - 1         their sums are added at the end, in this
+//                                  group 0          group 1              order, so results do not vary
+//
+// Any size, any alignment: tile_stream.cuh copies as widely as the rows of each operand allow, and fills with zeros what
+// lies beyond the matrix.
+//
+// Few tiles. SPLIT_K blocks share a tile, each takes a part of K. On compute capability 9.0 they may be a cluster
+// (CLUSTER_SPLIT) and add up through each other's shared memory; else through a workspace (split_k.cuh).
+//
+// Way out. The sums pass through shared memory once, so that 4 neighbours of a row come to one thread, which reads and
+// writes C with one access. Where several groups or blocks have parts of a tile, this is also where they are added.
+//
+//     warp's registers  -->  [group][row][column] in shared memory  -->  thread t: quads t, t + THREADS, ... of C
+//
+// Accuracy. mma.sync cuts its fp32 sums off instead of rounding them, and the losses all point to zero: relative to the
+// result they grow with the number of steps, 1e-3 at K = 500,000. A 16-bit C does not show it. For an fp32 C, sums
+// move to a second set, added in proper fp32, after every 4096 of k. It waits in local memory and costs no registers.
+//
+// Macros
+//   BM, BN          rows and columns of C that a block computes
+//   BK              depth of the tiles in shared memory
+//   WM, WN          rows and columns of C that a warp computes, multiples of 16
+//   K_WARPS         groups of warps that share the depth of a tile
+//   STAGES          tiles in the ring, from 2 on
+//   FRAGMENTS       sets of fragments: 1, or 2 to load one ahead
+//   SPLIT_K         blocks that share a tile, each with a part of K
+//   CLUSTER_SPLIT   1: these blocks are a cluster (compute capability 9.0, up to 8 blocks)
+//   GROUP           rows of tiles in a band of the block order (raster.cuh)
+//   MIN_BLOCKS      blocks that must fit on an SM; caps the registers of a thread
+//
+// Launch: THREADS threads; grid.x counts tiles, grid.y the parts of K, grid.z the batch; dynamic shared memory for the
+// ring or the sums, whichever is larger.
+//
+// Next: Hopper's wgmma takes operands from shared memory without ldmatrix, and TMA copies without threads.
+
+#include "element.cuh"
+#include "mma.cuh"
+#include "raster.cuh"
+#include "split_k.cuh"
+#include "tile_stream.cuh"
+
+#ifndef BM
+#define BM 128
+#define BN 128
+#define BK 64
+#define WM 64
+#define WN 64
+#define K_WARPS 1
+#define STAGES 3
+#define FRAGMENTS 2
+#define SPLIT_K 1
+#define CLUSTER_SPLIT 0
+#define GROUP 8
+#define MIN_BLOCKS 1
+#define TRANS_A 0
+#define TRANS_B 0
+#define OUT_FP32 0
+#define NONDETERMINISTIC 0
+#define DTYPE __nv_bfloat16
+#endif
+
+#if CLUSTER_SPLIT
+#include "cluster.cuh"
+#define CLUSTER __cluster_dims__(1, SPLIT_K, 1)
+#else
+#define CLUSTER
+#endif
+
+#if OUT_FP32
+typedef float Output;
+#else
+typedef DTYPE Output;
+#endif
+typedef Stored<DTYPE>::type In;
+typedef Stored<Output>::type Out;
+
+constexpr int WARP = 32;
+constexpr int WARPS_N = BN / WN;
+constexpr int GROUP_THREADS = WARP * (BM / WM) * WARPS_N;
+constexpr int THREADS = GROUP_THREADS * K_WARPS;
+constexpr int WK = BK / K_WARPS;
+constexpr int PIECE = 16;  // depth of an mma.sync
+
+static_assert(BM % WM == 0 && BN % WN == 0 && WM % 16 == 0 && WN % 16 == 0, "warps must tile the block, pieces the warp");
+static_assert(WK % (FRAGMENTS * PIECE) == 0, "fragments take turns");
+
+// The operands' ways into shared memory (tile_stream.cuh).
+typedef Stream<BM, BK, !TRANS_A, THREADS> StreamA;
+typedef Stream<BN, BK, TRANS_B, THREADS> StreamB;
+
+extern __shared__ __align__(128) unsigned char shared[];
+constexpr int SLOT_BYTES = StreamA::TILE_BYTES + StreamB::TILE_BYTES;
+constexpr int RING_BYTES = STAGES * SLOT_BYTES;
+
+// Which part of the block's tile this thread's warp computes.
+struct Warp {
+    int row;
+    int column;
+    int k;
+
+    __device__ __forceinline__ Warp()
+    {
+        const int warp = threadIdx.x % GROUP_THREADS / WARP;
+        row = warp / WARPS_N * WM;
+        column = warp % WARPS_N * WN;
+        k = threadIdx.x / GROUP_THREADS * WK;
+    }
+};
+
+// Operands of a warp for one piece of k.
+struct Fragments {
+    unsigned a[WM / 16][4];
+    unsigned b[WN / 16][4];
+
+    __device__ __forceinline__ void load(const unsigned char* slot, const Warp& warp, int k)
+    {
+#pragma unroll
+        for (int m = 0; m < WM / 16; ++m)
+            load_piece<SIDE_A, !TRANS_A, StreamA::ROW>(a[m], slot, warp.row + m * 16, warp.k + k);
+#pragma unroll
+        for (int n = 0; n < WN / 16; ++n)
+            load_piece<SIDE_B, TRANS_B, StreamB::ROW>(b[n], slot + StreamA::TILE_BYTES, warp.column + n * 16, warp.k + k);
+    }
+};
+
+// Sums of a thread: 4 of each piece of 16 x 8, row by row of pieces.
+constexpr int SUMS = WM * WN / WARP;
+
+__device__ __forceinline__ int first_sum(int m, int n) { return (m * (WN / 8) + n) * 4; }
+
+__device__ __forceinline__ void multiply(float (&sum)[SUMS], const Fragments& with)
+{
+#pragma unroll
+    for (int m = 0; m < WM / 16; ++m)
+#pragma unroll
+        for (int n = 0; n < WN / 8; ++n)
+            multiply_add<DTYPE>(&sum[first_sum(m, n)], with.a[m], &with.b[n / 2][n % 2 * 2]);
+}
+
+// Sums of long products in proper fp32; see "Accuracy". `volatile` keeps them out of registers.
+constexpr int STEPS_A_MOVE = 4096 * K_WARPS / BK;
+
+struct LongSums {
+    volatile float total[SUMS];
+
+    __device__ __forceinline__ void move(float (&sum)[SUMS], bool first)
+    {
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) {
+            total[i] = first ? sum[i] : total[i] + sum[i];
+            sum[i] = 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ void add_to(float (&sum)[SUMS])
+    {
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) sum[i] += total[i];
+    }
+};
+
+// sum += op(A) * op(B) over `steps` steps of BK.
+__device__ __forceinline__ void accumulate(float (&sum)[SUMS], StreamA& stream_a, StreamB& stream_b, const Warp& warp,
+                                           int steps)
+{
+    auto copy = [&](int step) {
+        if (step < steps) {
+            unsigned char* slot = shared + step % STAGES * SLOT_BYTES;
+            stream_a.copy(slot);
+            stream_b.copy(slot + StreamA::TILE_BYTES);
+        }
+        cp_async_commit();  // an empty group at the end keeps the count
+    };
+    auto next_slot_arrived = [] {
+        cp_async_wait<STAGES - 2>();
+        __syncthreads();
+    };
+
+#pragma unroll 1
+    for (int step = 0; step < STAGES - 1; ++step) copy(step);
+    const unsigned char* slot = shared;
+    Fragments fragments[FRAGMENTS];
+    LongSums long_sums;
+    if (FRAGMENTS == 2) {
+        next_slot_arrived();
+        fragments[0].load(slot, warp, 0);
+    }
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+        if (FRAGMENTS == 1) next_slot_arrived();
+#pragma unroll
+        for (int k = 0; k < WK; k += PIECE) {
+            const bool last = k + PIECE == WK;
+            if (FRAGMENTS == 2 && last) next_slot_arrived();
+            if (FRAGMENTS == 1) fragments[0].load(slot, warp, k);
+            if (last) slot = slot + SLOT_BYTES == shared + RING_BYTES ? shared : slot + SLOT_BYTES;
+            if (FRAGMENTS == 2) fragments[(k / PIECE + 1) % 2].load(slot, warp, last ? 0 : k + PIECE);
+            if (k == 0) copy(step + STAGES - 1);  // into the slot that the barrier before this step set free
+            multiply(sum, fragments[k / PIECE % FRAGMENTS]);
+        }
+        if (OUT_FP32 && step % STEPS_A_MOVE == STEPS_A_MOVE - 1) long_sums.move(sum, step < STEPS_A_MOVE);
+    }
+    if (OUT_FP32 && steps >= STEPS_A_MOVE) long_sums.add_to(sum);
+    cp_async_wait<0>();
+    __syncthreads();
+}
+
+// The way out: tiles of sums in shared memory, one for each group of warps, in quads of 4 neighbours. Blocks of a cluster
+// share the quads of a tile.
+constexpr int QUAD = 4;
+constexpr int TILE_PITCH = BN + 8;  // floats; with the 8, rows of a piece start in different banks
+constexpr int TILE_FLOATS = BM * TILE_PITCH;
+constexpr int PEERS = CLUSTER_SPLIT ? SPLIT_K : 1;
+constexpr int QUADS = (BM * BN / QUAD - 1) / (THREADS * PEERS) + 1;  // of a thread
+constexpr bool SOME_HAVE_FEWER = BM * BN % (QUAD * THREADS * PEERS) != 0;
+
+struct Quad {
+    int row;
+    int column;
+
+    // Number i of this thread.
+    __device__ __forceinline__ explicit Quad(int i)
+    {
+        const int peer = CLUSTER_SPLIT ? blockIdx.y : 0;
+        const int index = (i * PEERS + peer) * THREADS + threadIdx.x;
+        row = index / (BN / QUAD);
+        column = index % (BN / QUAD) * QUAD;
+    }
+
+    __device__ __forceinline__ bool exists() const { return !SOME_HAVE_FEWER || row < BM; }
+
+    __device__ __forceinline__ float4* in_shared(int part) const
+    {
+        return reinterpret_cast<float4*>(reinterpret_cast<float*>(shared) + part * TILE_FLOATS + row * TILE_PITCH + column);
+    }
+
+    // Adds what PARTS groups of warps of all peers have.
+    template <int PARTS>
+    __device__ __forceinline__ void add_to(float* sum) const
+    {
+        if (!exists()) return;
+#pragma unroll
+        for (int peer = 0; peer < PEERS; ++peer)
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) {
+#if CLUSTER_SPLIT
+                const float4 quad = load_from_rank(in_shared(part), peer);
+#else
+                const float4 quad = *in_shared(part);
+#endif
+                sum[0] += quad.x;
+                sum[1] += quad.y;
+                sum[2] += quad.z;
+                sum[3] += quad.w;
+            }
+    }
+};
+
+__device__ __forceinline__ void leave_in_shared(const float (&sum)[SUMS], const Warp& warp)
+{
+    const int lane = threadIdx.x % WARP;
+    float* tile = reinterpret_cast<float*>(shared) + threadIdx.x / GROUP_THREADS * TILE_FLOATS;
+    float* first = tile + (warp.row + lane / 4) * TILE_PITCH + warp.column + lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < WM / 16; ++m)
+#pragma unroll
+        for (int n = 0; n < WN / 8; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float* pair = &sum[first_sum(m, n) + half * 2];
+                *reinterpret_cast<float2*>(first + (m * 16 + half * 8) * TILE_PITCH + n * 8) = {pair[0], pair[1]};
+            }
+}
+
+// C = alpha * sum + beta * C for `count` neighbours, at most 4. Where beta is 0, C is not read: it may hold NaN.
+struct alignas(QUAD * sizeof(Out)) OutQuad {
+    Out lane[QUAD];
+};
+
+__device__ __forceinline__ void update(Out& C, float sum, float alpha, float beta)
+{
+    narrow<DTYPE>(C, alpha * sum + (beta != 0.0f ? beta * widen<DTYPE>(C) : 0.0f));
+}
+
+__device__ __forceinline__ void update(Out* C, const float* sum, int count, bool whole, float alpha, float beta)
+{
+    if (whole && count >= QUAD) {
+        OutQuad quad = {};
+        if (beta != 0.0f) quad = *reinterpret_cast<OutQuad*>(C);
+#pragma unroll
+        for (int i = 0; i < QUAD; ++i) update(quad.lane[i], sum[i], alpha, beta);
+        *reinterpret_cast<OutQuad*>(C) = quad;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < QUAD; ++i)
+        if (i < count) update(C[i], sum[i], alpha, beta);
+}
+
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, MIN_BLOCKS)
+gemm_mma(const DTYPE* __restrict__ A, const DTYPE* __restrict__ B, Output* __restrict__ C, float* partials, float* totals,
+         unsigned* counters, int M, int N, int K, float alpha, float beta)
+{
+    const Tile tile = raster(blockIdx.x, (M - 1) / BM + 1, (N - 1) / BN + 1, GROUP);
+    const int first_row = tile.row * BM;
+    const int first_column = tile.column * BN;
+    const int split = blockIdx.y;
+    const size_t batch = blockIdx.z;
+
+    // The parts of K are whole steps, and differ by one at most.
+    const long long all_steps = (K - 1) / BK + 1;
+    const int first_step = static_cast<int>(all_steps * split / SPLIT_K);
+    const int steps = static_cast<int>(all_steps * (split + 1) / SPLIT_K) - first_step;
+    StreamA stream_a(reinterpret_cast<const In*>(A) + batch * M * K, first_row, M, first_step * BK, K);
+    StreamB stream_b(reinterpret_cast<const In*>(B) + batch * N * K, first_column, N, first_step * BK, K);
+
+    const Warp warp;
+    float sum[SUMS] = {};
+    accumulate(sum, stream_a, stream_b, warp, steps);
+    leave_in_shared(sum, warp);
+#if CLUSTER_SPLIT
+    cluster_barrier();
+#else
+    __syncthreads();
+#endif
+
+    constexpr bool BY_WORKSPACE = SPLIT_K > 1 && !CLUSTER_SPLIT;
+    if (BY_WORKSPACE) {
+        float mine[QUADS * QUAD] = {};
+#pragma unroll
+        for (int i = 0; i < QUADS; ++i) Quad(i).add_to<K_WARPS>(&mine[i * QUAD]);
+        const size_t index = batch * gridDim.x + blockIdx.x;
+        float* parts = (NONDETERMINISTIC ? totals : partials) +
+                       index * split_k_floats<THREADS, QUADS * QUAD>(SPLIT_K, NONDETERMINISTIC);
+        if (!split_k_finish<THREADS, NONDETERMINISTIC>(mine, parts, counters + index, split, SPLIT_K, threadIdx.x)) return;
+#pragma unroll
+        for (int i = 0; i < QUADS; ++i)
+            if (Quad(i).exists()) *Quad(i).in_shared(0) = {mine[i * QUAD], mine[i * QUAD + 1], mine[i * QUAD + 2], mine[i * QUAD + 3]};
+    }
+
+    Out* to = reinterpret_cast<Out*>(C) + batch * M * N;
+    const bool whole = N % QUAD == 0 && reinterpret_cast<size_t>(to) % sizeof(OutQuad) == 0;
+#pragma unroll 4
+    for (int i = 0; i < QUADS; ++i) {
+        const Quad quad(i);
+        const int row = first_row + quad.row;
+        const int column = first_column + quad.column;
+        float total[QUAD] = {};
+        quad.add_to<BY_WORKSPACE ? 1 : K_WARPS>(total);
+        if (quad.exists() && row < M)
+            update(to + static_cast<size_t>(row) * N + column, total, N - column, whole, alpha, beta);
+    }
+#if CLUSTER_SPLIT
+    cluster_barrier();  // a block's shared memory must stay until the others have read it
+#endif
+}

@@ -1,0 +1,77 @@
+"""Runs configurations of a matrix template on the device and judges them as a tuning run would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotile.device.arguments import pack_arguments
+from autotile.device.compiler import compile_cubin, compile_job
+from autotile.device.instance import ProblemInstance
+from autotile.device.module import Function, Module
+from autotile.device.support import SupportKernels
+from autotile.device.toolchain import load_cupy
+from autotile.files.library import Kernel
+from autotile.ground.geometry import known_names, launch_geometry
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.launch_data import LaunchData
+from autotile.ground.model import Config, Outcome
+
+Sizes = dict[str, int]
+
+
+class TemplateOnDevice:
+    """One template; cubins go to a folder of the test's own."""
+
+    def __init__(self, kernel: Kernel, device: DeviceProperties, support: SupportKernels, folder: Path) -> None:
+        self._kernel, self._device, self._support, self._folder = kernel, device, support, folder
+
+    def compiled(self, config: Config, dtype: str, flags: Sizes) -> Function:
+        path = self._folder / f"{len(list(self._folder.iterdir()))}.cubin"
+        path.write_bytes(
+            compile_cubin(compile_job(self._kernel, config, dtype, self._device.architecture, flags)).cubin
+        )
+        return Module(path).function(self._kernel.spec.entry)
+
+    def launch(self, function: Function, config: Config, sizes: Sizes, arguments: Any) -> None:
+        geometry = launch_geometry(self._kernel.spec, config, sizes, self._device)
+        function.opt_in(geometry.dynamic_smem_bytes)
+        function.launch(geometry.grid, geometry.block, arguments, geometry.dynamic_smem_bytes)
+
+    def expect_right(self, function: Function, config: Config, dtype: str, sizes: Sizes, *, check: bool) -> None:
+        """Twice in a row, so that what one launch leaves in the workspaces meets the next one."""
+        instance = ProblemInstance(self._kernel.spec, sizes, dtype, self._support, check=check)
+        bound = instance.bind(config, self._device)
+        for _ in range(2):
+            instance.prepare(bound)
+            self.launch(function, config, sizes, bound.arguments)
+            verdict = instance.verdict(bound)
+            assert verdict.outcome is Outcome.OK, (config, sizes, verdict.reason)
+
+    def expect_right_at_offsets(self, config: Config, sizes: Sizes, offsets: tuple[int, int, int]) -> None:
+        """fp16 in and out with A, B and C so many elements behind an aligned address, beta = 0 over NaN."""
+        cp = load_cupy()
+        m, n, k = sizes["M"], sizes["N"], sizes["K"]
+        room_a, room_b = (cp.random.standard_normal(c + 64, dtype=cp.float32).astype(cp.float16) for c in (m * k, k * n))
+        a, b = room_a[offsets[0] :][: m * k], room_b[offsets[1] :][: k * n]
+        room_c = cp.full(m * n + 64, cp.nan, cp.float16)
+        c = room_c[offsets[2] :][: m * n]
+        data = LaunchData.of(self._kernel.spec, "float16", known_names(self._kernel.spec, config, sizes, self._device))
+        workspaces = {w.name: cp.zeros(w.size_bytes, cp.uint8) for w in data.workspaces}
+        arguments = pack_arguments(
+            self._kernel.spec,
+            data,
+            pointers={"A": a.data.ptr, "B": b.data.ptr, "C": c.data.ptr},
+            scalars={**{s: np.int32(sizes[s]) for s in "MNK"}, "alpha": np.float32(1), "beta": np.float32(0)},
+            workspaces={name: memory.data.ptr if memory.size else 0 for name, memory in workspaces.items()},
+        )
+        self.launch(self.compiled(config, "float16", sizes), config, sizes, arguments)
+        wide_a, wide_b = a.astype(cp.float64), b.astype(cp.float64)
+        left = wide_a.reshape(k, m).T if sizes["TRANS_A"] else wide_a.reshape(m, k)
+        right = wide_b.reshape(n, k).T if sizes["TRANS_B"] else wide_b.reshape(k, n)
+        error = cp.abs(c.reshape(m, n).astype(cp.float64) - left @ right).max()
+        assert float(error) < 0.005 * k**0.5, (config, sizes, offsets)
+        outside = cp.concatenate([room_c[: offsets[2]], room_c[offsets[2] + m * n :]])
+        assert bool(cp.isnan(outside).all())
