@@ -108,6 +108,8 @@ class Bundle:
             }
         except (KeyError, TypeError, ValueError, AttributeError):
             raise self._damaged("its manifest lacks an entry") from None
+        if any(size < 0 for size, _ in self._members.values()):
+            raise self._damaged("its manifest gives a member a negative length")
         self._check_members()
 
     def kernel(self, name: str) -> BundledKernel:
