@@ -82,10 +82,12 @@
 #include "cluster.cuh"
 #include "element.cuh"
 #include "mbarrier.cuh"
-#include "raster.cuh"
 #include "split_k.cuh"
+#include "strip_buffer.cuh"
+#include "tile_schedule.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
+#include "wgmma_tile.cuh"
 
 constexpr int WARPGROUP = 128;
 constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
@@ -94,143 +96,35 @@ constexpr int CLUSTER = CLUSTER_M * CLUSTER_N;
 constexpr int STRIP_ROWS = 64;  // rows of C that a warpgroup handles at once
 constexpr int STRIPS = BM / STRIP_ROWS / (PINGPONG ? 1 : CONSUMERS);
 constexpr int SUMS = BN / 2;  // of a thread in one strip
-
-constexpr int SLAB_ROW = 128;      // bytes in a row of a slab in shared memory, the widest swizzle
-constexpr int SLAB_ELEMENTS = 64;  // of 16 bits, in such a row
 constexpr int INSTRUCTION_K = 16;
 
 static_assert(BM % (STRIP_ROWS * (PINGPONG ? 1 : CONSUMERS)) == 0, "each consumer has whole strips");
 static_assert(BN % 16 == 0 && BN <= 256, "a strip is one wgmma wide");
-static_assert(BK % SLAB_ELEMENTS == 0, "a stage holds whole slabs");
 
 #if OUT_FP32
 using Output = float;
-using OutputPair = float2;
 #else
-using Output = unsigned short;
-using OutputPair = unsigned;
+using Output = Stored<DTYPE>::type;
 #endif
 
-// Rows of C on their way out: as wide as the swizzles allow and BN divides.
-constexpr int ROW_BYTES = BN * sizeof(Output);
-constexpr int STORE_ROW = ROW_BYTES % 128 == 0 ? 128 : ROW_BYTES % 64 == 0 ? 64 : 32;
-constexpr int STORE_COLUMNS = STORE_ROW / sizeof(Output);
-constexpr int STORE_BYTES = STRIP_ROWS * STORE_ROW;
-
-// How one operand lies in a stage: slabs of 128-byte rows, see wgmma.cuh. EXTENT is the tile's size along M or N.
-// SHARERS blocks need the same tile; each brings an equal share of the rows of every slab.
-template <bool K_MAJOR, int EXTENT, int SHARERS>
-struct Operand {
-    static constexpr int MN_MAJOR = K_MAJOR ? 0 : 1;
-    static constexpr int ROWS = K_MAJOR ? EXTENT : BK;
-    static constexpr int SLABS = ((K_MAJOR ? BK : EXTENT) + SLAB_ELEMENTS - 1) / SLAB_ELEMENTS;
-    static constexpr int SLAB_BYTES = ROWS * SLAB_ROW;
-    static constexpr int BYTES = SLABS * SLAB_BYTES;
-    static constexpr int SHARE = ROWS / SHARERS;
-    static_assert(ROWS % SHARERS == 0 && SHARE % 8 == 0, "a share is made of whole swizzle patterns");
-
-    // Starts the copies of this block's share of the tile that begins at row or column `first` and at `k`.
-    static __device__ __forceinline__ void load(unsigned to, const TensorMap& map, unsigned barrier, int first, int k,
-                                                int batch, int share, unsigned short sharers)
-    {
-#pragma unroll
-        for (int slab = 0; slab < SLABS; ++slab) {
-            const int along = (K_MAJOR ? k : first) + slab * SLAB_ELEMENTS;
-            const int across = (K_MAJOR ? first : k) + share * SHARE;
-            tma_load<SHARERS>(to + slab * SLAB_BYTES + share * SHARE * SLAB_ROW, map, barrier, along, across, batch,
-                              sharers);
-        }
-    }
-
-    // Descriptor of the piece at row or column `first` (a multiple of 64) and at `k` (of 16) within the tile.
-    static __device__ __forceinline__ unsigned long long piece(unsigned tile, int first, int k)
-    {
-        const int along = K_MAJOR ? k : first;
-        const int across = K_MAJOR ? first : k;
-        return wgmma_operand(tile + along / SLAB_ELEMENTS * SLAB_BYTES + across * SLAB_ROW + along % SLAB_ELEMENTS * 2,
-                             SLAB_BYTES);
-    }
-};
-
-using TileA = Operand<TRANS_A == 0, BM, CLUSTER_N>;
-using TileB = Operand<TRANS_B == 1, BN, CLUSTER_M>;
+using TileA = WgmmaTile<TRANS_A == 0, BM, BK, CLUSTER_N>;
+using TileB = WgmmaTile<TRANS_B == 1, BN, BK, CLUSTER_M>;
+using Buffer = StripBuffer<DTYPE, Output, BN>;
+using Schedule = TileSchedule<BM, BN, BK, CLUSTER_M, CLUSTER_N, SPLIT_K, GROUP, ALONG_N != 0>;
+using Work = Schedule::Work;
+using Stages = Ring<STAGES>;
 
 struct Shared {
     alignas(1024) unsigned char A[STAGES][TileA::BYTES];
     alignas(1024) unsigned char B[STAGES][TileB::BYTES];
-    alignas(1024) unsigned char C[CONSUMERS][STORE_STAGES * STORE_BYTES];
+    alignas(1024) unsigned char C[CONSUMERS][STORE_STAGES * Buffer::BYTES];
     Barrier full[STAGES];
     Barrier empty[STAGES];
     Barrier turn[CONSUMERS];
 };
 
-// A place in the ring, and the parity of the round that the ring is in.
-struct Ring {
-    int stage = 0;
-    unsigned parity = 0;
-
-    __device__ __forceinline__ void advance()
-    {
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-
-    __device__ __forceinline__ void skip(int count)
-    {
-        const int beyond = stage + count;
-        stage = beyond % STAGES;
-        parity ^= beyond / STAGES & 1;
-    }
-};
-
-// The problem, counted in tiles.
-struct Problem {
-    int M, N, K, batches;
-    int clusters_m, clusters_n;  // tiles of a whole cluster along M and N
-
-    __device__ __forceinline__ Problem(int M, int N, int K, int batches)
-        : M(M), N(N), K(K), batches(batches),
-          clusters_m((M - 1) / (BM * CLUSTER_M) + 1), clusters_n((N - 1) / (BN * CLUSTER_N) + 1)
-    {
-    }
-
-    // Units of work: a tile for each block of a cluster, and one part of K.
-    __device__ __forceinline__ int units() const { return clusters_m * clusters_n * batches * SPLIT_K; }
-};
-
-// What one block does in one unit of work.
-struct Work {
-    int row, column, batch;  // of the tile's first element
-    int tile;                // its number among all
-    int split;
-    int first_k, depth;  // its part of K, counted in stages
-
-    __device__ __forceinline__ Work(const Problem& problem, int unit, int rank)
-    {
-        const int tiles = problem.clusters_m * problem.clusters_n;
-        const int linear = unit % tiles;
-        split = unit / tiles % SPLIT_K;
-        batch = unit / tiles / SPLIT_K;
-        const Tile at = ALONG_N ? raster(linear, problem.clusters_n, problem.clusters_m, GROUP)
-                                : raster(linear, problem.clusters_m, problem.clusters_n, GROUP);
-        row = ((ALONG_N ? at.column : at.row) * CLUSTER_M + rank % CLUSTER_M) * BM;
-        column = ((ALONG_N ? at.row : at.column) * CLUSTER_N + rank / CLUSTER_M) * BN;
-        tile = (batch * tiles + linear) * CLUSTER + rank;
-        const int k_tiles = (problem.K - 1) / BK + 1;
-        const int begin = static_cast<int>(static_cast<long long>(k_tiles) * split / SPLIT_K);
-        const int end = static_cast<int>(static_cast<long long>(k_tiles) * (split + 1) / SPLIT_K);
-        first_k = begin * BK;
-        depth = end - begin;
-    }
-};
-
-__device__ __forceinline__ int first_unit() { return blockIdx.x / CLUSTER; }
-__device__ __forceinline__ int unit_step() { return gridDim.x / CLUSTER; }
-
 // The producer: one thread that keeps the ring full.
-__device__ __forceinline__ void produce(Shared& shared, const Problem& problem, const TensorMap& A_map,
+__device__ __forceinline__ void produce(Shared& shared, const Schedule& schedule, const TensorMap& A_map,
                                         const TensorMap& B_map, int rank)
 {
     const int rank_m = rank % CLUSTER_M;
@@ -240,9 +134,9 @@ __device__ __forceinline__ void produce(Shared& shared, const Problem& problem, 
     for (int n = 0; n < CLUSTER_N; ++n) row_mates |= 1 << (n * CLUSTER_M + rank_m);
     const unsigned short column_mates = ((1 << CLUSTER_M) - 1) << (rank_n * CLUSTER_M);
 
-    Ring ring;
-    for (int unit = first_unit(); unit < problem.units(); unit += unit_step()) {
-        const Work work(problem, unit, rank);
+    Stages ring;
+    for (int unit = schedule.first(); unit < schedule.units(); unit += schedule.step()) {
+        const Work work = schedule.work(unit, rank);
         for (int i = 0; i < work.depth; ++i) {
             const int k = work.first_k + i * BK;
             Barrier* full = &shared.full[ring.stage];
@@ -257,7 +151,7 @@ __device__ __forceinline__ void produce(Shared& shared, const Problem& problem, 
     }
 }
 
-// This consumer has left a stage: tell the producers that write to it, a thread each.
+// This consumer has left a stage: each producer that writes to it is told by a thread of its own.
 __device__ __forceinline__ void leave(Barrier* empty, int rank)
 {
     const int thread = threadIdx.x % WARPGROUP;
@@ -270,7 +164,7 @@ __device__ __forceinline__ void leave(Barrier* empty, int rank)
 
 // The products of one tile. One group of wgmma is always in flight: a stage is left when the group after it has begun.
 // `done` is told when the last group has begun.
-__device__ __forceinline__ void multiply(float (&sum)[STRIPS][SUMS], Shared& shared, Ring& ring, int depth,
+__device__ __forceinline__ void multiply(float (&sum)[STRIPS][SUMS], Shared& shared, Stages& ring, int depth,
                                          int first_row, int rank, Barrier* done)
 {
     Barrier* previous = nullptr;
@@ -301,114 +195,12 @@ __device__ __forceinline__ void warpgroup_barrier(int barrier)
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(WARPGROUP) : "memory");
 }
 
-// What a consumer needs to write one strip of a tile.
+// What is the same for all strips that a consumer writes.
 struct Epilogue {
-    Output* C;        // of this batch
-    int M, N;
+    OutputMatrix<Output> to;  // of this batch
     float alpha, beta;
-    bool pairs;       // two neighbours in a row of C may be read and written at once
-    int barrier;      // of this warpgroup
+    int barrier;  // of this warpgroup
 };
-
-// Moves 16 rows between a buffer and C, the same that this warp's lanes hold sums of.
-template <bool TO_C, typename Unit>
-__device__ __forceinline__ void move_rows(unsigned char* buffer, const Epilogue& epilogue, int row, int column)
-{
-    constexpr int UNITS = STORE_ROW / sizeof(Unit);  // in a row of the buffer
-    const int own = threadIdx.x % WARPGROUP / 32 * 16;
-    const int rows = epilogue.M - row - own;
-    const int columns = epilogue.N - column;
-    Output* C = epilogue.C + static_cast<size_t>(row + own) * epilogue.N + column;
-#pragma unroll 4
-    for (int i = threadIdx.x % 32; i < 16 * UNITS; i += 32) {
-        const int y = i / UNITS;
-        const int x = i % UNITS * (sizeof(Unit) / sizeof(Output));
-        if (y >= rows || x >= columns) continue;
-        const unsigned offset = (own + y) * STORE_ROW + i % UNITS * sizeof(Unit);
-        Unit* here = reinterpret_cast<Unit*>(buffer + tma_swizzled<STORE_ROW>(offset));
-        Unit* there = reinterpret_cast<Unit*>(C + static_cast<size_t>(y) * epilogue.N + x);
-        if (TO_C)
-            *there = *here;
-        else
-            *here = *there;
-    }
-}
-
-template <bool TO_C>
-__device__ __forceinline__ void move_rows(unsigned char* buffer, const Epilogue& epilogue, int row, int column)
-{
-    if (epilogue.pairs)
-        move_rows<TO_C, OutputPair>(buffer, epilogue, row, column);
-    else
-        move_rows<TO_C, Output>(buffer, epilogue, row, column);
-}
-
-// Bytes from the start of a buffer to what this lane holds there. In fp32, the pair sum[i], sum[i + 1]. In 16 bits, four
-// 8 x 8 matrices move at once, left above left below, right above right below: the row of one of them that this lane
-// names for sum[i] to sum[i + 7].
-__device__ __forceinline__ unsigned place(int i)
-{
-    const int lane = threadIdx.x % 32;
-    const int own = threadIdx.x % WARPGROUP / 32 * 16;
-#if OUT_FP32
-    const int row = own + i / 2 % 2 * 8 + lane / 4;
-    const int chunk_bytes = i / 4 * 32 + lane % 4 * 8;
-#else
-    const int row = own + lane % 16;
-    const int chunk_bytes = (i / 4 + lane / 16) * 16;
-#endif
-    return tma_swizzled<STORE_ROW>(row * STORE_ROW + chunk_bytes);
-}
-
-// buffer = scale * sum
-__device__ __forceinline__ void fill(unsigned buffer, const float* sum, float scale)
-{
-#if OUT_FP32
-#pragma unroll
-    for (int i = 0; i < STORE_COLUMNS / 2; i += 2)
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(buffer + place(i)), "f"(scale * sum[i]),
-                     "f"(scale * sum[i + 1])
-                     : "memory");
-#else
-#pragma unroll
-    for (int i = 0; i < STORE_COLUMNS / 2; i += 8)
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(buffer + place(i)),
-                     "r"(pack<DTYPE>(scale * sum[i], scale * sum[i + 1])),
-                     "r"(pack<DTYPE>(scale * sum[i + 2], scale * sum[i + 3])),
-                     "r"(pack<DTYPE>(scale * sum[i + 4], scale * sum[i + 5])),
-                     "r"(pack<DTYPE>(scale * sum[i + 6], scale * sum[i + 7]))
-                     : "memory");
-#endif
-}
-
-// sum = alpha * sum + beta * buffer
-__device__ __forceinline__ void blend(float* sum, unsigned buffer, float alpha, float beta)
-{
-#if OUT_FP32
-#pragma unroll
-    for (int i = 0; i < STORE_COLUMNS / 2; i += 2) {
-        float2 old;
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(old.x), "=f"(old.y) : "r"(buffer + place(i)) : "memory");
-        sum[i] = alpha * sum[i] + beta * old.x;
-        sum[i + 1] = alpha * sum[i + 1] + beta * old.y;
-    }
-#else
-#pragma unroll
-    for (int i = 0; i < STORE_COLUMNS / 2; i += 8) {
-        unsigned pair[4];
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(pair[0]), "=r"(pair[1]), "=r"(pair[2]), "=r"(pair[3])
-                     : "r"(buffer + place(i))
-                     : "memory");
-#pragma unroll
-        for (int p = 0; p < 4; ++p) {
-            const float2 old = unpack<DTYPE>(pair[p]);
-            sum[i + 2 * p] = alpha * sum[i + 2 * p] + beta * old.x;
-            sum[i + 2 * p + 1] = alpha * sum[i + 2 * p + 1] + beta * old.y;
-        }
-    }
-#endif
-}
 
 // One strip of C = alpha * sum + beta * C, by way of the buffers. With the copy engine, it goes out while the next tile
 // is multiplied, and a buffer is filled again when it has been read out. BLEND where beta is not 0: else C is not read.
@@ -419,22 +211,22 @@ __device__ __forceinline__ void write_strip(float (&sum)[SUMS], unsigned char* b
 {
     const bool engineer = threadIdx.x % WARPGROUP == 0;
 #pragma unroll
-    for (int part = 0; part < BN / STORE_COLUMNS; ++part, column += STORE_COLUMNS) {
-        unsigned char* buffer = buffers + next * STORE_BYTES;
+    for (int part = 0; part < BN / Buffer::COLUMNS; ++part, column += Buffer::COLUMNS) {
+        unsigned char* buffer = buffers + next * Buffer::BYTES;
         if (++next == STORE_STAGES) next = 0;
         if (TMA_STORE) {
             if (engineer) tma_store_wait<STORE_STAGES - 1>();
             warpgroup_barrier(epilogue.barrier);
         }
-        float* sums = &sum[part * STORE_COLUMNS / 2];
+        float* sums = &sum[part * Buffer::SUMS];
         float scale = epilogue.alpha;
         if (BLEND) {
-            move_rows<false>(buffer, epilogue, row, column);
+            Buffer::move<false>(buffer, epilogue.to, row, column);
             __syncwarp();
-            blend(sums, shared_address(buffer), epilogue.alpha, epilogue.beta);
+            Buffer::blend(sums, shared_address(buffer), epilogue.alpha, epilogue.beta);
             scale = 1.0f;
         }
-        fill(shared_address(buffer), sums, scale);
+        Buffer::fill(shared_address(buffer), sums, scale);
         if (TMA_STORE) {
             tma_fence();
             warpgroup_barrier(epilogue.barrier);
@@ -444,20 +236,20 @@ __device__ __forceinline__ void write_strip(float (&sum)[SUMS], unsigned char* b
             }
         } else {
             __syncwarp();
-            move_rows<true>(buffer, epilogue, row, column);
+            Buffer::move<true>(buffer, epilogue.to, row, column);
             __syncwarp();
         }
     }
 }
 
 // A consumer: multiplies and writes its part of the block's tiles.
-__device__ __forceinline__ void consume(Shared& shared, const Problem& problem, Output* C, float* workspace,
+__device__ __forceinline__ void consume(Shared& shared, const Schedule& schedule, Output* C, float* workspace,
                                         unsigned* counters, const TensorMap& C_map, float alpha, float beta,
                                         int consumer, int rank)
 {
     const int first_row = PINGPONG ? 0 : consumer * STRIPS * STRIP_ROWS;
-    const bool pairs = problem.N % 2 == 0 && reinterpret_cast<size_t>(C) % sizeof(OutputPair) == 0;
-    Epilogue epilogue = {C, problem.M, problem.N, alpha, beta, pairs, 1 + consumer};  // barrier 0 is the block's
+    const bool pairs = schedule.N % 2 == 0 && reinterpret_cast<size_t>(C) % (2 * sizeof(Output)) == 0;
+    Epilogue epilogue = {{C, schedule.M, schedule.N, pairs}, alpha, beta, 1 + consumer};  // barrier 0 is the block's
     int next = 0;  // buffer
 
     // Consumers take turns in the order of the tiles. Nobody may wait for a stage of a later round than the one that is
@@ -467,10 +259,10 @@ __device__ __forceinline__ void consume(Shared& shared, const Problem& problem, 
     Barrier* next_turn = &shared.turn[consumer + 1 < CONSUMERS ? consumer + 1 : 0];
     unsigned turn_parity = consumer == 0;  // the first waits for nobody
 
-    Ring ring;
+    Stages ring;
     int taker = 0;
-    for (int unit = first_unit(); unit < problem.units(); unit += unit_step()) {
-        const Work work(problem, unit, rank);
+    for (int unit = schedule.first(); unit < schedule.units(); unit += schedule.step()) {
+        const Work work = schedule.work(unit, rank);
         if (PINGPONG) {
             const bool mine = taker == consumer;
             if (++taker == CONSUMERS) taker = 0;
@@ -492,7 +284,7 @@ __device__ __forceinline__ void consume(Shared& shared, const Problem& problem, 
                                                                  threadIdx.x % WARPGROUP, epilogue.barrier))
                     continue;
             }
-            epilogue.C = C + static_cast<size_t>(work.batch) * problem.M * problem.N;
+            epilogue.to.C = C + static_cast<size_t>(work.batch) * schedule.M * schedule.N;
             const int row = work.row + first_row + s * STRIP_ROWS;
             if (beta != 0.0f)
                 write_strip<true>(sum[s], shared.C[consumer], next, epilogue, C_map, row, work.column, work.batch);
@@ -520,7 +312,7 @@ gemm_wgmma(Output* C, float* partials, float* totals, unsigned* counters, const 
 {
     extern __shared__ __align__(1024) unsigned char dynamic_shared[];
     Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared);
-    const Problem problem(M, N, K, batches);
+    const Schedule schedule(M, N, K, batches);
     const int rank = CLUSTER > 1 ? cluster_rank() : 0;
 
     if (threadIdx.x == WARPGROUP) {
@@ -544,11 +336,11 @@ gemm_wgmma(Output* C, float* partials, float* totals, unsigned* counters, const 
     // In this order the producer's code comes first and is fetched with the kernel's beginning: loads start earlier.
     if (threadIdx.x >= WARPGROUP) {
         if (CONSUMERS > 1) claim_registers<CONSUMER_REGISTERS>();
-        consume(shared, problem, C, NONDETERMINISTIC ? totals : partials, counters, C_map, alpha, beta,
+        consume(shared, schedule, C, NONDETERMINISTIC ? totals : partials, counters, C_map, alpha, beta,
                 threadIdx.x / WARPGROUP - 1, rank);
     } else {
         if (CONSUMERS > 1) release_registers<PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0) produce(shared, problem, A_map, B_map, rank);
+        if (threadIdx.x == 0) produce(shared, schedule, A_map, B_map, rank);
     }
 
     // No block leaves while another of its cluster may still write to its shared memory.

@@ -79,3 +79,25 @@ __device__ __forceinline__ void mbarrier_wait(Barrier* barrier, unsigned parity)
     while (!mbarrier_try_wait(barrier, parity)) {
     }
 }
+
+// A place in a ring of stages, and the parity of the round that the ring is in.
+template <int SLOTS>
+struct Ring {
+    int stage = 0;
+    unsigned parity = 0;
+
+    __device__ __forceinline__ void advance()
+    {
+        if (++stage == SLOTS) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+
+    __device__ __forceinline__ void skip(int count)
+    {
+        const int beyond = stage + count;
+        stage = beyond % SLOTS;
+        parity ^= beyond / SLOTS & 1;
+    }
+};

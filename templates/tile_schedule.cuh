@@ -1,0 +1,57 @@
+// Which tiles of C a persistent block takes, and which part of K.
+//
+// Work comes in units: a tile for each block of a cluster, and one of SPLITS parts of K. Clusters are numbered from 0;
+// cluster c of n takes the units c, c + n, c + 2n, ...: neighbours in time are neighbours in C (raster.cuh), all tiles
+// of one part of K before the next part.
+//
+// A tile has ROWS x COLUMNS elements and goes DEPTH of k at a time; a cluster is BLOCKS_M x BLOCKS_N blocks; bands are
+// BAND tiles high, or wide where they lie ACROSS.
+#pragma once
+
+#include "raster.cuh"
+
+template <int ROWS, int COLUMNS, int DEPTH, int BLOCKS_M, int BLOCKS_N, int SPLITS, int BAND, bool ACROSS>
+struct TileSchedule {
+    static constexpr int BLOCKS = BLOCKS_M * BLOCKS_N;
+
+    int M, N, K, batches;
+    int clusters_m, clusters_n;  // whole clusters' tiles along M and N
+
+    // What one block does in one unit.
+    struct Work {
+        int row, column, batch;  // of the tile's first element
+        int tile;                // its number among all tiles
+        int split;
+        int first_k, depth;  // its part of K; the depth is counted in stages
+    };
+
+    __device__ __forceinline__ TileSchedule(int M, int N, int K, int batches)
+        : M(M), N(N), K(K), batches(batches),
+          clusters_m((M - 1) / (ROWS * BLOCKS_M) + 1), clusters_n((N - 1) / (COLUMNS * BLOCKS_N) + 1)
+    {
+    }
+
+    __device__ __forceinline__ int units() const { return clusters_m * clusters_n * batches * SPLITS; }
+    __device__ __forceinline__ int first() const { return blockIdx.x / BLOCKS; }
+    __device__ __forceinline__ int step() const { return gridDim.x / BLOCKS; }
+
+    // Work of the block of number `rank` in its cluster.
+    __device__ __forceinline__ Work work(int unit, int rank) const
+    {
+        const int tiles = clusters_m * clusters_n;
+        const int linear = unit % tiles;
+        const Tile at =
+            ACROSS ? raster(linear, clusters_n, clusters_m, BAND) : raster(linear, clusters_m, clusters_n, BAND);
+        Work work;
+        work.row = ((ACROSS ? at.column : at.row) * BLOCKS_M + rank % BLOCKS_M) * ROWS;
+        work.column = ((ACROSS ? at.row : at.column) * BLOCKS_N + rank / BLOCKS_M) * COLUMNS;
+        work.batch = unit / tiles / SPLITS;
+        work.tile = (work.batch * tiles + linear) * BLOCKS + rank;
+        work.split = unit / tiles % SPLITS;
+        const long long k_tiles = (K - 1) / DEPTH + 1;
+        const int begin = static_cast<int>(k_tiles * work.split / SPLITS);
+        work.first_k = begin * DEPTH;
+        work.depth = static_cast<int>(k_tiles * (work.split + 1) / SPLITS) - begin;
+        return work;
+    }
+};
