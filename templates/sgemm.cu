@@ -45,7 +45,8 @@
 //   FRAGMENTS     1: read, then multiply; 2: read ahead
 //   GROUP         rows of tiles that blocks walk down together (raster.cuh)
 //   SPLIT_K       parts of K
-//   STAGED_STORE  1: C is written through shared memory, in whole lines
+//   STAGED_STORE  1: C is always written through shared memory, in whole lines; 0: only where its rows do not start
+//                 on 16-byte boundaries
 //   MIN_BLOCKS    blocks that must fit on an SM; caps the registers of a thread
 //
 // Launch: THREADS threads in one dimension; blocks in one dimension, numbered as share.cuh says.
@@ -236,11 +237,11 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
     }
 
     const Output to = {C, M, N, alpha, beta};
-    if (STAGED_STORE) {
+    if (!STAGED_STORE && to.vectors()) {
+        write_directly<TM, TN, LANES_Y, LANES_X>(to, sum, row + warp_row, column + warp_column, lane_y, lane_x);
+    } else {
         __syncthreads();  // the tiles have been read, their place serves a second time
         write_staged<TM, TN, LANES_Y, LANES_X>(to, sum, row + warp_row, column + warp_column, lane_y, lane_x,
                                                smem + warp * (LANES_Y * WN));
-    } else {
-        write_directly<TM, TN, LANES_Y, LANES_X>(to, sum, row + warp_row, column + warp_column, lane_y, lane_x);
     }
 }

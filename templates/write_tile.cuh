@@ -1,8 +1,8 @@
 // C = alpha * sum + beta * C for the tile of a warp whose lanes own strips of it (see thread_tile.cuh).
 //
-// Directly, a lane writes its strips: 16 bytes at once where the rows of C start on 16-byte boundaries, else float by
-// float, of which neighbouring lanes write every fourth. Staged, the warp passes a few rows at a time through shared
-// memory, so that neighbouring lanes write neighbouring floats: whole lines, whatever the boundaries.
+// Directly, a lane writes its strips, 16 bytes at once: only where the rows of C start on 16-byte boundaries. Staged, the
+// warp passes a few rows at a time through shared memory, so that neighbouring lanes write neighbouring floats: whole
+// lines, whatever the boundaries.
 //
 // Where beta is 0, C is not read: it may hold NaN.
 #pragma once
@@ -47,24 +47,17 @@ template <int ROWS, int COLUMNS, int LANES_Y, int LANES_X>
 __device__ __forceinline__ void write_directly(const Output& C, const float (&sum)[ROWS * COLUMNS], int row, int column,
                                                int lane_y, int lane_x)
 {
-    const bool vectors = C.vectors();
 #pragma unroll
     for (int m = 0; m < ROWS; ++m)
 #pragma unroll
         for (int n = 0; n < COLUMNS; n += STRIP) {
             const float* strip = &sum[m * COLUMNS + n];
-            const int to_row = row + owned<LANES_Y>(m, lane_y);
-            const int to_column = column + owned<LANES_X>(n, lane_x);
-            if (vectors) {
-                C.write(to_row, to_column, float4{strip[0], strip[1], strip[2], strip[3]});
-            } else {
-#pragma unroll
-                for (int v = 0; v < STRIP; ++v) C.write(to_row, to_column + v, strip[v]);
-            }
+            C.write(row + owned<LANES_Y>(m, lane_y), column + owned<LANES_X>(n, lane_x),
+                    float4{strip[0], strip[1], strip[2], strip[3]});
         }
 }
 
-// The same through `slab`, LANES_Y rows of the warp's tile in shared memory, which nobody else uses.
+// The same for any C, through `slab`: LANES_Y rows of the warp's tile in shared memory, which nobody else uses.
 template <int ROWS, int COLUMNS, int LANES_Y, int LANES_X>
 __device__ __forceinline__ void write_staged(const Output& C, const float (&sum)[ROWS * COLUMNS], int row, int column,
                                              int lane_y, int lane_x, float* slab)

@@ -1,0 +1,56 @@
+"""The fp32 templates are right on a device: layouts, edges, batches, beta, splits, alignment."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+from template_kit import TemplateOnDevice
+
+from autotile.device.cubin_cache import CubinCache
+from autotile.device.properties import live_device
+from autotile.device.support import SupportKernels
+from autotile.files.library import Kernel, load_kernel
+from autotile.ground.model import Config
+from autotile.ground.space import feasible_space
+
+pytestmark = pytest.mark.gpu
+SPACES = Path(__file__).parents[2] / "search_spaces"
+LAYOUTS = list(product((0, 1), repeat=2))
+SHAPES = [(1, 1, 1, 1), (389, 277, 149, 2), (256, 128, 64, 1), (70, 516, 1036, 3)]
+SPREAD = 4  # in each layout
+
+
+@pytest.fixture(params=["sgemm", "sgemm_ws"])
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    if request.param == "sgemm_ws" and live_device().compute_capability != "9.0":
+        pytest.skip("needs compute capability 9.0")
+    return load_kernel(str(SPACES / f"{request.param}.toml"))
+
+
+@pytest.fixture
+def template(kernel: Kernel, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> TemplateOnDevice:
+    device = live_device()
+    support = SupportKernels(CubinCache(tmp_path_factory.mktemp("cubins"), 2**28), device.architecture)
+    return TemplateOnDevice(kernel, device, support, tmp_path)
+
+
+def spread(kernel: Kernel, flags: dict[str, int]) -> list[Config]:
+    """Configurations at even distances over the space of a middling problem, split-K ones among them."""
+    space = feasible_space(kernel.spec, {"M": 389, "N": 276, "K": 1036, "BATCH": 1, **flags}, live_device())
+    return [space.config((len(space) - 1) * i // (SPREAD - 1)) for i in range(SPREAD)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("nondeterministic", [0, 1])
+def test_configurations_over_the_space_are_right(
+    kernel: Kernel, template: TemplateOnDevice, layout: tuple[int, int], nondeterministic: int
+) -> None:
+    flags = {"TRANS_A": layout[0], "TRANS_B": layout[1], "NONDETERMINISTIC": nondeterministic}
+    for config in spread(kernel, flags)[nondeterministic :: 1 + nondeterministic]:
+        function = template.compiled(config, "float32", flags)
+        for m, n, k, batch in SHAPES:
+            sizes = {"M": m, "N": n, "K": k, "BATCH": batch, **flags}
+            for check in (False, True):
+                template.expect_right(function, config, "float32", sizes, check=check)

@@ -1,0 +1,47 @@
+"""The fp32 templates compile over their whole spaces; needs no GPU."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from autotile.device.compiler import compile_cubin, compile_job
+from autotile.files.library import Kernel, load_kernel
+from autotile.files.profiles import device_profile
+from autotile.ground.space import check_config, feasible_space
+
+SPACES = Path(__file__).parents[1] / "search_spaces"
+H200 = device_profile("h200")
+SPREAD = 4
+
+
+@pytest.fixture(scope="module", params=["sgemm", "sgemm_ws"])
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    return load_kernel(str(SPACES / f"{request.param}.toml"))
+
+
+@pytest.mark.parametrize("layout", list(product((0, 1), repeat=2)))
+def test_configurations_over_the_space_compile(kernel: Kernel, layout: tuple[int, int]) -> None:
+    flags = {"TRANS_A": layout[0], "TRANS_B": layout[1], "NONDETERMINISTIC": layout[0]}
+    sizes = {**kernel.spec.sizes, "M": 700, "N": 520, **flags}
+    space = feasible_space(kernel.spec, sizes, H200)
+    for i in range(SPREAD):
+        config = space.config((len(space) - 1) * (2 * i + 1) // (2 * SPREAD))
+        resources = compile_cubin(compile_job(kernel, config, "float32", "sm_90a", sizes)).resources
+        assert resources.spill_bytes <= 300, config
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(256, 256, 256), (64, 7168, 16384), (512, 16, 500000), (1023, 701, 511)])
+def test_every_shape_has_configurations(kernel: Kernel, m: int, n: int, k: int) -> None:
+    assert len(feasible_space(kernel.spec, {**kernel.spec.sizes, "M": m, "N": n, "K": k}, H200)) > 100
+
+
+def test_wide_loads_are_for_rows_that_allow_them(kernel: Kernel) -> None:
+    aligned, odd = ({**kernel.spec.sizes, "N": n, "K": n} for n in (512, 511))
+    narrow = {**kernel.spec.default, "VEC": 1}
+    assert check_config(kernel.spec, kernel.spec.default, aligned, H200) == ""
+    assert "wide_where_it_fits" in check_config(kernel.spec, kernel.spec.default, odd, H200)
+    assert "narrow_where_it_must" in check_config(kernel.spec, narrow, aligned, H200)
+    assert check_config(kernel.spec, narrow, odd, H200) == ""
