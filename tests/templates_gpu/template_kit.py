@@ -54,17 +54,20 @@ class TemplateOnDevice:
         """fp16 in and out with A, B and C so many elements behind an aligned address, beta = 0 over NaN."""
         cp = load_cupy()
         m, n, k = sizes["M"], sizes["N"], sizes["K"]
-        room_a, room_b = (cp.random.standard_normal(c + 64, dtype=cp.float32).astype(cp.float16) for c in (m * k, k * n))
+        room_a, room_b = (
+            cp.random.standard_normal(c + 64, dtype=cp.float32).astype(cp.float16) for c in (m * k, k * n)
+        )
         a, b = room_a[offsets[0] :][: m * k], room_b[offsets[1] :][: k * n]
         room_c = cp.full(m * n + 64, cp.nan, cp.float16)
         c = room_c[offsets[2] :][: m * n]
         data = LaunchData.of(self._kernel.spec, "float16", known_names(self._kernel.spec, config, sizes, self._device))
         workspaces = {w.name: cp.zeros(w.size_bytes, cp.uint8) for w in data.workspaces}
+        bound = {s.name: np.int32(sizes[s.name]) for s in self._kernel.spec.scalars if s.name in sizes}
         arguments = pack_arguments(
             self._kernel.spec,
             data,
             pointers={"A": a.data.ptr, "B": b.data.ptr, "C": c.data.ptr},
-            scalars={**{s: np.int32(sizes[s]) for s in "MNK"}, "alpha": np.float32(1), "beta": np.float32(0)},
+            scalars={**bound, "alpha": np.float32(1), "beta": np.float32(0)},
             workspaces={name: memory.data.ptr if memory.size else 0 for name, memory in workspaces.items()},
         )
         self.launch(self.compiled(config, "float16", sizes), config, sizes, arguments)
