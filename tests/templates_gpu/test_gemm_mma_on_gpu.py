@@ -72,7 +72,9 @@ def test_right_at_every_shape(case: tuple[str, str, tuple[int, int]], template: 
 
 
 @pytest.mark.parametrize("name", ["default", "sliver", "deep_split_cluster"])
-@pytest.mark.parametrize(("offsets", "shape"), [((0, 2, 4), (100, 148, 132)), ((1, 3, 5), (96, 128, 200)), ((4, 8, 2), (61, 90, 77))])
+@pytest.mark.parametrize(
+    ("offsets", "shape"), [((0, 2, 4), (100, 148, 132)), ((1, 3, 5), (96, 128, 200)), ((4, 8, 2), (61, 90, 77))]
+)
 def test_any_alignment(
     name: str, offsets: tuple[int, int, int], shape: tuple[int, int, int], template: TemplateOnDevice
 ) -> None:

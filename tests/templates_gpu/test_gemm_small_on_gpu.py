@@ -1,4 +1,4 @@
-"""The template for matrix-vector-like products is right on a device: sides, layouts, edges, batches, beta, alignment."""
+"""Matrix-vector-like products are right on a device: sides, layouts, edges, batches, beta, splits, alignment."""
 
 from __future__ import annotations
 
