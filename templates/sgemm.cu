@@ -188,19 +188,22 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
     const int warp_column = warp % WARPS_X * WN;
     const int lane_x = lane % LANES_X;
     const int lane_y = lane / LANES_X;
+    const unsigned first_A = warp_row + lane_y * STRIP;  // the first row and the first column that this thread owns
+    const unsigned first_B = warp_column + lane_x * STRIP;
 
     const Operand from_A = {A, static_cast<unsigned>(TRANS_A ? M : K), M - row, K};
     const Operand from_B = {B, static_cast<unsigned>(TRANS_B ? K : N), N - column, K};
     Pipeline pipeline(stages, from_A, from_B, share.first_step * BK, share.last_step - share.first_step);
 
-    float sum[TM * TN] = {};
+    float sum[TM * TN];
+    clear(sum);
     float a[FRAGMENTS][TM];
     float b[FRAGMENTS][TN];
-    const float* line_A = pipeline.current().A + warp_row;
-    const float* line_B = pipeline.current().B + warp_column;
+    const float* line_A = pipeline.current().A + first_A;
+    const float* line_B = pipeline.current().B + first_B;
     const auto read = [&](int fragment) {
-        read_fragment<LANES_Y>(a[fragment], line_A, lane_y);
-        read_fragment<LANES_X>(b[fragment], line_B, lane_x);
+        read_fragment<LANES_Y>(a[fragment], line_A);
+        read_fragment<LANES_X>(b[fragment], line_B);
     };
     if (FRAGMENTS == 2) read(0);
 #pragma unroll 1
@@ -215,8 +218,8 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
                 }
                 if (k + 1 == UNROLL && first_k + UNROLL == BK) {
                     pipeline.turn();
-                    line_A = pipeline.current().A + warp_row;
-                    line_B = pipeline.current().B + warp_column;
+                    line_A = pipeline.current().A + first_A;
+                    line_B = pipeline.current().B + first_B;
                 } else {
                     line_A += CarrierA::PITCH;
                     line_B += CarrierB::PITCH;

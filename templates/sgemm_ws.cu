@@ -158,24 +158,27 @@ sgemm_ws(const float* __restrict__ A, const float* __restrict__ B, float* __rest
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
 
-    const int thread = threadIdx.x - PRODUCERS;
+    const unsigned thread = threadIdx.x - PRODUCERS;
     const int warp = thread / WARP;
     const int lane = thread % WARP;
     const int warp_row = warp / WARPS_X * WM;
     const int warp_column = warp % WARPS_X * WN;
     const int lane_x = lane % LANES_X;
     const int lane_y = lane / LANES_X;
+    const unsigned first_A = warp_row + lane_y * STRIP;  // the first row and the first column that this thread owns
+    const unsigned first_B = warp_column + lane_x * STRIP;
 
-    float sum[TM * TN] = {};
+    float sum[TM * TN];
+    clear(sum);
     float a[FRAGMENTS][TM];
     float b[FRAGMENTS][TN];
     int slot = 0;
     unsigned parity = 0;
-    const float* line_A = handover.stages[slot].A + warp_row;
-    const float* line_B = handover.stages[slot].B + warp_column;
+    const float* line_A = handover.stages[slot].A + first_A;
+    const float* line_B = handover.stages[slot].B + first_B;
     const auto read = [&](int fragment) {
-        read_fragment<LANES_Y>(a[fragment], line_A, lane_y);
-        read_fragment<LANES_X>(b[fragment], line_B, lane_x);
+        read_fragment<LANES_Y>(a[fragment], line_A);
+        read_fragment<LANES_X>(b[fragment], line_B);
     };
     if (share.first_step < share.last_step) mbarrier_wait(&full[0], 0);
     if (FRAGMENTS == 2) read(0);
@@ -197,8 +200,8 @@ sgemm_ws(const float* __restrict__ A, const float* __restrict__ B, float* __rest
                         parity ^= 1;
                     }
                     if (step + 1 < share.last_step) mbarrier_wait(&full[slot], parity);
-                    line_A = handover.stages[slot].A + warp_row;
-                    line_B = handover.stages[slot].B + warp_column;
+                    line_A = handover.stages[slot].A + first_A;
+                    line_B = handover.stages[slot].B + first_B;
                 } else {
                     line_A += CarrierA::PITCH;
                     line_B += CarrierB::PITCH;

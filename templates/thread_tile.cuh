@@ -19,6 +19,15 @@
 
 constexpr int STRIP = 4;  // floats in a 128-bit read
 
+// Sums of zero. Left to itself the compiler clears registers in aligned pairs, and the sums then lie in the banks that
+// the pairs prescribe, often those of their b; so it is not told that these are zeros.
+template <int COUNT>
+__device__ __forceinline__ void clear(float (&sum)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(sum[i]));
+}
+
 // Row (or column) of element `i` of the thread at position `lane` of LANES.
 template <int LANES>
 __device__ __forceinline__ int owned(int i, int lane)
@@ -26,14 +35,14 @@ __device__ __forceinline__ int owned(int i, int lane)
     return (i / STRIP * LANES + lane) * STRIP + i % STRIP;
 }
 
-// What a thread needs of one line of a tile; `line` points to the warp's first row.
+// What a thread needs of one line of a tile; `line` points to the first row that it owns.
 template <int LANES, int COUNT>
-__device__ __forceinline__ void read_fragment(float (&fragment)[COUNT], const float* line, int lane)
+__device__ __forceinline__ void read_fragment(float (&fragment)[COUNT], const float* line)
 {
     static_assert(COUNT % STRIP == 0, "a thread owns whole strips");
 #pragma unroll
     for (int i = 0; i < COUNT; i += STRIP) {
-        const float4 strip = *reinterpret_cast<const float4*>(line + owned<LANES>(i, lane));
+        const float4 strip = *reinterpret_cast<const float4*>(line + i * LANES);
         fragment[i] = strip.x, fragment[i + 1] = strip.y, fragment[i + 2] = strip.z, fragment[i + 3] = strip.w;
     }
 }
