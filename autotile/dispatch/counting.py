@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotile.ground.errors import DatabaseError
@@ -105,11 +106,11 @@ class MissCounter:
 def _write(location: str, counted: list[_Watched]) -> None:
     totals = [(watched, watched.total) for watched in counted]
     new = [(watched, total) for watched, total in totals if total > watched.written]
-    if not new:
+    if not new or ("://" not in location and not Path(location).expanduser().exists()):
         return
-    from autotile.store.database import Database
-
     try:
+        from autotile.store.database import Database
+
         present = Database.open_readonly(location)
         if present is None:
             return
@@ -119,8 +120,8 @@ def _write(location: str, counted: list[_Watched]) -> None:
                 kernel = watched.kernel
                 database.record_miss(kernel.problem, kernel.device.name, kernel.tier, total - watched.written)
                 watched.written = total
-    except DatabaseError:
-        return  # serving must not depend on being allowed to write
+    except (DatabaseError, ImportError):
+        return  # serving depends neither on being allowed to write nor on an SQL engine
 
 
 misses = MissCounter()

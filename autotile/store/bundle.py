@@ -214,7 +214,8 @@ def write_bundle(
     for held in sorted(kernels, key=lambda held: held.kernel.name):
         names.append(held.kernel.name)
         members[_space_member(held.kernel.name)] = held.kernel.spec.text.encode()
-        members[_kernel_member(held.kernel.name)] = canonical_json(_kernel_to_json(held)).encode()
+        document = json.dumps(_kernel_to_json(held), separators=(",", ":"))  # parameters keep their order
+        members[_kernel_member(held.kernel.name)] = document.encode()
     manifest: dict[str, Any] = {
         "format": BUNDLE_FORMAT,
         "autotile": autotile_version,

@@ -92,6 +92,14 @@ class TestOneProcess:
         misses.flush()
         assert not Path(read_settings().database).exists()
 
+    def test_without_an_sql_engine_nothing_is_counted(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        shelf.put(4096, BEST)
+        shelf.ask(8192, device=None)
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "autotile.store.database", None)
+            misses.flush()
+        assert counted() == {}
+
     def test_while_another_thread_writes_nobody_waits(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         shelf.put(4096, BEST)
         shelf.ask(8192, device=None)

@@ -69,7 +69,7 @@ class TestServing:
     )
     def test_as_from_the_database(self, bundle: Path, n: int, tier: str, config: dict[str, int]) -> None:
         kernel = ask(bundle, n)
-        assert (kernel.tier, kernel.config) == (tier, config)
+        assert (kernel.tier, list(kernel.config.items())) == (tier, list(config.items()))
         assert kernel.resources.registers > 0
         assert f"It comes from the bundle {bundle}, compiled for sm_90" in kernel.explain()
 

@@ -82,7 +82,7 @@ class TestInput:
             get_best_kernel(str(shelf.path), device="h200", **sizes)
 
     def test_an_unknown_kernel(self) -> None:
-        with pytest.raises(InputError, match="did you mean .*sgemm_2d"):
+        with pytest.raises(InputError, match=r"did you mean .*sgemm_2d"):
             get_best_kernel("sgemm_3d", device="h200", n=1)
 
     def test_an_unknown_device(self, shelf: Any) -> None:
