@@ -90,11 +90,14 @@ struct Stage {
     float B[CarrierB::FLOATS];
 };
 
-// Registers of a producer's thread: what it holds of a tile and about 24 more. The consumers share the rest.
+// Registers of a thread. A block starts with an even share of what its SM has, in steps of 8 a thread. A producer keeps
+// what it holds of a tile and about 24 more; the consumers divide what the producers give back, and never ask for more:
+// they would wait for it forever.
 constexpr int HELD = ASYNC == 2 ? 0 : ((TRANS_A ? 0 : BM) + (TRANS_B ? BN : 0)) * BK / PRODUCERS;
 constexpr int PRODUCER_REGISTERS = HELD <= 16 ? 40 : (HELD + 24) / 8 * 8;
-constexpr int REST = (65536 / MIN_BLOCKS - PRODUCERS * PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
-constexpr int CONSUMER_REGISTERS = REST < 240 ? REST : 240;
+constexpr int SHARED_OUT = 65536 / (MIN_BLOCKS * THREADS) / 8 * 8 * THREADS;
+constexpr int LEFT = (SHARED_OUT - PRODUCERS * PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
+constexpr int CONSUMER_REGISTERS = LEFT < 240 ? LEFT : 240;
 
 struct Handover {
     Stage* stages;
