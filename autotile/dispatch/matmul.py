@@ -13,7 +13,7 @@ from autotile.dispatch.serving import get_best_kernel
 from autotile.files.library import load_kernel
 from autotile.ground.errors import ArgumentError, InputError
 
-KERNELS = ("gemm_wgmma", "gemm_mma", "gemm_small", "sgemm")
+KERNELS = ("gemm_wgmma", "gemm_mma", "gemm_small", "sgemm", "sgemm_ws")
 """Kernels that may compute a product; of those with no known time, the first that fits is taken."""
 _TIER_PENALTY = {"exact": 1.0, "family": 1.1, "nearest": 1.15, "transferred": 1.5}
 """How much longer a configuration is assumed to take than its measured time says, scaled to the size asked for."""
