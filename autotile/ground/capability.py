@@ -81,7 +81,8 @@ def check_device(spec: KernelSpec, device: DeviceProperties) -> None:
 def _least_capability(spec: KernelSpec) -> tuple[str, str]:
     """The least compute capability that will do, empty where any does, and what needs it where the file is silent."""
     declared = spec.minimum_compute_capability or ""
-    features = [("tensor maps", spec.tensor_maps), ("clusters", spec.launch.cluster)]
+    # With a minimum of its own, a kernel may leave clusters to devices that have them: the first gate looks at each.
+    features = [("tensor maps", spec.tensor_maps), ("clusters", spec.launch.cluster and not declared)]
     used = " and ".join(name for name, declared_of_it in features if declared_of_it)
     if used and (not declared or is_below(declared, CLUSTER_CAPABILITY)):
         return CLUSTER_CAPABILITY, f" for its {used}"

@@ -14,6 +14,7 @@ from functools import cached_property, reduce
 import numpy as np
 from numpy.typing import NDArray
 
+from autotile.ground.capability import CLUSTER_CAPABILITY, is_below
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.expressions import Expression
 from autotile.ground.hardware import DeviceProperties
@@ -223,17 +224,23 @@ def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) 
 
 def _cluster_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
     blocks = reduce(np.multiply, [np.clip(dimension, 0, _FAR) for dimension in demand.cluster])
-    fits = (blocks >= 1) & (blocks <= _MAX_CLUSTER_BLOCKS)
+    fits = (blocks >= 1) & (blocks <= _most_in_cluster(device))
     grid = [*demand.grid, *[np.ones_like(blocks)] * len(demand.cluster)]
     whole = [blocks_along % np.maximum(side, 1) == 0 for blocks_along, side in zip(grid, demand.cluster, strict=False)]
     return reduce(np.logical_and, whole, fits)
 
 
 def _explain_cluster(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+    if _most_in_cluster(device) == 1:
+        return f"clusters of {_by(demand.cluster)} blocks, but {device.name} has none: they came with 9.0"
     return (
         f"clusters of {_by(demand.cluster)} blocks in a grid of {_by(demand.grid)} blocks, expected 1 to "
         f"{_MAX_CLUSTER_BLOCKS} that divide the grid along each dimension"
     )
+
+
+def _most_in_cluster(device: DeviceProperties) -> int:
+    return 1 if is_below(device.compute_capability, CLUSTER_CAPABILITY) else _MAX_CLUSTER_BLOCKS
 
 
 def _tensor_maps_fit(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:

@@ -62,3 +62,10 @@ def test_capabilities_are_numbers_not_texts() -> None:
     assert not is_below("9.0", "9.0")
     assert [capability_of(name) for name in ("sm_80", "sm_90a", "sm_120")] == ["8.0", "9.0", "12.0"]
     assert issubclass(DeviceError, InputError)
+
+
+def test_with_a_lower_minimum_older_devices_run_clusters_of_one_block() -> None:
+    text = CLUSTER_SPACE.replace('architecture = "sm_90a"', 'minimum_compute_capability = "8.0"')
+    spec = parse_spec(text, "swap.toml")
+    assert device_fault(spec, device_profile("a100")) == ""
+    assert "NVIDIA A100" in check_config(spec, spec.default, spec.sizes, device_profile("a100"))
