@@ -20,6 +20,8 @@ _VECTOR = 8
 """Elements of the widest access: 16 bytes of a 16-bit type."""
 _REACH_DOUBLINGS = 1.0
 """At this distance from a point its remainder counts 1/e."""
+_GUESSED = 0.1
+"""Weight of a point where a configuration cannot run, against one where it was measured."""
 _DOUBT = 0.3
 """Weight of no remainder at all, against a weight of 1 at the point itself."""
 
@@ -48,18 +50,26 @@ class TimeModel:
     positions: Matrix
 
     @classmethod
-    def fit(cls, times_us: Matrix, traits: Traits) -> TimeModel:
+    def fit(cls, times_us: Matrix, best_us: Matrix, traits: Traits) -> TimeModel:
         """Fit by least squares of relative errors.
+
+        Where a configuration was not measured, it is guessed to be as much slower than the best as it is elsewhere, so
+        that one with few points does not take leave of all others.
 
         Parameters
         ----------
         times_us
             Shape (points, configurations); NaN where a configuration was not measured. Each has a number.
+        best_us
+            Least time known at each point, shape (points,).
         traits
             Of the points and configurations.
         """
         known = np.isfinite(times_us)
-        weights = [_fitted(_parts(traits, c)[known[:, c]], times_us[known[:, c], c]) for c in range(times_us.shape[1])]
+        slower = np.nanmean(np.log(times_us / best_us[:, None]), axis=0)
+        filled = np.where(known, times_us, np.exp(slower) * best_us[:, None])
+        trusted = np.where(known, 1.0, _GUESSED)
+        weights = [_fitted(_parts(traits, c), filled[:, c], trusted[:, c]) for c in range(times_us.shape[1])]
         modelled = _sums(traits, np.array(weights))
         remainders = np.where(known, np.log(np.where(known, times_us, 1.0) / modelled), 0.0)
         return cls(np.array(weights), remainders, known, _positions(traits.sizes))
@@ -72,12 +82,12 @@ class TimeModel:
         return np.asarray(_sums(traits, self.weights) * np.exp(carried))
 
 
-def _fitted(parts: Matrix, times_us: Matrix) -> Matrix:
+def _fitted(parts: Matrix, times_us: Matrix, trusted: Matrix) -> Matrix:
     from scipy.optimize import nnls  # 0.1 s, which serving has no use for
 
-    relative = parts / times_us[:, None]
+    relative = parts * (trusted / times_us)[:, None]
     scale = np.maximum(relative.max(axis=0), 1e-300)
-    weights, _ = nnls(relative / scale, np.ones(len(times_us)))
+    weights, _ = nnls(relative / scale, trusted)
     return np.asarray(weights / scale)
 
 

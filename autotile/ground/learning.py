@@ -18,6 +18,10 @@ from autotile.ground.tree import Tree, grow_trees, leaf_of
 
 UNSERVED = 10.0
 """Loss where nothing can be served that was chosen: as bad as eleven times the time, so that it is avoided."""
+_UNCOVERED = 1.0
+"""The same for a problem between the points, where the nearest tuned size or the default is left to serve."""
+_LEAST_GAIN = 1e-9
+"""Of the mean loss; less is rounding."""
 _FOLDS = 32
 """Left-out groups of a cross-validation; up to this many points each is left out alone."""
 _PATIENCE = 0.25
@@ -113,23 +117,27 @@ def learn(measured: Measured, features: Sequence[Feature], most: int) -> Learned
     return Learned(chosen, tree, _served_losses(measured, chosen, tree, everywhere), held_out[:, leaves - 1])
 
 
-def select_configs(losses: Matrix, most: int) -> list[int]:
+def select_configs(losses: Matrix, valid_between: Mask, most: int) -> list[int]:
     """Columns whose best one at each point loses least on average: greedily, then by exchanges.
 
     Parameters
     ----------
     losses
         Shape (points, configurations); NaN where a configuration cannot be served.
+    valid_between
+        Whether a configuration can be served at other problems, shape (problems, configurations). A problem that none
+        is chosen for counts as one at which twice the time is taken.
     most
         At most so many; fewer where more gain nothing.
     """
-    filled = np.where(np.isfinite(losses), losses, UNSERVED)
+    at_points = np.where(np.isfinite(losses), losses, UNSERVED) / len(losses)
+    filled = np.concatenate([at_points, np.where(valid_between, 0.0, _UNCOVERED) / max(len(valid_between), 1)])
     chosen: list[int] = []
-    best = np.full(len(filled), UNSERVED)
+    best = filled.max(axis=1)
     while len(chosen) < most:
-        means = np.minimum(filled, best[:, None]).mean(axis=0)
+        means = np.minimum(filled, best[:, None]).sum(axis=0)
         new = int(np.argmin(means))
-        if chosen and means[new] > best.mean() - 1e-9:
+        if chosen and means[new] > best.sum() - _LEAST_GAIN:
             break
         chosen.append(new)
         best = np.minimum(best, filled[:, new])
@@ -143,9 +151,9 @@ def _exchanged(filled: Matrix, chosen: list[int]) -> list[int]:
         improved = False
         for place in range(len(chosen)):
             others = filled[:, [column for at, column in enumerate(chosen) if at != place]].min(axis=1)
-            means = np.minimum(filled, others[:, None]).mean(axis=0)
+            means = np.minimum(filled, others[:, None]).sum(axis=0)
             new = int(np.argmin(means))
-            if means[new] < means[chosen[place]] - 1e-9:
+            if means[new] < means[chosen[place]] - _LEAST_GAIN:
                 chosen[place] = new
                 improved = True
     return chosen
@@ -158,10 +166,12 @@ def _learn_on(
     proposed_by, losses = measured.proposed_by, measured.losses
     known = proposed_by[points].any(axis=0) | ~proposed_by.any(axis=0)
     columns = np.flatnonzero(known & np.isfinite(losses[points]).any(axis=0))
-    chosen = tuple(int(columns[place]) for place in select_configs(losses[np.ix_(points, columns)], most))
+    valid_between = measured.valid_between[:, columns]
+    chosen = tuple(int(columns[c]) for c in select_configs(losses[np.ix_(points, columns)], valid_between, most))
     asked = [feature for feature in features if _is_over(feature, len(chosen))]
     here, between = measured.traits.select(chosen).rows(points), measured.between.select(chosen)
-    expected = TimeModel.fit(measured.times_us[np.ix_(points, np.array(chosen))], here).predict(between)
+    times_us = measured.times_us[points]
+    expected = TimeModel.fit(times_us[:, chosen], np.nanmin(times_us, axis=1), here).predict(between)
     valid = measured.valid_between[:, chosen]
     expected = np.where(valid, expected, np.nan)
     served = valid.any(axis=1)

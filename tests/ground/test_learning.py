@@ -13,6 +13,7 @@ from autotile.ground.problem import size_distance
 from autotile.ground.tree import Leaf, Split, grow_trees, leaves_of, threshold_between, tree_from_json
 
 FAMILY = ["M=64..8192", "N=64..8192", "K=128..4096"]
+NOWHERE = np.ones((0, 9), np.bool_)
 matrices = st.integers(0, 10**6).map(lambda seed: np.random.default_rng(seed).gamma(0.5, 0.3, (12, 9)))
 
 
@@ -79,14 +80,21 @@ class TestRule:
 class TestSelection:
     @given(matrices, st.integers(1, 5))
     def test_more_configurations_never_lose_more(self, losses: np.ndarray, most: int) -> None:
-        few, more = (losses[:, select_configs(losses, count)].min(axis=1).mean() for count in (most, most + 1))
+        few, more = (losses[:, select_configs(losses, NOWHERE, count)].min(axis=1).mean() for count in (most, most + 1))
         assert more <= few + 1e-9
         assert few <= losses.mean(axis=0).min() + 1e-9
 
     def test_what_runs_everywhere_comes_before_what_does_not(self) -> None:
         losses = np.array([[0.0, 0.1], [np.nan, 0.1], [0.0, 0.1]])
-        assert select_configs(losses, 1) == [1]
-        assert sorted(select_configs(losses, 2)) == [0, 1]
+        nowhere = np.ones((0, 2), np.bool_)
+        assert select_configs(losses, nowhere, 1) == [1]
+        assert sorted(select_configs(losses, nowhere, 2)) == [0, 1]
+
+    def test_what_is_valid_in_more_of_the_family_makes_up_for_a_small_loss(self) -> None:
+        losses = np.array([[0.0, 0.1], [0.0, 0.1]])
+        everywhere = np.array([[True, True], [False, True]])
+        assert select_configs(losses, everywhere[:1], 1) == [0]
+        assert select_configs(losses, everywhere, 1) == [1]
 
 
 class TestTree:
@@ -123,7 +131,9 @@ def test_the_time_model_tells_configurations_apart_where_it_was_not_fitted() -> 
     gpu = MadeUpGpu.make(1, 12, noise=0.0)
     _, points, measured = gpu.measured(FAMILY, 24)
     unseen = drawn(50, 4)
-    expected = TimeModel.fit(measured.times_us, gpu.traits(points)).predict(gpu.traits(unseen))
+    expected = TimeModel.fit(measured.times_us, measured.times_us.min(axis=1), gpu.traits(points)).predict(
+        gpu.traits(unseen)
+    )
     actual = np.array([gpu.times_us(sizes) for sizes in unseen])
     errors = np.log(expected / actual)
     differences = np.log(actual) - np.log(actual).mean(axis=1, keepdims=True)
