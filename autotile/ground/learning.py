@@ -24,8 +24,10 @@ _LEAST_GAIN = 1e-9
 """Of the mean loss; less is rounding."""
 _FOLDS = 32
 """Left-out groups of a cross-validation; up to this many points each is left out alone."""
-_PATIENCE = 0.25
-"""A smaller tree is taken where its loss is within this many standard errors of the least."""
+_HELD_OUT_SHARE = 0.632
+"""What losses at left-out points count in the choice of a tree; losses at its own points count the rest.
+From B. Efron, "Estimating the error rate of a prediction rule" (1983): left-out points alone are too pessimistic where
+there are few, and then the smallest tree would always do."""
 _MEASURED_SHARE = 0.25
 """Weight of all measured points together; the rest goes to the problems in between."""
 _LEAVES_A_CONFIG = 2
@@ -111,10 +113,14 @@ def learn(measured: Measured, features: Sequence[Feature], most: int) -> Learned
         for leaves in range(held_out.shape[1]):
             tree = trees[min(leaves, len(trees) - 1)]
             held_out[fold, leaves] = _served_losses(measured, chosen, tree, fold)
-    leaves = _complexity(held_out) if folds else 1
     chosen, trees = _learn_on(measured, everywhere, features, most)
-    tree = trees[min(leaves, len(trees)) - 1]
-    return Learned(chosen, tree, _served_losses(measured, chosen, tree, everywhere), held_out[:, leaves - 1])
+    at_points = np.stack([_served_losses(measured, chosen, tree, everywhere) for tree in trees], axis=1)
+    expected = at_points.mean(axis=0)
+    if folds:
+        left_out = held_out.mean(axis=0)[: len(trees)]
+        expected = _HELD_OUT_SHARE * left_out + (1.0 - _HELD_OUT_SHARE) * expected
+    best = int(np.argmin(expected))  # of equal ones the smallest
+    return Learned(chosen, trees[best], at_points[:, best], held_out[:, best])
 
 
 def select_configs(losses: Matrix, valid_between: Mask, most: int) -> list[int]:
@@ -214,11 +220,3 @@ def _served_losses(measured: Measured, chosen: Sequence[int], tree: Tree, points
         order = leaf_of(tree, view).order
         found.append(next((row[number] for number in order if np.isfinite(row[number])), UNSERVED))
     return np.array(found)
-
-
-def _complexity(held_out: Matrix) -> int:
-    """Leaves of the smallest tree that loses hardly more than the best where it was not learned."""
-    means = held_out.mean(axis=0)
-    best = int(np.argmin(means))
-    error = held_out[:, best].std() / np.sqrt(len(held_out))
-    return int(np.argmax(means <= means[best] + _PATIENCE * error)) + 1

@@ -69,6 +69,14 @@ class TestRule:
         for loss, row in zip(learned.losses, holed.losses[:, learned.chosen], strict=True):
             assert loss in row[np.isfinite(row)] or loss == UNSERVED
 
+    @settings(max_examples=5, deadline=None)
+    @given(st.integers(0, 1000))
+    def test_of_few_points_each_is_served_well_though_leaving_any_out_loses_much(self, seed: int) -> None:
+        _, _, measured = MadeUpGpu.make(seed, 20).measured(FAMILY, 3, seed)
+        learned = learned_from(measured)
+        assert learned.losses.mean() <= learned.held_out.mean() + 1e-9
+        assert learned.losses.mean() < 0.1
+
     def test_a_single_point_has_a_rule_and_no_held_out_loss(self) -> None:
         _, _, measured = MadeUpGpu.make(3, 10).measured(["M=512", "N=512", "K=512"], 4)
         learned = learned_from(measured)
