@@ -33,7 +33,7 @@ class TestTuning:
         assert (found["kernel"], found["family"], found["dtype"]) == ("scale", "n=1000..2000000", "float32")
         assert found["loss"] == {"mean": 0.0, "worst": 0.0, "worst_at": {"n": 1048576}}
         assert found["held_out_loss"] is None  # a single point
-        assert found["rule"]["tree"] == {"serve": [0]}
+        assert found["rule"]["tree"]["serve"][0] == 0  # the others are for sizes where it breaks a rule
         assert found["rule"]["configs"][0]["config"] == {"THREADS": 256, "WORK": 4}
         assert found["call"] == f'kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)'
 
