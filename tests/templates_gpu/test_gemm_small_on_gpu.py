@@ -32,11 +32,11 @@ CONFIGS: dict[str, Config] = {
 }
 
 
-@pytest.fixture
-def template(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> TemplateOnDevice:
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> TemplateOnDevice:
     device = live_device()
-    support = SupportKernels(CubinCache(tmp_path_factory.mktemp("cubins"), 2**28), device.architecture)
-    return TemplateOnDevice(KERNEL, device, support, tmp_path)
+    support = SupportKernels(CubinCache(tmp_path_factory.mktemp("support"), 2**28), device.architecture)
+    return TemplateOnDevice(KERNEL, device, support, tmp_path_factory.mktemp("cubins"))
 
 
 CASES = [
