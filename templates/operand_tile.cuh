@@ -9,8 +9,8 @@
 //         k0  r0 r1 r2 ...          r0  k0 k1 k2 ...            k0  r0 r1 r2 ... gap
 //         k1  r0 r1 r2 ...          r1  k0 k1 k2 ...            k1  r0 r1 r2 ... gap
 //
-// CP_ASYNC: cp.async, which needs no registers, but can transpose only float by float. Otherwise `start` brings a tile into
-// registers, WIDTH floats a load, and `finish` stores it: fewer instructions where a tile is transposed.
+// CP_ASYNC: cp.async, which needs no registers, but can transpose only float by float. Otherwise `start` brings a tile
+// into registers, WIDTH floats a load, and `finish` stores it: fewer instructions where a tile is transposed.
 //
 // Transposing, a warp reads 8 k of several rows, whole 32-byte sectors, and writes them to as many lines of shared
 // memory. A GAP of 4 floats after each line puts those lines into different banks.

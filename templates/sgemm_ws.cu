@@ -14,8 +14,8 @@
 // multiply-adds and reads from shared memory: 96 reads and about 50 others for 2048 multiply-adds with 16 x 8 sums a
 // thread and BK = 16.
 //
-// Registers. Producers need few, consumers many: `setmaxnreg` moves them over, in steps of 8 for 4 warps at a time. With
-// 8 consumer warps on an SM each thread may have about 220, enough for 128 sums and two sets of fragments.
+// Registers. Producers need few, consumers many: `setmaxnreg` moves them over, in steps of 8 for 4 warps at a time.
+// With 8 consumer warps on an SM each thread may have about 220, enough for 128 sums and two sets of fragments.
 //
 // Tiles, the order of the multiply-adds, edges, split-K and writing are those of `sgemm`; see there.
 //
@@ -106,7 +106,8 @@ struct Handover {
 };
 
 // Copy the tiles that `share` needs, one after another.
-__device__ __forceinline__ void produce(const Handover& handover, const Operand& A, const Operand& B, const Share& share)
+__device__ __forceinline__ void produce(const Handover& handover, const Operand& A, const Operand& B,
+                                        const Share& share)
 {
     CarrierA carrier_A(A, share.first_step * BK);
     CarrierB carrier_B(B, share.first_step * BK);
@@ -130,8 +131,8 @@ __device__ __forceinline__ void produce(const Handover& handover, const Operand&
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-sgemm_ws(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C, float* partials, float* totals,
-      unsigned* counters, int M, int N, int K, float alpha, float beta)
+sgemm_ws(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C, float* partials,
+         float* totals, unsigned* counters, int M, int N, int K, float alpha, float beta)
 {
     extern __shared__ __align__(16) float smem[];
 

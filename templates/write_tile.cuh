@@ -1,8 +1,8 @@
 // C = alpha * sum + beta * C for the tile of a warp whose lanes own strips of it (see thread_tile.cuh).
 //
-// Directly, a lane writes its strips, 16 bytes at once: only where the rows of C start on 16-byte boundaries. Staged, the
-// warp passes a few rows at a time through shared memory, so that neighbouring lanes write neighbouring floats: whole
-// lines, whatever the boundaries.
+// Directly, a lane writes its strips, 16 bytes at once: only where the rows of C start on 16-byte boundaries. Staged,
+// the warp passes a few rows at a time through shared memory, so that neighbouring lanes write neighbouring floats:
+// whole lines, whatever the boundaries.
 //
 // Where beta is 0, C is not read: it may hold NaN.
 #pragma once
