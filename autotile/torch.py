@@ -28,14 +28,15 @@ def _shape_of_result(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty((*max(a.shape[:-2], b.shape[:-2], key=len), a.shape[-2], b.shape[-1]))
 
 
-def _keep(context: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    context.save_for_backward(*inputs)
+def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    """PyTorch passes the three by these names."""
+    ctx.save_for_backward(*inputs)
 
 
-def _backward(context: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """For ``C = A B``: the gradient of A is that of C times B transposed, and of B, A transposed times that of C."""
-    a, b = context.saved_tensors
-    for_a, for_b = context.needs_input_grad
+    a, b = ctx.saved_tensors
+    for_a, for_b = ctx.needs_input_grad
     return (
         matmul(gradient, b.mT).view_as(a) if for_a else None,
         matmul(a.mT, gradient).view_as(b) if for_b else None,
