@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,17 @@ class TestLookUp:
         kernel = shelf.ask(4096)
         monkeypatch.setattr(serving, "load_kernel", lambda _: pytest.fail("read again"))
         assert get_best_kernel(str(shelf.path), n=4096, device="h200") is kernel
+
+    def test_the_only_device_is_the_same_named_or_not(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also at the first question of a process, which counts the devices."""
+        monkeypatch.setattr(serving, "_devices", 0)
+        monkeypatch.setattr(serving, "device_count", lambda: 1)
+        runtime = SimpleNamespace(getDevice=lambda: 0)
+        monkeypatch.setattr(serving, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+        monkeypatch.setattr(serving, "live_device", lambda _: replace(device_profile("h200"), source="cuda"))
+        shelf.put(4096, BEST)
+        kernels = [get_best_kernel(str(shelf.path), n=4096, device=device) for device in (None, None, 0)]
+        assert len(set(map(id, kernels))) == 1
 
     def test_whatever_was_asked_otherwise_is_another(self, shelf: Any, tmp_path: Path) -> None:
         ask = {"name": str(shelf.path), "n": 4096, "device": "h200"}
