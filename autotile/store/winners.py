@@ -84,6 +84,8 @@ def read_winners(path: Path) -> list[Winner]:
     except OSError as error:
         raise InputError(f"cannot read the winners in {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{path} is no file of winners: {error!r}; fetch it again or delete it") from None
 
 

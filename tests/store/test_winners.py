@@ -76,7 +76,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "h200.json"
     write_winners(path, [winner(4)])
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(InputError, match="upgrade"):
+    with pytest.raises(InputError, match=r"^\S+ has format 2, this autotile reads 1; upgrade it$"):
         read_winners(path)
 
 
