@@ -69,19 +69,26 @@ def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
     driver = load_driver()
     word, wide = driver.cuuint32_t, driver.cuuint64_t
     swizzle, promotion = tensor_map.swizzle_bytes, tensor_map.l2_promotion_bytes
-    status, encoded = driver.cuTensorMapEncodeTiled(
-        _member(driver.CUtensorMapDataType, f"DATA_TYPE_{_DATA_TYPES[tensor_map.dtype]}"),
-        len(tensor_map.shape),
-        pointer,
-        [wide(extent) for extent in reversed(tensor_map.shape)],
-        [wide(stride) for stride in reversed(tensor_map.strides_bytes)],
-        [word(side) for side in reversed(tensor_map.box)],
-        [word(stride) for stride in reversed(tensor_map.element_strides)],
-        _member(driver.CUtensorMapInterleave, "INTERLEAVE_NONE"),
-        _member(driver.CUtensorMapSwizzle, f"SWIZZLE_{swizzle}B" if swizzle else "SWIZZLE_NONE"),
-        _member(driver.CUtensorMapL2promotion, f"L2_PROMOTION_L2_{promotion}B" if promotion else "L2_PROMOTION_NONE"),
-        _member(driver.CUtensorMapFloatOOBfill, "FLOAT_OOB_FILL_NONE"),
-    )
+    try:
+        status, encoded = driver.cuTensorMapEncodeTiled(
+            _member(driver.CUtensorMapDataType, f"DATA_TYPE_{_DATA_TYPES[tensor_map.dtype]}"),
+            len(tensor_map.shape),
+            pointer,
+            [wide(extent) for extent in reversed(tensor_map.shape)],
+            [wide(stride) for stride in reversed(tensor_map.strides_bytes)],
+            [word(side) for side in reversed(tensor_map.box)],
+            [word(stride) for stride in reversed(tensor_map.element_strides)],
+            _member(driver.CUtensorMapInterleave, "INTERLEAVE_NONE"),
+            _member(driver.CUtensorMapSwizzle, f"SWIZZLE_{swizzle}B" if swizzle else "SWIZZLE_NONE"),
+            _member(
+                driver.CUtensorMapL2promotion, f"L2_PROMOTION_L2_{promotion}B" if promotion else "L2_PROMOTION_NONE"
+            ),
+            _member(driver.CUtensorMapFloatOOBfill, "FLOAT_OOB_FILL_NONE"),
+        )
+    except RuntimeError as error:  # the bindings' own of a function that the driver lacks share no other base class
+        raise ToolchainError(
+            f"this driver makes no tensor maps, which takes one of CUDA 12 or newer: {error}"
+        ) from None
     if status != driver.CUresult.CUDA_SUCCESS:
         raise ToolchainError(f"the driver makes no tensor map of {tensor_map.buffer}: {status.name} for {tensor_map}")
     data = ctypes.string_at(encoded.getPtr(), _MAP_BYTES)

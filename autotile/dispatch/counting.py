@@ -45,6 +45,7 @@ class MissCounter:
     def __init__(self) -> None:
         self._watched: list[_Watched] = []
         self._process = 0
+        self._children_write = False
         self._begin()
 
     def watch(self, location: str, kernel: BoundKernel) -> None:
@@ -85,7 +86,8 @@ class MissCounter:
     def _before_fork(self) -> None:
         """See that a child of `multiprocessing`, which ends without running what is registered at exit, writes too."""
         multiprocessing = sys.modules.get("multiprocessing.util")
-        if multiprocessing is not None:
+        if multiprocessing is not None and not self._children_write:
+            self._children_write = True
             multiprocessing.register_after_fork(self, MissCounter._flush_at_end_of_child)
 
     def _in_child(self) -> None:
