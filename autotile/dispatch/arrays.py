@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,25 +85,69 @@ def new_array(like: Any, shape: tuple[int, ...], element_type: str, *, zeroed: b
     return (cupy.zeros if zeroed else cupy.empty)(shape, dtype)
 
 
-def foreign_stream(arrays: tuple[Any, ...]) -> Any | None:
-    """The stream that the arrays' own library works on, for CuPy; None for CuPy's current stream.
+@contextmanager
+def on_stream(arrays: Sequence[Any], stream: Any = None) -> Iterator[None]:
+    """Work on a stream: it is CuPy's current one, and PyTorch's where a tensor is among the arrays.
 
-    PyTorch keeps a current stream of its own, and its users expect a launch on their tensors to be ordered by it.
+    What is allocated meanwhile is then given out in the stream's order by either library.
+
+    Parameters
+    ----------
+    arrays
+        Of the call.
+    stream
+        Of CuPy, of PyTorch, or of any library that knows the CUDA stream protocol (``__cuda_stream__``). None:
+        PyTorch's current stream where a tensor is among the arrays, as its users expect a launch on their tensors to be
+        ordered by it; else CuPy's.
+
+    Raises
+    ------
+    ArgumentError
+        It is no stream.
     """
     torch = sys.modules.get("torch")
-    if torch is None:
-        return None
-    tensor = next((array for array in arrays if isinstance(array, torch.Tensor) and array.is_cuda), None)
-    if tensor is None:
-        return None
-    return load_cupy().cuda.Stream.from_external(_StreamPointer(torch.cuda.current_stream(tensor.device).cuda_stream))
+    tensors = (array for array in arrays if torch is not None and isinstance(array, torch.Tensor) and array.is_cuda)
+    tensor = next(tensors, None)
+    with ExitStack() as entered:
+        if stream is not None:
+            pointer = _pointer(stream)
+            if tensor is not None and torch is not None:
+                theirs = torch.cuda.ExternalStream(pointer, device=tensor.device)
+                entered.enter_context(torch.cuda.stream(theirs))
+            entered.enter_context(_as_cupy_stream(stream, pointer))
+        elif tensor is not None and torch is not None:
+            pointer = torch.cuda.current_stream(tensor.device).cuda_stream
+            entered.enter_context(_as_cupy_stream(None, pointer))
+        yield
+
+
+def _pointer(stream: Any) -> int:
+    """A stream's address."""
+    for attribute in ("ptr", "cuda_stream"):  # CuPy's and PyTorch's
+        found = getattr(stream, attribute, None)
+        if isinstance(found, int):
+            return found
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    raise ArgumentError(
+        f"stream is of type {type(stream).__name__}, expected a stream of CuPy or PyTorch, or any object with "
+        "__cuda_stream__"
+    )
+
+
+def _as_cupy_stream(stream: Any, pointer: int) -> Any:
+    cuda = load_cupy().cuda
+    if isinstance(stream, cuda.Stream | cuda.ExternalStream):
+        return stream
+    return cuda.Stream.from_external(_StreamPointer(pointer, stream))
 
 
 @dataclass(frozen=True, slots=True)
 class _StreamPointer:
-    """A CUDA stream by its address, in the protocol that CuPy takes streams by."""
+    """A CUDA stream by its address, in the protocol that CuPy takes streams by; it keeps the stream it is of."""
 
     pointer: int
+    kept: Any
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.pointer

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +12,7 @@ from autotile.device.compiler import compile_job
 from autotile.device.cubin_cache import CachedCubin, CubinCache
 from autotile.device.module import Module, PackedCubin
 from autotile.device.toolchain import load_cupy
-from autotile.dispatch.arrays import foreign_stream
+from autotile.dispatch.arrays import on_stream
 from autotile.dispatch.calling import Caller
 from autotile.dispatch.choose import Choice, Tier
 from autotile.dispatch.document import document
@@ -94,7 +93,6 @@ class BoundKernel:
             kernel.spec, problem, choice.config, geometry=self._geometry, device=device, device_index=device_index
         )
         self._cubin: CachedCubin | None = None
-        self._buffer_count = len(kernel.spec.buffers)
         written = [i for i, b in enumerate(kernel.spec.buffers) if b.access != "in"]
         self._only_output = written[0] if len(written) == 1 else None
         self._launching: Launching | None = None
@@ -179,7 +177,8 @@ class BoundKernel:
             The kernel's buffers in order. Outputs may be left out and are then allocated; an in-out buffer left out
             starts as zeros. Leading axes of extent 1 may be missing; they are then missing in new outputs, too.
         stream
-            A ``cupy.cuda.Stream``. None: PyTorch's current stream for PyTorch tensors, else CuPy's current stream.
+            Of CuPy or PyTorch, or any object with ``__cuda_stream__``. None: PyTorch's current stream for PyTorch
+            tensors, else CuPy's current stream.
         **scalars
             Scalars with a default, such as ``alpha``.
 
@@ -191,7 +190,8 @@ class BoundKernel:
         Raises
         ------
         ArgumentError
-            An array has the wrong shape, dtype, layout, alignment or device, or a scalar is unknown.
+            An array has the wrong shape, dtype, layout, alignment or device, a scalar is unknown, or ``stream`` is
+            none.
         ToolchainError
             There is no CUDA device, or the toolchain is missing.
         CompileError
@@ -199,14 +199,12 @@ class BoundKernel:
         """
         launching = self._launching
         if launching is not None and stream is None and not scalars:
-            if len(arrays) != self._buffer_count and launching.knows(arrays):
-                arrays = self._caller.complete(arrays)
-            if len(arrays) == self._buffer_count and launching.quickly(arrays):
+            launched = launching.quickly(arrays)
+            if launched is not None:
                 self.calls += 1
-                return self._returned(arrays) if self._only_output is None else arrays[self._only_output]
+                return self._returned(launched) if self._only_output is None else launched[self._only_output]
         launching = launching or self._load()
-        stream = stream or foreign_stream(arrays)
-        with load_cupy().cuda.Device(self._device_index), stream if stream is not None else nullcontext():
+        with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
             given = self._caller.take(arrays)
             launching.carefully(given, scalars)
         self.calls += 1
@@ -214,6 +212,8 @@ class BoundKernel:
 
     def bind(self, *arrays: Any, **scalars: float) -> Callable[[], None]:
         """A launch on fixed arrays, checked once: what it returns launches on the current stream of their library.
+
+        It may be called from any thread, and with any device current.
 
         Parameters
         ----------
@@ -239,7 +239,7 @@ class BoundKernel:
 
         return launch
 
-    def _returned(self, arrays: tuple[Any, ...]) -> Any:
+    def _returned(self, arrays: Sequence[Any]) -> Any:
         """What a call returns of all its arrays."""
         outputs = tuple(
             array for b, array in zip(self.definition.spec.buffers, arrays, strict=True) if b.access != "in"

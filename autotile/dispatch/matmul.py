@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from autotile.dispatch.arrays import element_type, new_array
+from autotile.device.toolchain import load_cupy
+from autotile.dispatch.arrays import element_type, new_array, on_stream
 from autotile.dispatch.bound import BoundKernel
-from autotile.dispatch.operands import Operand, are_aligned, as_operand, device_index, native
+from autotile.dispatch.operands import Operand, are_aligned, as_operand, device_index, is_elsewhere, native
 from autotile.dispatch.product import Product
-from autotile.dispatch.serving import get_best_kernel
+from autotile.dispatch.serving import find_best_kernel, get_best_kernel
 from autotile.files.library import load_kernel
+from autotile.files.settings import read_settings
 from autotile.ground.errors import ArgumentError, InputError
 
 KERNELS = ("gemm_wgmma", "gemm_mma", "gemm_small", "sgemm", "sgemm_ws")
@@ -45,15 +47,19 @@ def best_matmul(product: Product, *, device: int | str | None = None, database: 
     InputError
         No kernel takes such a product on the device.
     """
-    served, refusals = [], []
-    for name, sizes in fitting_kernels(product).items():
+    found, refusals = [], []
+    location = database or read_settings().database
+    fitting = fitting_kernels(product)
+    for name, sizes in fitting.items():
         try:
-            served.append(get_best_kernel(name, dtype=product.dtype, device=device, database=database, **sizes))
+            found.append(find_best_kernel(name, product.dtype, device, location, sizes))
         except InputError as error:
             refusals.append(f"{name}: {error}")
-    if not served:
+    if not found:
         raise InputError(f"no kernel computes {product}: {'; '.join(refusals) or 'none is written for it'}")
-    return min(served, key=lambda kernel: _expected_us(kernel, product))
+    best = min(found, key=lambda kernel: _expected_us(kernel, product)).kernel
+    # Asked for again, as only what is launched shall count as a miss.
+    return get_best_kernel(best, dtype=product.dtype, device=device, database=database, **fitting[best])
 
 
 def matmul(
@@ -83,7 +89,8 @@ def matmul(
     database
         Path or URL; None for the user's own.
     stream
-        A ``cupy.cuda.Stream``; None: PyTorch's current stream for PyTorch tensors, else CuPy's.
+        Of CuPy or PyTorch, or any object with ``__cuda_stream__``; None: PyTorch's current stream for PyTorch tensors,
+        else CuPy's.
 
     Returns
     -------
@@ -97,7 +104,14 @@ def matmul(
     InputError
         No kernel takes such matrices.
     """
-    left, right = as_operand(native(a, "a"), "a"), as_operand(native(b, "b"), "b")
+    if stream is not None:
+        with on_stream((a, b), stream):  # what is copied or allocated is so in the stream's order, too
+            return matmul(a, b, out, alpha=alpha, beta=beta, deterministic=deterministic, database=database)
+    factor = native(a, "a")
+    if is_elsewhere(factor):
+        with load_cupy().cuda.Device(device_index(factor)):
+            return matmul(a, b, out, alpha=alpha, beta=beta, deterministic=deterministic, database=database)
+    left, right = as_operand(factor, "a"), as_operand(native(b, "b"), "b")
     dtype = _common_dtype(a, b)
     shape = _result_shape(left, right)
     if out is None:
@@ -108,7 +122,7 @@ def matmul(
     types = dtype, element_type(out, "out")
     kernel = _kernel(left, right, arrays, types, deterministic=deterministic, database=database)
     scalars = {} if alpha == 1.0 and beta == 0.0 else {"alpha": alpha, "beta": beta}
-    kernel(*arrays, stream=stream, **scalars)
+    kernel(*arrays, **scalars)
     return out
 
 

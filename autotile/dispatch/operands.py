@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
+from autotile.device.properties import device_count
+from autotile.device.toolchain import load_cupy
 from autotile.dispatch.arrays import as_bits, as_cupy, element_type
 from autotile.dispatch.libraries import library_of
 from autotile.ground.errors import ArgumentError
@@ -49,7 +52,7 @@ def native(array: Any, name: str) -> Any:
     ArgumentError
         It is no array on a GPU.
     """
-    if library_of(array) is not None:
+    if library_of(array) is not None and device_index(array) >= 0:
         return array
     return as_bits(as_cupy(array, name), element_type(array, name))
 
@@ -86,13 +89,23 @@ def address(array: Any) -> int:
 
 
 def device_index(array: Any) -> int:
-    """CUDA device of a CuPy array or a PyTorch tensor."""
+    """CUDA device of a CuPy array or a PyTorch tensor; -1 for a tensor on the host."""
     return int(array.get_device() if hasattr(array, "get_device") else array.data.device_id)
+
+
+def is_elsewhere(array: Any) -> bool:
+    """Whether a CuPy array or a PyTorch tensor lies on another device than the current one."""
+    return _has_several_devices() and int(load_cupy().cuda.runtime.getDevice()) != device_index(array)
 
 
 def are_aligned(*arrays: Any) -> bool:
     """Whether all arrays start on 16 bytes."""
     return all(address(array) % _ALIGNED_BYTES == 0 for array in arrays)
+
+
+@cache
+def _has_several_devices() -> bool:
+    return device_count() > 1
 
 
 def _is_contiguous(array: Any) -> bool:

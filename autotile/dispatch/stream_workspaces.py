@@ -43,6 +43,7 @@ class StreamWorkspaces:
     def __init__(self, workspaces: tuple[Workspace, ...]) -> None:
         self._workspaces = workspaces
         self._sets: OrderedDict[tuple[int, int], WorkspaceSet] = OrderedDict()
+        self._captured: list[WorkspaceSet] = []
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
@@ -57,16 +58,31 @@ class StreamWorkspaces:
         with self._lock:
             kept = self._sets.get(key)
             if kept is None:
-                with outside_of_captures():
-                    kept = self._sets[key] = self._allocate(stream)
+                kept = self._sets[key] = self._new(stream)
                 if len(self._sets) > _MOST_STREAMS:
                     self._sets.popitem(last=False)
             else:
                 self._sets.move_to_end(key)
         return kept
 
+    def _new(self, stream: Any) -> WorkspaceSet:
+        """A set for a stream, ready for whatever is launched on it next.
+
+        CuPy's memory pool hands freed memory out again on the stream that it was allocated on, and so in order. Where
+        the stream is captured, what fills the memory must not become part of the graph: it would not be filled until
+        the graph is launched. Such a set is for good, as the graph may outlive all that could be told of it.
+        """
+        cuda = load_cupy().cuda
+        with outside_of_captures():
+            if not stream.is_capturing():
+                return self._allocate(stream)
+            with cuda.Stream(non_blocking=True) as apart:
+                made = self._allocate(stream)
+                apart.synchronize()
+        self._captured.append(made)
+        return made
+
     def _allocate(self, stream: Any) -> WorkspaceSet:
-        """CuPy's memory pool hands freed memory out again on the stream that it was allocated on, and so in order."""
         cupy = load_cupy()
         arrays = {
             w.name: (cupy.zeros if w.zeroed else cupy.empty)(w.shape, DTYPES[w.dtype].storage)

@@ -1,6 +1,11 @@
-"""Parameters that launches are made from again and again, without a device."""
+"""Launches without a device: the parameters that they are made from, and from which thread and device they are made."""
 
 import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,7 +13,10 @@ import pytest
 
 from autotile.device.launch import ParameterBlock
 from autotile.dispatch import launching
-from autotile.dispatch.calling import MapPlace
+from autotile.dispatch.calling import Given, MapPlace
+from autotile.dispatch.launching import Launching
+from autotile.dispatch.libraries import Slot
+from autotile.dispatch.stream_workspaces import StreamWorkspaces
 from autotile.ground.tensor_maps import TensorMap
 
 
@@ -47,3 +55,147 @@ def test_parameters_lie_as_the_driver_reads_them() -> None:
     assert ctypes.c_int32.from_address(int(addresses[3])).value == -2
     block.words[block.starts[1]] = 9
     assert ctypes.c_uint64.from_address(int(addresses[1])).value == 9
+
+
+class Cuda:
+    """A CUDA library of two devices, as far as a launch asks it: who has a context, what is current, what was launched.
+
+    An array is a `SimpleNamespace` whose ``place`` is its device.
+    """
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.devices = 2
+        self.context_of: dict[int, int] = {}
+        self.launched: list[tuple[int, int]] = []
+        self.cuda = self.runtime = self.driver = self
+        self.CUDADriverError = RuntimeError
+
+    def getDevice(self) -> int:  # noqa: N802 - CuPy's name
+        return self.current
+
+    def setDevice(self, index: int) -> None:  # noqa: N802 - CuPy's name
+        self.current = self.context_of[threading.get_ident()] = index
+
+    def ctxGetCurrent(self) -> int:  # noqa: N802 - CuPy's name
+        return threading.get_ident() in self.context_of
+
+    @contextmanager
+    def Device(self, index: int) -> Iterator[None]:  # noqa: N802 - CuPy's name
+        before, self.current = self.current, index
+        yield
+        self.current = before
+
+    def launch(self, stream: int, address: int, _: int) -> None:
+        if threading.get_ident() not in self.context_of:
+            raise self.CUDADriverError("CUDA_ERROR_INVALID_CONTEXT")
+        self.launched.append((self.current, stream))
+
+
+class Arrays:
+    """The library of those arrays; its current stream is number 7."""
+
+    def slot(self, *_: Any) -> Slot:
+        return Slot({}, (), 0)
+
+    def stream(self, _: int) -> int:
+        return 7
+
+    def write(self, arrays: Sequence[Any], slots: Sequence[Slot], index: int, words: memoryview) -> bool:
+        return all(array.place == index for array in arrays)
+
+
+class OneIn:
+    """A `Caller` of a kernel that reads one array and writes another."""
+
+    workspaces = StreamWorkspaces(())
+    geometry = None
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda = cuda
+
+    def complete(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        return (*arrays, SimpleNamespace(place=self._cuda.current)) if len(arrays) == 1 else tuple(arrays)
+
+    def pack(self, *_: Any) -> tuple[Any, ...]:
+        return np.uint64(1), np.uint64(2)
+
+    def places(self, library: Arrays, *_: Any) -> tuple[tuple[Slot, ...], tuple[MapPlace, ...]]:
+        return (library.slot(), library.slot()), ()
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    cuda = Cuda()
+    for name, replaced in {
+        "load_cupy": lambda: cuda,
+        "device_count": lambda: cuda.devices,
+        "driver_launch": lambda *_: cuda.launch,
+        "CupyLibrary": Arrays,
+        "library_of": lambda _: Arrays(),
+    }.items():
+        monkeypatch.setattr(launching, name, replaced)
+    return cuda
+
+
+def launch_carefully(kernel: Launching, caller: OneIn, cuda: Cuda, index: int, array: Any) -> None:
+    with cuda.Device(index):
+        kernel.carefully(Given({}, caller.complete([array])), {})
+
+
+def test_an_output_left_out_is_no_reason_to_leave_the_device(cuda: Cuda) -> None:
+    """On a second device that is not the current one, a call is not quick, and nothing is allocated elsewhere."""
+    caller, array = OneIn(cuda), SimpleNamespace(place=1)
+    kernel = Launching(caller, SimpleNamespace(pointer=0), 1)  # type: ignore[arg-type]
+    assert kernel.quickly([array]) is None
+    launch_carefully(kernel, caller, cuda, 1, array)
+    cuda.current = 0
+    assert kernel.quickly([array]) is None
+    cuda.current = 1
+    launched = kernel.quickly([array])
+    assert launched is not None
+    assert [one.place for one in launched] == [1, 1]
+    assert cuda.launched == [(1, 7)] * 2
+
+
+def test_a_thread_without_a_context_gets_one(cuda: Cuda) -> None:
+    """Also where it has the number of one that ended: threads are told apart by more than that."""
+    cuda.devices = 1
+    caller, array = OneIn(cuda), SimpleNamespace(place=0)
+    kernel = Launching(caller, SimpleNamespace(pointer=0), 0)  # type: ignore[arg-type]
+    quick: list[bool] = []
+
+    def call() -> None:
+        cuda.context_of.pop(threading.get_ident(), None)
+        for _ in range(2):
+            quick.append(kernel.quickly([array]) is not None)
+            if not quick[-1]:
+                launch_carefully(kernel, caller, cuda, 0, array)
+
+    for _ in range(3):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    assert quick == [False, True] * 3
+    assert len(cuda.launched) == 6
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_bound_launch_in_another_thread_and_with_another_device_current(cuda: Cuda, devices: int) -> None:
+    cuda.devices, index = devices, devices - 1
+    caller = OneIn(cuda)
+    kernel = Launching(caller, SimpleNamespace(pointer=0), index)  # type: ignore[arg-type]
+    launch = kernel.bound(Given({}, (SimpleNamespace(place=index),) * 2), {})
+    cuda.current = 0
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(launch).result()
+    assert cuda.launched == [(index, 7)]
+    assert cuda.current == 0 or devices == 1
+
+
+def test_an_error_of_the_driver_is_told(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Launching(OneIn(cuda), SimpleNamespace(pointer=0), 0)  # type: ignore[arg-type]
+    launch = kernel.bound(Given({}, (SimpleNamespace(place=0),) * 2), {})
+    monkeypatch.setattr(cuda, "ctxGetCurrent", lambda: 1)
+    with pytest.raises(RuntimeError, match="INVALID_CONTEXT"):
+        launch()

@@ -190,6 +190,67 @@ def test_captured_by_pytorch(tally: BoundKernel) -> None:
     assert torch.equal(x, 4 * before)
 
 
+def test_a_stream_is_ready_though_its_first_launch_was_captured(tally: BoundKernel, cp: Any) -> None:
+    """The kernel's counter must be zero before a graph is launched that was captured first."""
+    x, y, counted = _random(cp, 0), cp.zeros(N, np.float32), []
+    rubbish = [cp.full(1 << 16, 0xFF, np.uint8) for _ in range(8)]
+    cp.cuda.Device().synchronize()
+    del rubbish
+    with cp.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        tally(x, y)
+        graph = stream.end_capture()
+        workspaces = tally._caller.workspaces.current()
+        counted.append(int(workspaces.arrays[0].get()[0]))
+        tally(x, y)
+        counted.append(int(workspaces.arrays[0].get()[0]))
+        graph.launch(stream)
+        counted.append(int(workspaces.arrays[0].get()[0]))
+    assert counted == [0, 0, 0]
+    np.testing.assert_array_equal(y.get(), 2 * x.get())
+
+
+def test_any_librarys_stream_can_be_named(tally: BoundKernel, cp: Any) -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.randn(N, device="cuda")
+    torch.cuda.synchronize()
+    for stream in (torch.cuda.Stream(), cp.cuda.Stream(non_blocking=True)):
+        y = tally(x, stream=stream)
+        stream.synchronize()
+        assert torch.equal(y, 2 * x)
+    with pytest.raises(ArgumentError, match="stream is of type int"):
+        tally(x, stream=7)
+
+
+def test_threads_that_make_no_other_call_of_cuda(tally: BoundKernel, cp: Any) -> None:
+    x, y = _random(cp, 0), cp.zeros(N, np.float32)
+    launch = tally.bind(x, y)
+    for call in (lambda: tally(x, y), launch):
+        for _ in range(3):
+            y.fill(0)
+            cp.cuda.Device().synchronize()
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(call).result()
+            cp.cuda.Device().synchronize()
+            np.testing.assert_array_equal(y.get(), 2 * x.get())
+
+
+def test_on_a_device_that_is_not_the_current_one(tally: BoundKernel, cp: Any) -> None:
+    if cp.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("there is one device")
+    kernel = get_best_kernel(str(tally.definition.spec.source), n=N, device=1)
+    with cp.cuda.Device(1):
+        x = _random(cp, 0)
+        y = cp.zeros(N, np.float32)
+    launch = kernel.bind(x, y)
+    launch()
+    for _ in range(3):
+        z = kernel(x)
+        assert z.data.device_id == 1
+        np.testing.assert_array_equal(z.get(), 2 * x.get())
+    np.testing.assert_array_equal(y.get(), 2 * x.get())
+
+
 def test_bound_launches_follow_the_current_stream(tally: BoundKernel, cp: Any) -> None:
     x, y = _random(cp, 0), cp.zeros(N, np.float32)
     launch = tally.bind(x, y)
