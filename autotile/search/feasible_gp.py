@@ -31,6 +31,10 @@ _STARTUP = 6
 _HEDGED_EVERY = 2
 """Of the proposals made with the help of other studies, one in so many is made without."""
 
+_FROM_ANYWHERE = range(12, 32)
+"""Among which proposals those made without other studies are rows from anywhere, as such a search begins: what is known
+by then lies where the others promised much."""
+
 _PROMISED = 512
 """Rows of which other studies promise most; a model looks at them in any case."""
 
@@ -161,8 +165,10 @@ class FeasibleGPSampler(RankingSampler):
         if self._starting:
             return self._first(rng)
         turn = len(self._offered)
-        weights = _weights(study, rng)
-        outlook = self._model(study, hedged=turn % _HEDGED_EVERY == 0).outlook(self._history, weights)
+        hedged = turn % _HEDGED_EVERY == 0
+        if hedged and self._expectation is not None and turn in _FROM_ANYWHERE:
+            return self._farthest(rng)
+        outlook = self._model(study, hedged=hedged).outlook(self._history, _weights(study, rng))
         outlook = outlook.of_those(self.candidates.free[outlook.rows])
         self.expected_gain = None
         if not len(outlook.rows):

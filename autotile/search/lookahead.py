@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _BEFORE_A_MODEL = 6
 """Candidates that are measured before a model chooses any; what is proposed by then is proposed knowing nothing."""
 
-_KEPT = 256
+_KEPT = 128
 """Most candidates that wait, compiled: each costs the model time at every choice, and old ones are hardly chosen."""
 
 
