@@ -92,6 +92,10 @@ class TestEnds:
         assert (result.winner, sum(result.outcomes.values())) == (None, 0)
         assert bench.stored() == []
 
+    def test_the_least_budget_finds_something_to_serve(self, bench: Any) -> None:
+        result = bench.tune(bench.record(), budget_s=1e-6)
+        assert (result.gates["launched"], result.winner is not None) == (1, True)
+
     def test_no_budget_races_what_is_stored(self, bench: Any) -> None:
         recording = bench.record()
         bench.tune(recording)
