@@ -103,12 +103,13 @@ def choose(
     best = min(current, key=lambda best: _rank(best, asked), default=None)
     if best is not None and _tier(best.key, asked) == "exact":
         return _choice(best, asked, device)
-    from autotile.dispatch.rules import choose_by_rule  # trees and families are for who has tuned families
+    if known_rules := list(rules):
+        from autotile.dispatch.rules import choose_by_rule  # trees and families are for who has tuned families
 
-    by_rule = choose_by_rule(kernel, problem, device, asked, rules=rules, may_serve=may_serve)
-    if by_rule is not None:
-        chosen, said = by_rule
-        return replace(_choice(chosen, asked, device), tier="family", rule=said)
+        by_rule = choose_by_rule(kernel, problem, device, asked, rules=known_rules, may_serve=may_serve)
+        if by_rule is not None:
+            chosen, said = by_rule
+            return replace(_choice(chosen, asked, device), tier="family", rule=said)
     return (
         _choice(best, asked, device)
         if best is not None

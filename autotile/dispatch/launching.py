@@ -3,8 +3,8 @@
 A call in a hot loop passes arrays of CuPy or PyTorch of the right shape and type, on the right device. All that is left
 to do then is to see that they are, to write their addresses where the driver reads them, and to launch. The parameters
 to write to are kept for each thread and stream: threads must not write the same ones, and streams have workspaces of
-their own. Whatever is out of the ordinary goes through `Caller`, which also says what is wrong. So does the first launch
-of a thread on a stream; it sees to it that a CUDA context is current.
+their own. Whatever is out of the ordinary goes through `Caller`, which also says what is wrong. A thread's first launch
+on a stream goes that way, too, and sees to it that a CUDA context is current.
 """
 
 from __future__ import annotations

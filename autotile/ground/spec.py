@@ -1,10 +1,13 @@
-"""A kernel with its search space, as declared in a search-space file and checked; see docs/file-format.md."""
+"""A kernel with its search space, as declared in a search-space file and checked; see docs/file-format.md.
+
+The smaller parts are named tuples for the reason that `autotile.ground.nodes` gives.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from autotile.ground.arrays import ArrayExpression
 from autotile.ground.element_types import PROBLEM_DTYPE, ElementType
@@ -15,16 +18,14 @@ Access = Literal["in", "out", "inout"]
 Distribution = Literal["normal", "uniform", "zeros", "ones", "arange"]
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One tunable parameter; each value reaches the template as ``-DNAME=VALUE``."""
 
     name: str
     values: tuple[Value, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """A named condition that every valid configuration meets."""
 
     name: str
@@ -54,8 +55,7 @@ class Limits:
     max_spill_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class BufferArgument:
+class BufferArgument(NamedTuple):
     """A device array that the caller hands over."""
 
     name: str
@@ -75,8 +75,7 @@ class BufferArgument:
         return tuple(int(extent.evaluate(sizes)) for extent in self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class ScalarArgument:
+class ScalarArgument(NamedTuple):
     """A value passed by the call.
 
     A scalar whose value is an expression is bound by the problem (``M``); one whose value is a number is a default
@@ -94,8 +93,7 @@ class ScalarArgument:
         return problem_dtype if self.dtype == PROBLEM_DTYPE else self.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceArgument:
+class WorkspaceArgument(NamedTuple):
     """Device memory that a launch needs for itself: the caller never sees it."""
 
     name: str
@@ -106,8 +104,7 @@ class WorkspaceArgument:
     """Zero before the first launch, and left zero by every launch; otherwise it may hold anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMapArgument:
+class TensorMapArgument(NamedTuple):
     """A descriptor of a buffer for the tensor memory accelerator, passed by value (compute capability 9.0)."""
 
     name: str
@@ -124,8 +121,7 @@ class TensorMapArgument:
 Argument = BufferArgument | ScalarArgument | WorkspaceArgument | TensorMapArgument
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """How the right answer is computed, in float64."""
 
     outputs: Mapping[str, ArrayExpression]
@@ -135,8 +131,7 @@ class Reference:
     """Replaces the tolerance computed from dtype and ``reduction``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Operations and bytes that the problem needs at least, for TFLOP/s and GB/s."""
 
     flops: Expression | None
