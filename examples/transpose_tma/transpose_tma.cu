@@ -11,6 +11,13 @@
 //   SWIZZLE         0, 32, 64 or 128 bytes
 //   THREADS         threads in a block
 
+#ifndef ROWS
+#define ROWS 64
+#define COLUMNS 32
+#define SWIZZLE 128
+#define THREADS 256
+#endif
+
 struct alignas(64) TensorMap {
     unsigned char bytes[128];
 };
