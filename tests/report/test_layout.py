@@ -14,7 +14,7 @@ from autotile.ground.model import Measurement, Outcome, Problem, Resources, Tria
 from autotile.report.devices import DevicesReport
 from autotile.report.layout import RIGHT, Trimmed, below, facts, table, title
 from autotile.report.listing import Listing
-from autotile.report.misses import MissesReport
+from autotile.report.misses import MissesReport, MissRow
 from autotile.report.results import RecordingsReport, StudiesReport, StudyTrial, TrialsReport
 from autotile.store.keys import TuningKey
 from autotile.store.misses import StoredMiss
@@ -64,7 +64,7 @@ def reports() -> dict[str, RenderableType]:
         "recordings": RecordingsReport([RecordingFile(file, header), RecordingFile(file, None, "it is damaged")]),
         "trials": TrialsReport([StudyTrial(key(), stored_trial(1))]),
         "trials of several studies": TrialsReport([StudyTrial(key(), stored_trial(study)) for study in (1, 2)]),
-        "misses": MissesReport([miss]),
+        "misses": MissesReport([MissRow(miss, call_us=1234.5, lost_s=12.5, measured=False, tuned=True)]),
         "devices": DevicesReport([], {name: device_profile(name) for name in profile_names()}),
     }
 
