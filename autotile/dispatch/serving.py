@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from autotile.device.properties import device_count, live_device
 from autotile.device.toolchain import load_cupy, nvrtc_version
@@ -25,7 +25,10 @@ from autotile.store.winners import Winner, shipped_winners
 
 if TYPE_CHECKING:
     from autotile.store.bundle import Bundle
+    from autotile.store.database import Database
     from autotile.store.rules import StoredRule
+
+Result = TypeVar("Result")
 
 _FALLBACK_PROFILE = "h200"
 """Device to serve for where there is no GPU and nothing is tuned: the one that the recordings come from."""
@@ -210,16 +213,9 @@ def _own(location: str, problem: Problem) -> list[Winner]:
     winners = read_winners_quickly(location, problem.kernel, problem.dtype)
     if winners is not None:
         return winners
-    from autotile.store.database import Database
-
-    try:
-        database = Database.open_readonly(location)
-        if database is None:
-            return []
-        with database:
-            return [best.winner for best in database.best(problem.kernel, dtype=problem.dtype)]
-    except DatabaseError:
-        return []
+    return _from_database(
+        location, lambda found: [best.winner for best in found.best(problem.kernel, dtype=problem.dtype)]
+    )
 
 
 def _rules(location: str, problem: Problem) -> Iterator[StoredRule]:
@@ -237,15 +233,21 @@ def _own_rules(location: str, problem: Problem) -> list[StoredRule]:
     rules = read_rules_quickly(location, problem.kernel, problem.dtype)
     if rules is not None:
         return rules
-    from autotile.store.database import Database
     from autotile.store.families import Families
+
+    return _from_database(location, lambda found: Families(found).rules(problem.kernel, problem.dtype))
+
+
+def _from_database(location: str, read: Callable[[Database], list[Result]]) -> list[Result]:
+    """What a database holds that cannot be read quickly; nothing where there is none, or it cannot be read at all."""
+    from autotile.store.database import Database
 
     try:
         database = Database.open_readonly(location)
         if database is None:
             return []
         with database:
-            return Families(database).rules(problem.kernel, problem.dtype)
+            return read(database)
     except DatabaseError:
         return []
 

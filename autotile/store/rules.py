@@ -17,6 +17,7 @@ from autotile.ground.errors import InputError
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.rule import FamilyRule
 from autotile.store.keys import TuningKey
+from autotile.store.shipped_file import read_document
 from autotile.store.whole_file import whole_file
 
 _FORMAT = 1
@@ -91,17 +92,11 @@ def read_rules_file(path: Path) -> tuple[StoredRule, ...]:
     InputError
         It cannot be read, is damaged, or was written by a newer autotile.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["format"] != _FORMAT:
-            raise InputError(f"{path} has format {document['format']!r}, this autotile reads {_FORMAT}; upgrade it")
+
+    def rules(document: Any) -> tuple[StoredRule, ...]:
         return tuple(StoredRule.from_json(entry) for entry in document["rules"])
-    except OSError as error:
-        raise InputError(f"cannot read the rules in {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path} is no file of rules: {error!r}; fetch it again or delete it") from None
+
+    return read_document(path, "rules", _FORMAT, rules)
 
 
 def write_rules_file(path: Path, rules: Iterable[StoredRule]) -> int:

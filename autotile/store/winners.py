@@ -20,6 +20,7 @@ from autotile.ground.errors import InputError
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Config, Measurement, Resources
 from autotile.store.keys import TuningKey
+from autotile.store.shipped_file import read_document
 from autotile.store.whole_file import whole_file
 
 _FORMAT = 1
@@ -75,18 +76,12 @@ def read_winners(path: Path) -> list[Winner]:
     InputError
         It cannot be read, is damaged, or was written by a newer autotile.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["format"] != _FORMAT:
-            raise InputError(f"{path} has format {document['format']!r}, this autotile reads {_FORMAT}; upgrade it")
+
+    def winners(document: Any) -> list[Winner]:
         device = DeviceProperties.from_json(document["device"])
         return [_winner(entry, device) for entry in document["winners"]]
-    except OSError as error:
-        raise InputError(f"cannot read the winners in {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path} is no file of winners: {error!r}; fetch it again or delete it") from None
+
+    return read_document(path, "winners", _FORMAT, winners)
 
 
 def winner_to_json(winner: Winner) -> dict[str, Any]:

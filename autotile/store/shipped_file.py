@@ -1,0 +1,44 @@
+"""Read the JSON documents that come with autotile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from autotile.ground.errors import InputError
+
+Content = TypeVar("Content")
+
+
+def read_document(path: Path, what: str, written: int, content: Callable[[Any], Content]) -> Content:
+    """Read a document.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    what
+        What it holds, for the error: ``winners``.
+    written
+        The ``format`` that this autotile writes.
+    content
+        Makes the document's content of its JSON values; raises KeyError, TypeError or ValueError where it is damaged.
+
+    Raises
+    ------
+    InputError
+        It cannot be read, is damaged, or was written by a newer autotile.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["format"] != written:
+            raise InputError(f"{path} has format {document['format']!r}, this autotile reads {written}; upgrade it")
+        return content(document)
+    except OSError as error:
+        raise InputError(f"cannot read the {what} in {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} is no file of {what}: {error!r}; fetch it again or delete it") from None
