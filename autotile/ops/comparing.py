@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -98,7 +98,8 @@ def prune_results(
     before
         Trials recorded before go.
     keep_gpus
-        Trials of all other GPUs go; names as CUDA gives them, or of profiles.
+        Trials of all other GPUs go; names as CUDA gives them, or of profiles. One that is neither in the database nor
+        a profile's is refused, as a slip in it would delete everything.
     stale
         Trials of other versions of the kernels than those that are found by name now (or by the given path) go.
     winners
@@ -109,15 +110,16 @@ def prune_results(
     Raises
     ------
     InputError
-        Nothing says what is to go, or the database cannot be read or written.
+        Nothing says what is to go, a GPU to keep is unknown, or the database cannot be read or written.
     """
     if before is None and not keep_gpus and not stale:
         raise InputError("nothing says what is to go; give --older-than, --keep-gpu or --stale")
-    criteria = Criteria(before, frozenset(map(_gpu_name, keep_gpus)), _versions(kernel) if stale else None, winners)
     opened = open_to_read(database)
     if opened is None:
         return PruneReport(str(parse_location(read_settings().database)), [], dry_run)
     with opened:
+        kept = frozenset(_gpu_names(opened, keep_gpus))
+        criteria = Criteria(before, kept, _versions(kernel) if stale else None, winners)
         name = None if kernel is None else _kernel_name(opened, kernel)
         if dry_run:
             return PruneReport(opened.location, prune(opened, name, criteria, dry_run=True), dry_run)
@@ -230,11 +232,14 @@ def _measured(trial: Trial) -> Measurement:
     return replace(trial.measurement, samples_us=())
 
 
-def _gpu_name(name: str) -> str:
-    try:
-        return device_profile(name).name
-    except InputError:
-        return name
+def _gpu_names(database: Database, names: Iterable[str]) -> Iterator[str]:
+    """Names of GPUs as CUDA gives them: those of the database as they are, others by their profiles."""
+    held = {study.key.gpu_name for study in database.studies()}
+    for name in names:
+        try:
+            yield name if name in held else device_profile(name).name
+        except InputError as error:
+            raise InputError(f"{error}; the database holds results of {', '.join(sorted(held)) or 'no GPU'}") from None
 
 
 def _versions(kernel: str | None) -> dict[str, tuple[str, str]]:

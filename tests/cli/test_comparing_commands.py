@@ -260,6 +260,14 @@ class TestPrune:
         assert [(study["device"], study["whole"]) for study in answer["studies"]] == [("NVIDIA A100-SXM4-80GB", True)]
         assert mine.served(1024, gpu="a100") is None
 
+    def test_a_slip_in_the_name_of_a_gpu_deletes_nothing(self, mine: Book, run: Any) -> None:
+        before = mine.trials()
+        answer = run("prune", "--keep-gpu", "h2000", "--winners")
+        assert answer.code == 2
+        assert "nearest: h200" in answer.err
+        assert "the database holds results of NVIDIA A100-SXM4-80GB, NVIDIA H200" in answer.err
+        assert mine.trials() == before
+
     def test_other_versions(self, mine: Book, run: Any, scale_toml: Path) -> None:
         answer = run("prune", scale_toml, "--stale", "--json").document
         assert [(study["reasons"], study["trials"], study["of"]) for study in answer["studies"]] == [
