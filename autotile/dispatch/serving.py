@@ -88,7 +88,9 @@ def get_best_kernel(
     >>> kernel = get_best_kernel("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
     >>> C = kernel(A, B)  # doctest: +SKIP
     """
-    place = device if device is not None else _place()
+    place = device
+    if device is None:  # CUDA is asked for its current device only where there is more than one
+        place = 0 if _devices == 1 else _current_device()
     key = (name, dtype, place, database, bundle, *sizes, *sizes.values())
     served = _served.get(key)
     if served is None:
@@ -174,11 +176,6 @@ def _device(device: int | str | None, stored: list[Winner]) -> tuple[int | None,
         return None, _absent_device(device, stored)
     index = _current_device() if device is None else device
     return index, live_device(index) if index is not None else _absent_device(None, stored)
-
-
-def _place() -> int | None:
-    """The device to serve where none is named; CUDA is asked again only where it might answer otherwise."""
-    return 0 if _devices == 1 else _current_device()
 
 
 def _current_device() -> int | None:

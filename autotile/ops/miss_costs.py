@@ -85,7 +85,7 @@ class MissCosts:
 
     def _expected_loss(self, miss: StoredMiss, here: Sequence[StudyTimes], alike: Sequence[StudyTimes]) -> float | None:
         if miss.tier == "family":
-            return next((_held_out(stored) for stored in self._rules if _is_for(stored, miss)), None)
+            return next((stored.rule.mean_held_out for stored in self._rules if _is_for(stored, miss)), None)
         losses = [loss for study in here if (loss := self._loss_at(study, miss.tier, alike)) is not None]
         return sum(losses) / len(losses) if losses else None
 
@@ -119,10 +119,6 @@ def _nearest(studies: Sequence[StudyTimes], problem: Problem) -> StudyTimes | No
 
 def _is_for(stored: StoredRule, miss: StoredMiss) -> bool:
     return stored.key.gpu_name == miss.gpu_name and dict(miss.problem.sizes) in stored.rule.family
-
-
-def _held_out(stored: StoredRule) -> float | None:
-    return stored.rule.mean_held_out
 
 
 def _value(expression: Expression, problem: Problem) -> float:
