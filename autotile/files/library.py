@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import re
@@ -81,6 +80,8 @@ def _find(name: str, folders: Sequence[Path]) -> Path:
         if _is_file(path):
             return path
     names = kernel_names(folders)
+    import difflib  # for errors alone
+
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known kernels: {', '.join(names)}."
     raise UnknownKernelError(f"no kernel named {name!r}; {hint} A kernel of your own is given as path/to/mine.toml")

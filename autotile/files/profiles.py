@@ -6,7 +6,6 @@ Memory sizes are those of the data sheets, which count in GiB; a live device rep
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -67,6 +66,8 @@ def device_profile(name: str) -> DeviceProperties:
     wanted = _plain(name)
     if wanted in keys:
         return profiles[keys[wanted]]
+    import difflib  # for errors alone
+
     nearest = dict.fromkeys(keys[alias] for alias in difflib.get_close_matches(wanted, keys, n=3, cutoff=0.4))
     hint = f"nearest: {', '.join(nearest)}; " if nearest else ""
     raise InputError(f"no GPU profile is named {name!r}; {hint}known: {', '.join(profiles)}")
@@ -77,6 +78,7 @@ def profile_names() -> list[str]:
     return list(_profiles())
 
 
+@cache
 def limits_for(compute_capability: str) -> CapabilityLimits:
     """Limits of a compute capability.
 
@@ -88,9 +90,9 @@ def limits_for(compute_capability: str) -> CapabilityLimits:
         ``compute_capability`` is not of the form ``"9.0"``.
     """
     wanted = _version(compute_capability)
-    known = _capabilities()
-    lower = [version for version in known if version[0] == wanted[0] and version <= wanted]
-    return known[max(lower, default=max(known))]
+    table = _capabilities()
+    lower = [version for version in table.versions if version[0] == wanted[0] and version <= wanted]
+    return table.limits(max(lower, default=max(table.versions)))
 
 
 def parse_profile(text: str, source: str) -> DeviceProperties:
@@ -126,18 +128,48 @@ def parse_capabilities(text: str, source: str) -> dict[tuple[int, int], Capabili
     InputError
         Malformed; the message names ``source``, the row and the figure.
     """
-    table = read_table(text, source)
-    sources = table.pop("sources", None)
-    rows: dict[str, dict[str, Any]] = {}
-    for capability, row in table.items():
-        place = f"{source}: [{capability}]"
-        figures = read_figures(row, sources, place)
+    table = _Capabilities(text, source)
+    return {version: table.limits(version) for version in table.versions}
+
+
+class _Capabilities:
+    """The table of compute capabilities; a row is checked when it is asked for, and a look-up asks for one.
+
+    Attributes
+    ----------
+    versions
+        Major and minor number of each row.
+    """
+
+    def __init__(self, text: str, source: str) -> None:
+        self._rows = read_table(text, source)
+        self._source = source
+        self._sources = self._rows.pop("sources", None)
+        self._names = {_version(name): name for name in self._rows}
+        self.versions = tuple(self._names)
+
+    def limits(self, version: tuple[int, int]) -> CapabilityLimits:
+        """What a row says.
+
+        Raises
+        ------
+        InputError
+            It is malformed.
+        """
+        return CapabilityLimits(**self._figures(self._names[version]))
+
+    def _figures(self, name: str) -> dict[str, Any]:
+        """The row's own figures, and those of the row that it is like."""
+        place = f"{self._source}: [{name}]"
+        figures = read_figures(self._rows[name], self._sources, place)
         like = figures.pop("like", None)
-        if like is not None and like not in rows:
-            raise InputError(f"{place}: like: {like!r} is not a row above this one")
-        rows[capability] = {**rows.get(like, {}), **figures}
-        _check_names(rows[capability], _LIMITS, place)
-    return {_version(capability): CapabilityLimits(**row) for capability, row in rows.items()}
+        if like is not None:
+            above = list(self._rows)[: list(self._rows).index(name)]
+            if like not in above:
+                raise InputError(f"{place}: like: {like!r} is not a row above this one")
+            figures = {**self._figures(like), **figures}
+        _check_names(figures, _LIMITS, place)
+        return figures
 
 
 @cache
@@ -151,9 +183,9 @@ def _profiles() -> Mapping[str, DeviceProperties]:
 
 
 @cache
-def _capabilities() -> Mapping[tuple[int, int], CapabilityLimits]:
+def _capabilities() -> _Capabilities:
     file = _FOLDER.joinpath("compute_capabilities.toml")
-    return parse_capabilities(file.read_text(encoding="utf-8"), file.name)
+    return _Capabilities(file.read_text(encoding="utf-8"), file.name)
 
 
 def _check_names(figures: Mapping[str, Any], expected: frozenset[str], place: str) -> None:

@@ -6,7 +6,6 @@ Python's own parser reads the text; nothing here or downstream compiles or runs 
 from __future__ import annotations
 
 import ast
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -97,6 +96,8 @@ def one_line(text: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest the known name nearest to a wrong one: ``"; did you mean 'BM'?"``, or nothing."""
+    import difflib  # for errors alone
+
     matches = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
