@@ -72,14 +72,17 @@ class StreamWorkspaces:
         the stream is captured, what fills the memory must not become part of the graph: it would not be filled until
         the graph is launched. Such a set is for good, as the graph may outlive all that could be told of it.
         """
-        cuda = load_cupy().cuda
         with outside_of_captures():
             if not stream.is_capturing():
                 return self._allocate(stream)
-            with cuda.Stream(non_blocking=True) as apart:
-                made = self._allocate(stream)
-                apart.synchronize()
+            made = self._allocate_apart(stream)
         self._captured.append(made)
+        return made
+
+    def _allocate_apart(self, stream: Any) -> WorkspaceSet:
+        with load_cupy().cuda.Stream(non_blocking=True) as apart:
+            made = self._allocate(stream)
+            apart.synchronize()
         return made
 
     def _allocate(self, stream: Any) -> WorkspaceSet:

@@ -196,6 +196,7 @@ def test_a_stream_is_ready_though_its_first_launch_was_captured(tally: BoundKern
     rubbish = [cp.full(1 << 16, 0xFF, np.uint8) for _ in range(8)]
     cp.cuda.Device().synchronize()
     del rubbish
+    cp.get_default_memory_pool().free_all_blocks()
     with cp.cuda.Stream(non_blocking=True) as stream:
         stream.begin_capture()
         tally(x, y)
