@@ -75,4 +75,4 @@ def _write(files: Mapping[Path, bytes]) -> None:
             with whole_file(path) as stream:
                 stream.write(data)
         except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}") from None
+            raise InputError(f"cannot write {path}: {error.strerror}; name another file") from None

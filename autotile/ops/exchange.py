@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,6 +28,9 @@ from autotile.store.t4 import write_t4
 from autotile.store.trials import StoredTrial
 
 ExportFormat = Literal["t4", "kernel-tuner", "optuna", "recording"]
+
+_OPTUNA_TABLE = "version_info"
+"""Every storage of Optuna's has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +157,29 @@ def _write_optuna(export: _Export) -> None:
     from autotile.search.export import study_to_storage
     from autotile.search.study import study_of_trials
 
+    _refuse_other_databases(export.path)
     trials = [stored.trial for stored in export.trials if stored.phase == "search"]
     name = f"{export.study.key.problem} on {export.study.key.gpu_name}"
     study_to_storage(study_of_trials(export.kernel.spec.parameters, trials, name), export.path)
+
+
+def _refuse_other_databases(path: Path) -> None:
+    """Optuna would lay its tables beside those of another program, such as a tuning database.
+
+    Raises
+    ------
+    InputError
+        The file is an SQLite database, but not one of Optuna's.
+    """
+    if not path.is_file():
+        return
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error:
+        return  # no database, which Optuna says itself
+    if tables and _OPTUNA_TABLE not in tables:
+        raise InputError(f"{path} is a database of something else than Optuna's studies; name another file")
 
 
 def _write_recording(export: _Export) -> None:

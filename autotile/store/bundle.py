@@ -177,7 +177,7 @@ class Bundle:
 
     def _unreadable(self, error: Exception) -> BundleError:
         if isinstance(error, OSError) and error.strerror:
-            return BundleError(f"cannot read the bundle {self.path}: {error.strerror}; {FALLBACK}")
+            return BundleError(f"cannot read the bundle {self.path}: {error.strerror}. {FALLBACK}")
         return self._damaged(str(error))
 
     def _damaged(self, what: str) -> BundleError:
@@ -230,7 +230,7 @@ def write_bundle(
             for name, data in [(MANIFEST, canonical_json(manifest).encode()), *sorted(members.items())]:
                 archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
     except OSError as error:
-        raise BundleError(f"cannot write the bundle {path}: {error.strerror}") from None
+        raise BundleError(f"cannot write the bundle {path}: {error.strerror}; name another file") from None
     return str(manifest["digest"])
 
 

@@ -6,9 +6,7 @@ import os
 from pathlib import Path
 
 from autotile.ground.errors import DatabaseError
-
-_MAGIC = b"SQLite format 3\0"
-"""First bytes of every SQLite database: https://sqlite.org/fileformat.html, "The Database Header"."""
+from autotile.store.whole_file import DATABASE_MAGIC
 
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "gfs2", "glusterfs", "gpfs", "lustre"}
@@ -47,10 +45,10 @@ def refuse_other_files(path: Path) -> None:
     """
     try:
         with path.open("rb") as stream:
-            start = stream.read(len(_MAGIC))
+            start = stream.read(len(DATABASE_MAGIC))
     except OSError as error:
         raise DatabaseError(f"cannot read the database {path}: {error.strerror}; check its permissions") from None
-    if start and start != _MAGIC:
+    if start and start != DATABASE_MAGIC:
         raise DatabaseError(f"{path} is not a database, so it is left as it is: move it away, or name another database")
 
 
@@ -103,7 +101,8 @@ def has_log(path: Path) -> bool:
 def is_full(folder: Path) -> bool:
     """Whether a disk has no room for what SQLite needs beside a database."""
     disk = os.statvfs(folder)
-    return disk.f_bavail * disk.f_frsize < _FULL_BELOW_BYTES
+    has_blocks = disk.f_blocks > 0  # /proc and its like have none, and are not full
+    return has_blocks and disk.f_bavail * disk.f_frsize < _FULL_BELOW_BYTES
 
 
 def network_file_system(path: Path) -> str:

@@ -137,7 +137,7 @@ def write_winners(path: Path, winners: Iterable[Winner]) -> int:
         with whole_file(path) as stream:
             stream.write(text.encode())
     except OSError as error:
-        raise InputError(f"cannot write the winners to {path}: {error.strerror}") from None
+        raise InputError(f"cannot write the winners to {path}: {error.strerror}; name another file") from None
     return len(ordered)
 
 

@@ -73,6 +73,17 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.json", "results.json"]
 
 
+def test_a_database_is_never_replaced(tmp_path: Path, key: TuningKey) -> None:
+    """An output that is named like the database by a slip of the hand would cost all that was measured."""
+    path = tmp_path / "tuning.db"
+    with Database.open(path) as database:
+        database.study(key, None)
+    before = path.read_bytes()
+    with pytest.raises(OSError, match="is a database"), whole_file(path) as stream:
+        stream.write(b"a bundle")
+    assert path.read_bytes() == before
+
+
 def test_what_is_no_ordinary_file_is_not_replaced() -> None:
     with whole_file(Path("/dev/null")) as stream:
         stream.write(b"away")
