@@ -12,7 +12,7 @@ from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Problem
 from autotile.ground.spec import KernelSpec
 
-_LARGEST_SIZE = 2**31 - 1
+LARGEST_SIZE = 2**31 - 1
 """Sizes reach kernels as int32 by convention."""
 _FLOAT64_BYTES = 8
 
@@ -74,8 +74,8 @@ def _value(spec: KernelSpec, name: str, given: object) -> int:
         raise ProblemError(f"{'flag' if is_flag else 'size'} {name} is {given!r}, expected {wanted}") from None
     if is_flag and value not in (0, 1):
         raise ProblemError(f"flag {name} is {value}, expected 0 or 1")
-    if not is_flag and not 1 <= value <= _LARGEST_SIZE:
-        raise ProblemError(f"size {name} is {value}, expected 1 to {_LARGEST_SIZE}")
+    if not is_flag and not 1 <= value <= LARGEST_SIZE:
+        raise ProblemError(f"size {name} is {value}, expected 1 to {LARGEST_SIZE}")
     return value
 
 

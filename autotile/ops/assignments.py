@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autotile.ground.errors import InputError, ProblemError
+from autotile.ground.problem import LARGEST_SIZE
 
 _MOST_DIGITS = 18
 """More digits than any size has, few enough to fit in 64 bits."""
@@ -51,6 +52,7 @@ def read_size(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         shown = text if len(text) <= 2 * _MOST_DIGITS else f"{text[:_MOST_DIGITS]}..."
         raise ProblemError(
-            f"size {name} is {shown!r}, expected a whole number from 1 to 2147483647, such as {name}=4096"
+            f"{name} is {shown!r}, expected a whole number such as {name}=4096: sizes are 1 to {LARGEST_SIZE}, "
+            "flags 0 or 1"
         )
     return int(text)

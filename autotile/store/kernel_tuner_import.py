@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from autotile.files.profiles import device_profile
+from autotile.ground.dtypes import DTYPES
 from autotile.ground.errors import InputError
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Measurement, Outcome, Trial
+from autotile.ground.problem import LARGEST_SIZE
 from autotile.ground.spec import Parameter
 from autotile.store.database import Database
 from autotile.store.kernel_tuner_export import STAGES
@@ -65,10 +67,17 @@ class KernelTunerCache:
         Raises
         ------
         InputError
-            No sizes are given, and the file does not say them either.
+            No sizes are given, and the file does not say them either; or a size or the dtype is none that a kernel
+            can have.
         """
         if sizes is None and not self.problem_size:
             raise InputError(f"{self.path} does not say what problem size it is for; give the sizes, such as N=1024")
+        if dtype not in DTYPES:
+            raise InputError(f"there is no dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+        named = dict(zip("xyz", self.problem_size, strict=False) if sizes is None else sizes)
+        for name, value in named.items():
+            if not 0 < value <= LARGEST_SIZE:
+                raise InputError(f"size {name} is {value}, expected 1 to {LARGEST_SIZE}")
         device = self.device
         return TuningKey(
             kernel=self.kernel,
@@ -76,7 +85,7 @@ class KernelTunerCache:
             space_hash="",
             options=(),
             dtype=dtype,
-            sizes=dict(zip("xyz", self.problem_size, strict=False) if sizes is None else sizes),
+            sizes=named,
             gpu_name=self.gpu_name,
             compute_capability=device.compute_capability if device else "",
             sm_count=device.sm_count if device else 0,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from autotile.files.settings import read_settings
 from autotile.store.database import Database
 from autotile.store.recording import read_recording_header
 
@@ -171,6 +172,22 @@ class TestExchange:
         connection.close()
         assert trials == 12
 
+    @pytest.mark.parametrize("file_format", ["t4", "kernel-tuner", "optuna"])
+    def test_a_database_is_left_as_it_is(self, run, scale_toml, file_format):
+        path = Path(read_settings().database)
+        before = path.read_bytes()
+        answer = run("export", scale_toml, "n=1048576", "--format", file_format, "-o", path)
+        assert answer.code == 2
+        assert "is a database" in answer.err
+        assert path.read_bytes() == before
+
+    def test_several_optuna_studies_in_a_file(self, run, tune, scale_toml, tmp_path):
+        command = ("export", scale_toml, "n=1048576", "--format", "optuna", "-o", tmp_path / "study.db")
+        assert run(*command).code == 0
+        again = run(*command)
+        assert again.code == 2
+        assert "holds a study named" in again.err
+
     def test_what_was_replayed_is_not_recorded_again(self, run, scale_toml, tmp_path):
         answer = run("export", scale_toml, "n=1048576", "--format", "recording", "-o", tmp_path / "x.npz")
         assert answer.code == 2
@@ -197,6 +214,15 @@ class TestExchange:
         assert answer.code == 2
         assert "cache file of Kernel Tuner" in answer.err
         assert run("import", tmp_path / "missing.json", "n=1").code == 2
+
+    @pytest.mark.parametrize(
+        ("words", "said"), [(["n=0"], "size n is 0"), (["n=8", "--dtype", "float31"], "no dtype 'float31'")]
+    )
+    def test_import_as_a_problem_that_cannot_be(self, run, scale_toml, tmp_path, words, said):
+        run("export", scale_toml, "n=1048576", "--format", "kernel-tuner", "-o", tmp_path / "cache.json")
+        answer = run("import", tmp_path / "cache.json", *words)
+        assert answer.code == 2
+        assert said in answer.err
 
 
 def test_a_file_that_is_no_database_is_left_alone(run, tmp_path):
