@@ -12,6 +12,14 @@ import typer
 from autotile.cli.completion import complete_device, complete_dtype, complete_kernel
 from autotile.ground.errors import InputError
 
+
+def _not_empty(database: str | None) -> str | None:
+    """An empty ``--db`` is a variable that the shell did not find, and does not mean the user's own database."""
+    if database == "":
+        raise InputError("--db is empty; expected the path of an SQLite file or a postgresql:// URL")
+    return database
+
+
 _KERNEL = typer.Argument(
     metavar="KERNEL",
     help="Name of a kernel, or path of a search-space file (path/to/mine.toml).",
@@ -22,7 +30,9 @@ KernelArgument = Annotated[str, _KERNEL]
 OptionalKernelArgument = Annotated[str | None, _KERNEL]
 SizesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SIZE=N", help="Problem sizes, such as M=4096 N=4096.", show_default=False),
+    typer.Argument(
+        metavar="SIZE=N", help="Problem sizes and flags, such as M=4096 N=4096 TRANS_A=1.", show_default=False
+    ),
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on standard output; all else goes to standard error.")
@@ -34,6 +44,7 @@ DatabaseOption = Annotated[
         metavar="PATH|URL",
         help="Tuning database: an SQLite file or a postgresql:// URL.",
         show_default="the user's own, see `autotile db path`",
+        callback=_not_empty,
     ),
 ]
 DtypeOption = Annotated[
@@ -99,17 +110,20 @@ def read_moment(text: str) -> datetime:
     Raises
     ------
     InputError
-        It is neither.
+        It is neither, or lies in the future.
     """
     days = _DAYS.fullmatch(text.strip().lower())
     if days is not None:
         return datetime.now(UTC) - timedelta(days=int(days[1]))
     try:
-        return datetime.fromisoformat(text.strip()).astimezone()
-    except ValueError:
+        moment = datetime.fromisoformat(text.strip()).astimezone()
+    except (ValueError, OverflowError):
         raise InputError(
             f"an age of {text!r} cannot be read; expected days such as 90d, or a date such as 2026-01-31"
         ) from None
+    if moment > datetime.now(UTC):
+        raise InputError(f"{text} lies in the future, so everything is older; expected a date that has been")
+    return moment
 
 
 def read_share(text: str) -> float:

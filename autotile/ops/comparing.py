@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -10,10 +11,10 @@ from pathlib import Path
 from autotile.files.library import kernel_names, load_kernel
 from autotile.files.profiles import device_profile
 from autotile.files.settings import read_settings
-from autotile.ground.errors import AutotileError, DatabaseError, InputError
+from autotile.ground.errors import AutotileError, InputError
 from autotile.ground.model import Measurement, Trial, config_key
 from autotile.ground.stats import Interval, ratio_of
-from autotile.ops.reading import open_to_read
+from autotile.ops.reading import open_named, open_to_read
 from autotile.report.comparison import Compared, DiffReport, Lone, MergedStudy, MergeReport, PruneReport
 from autotile.store.best import StoredBest
 from autotile.store.database import Database
@@ -58,23 +59,17 @@ def merge_results(sources: Sequence[str], output: str) -> MergeReport:
     InputError
         A source is missing or cannot be read, or the output cannot be written.
     """
-    places = [parse_location(source) for source in sources]
     target_place = parse_location(output)
     copied: list[tuple[str, Copied]] = []
     rivals: dict[str, list[StoredBest]] = {}
-    with Database.open(output, set_damage_aside=False) as target:
-        for best in target.best():
+    with ExitStack() as stack:
+        others = [source for source in sources if parse_location(source) != target_place]
+        opened = [stack.enter_context(open_named(other)) for other in others]  # all of them, before anything is made
+        target = stack.enter_context(Database.open(output, set_damage_aside=False))
+        for best in (best for database in (target, *opened) for best in database.best()):
             rivals.setdefault(best.key.digest, []).append(best)
-        for place, source in zip(places, sources, strict=True):
-            if place == target_place:
-                continue
-            opened = open_to_read(source)
-            if opened is None:
-                raise DatabaseError(f"there is no database {place}; check its path")
-            with opened:
-                for best in opened.best():
-                    rivals.setdefault(best.key.digest, []).append(best)
-                copied.append((opened.location, copy_all(opened, target)))
+        for source in opened:
+            copied.append((source.location, copy_all(source, target)))
         settled = [_settle(target, found) for found in rivals.values()]
         return MergeReport(target.location, copied, [study for study in settled if study is not None])
 
@@ -130,10 +125,7 @@ def prune_results(
 def _winners_of(place: str) -> list[Winner]:
     if place.endswith(".json"):
         return read_winners(Path(place).expanduser())
-    opened = open_to_read(place)
-    if opened is None:
-        raise DatabaseError(f"there is no database {place}; check its path")
-    with opened:
+    with open_named(place) as opened:
         return [best.winner for best in opened.best()]
 
 

@@ -18,9 +18,19 @@ def open_to_read(database: str | None) -> Database | None:
     DatabaseError
         It cannot be read, or there is none of the name given: a mistyped path must not pass for an empty database.
     """
-    opened = Database.open_readonly(database or read_settings().database)
-    if opened is None and database is not None:
+    return open_named(database) if database is not None else Database.open_readonly(read_settings().database)
+
+
+def open_named(database: str) -> Database:
+    """The database of a path or URL.
+
+    Raises
+    ------
+    DatabaseError
+        There is none, or it cannot be read.
+    """
+    opened = Database.open_readonly(database)
+    if opened is None:
         place = parse_location(database)
-        cure = "check its path, or leave out --db for your own" if isinstance(place, Path) else "check its URL"
-        raise DatabaseError(f"there is no database {place}; {cure}")
+        raise DatabaseError(f"there is no database {place}; check its {'path' if isinstance(place, Path) else 'URL'}")
     return opened

@@ -102,9 +102,11 @@ class Database:
             except DatabaseError as error:
                 if seen is None or identity(place) != seen:
                     continue  # another process has set it aside meanwhile, or made it
-                if not set_damage_aside or not isinstance(error, DamagedDatabaseError):
+                if not isinstance(error, DamagedDatabaseError):
                     raise
                 refuse_other_files(place)
+                if not set_damage_aside:
+                    raise
                 notices = set_aside(place, seen)
         return cls._open_for_writing(place, notices)
 

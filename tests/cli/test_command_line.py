@@ -144,6 +144,13 @@ def test_json_of_whatever_is_refused_is_one_document(run, words):
     assert answer.document["error"]["message"] in answer.err
 
 
+@pytest.mark.parametrize("words", [["list"], ["db", "path"], ["prune", "--older-than", "1d"], ["best", "sgemm_2d"]])
+def test_an_empty_database_name_does_not_mean_the_users_own(run, words):
+    answer = run(*words, "--db", "")
+    assert answer.code == 2
+    assert "--db is empty" in answer.err
+
+
 def test_an_interrupted_command_says_so_and_is_130(run, monkeypatch):
     def interrupted(_: str | None) -> None:
         raise KeyboardInterrupt

@@ -205,9 +205,22 @@ class TestMerge:
             assert len(database.runs(1)) == 1
 
     def test_a_source_that_is_missing(self, book: Any, run: Any, tmp_path: Path) -> None:
-        answer = run("merge", tmp_path / "nothing.db", "-o", tmp_path / "out.db")
+        """Nothing is begun before all of them are there."""
+        mine: Book = book("a.db")
+        mine.put(1024, FAST, 10.0)
+        answer = run("merge", mine.path, tmp_path / "nothing.db", "-o", tmp_path / "out.db")
         assert answer.code == 2
         assert "there is no database" in answer.err
+        assert not (tmp_path / "out.db").exists()
+
+    def test_into_something_else(self, book: Any, run: Any, tmp_path: Path) -> None:
+        mine: Book = book("a.db")
+        mine.put(1024, FAST, 10.0)
+        (tmp_path / "notes.txt").write_text("notes")
+        answer = run("merge", mine.path, "-o", tmp_path / "notes.txt")
+        assert answer.code == 2
+        assert "is not a database, so it is left as it is" in answer.err
+        assert (tmp_path / "notes.txt").read_text() == "notes"
 
 
 class TestPrune:
@@ -294,3 +307,10 @@ class TestPrune:
         answer = run("prune", "--older-than", age)
         assert answer.code == 2
         assert "cannot be read" in answer.err
+
+    def test_a_slip_in_a_date_deletes_nothing(self, mine: Book, run: Any) -> None:
+        before = mine.trials()
+        answer = run("prune", "--older-than", "2062-01-31")
+        assert answer.code == 2
+        assert "lies in the future" in answer.err
+        assert mine.trials() == before
