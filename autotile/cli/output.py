@@ -33,14 +33,19 @@ def print_json(document: Any) -> None:
 def notice(text: str) -> None:
     """Tell the user something that is not the answer; nothing where ``text`` is empty."""
     if text:
-        console(sys.stderr).print(Text(text, style="dim"), soft_wrap=True)
+        _tell(Text(text, style="dim"))
 
 
 def show_error(message: str, kind: str, *, as_json: bool) -> None:
     """Say what went wrong; where a document is expected, as a document too."""
-    console(sys.stderr).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    _tell(Text.assemble(("error: ", "bold red"), message))
     if as_json:
         print_json({"error": {"kind": kind, "message": message}})
+
+
+def _tell(text: Text) -> None:
+    """Break lines between words on a terminal, and nowhere else."""
+    console(sys.stderr).print(text, soft_wrap=not sys.stderr.isatty())
 
 
 def console(stream: IO[str]) -> Console:

@@ -13,7 +13,7 @@ from autotile.ground.model import Measurement, Trial, config_text
 from autotile.ground.stats import Interval, is_tie
 from autotile.report.layout import RIGHT, below, facts
 from autotile.report.listing import Listing
-from autotile.report.text import NOTHING, interval_text, plural, sizes_text, source_text, time_text
+from autotile.report.text import NOTHING, interval_text, key_text, plural, source_text, time_text
 from autotile.store.keys import TuningKey
 from autotile.store.merging import Copied
 from autotile.store.pruning import Pruned
@@ -101,12 +101,12 @@ class DiffReport:
         ]
         slower = [pair for pair in same if pair.verdict.endswith("faster")]
         if other or slower:
-            headings = ("problem", "device", "A", "B", f"{RIGHT}B / A", "difference")
+            headings = ("kernel", "problem", "device", "A", "B", f"{RIGHT}B / A", "difference")
             rows = [_pair_row(pair) for pair in (*other, *slower)]
             parts.append(below(Listing(headings, rows, ("device", "A", "B"))))
         for name, lone in (("A", self.only_a), ("B", self.only_b)):
             if lone:
-                columns = (f"only in {name}", "device", "configuration", f"{RIGHT}time", "the other differs in")
+                columns = (f"only in {name}", "problem", "device", "configuration", f"{RIGHT}time", "differs in")
                 parts.append(below(Listing(columns, list(map(_lone_row, lone)), ("configuration", "device"))))
         return Group(*parts)
 
@@ -166,7 +166,7 @@ class MergeReport:
             rows.append(("from", f"{name}: {found}, {plural(new.studies, 'new study', 'new studies')}"))
         if not self.studies:
             return facts(rows)
-        headings = ("problem", "device", "served", f"{RIGHT}time", "other", f"{RIGHT}its time", "decision")
+        headings = ("kernel", "problem", "device", "served", f"{RIGHT}time", "other", f"{RIGHT}its time", "decision")
         listing = Listing(headings, list(map(_merged_row, self.studies)), ("device", "served", "other"))
         return Group(facts(rows), below(listing))
 
@@ -212,7 +212,8 @@ def _pair_row(pair: Compared) -> tuple[str, ...]:
     key = pair.ours.key
     ratio = f"{pair.ratio.value:.3f}" if pair.ratio is not None else NOTHING
     return (
-        f"{key.kernel} {sizes_text(key.sizes)} {key.dtype}",
+        key.kernel,
+        key_text(key),
         source_text(key.gpu_name, key.source),
         _side_text(pair.ours.measurement, config_text(pair.ours.config)),
         "the same, " + _time_text(pair.theirs.measurement)
@@ -227,14 +228,15 @@ def _lone_row(lone: Lone) -> tuple[str, ...]:
     winner, key = lone.winner, lone.winner.key
     where = source_text(key.gpu_name, key.source)
     time = time_text(winner.measurement.time_us if winner.measurement else None)
-    problem = f"{key.kernel} {sizes_text(key.sizes)} {key.dtype}"
-    return problem, where, config_text(winner.config), time, ", ".join(lone.differs) or NOTHING
+    differs = ", ".join(lone.differs) or NOTHING
+    return key.kernel, key_text(key), where, config_text(winner.config), time, differs
 
 
 def _merged_row(study: MergedStudy) -> tuple[str, ...]:
     key = study.key
     return (
-        f"{key.kernel} {sizes_text(key.sizes)} {key.dtype}",
+        key.kernel,
+        key_text(key),
         source_text(key.gpu_name, key.source),
         config_text(study.served.config),
         time_text(study.served.time_us),
@@ -249,7 +251,7 @@ def _pruned_row(study: Pruned) -> tuple[str, ...]:
     left = "nothing" if study.whole else plural(study.of - study.trials, "trial")
     where = source_text(key.gpu_name, key.source)
     figures = (f"{study.trials:,}", f"{study.of:,}")
-    return key.kernel, f"{sizes_text(key.sizes)} {key.dtype}", where, *figures, ", ".join(study.reasons), left
+    return key.kernel, key_text(key), where, *figures, ", ".join(study.reasons), left
 
 
 def _side_text(measurement: Measurement | None, config: str) -> str:

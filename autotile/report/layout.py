@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
@@ -71,6 +71,12 @@ def facts(rows: Iterable[tuple[str, RenderableType]], *, at_least: int = 0) -> T
     for label, value in rows:
         grid.add_row(label, value)
     return grid
+
+
+def lines(texts: Iterable[str]) -> RenderableType:
+    """Texts under one another; where one is broken, what follows keeps its indent."""
+    bare = [(text.lstrip(), len(text) - len(text.lstrip())) for text in texts]
+    return Group(*(Padding(Text(text, overflow="fold"), (0, 0, 0, indent), expand=False) for text, indent in bare))
 
 
 def title(text: str) -> RenderableType:

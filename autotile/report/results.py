@@ -15,6 +15,7 @@ from autotile.report.listing import Listing
 from autotile.report.text import (
     NOTHING,
     interval_text,
+    key_text,
     moment_text,
     percent_text,
     sizes_text,
@@ -98,7 +99,7 @@ def _study_row(study: StudySummary) -> tuple[str, ...]:
     key = study.key
     return (
         key.kernel,
-        f"{sizes_text(key.sizes)} {key.dtype}" + (" hot L2" if key.l2_mode == "hot" else ""),
+        key_text(key),
         source_text(key.gpu_name, key.source),
         f"{study.trials:,}",
         f"{study.ok:,}",
@@ -194,7 +195,7 @@ def _key_document(key: TuningKey) -> dict[str, Any]:
 
 
 def _problem_text(key: TuningKey) -> str:
-    return f"{sizes_text(key.sizes)} {key.dtype}, {source_text(key.gpu_name, key.source)}"
+    return f"{key_text(key)}, {source_text(key.gpu_name, key.source)}"
 
 
 def _trial_row(stored: StoredTrial) -> tuple[str, ...]:

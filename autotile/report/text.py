@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from autotile.ground.hardware import DeviceProperties
+from autotile.store.keys import TuningKey
 
 NOTHING = "-"
 """Stands where there is no value."""
@@ -60,6 +61,11 @@ def moment_text(moment: datetime | None) -> str:
 def sizes_text(sizes: Mapping[str, int]) -> str:
     """Problem sizes as they are typed: ``M=4096 N=4096``."""
     return " ".join(f"{name}={value}" for name, value in sizes.items())
+
+
+def key_text(key: TuningKey) -> str:
+    """What was tuned of a kernel: sizes, dtype, and the L2 mode where it is not the usual one."""
+    return f"{sizes_text(key.sizes)} {key.dtype}{' hot L2' if key.l2_mode == 'hot' else ''}"
 
 
 def device_text(device: DeviceProperties) -> str:

@@ -13,7 +13,7 @@ from autotile.ground.model import Outcome, config_key, config_text
 from autotile.ground.stats import Interval, is_tie
 from autotile.report.front import front_table
 from autotile.report.funnel import funnel_text
-from autotile.report.layout import RIGHT, below, facts, table, title
+from autotile.report.layout import RIGHT, below, facts, lines, table, title
 from autotile.report.occupancy import occupancy_sentence
 from autotile.report.rates import Workrate
 from autotile.report.text import NOTHING, device_text, duration_text, interval_text, plural, time_text
@@ -76,7 +76,7 @@ class TuneReport:
                 shown.add_row(label, NOTHING, NOTHING, str(trial.outcome) if trial is not None else "not run")
         return shown
 
-    def _facts(self) -> Iterator[tuple[str, str]]:
+    def _facts(self) -> Iterator[tuple[str, RenderableType]]:
         result = self.result
         if result.interrupted:
             yield "interrupted", self._cut_short()
@@ -89,9 +89,9 @@ class TuneReport:
         if result.speedup is not None:
             yield "speed-up", self._speedup(result.speedup)
         if result.ties:
-            yield "ties", "\n".join(self._ties())
+            yield "ties", lines(self._ties())
         if result.refused:
-            yield "refused", "\n".join(self._refused())
+            yield "refused", lines(self._refused())
         yield from self._search_facts()
         if result.winner is not None:
             yield "serve it", self.call
