@@ -36,10 +36,11 @@ if TYPE_CHECKING:
 _REPLAY = "--replay"
 _BUILT_IN = "auto"
 _RECORDING_SUFFIX = ".npz"
+_SPACE_SUFFIX = ".toml"
 
 
 class TuneCommand(TyperCommand):
-    """Lets ``--replay`` stand alone: a word behind it is its value only if it names a recording."""
+    """Lets ``--replay`` stand alone: a word behind it is its value only if it looks like a recording's path."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Give a bare ``--replay`` its value."""
@@ -54,7 +55,10 @@ def _with_replay_value(words: list[str]) -> list[str]:
 
 
 def _is_recording(word: str) -> bool:
-    return word.endswith(_RECORDING_SUFFIX) and not word.startswith("-")
+    """Whether a word is a path that no search-space file has: kernels and sizes may follow ``--replay``, too."""
+    if word.startswith("-"):
+        return False
+    return word.endswith(_RECORDING_SUFFIX) or ("/" in word and "=" not in word and not word.endswith(_SPACE_SUFFIX))
 
 
 def tune(
@@ -86,7 +90,9 @@ def tune(
     sampler: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="Search method: tpe, random, brute-force and others.", autocompletion=complete_sampler
+            metavar="NAME",
+            help="Search method: feasible, tpe, random, brute-force and others.",
+            autocompletion=complete_sampler,
         ),
     ] = "auto",
     objective: Annotated[
@@ -236,6 +242,8 @@ def _tune_missed(kernel: str | None, sizes: list[str] | None, options: TuneOptio
             notice(f"{missed.problem} is left out: {error}")
         if reports and reports[-1].result.interrupted:
             break
+    if not reports and not failed:
+        notice("no missed problem is left to tune; `autotile misses` lists what was counted")
     show(TunedReport(reports), as_json=as_json)
     _exit(reports)
     if failed:

@@ -182,8 +182,9 @@ def _asked_for(kernel: Kernel, problems: Sequence[Mapping[str, int] | None], tun
     sizes = [resolve_problem(kernel.spec, given or {}).sizes for given in problems]
     for one in sizes:
         if not any(dict(winner.key.sizes) == dict(one) for winner in winners):
-            known = "; ".join(dict.fromkeys(sizes_text(winner.key.sizes) for winner in winners)) or "nothing"
-            raise InputError(f"{kernel.name} {sizes_text(one)} is not tuned; tuned is {known}. Run `autotile tune`")
+            tuned_for = "; ".join(dict.fromkeys(sizes_text(winner.key.sizes) for winner in winners))
+            known = f"tuned is {tuned_for}" if tuned_for else f"nothing is tuned of {kernel.name}"
+            raise InputError(f"{kernel.name} {sizes_text(one)} is not tuned; {known}. Run `autotile tune`")
     return _Tuned([winner for winner in winners if dict(winner.key.sizes) in [dict(one) for one in sizes]], [])
 
 

@@ -41,4 +41,5 @@ def read_document(path: Path, what: str, written: int, content: Callable[[Any], 
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path} is no file of {what}: {error!r}; fetch it again or delete it") from None
+        fault = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise InputError(f"{path} is no file of {what}: {fault}; fetch it again or delete it") from None
