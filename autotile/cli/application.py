@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,9 @@ NOTHING_FOUND = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 """128 and the number of SIGINT, as shells count."""
+
+_EXAMPLE_WIDTH = 70
+"""With what stands around it, a line of a terminal."""
 
 
 class CommandInterruptedError(AutotileError):
@@ -89,8 +93,9 @@ def help_without_command(context: typer.Context) -> None:
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help: command lines to copy."""
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+    """The end of a command's help: command lines to copy, long ones broken as a shell joins them."""
+    broken = (" \\\n      ".join(wrap(line, _EXAMPLE_WIDTH, break_on_hyphens=False)) for line in lines)
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in broken)])
 
 
 def _exit_code(error: AutotileError) -> int:

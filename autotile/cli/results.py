@@ -34,8 +34,8 @@ def best(
 ) -> None:
     """Show what would be served for a problem, and why.
 
-    Tiers: exact (tuned for this problem on this GPU), nearest (for other sizes), transferred (on another GPU), default
-    (not tuned).
+    Tiers: exact (tuned for this problem on this GPU), family (by the rule of a family that holds it), nearest (tuned
+    for other sizes), transferred (on another GPU), default (not tuned).
     """
     from autotile.ops.assignments import read_sizes
     from autotile.ops.serving import best as find_best
@@ -145,7 +145,13 @@ def register(app: typer.Typer) -> None:
         )
     )(best)
     app.command(
-        "list", epilog=examples("autotile list", "autotile list sgemm_2d --json", "autotile list --recordings")
+        "list",
+        epilog=examples(
+            "autotile list",
+            "autotile list sgemm_2d --json",
+            "autotile list --families",
+            "autotile list --recordings",
+        ),
     )(list_studies)
     app.command(epilog=examples("autotile misses", "autotile misses sgemm_2d --json"))(misses)
     app.command(
