@@ -112,8 +112,7 @@ def on_stream(arrays: Sequence[Any], stream: Any = None) -> Iterator[None]:
         if stream is not None:
             pointer = _pointer(stream)
             if tensor is not None and torch is not None:
-                theirs = torch.cuda.ExternalStream(pointer, device=tensor.device)
-                entered.enter_context(torch.cuda.stream(theirs))
+                entered.enter_context(torch.cuda.stream(_as_torch_stream(torch, pointer, tensor.device)))
             entered.enter_context(_as_cupy_stream(stream, pointer))
         elif tensor is not None and torch is not None:
             pointer = torch.cuda.current_stream(tensor.device).cuda_stream
@@ -140,6 +139,11 @@ def _as_cupy_stream(stream: Any, pointer: int) -> Any:
     if isinstance(stream, cuda.Stream | cuda.ExternalStream):
         return stream
     return cuda.Stream.from_external(_StreamPointer(pointer, stream))
+
+
+def _as_torch_stream(torch: Any, pointer: int, device: Any) -> Any:
+    """PyTorch takes the address 0 for no address, and gives some other stream for it."""
+    return torch.cuda.ExternalStream(pointer, device=device) if pointer else torch.cuda.default_stream(device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,7 +215,7 @@ def test_any_librarys_stream_can_be_named(tally: BoundKernel, cp: Any) -> None:
     torch = pytest.importorskip("torch")
     x = torch.randn(N, device="cuda")
     torch.cuda.synchronize()
-    for stream in (torch.cuda.Stream(), cp.cuda.Stream(non_blocking=True)):
+    for stream in (torch.cuda.Stream(), cp.cuda.Stream(non_blocking=True), cp.cuda.Stream.null):
         y = tally(x, stream=stream)
         stream.synchronize()
         assert torch.equal(y, 2 * x)

@@ -1,5 +1,7 @@
 """Streams of any library, as a call takes them."""
 
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +30,7 @@ class ExternalStream(CupyStream):
     """CuPy's own name for a stream of somebody else."""
 
 
-entered: list[int] = []
+entered: list[object] = []
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +63,38 @@ def test_what_is_no_stream(stream: Any) -> None:
         arrays.on_stream([], stream),
     ):
         pass
+
+
+class Tensor:
+    """A tensor of PyTorch, as far as streams ask it."""
+
+    is_cuda, device = True, "cuda:1"
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch, whose current stream is number 5; the streams that it is told to work on are noted."""
+
+    def stream(chosen: str) -> AbstractContextManager[None]:
+        entered.append(chosen)
+        return nullcontext()
+
+    cuda = SimpleNamespace(
+        stream=stream,
+        current_stream=lambda _: SimpleNamespace(cuda_stream=5),
+        default_stream=lambda device: f"default of {device}",
+        ExternalStream=lambda pointer, device: f"{pointer} of {device}",
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=cuda))
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [(None, [5]), (CupyStream(8), ["8 of cuda:1", 8]), (CupyStream(0), ["default of cuda:1", 0])],
+    ids=["none", "named", "null"],
+)
+def test_tensors_are_worked_on_by_both_libraries(stream: Any, expected: list[object]) -> None:
+    """PyTorch would take the address 0 of the default stream for no address."""
+    with arrays.on_stream([object(), Tensor()], stream):
+        assert entered == expected
