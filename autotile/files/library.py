@@ -95,7 +95,9 @@ def _is_file(path: Path) -> bool:
 
 
 def _template_path(spec_path: Path, spec: KernelSpec) -> Path:
-    candidates = (spec_path.parent / spec.template, spec_path.parent.parent / "templates" / spec.template)
+    beside = spec_path.parent
+    shared = Path(os.path.normpath(beside / os.pardir / "templates"))  # the parent of "." is "..", not itself
+    candidates = (beside / spec.template, shared / spec.template)
     for candidate in candidates:
         if candidate.is_file():
             return candidate

@@ -49,6 +49,17 @@ class TestFinding:
         moved = scale_toml.with_suffix(".cu").rename(tmp_path / "templates" / "scale.cu")
         assert load_kernel(str(scale_toml)).template_path == moved
 
+    def test_the_sister_folder_from_within(
+        self, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "templates").mkdir()
+        scale_toml.with_suffix(".cu").rename(tmp_path / "templates" / "scale.cu")
+        inside = tmp_path / "spaces"
+        inside.mkdir()
+        scale_toml.rename(inside / "scale.toml")
+        monkeypatch.chdir(inside)
+        assert load_kernel("scale.toml").template_path.samefile(tmp_path / "templates" / "scale.cu")
+
 
 class TestRefusals:
     def test_a_misspelt_name(self) -> None:
