@@ -44,6 +44,8 @@ class Choice:
         The bundle that it is served from, and for what its cubin was compiled; empty where it is none.
     rule
         What is said of the family's rule; empty where none chose.
+    unread
+        Why the user's database could not be read; empty where it could, or there is none.
     """
 
     tier: Tier
@@ -59,6 +61,7 @@ class Choice:
     aged: tuple[str, ...] = ()
     packed: str = ""
     rule: str = ""
+    unread: str = ""
 
 
 def choose(

@@ -39,6 +39,8 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
         sentences.append("The result came with autotile; tuning here may find a better one.")
     if choice.source == "replayed":
         sentences.append("The time was replayed from a recording, not measured on this machine.")
+    if choice.unread:
+        sentences.append(f"Your own results could not be read: {choice.unread}.")
     return " ".join(sentences)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -140,9 +141,13 @@ def find_best_kernel(
         return _find_packed(bundle, name, dtype, device, sizes)
     kernel = load_kernel(name)
     problem = resolve_problem(kernel.spec, sizes, dtype)
-    stored = _stored(location, problem)
+    faults: list[str] = []
+    stored = _stored(location, problem, faults)
     index, properties = _device(device, stored)
-    choice = choose(kernel, problem, properties, _nvrtc_version(stored), stored, rules=_rules(location, problem))
+    rules = _rules(location, problem, faults)
+    choice = choose(kernel, problem, properties, _nvrtc_version(stored), stored, rules=rules)
+    if faults:
+        choice = replace(choice, unread=faults[0])
     return BoundKernel(kernel, problem, properties, index, choice)
 
 
@@ -166,7 +171,7 @@ def _refusal(served: BoundKernel, location: str, bundle: str | Path | None) -> N
     if bundle is not None:
         held = _bundles[str(bundle)].kernel(served.kernel)
         return refusal(served, held.winners, held.nvrtc_version)
-    stored = _stored(location, served.problem)
+    stored = _stored(location, served.problem, [])
     return refusal(served, stored, _nvrtc_version(stored))
 
 
@@ -200,24 +205,24 @@ def _absent_device(name: str | None, stored: list[Winner]) -> DeviceProperties:
     return by_name.get(profile.name.lower(), profile)
 
 
-def _stored(location: str, problem: Problem) -> list[Winner]:
+def _stored(location: str, problem: Problem, faults: list[str]) -> list[Winner]:
     """The user's best results of the kernel, then those that come with autotile."""
-    return [*_own(location, problem), *shipped_winners(problem.kernel, problem.dtype)]
+    return [*_own(location, problem, faults), *shipped_winners(problem.kernel, problem.dtype)]
 
 
-def _own(location: str, problem: Problem) -> list[Winner]:
-    """Best results of the kernel; none where the database is missing or cannot be read."""
+def _own(location: str, problem: Problem, faults: list[str]) -> list[Winner]:
+    """Best results of the kernel; none where the database is missing, or cannot be read, which ``faults`` then tell."""
     winners = read_winners_quickly(location, problem.kernel, problem.dtype)
     if winners is not None:
         return winners
     return _from_database(
-        location, lambda found: [best.winner for best in found.best(problem.kernel, dtype=problem.dtype)]
+        location, lambda found: [best.winner for best in found.best(problem.kernel, dtype=problem.dtype)], faults
     )
 
 
-def _rules(location: str, problem: Problem) -> Iterator[StoredRule]:
+def _rules(location: str, problem: Problem, faults: list[str]) -> Iterator[StoredRule]:
     """Rules of the kernel's families, read when they are asked for: the user's, newest first, then autotile's own."""
-    yield from _own_rules(location, problem)
+    yield from _own_rules(location, problem, faults)
     files = sorted((data_folder("tuned") / "families").glob("*.json"))
     if files:
         from autotile.store.rules import shipped_rules
@@ -225,17 +230,17 @@ def _rules(location: str, problem: Problem) -> Iterator[StoredRule]:
         yield from shipped_rules(files, problem.kernel, problem.dtype)
 
 
-def _own_rules(location: str, problem: Problem) -> list[StoredRule]:
-    """The user's rules; none where the database is missing or cannot be read."""
+def _own_rules(location: str, problem: Problem, faults: list[str]) -> list[StoredRule]:
+    """The user's rules; none where the database is missing, or cannot be read, which ``faults`` then tell."""
     rules = read_rules_quickly(location, problem.kernel, problem.dtype)
     if rules is not None:
         return rules
     from autotile.store.families import Families
 
-    return _from_database(location, lambda found: Families(found).rules(problem.kernel, problem.dtype))
+    return _from_database(location, lambda found: Families(found).rules(problem.kernel, problem.dtype), faults)
 
 
-def _from_database(location: str, read: Callable[[Database], list[Result]]) -> list[Result]:
+def _from_database(location: str, read: Callable[[Database], list[Result]], faults: list[str]) -> list[Result]:
     """What a database holds that cannot be read quickly; nothing where there is none, or it cannot be read at all."""
     from autotile.store.database import Database
 
@@ -245,7 +250,8 @@ def _from_database(location: str, read: Callable[[Database], list[Result]]) -> l
             return []
         with database:
             return read(database)
-    except DatabaseError:
+    except DatabaseError as error:
+        faults.append(str(error))
         return []
 
 

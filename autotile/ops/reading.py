@@ -32,5 +32,7 @@ def open_named(database: str) -> Database:
     opened = Database.open_readonly(database)
     if opened is None:
         place = parse_location(database)
-        raise DatabaseError(f"there is no database {place}; check its {'path' if isinstance(place, Path) else 'URL'}")
+        missing = isinstance(place, Path) and not place.exists()
+        what = f"there is no database {place}" if missing else f"{place} holds no tuning results, nor tables for them"
+        raise DatabaseError(f"{what}; check its {'path' if isinstance(place, Path) else 'URL'}")
     return opened

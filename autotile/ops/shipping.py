@@ -16,9 +16,9 @@ from autotile.ground.capability import ARCHITECTURE, capability_of, device_fault
 from autotile.ground.errors import InputError
 from autotile.ground.model import Config, config_key, config_text
 from autotile.ground.problem import resolve_problem
+from autotile.ops.reading import open_to_read
 from autotile.process.compile_pool import CompilePool
 from autotile.report.text import sizes_text
-from autotile.store.database import Database
 from autotile.store.families import Families
 from autotile.store.keys import TuningKey, space_hash
 from autotile.store.rules import StoredRule
@@ -110,14 +110,13 @@ def gather(
         if ARCHITECTURE.fullmatch(architecture) is None:
             raise InputError(f"{architecture!r} is no architecture; expected one such as sm_90")
     settings = read_settings()
-    location = database or settings.database
     kernels = {name: load_kernel(name) for name in dict.fromkeys(one.kernel for one in wanted)}
     pool = CompilePool(settings.cache, settings.cache_limit_bytes, available_cores(), _DEADLINE_S)
     try:
         shipments = []
         for name, kernel in kernels.items():
             problems = [one.sizes for one in wanted if one.kernel == name]
-            tuned = _asked_for(kernel, problems, _current(kernel, location, dtype))
+            tuned = _asked_for(kernel, problems, _current(kernel, database, dtype))
             shipments.append(_gather(kernel, tuned, architectures, dtype, pool))
         return shipments
     finally:
@@ -151,11 +150,11 @@ def _gather(
     return Shipment(kernel, nvrtc_version(), tuple(tuned.winners), tuple(tuned.rules), tuple(cubins), tuple(notices))
 
 
-def _current(kernel: Kernel, location: str, dtype: str | None) -> _Tuned:
+def _current(kernel: Kernel, database: str | None, dtype: str | None) -> _Tuned:
     """What is tuned of this very version of the kernel: the user's own winners, then those that came with autotile."""
     if dtype is not None and dtype not in kernel.spec.dtypes:
         raise InputError(f"{kernel.name} is not written for dtype {dtype!r}; it takes {', '.join(kernel.spec.dtypes)}")
-    opened = Database.open_readonly(location)
+    opened = open_to_read(database)
     own: list[Winner] = []
     rules: list[StoredRule] = []
     if opened is not None:

@@ -43,6 +43,7 @@ class TestBundle:
             (("--arch", "hopper"), "'hopper' is no architecture"),
             (("--dtype", "float64"), "not written for dtype 'float64'"),
             (("nosuch",), "no kernel named 'nosuch'"),
+            (("--db", "nowhere.db"), "there is no database nowhere.db"),
         ],
     )
     def test_what_cannot_be_bundled(

@@ -147,11 +147,15 @@ class TestDatabases:
     def test_no_database(self, shelf: Any, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "bad.db"
         path.write_bytes(content)
-        assert shelf.ask(4096, database=str(path)).tier == "default"
+        served = shelf.ask(4096, database=str(path))
+        assert served.tier == "default"
+        assert ("Your own results could not be read" in served.explain()) == bool(content)
         assert path.read_bytes() == content
 
     def test_a_folder(self, shelf: Any, tmp_path: Path) -> None:
-        assert shelf.ask(4096, database=str(tmp_path)).tier == "default"
+        served = shelf.ask(4096, database=str(tmp_path))
+        assert served.tier == "default"
+        assert f"Your own results could not be read: {tmp_path} is a folder" in served.explain()
 
     def test_an_unknown_kind(self, shelf: Any) -> None:
         assert shelf.ask(4096, database="mysql://host/name").tier == "default"
