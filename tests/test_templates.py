@@ -68,7 +68,7 @@ def test_the_template_explains_every_parameter(kernel: Kernel) -> None:
         assert re.search(rf"^// {{3}}.*\b{parameter.name}\b.* {{2}}", comment, re.MULTILINE), parameter.name
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90"])
 def test_the_default_compiles_without_spilling(kernel: Kernel, architecture: str) -> None:
     if is_below(capability_of(architecture), kernel.spec.minimum_compute_capability or "1.0"):
         pytest.skip("the kernel is not for this architecture")
