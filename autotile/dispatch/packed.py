@@ -42,6 +42,7 @@ def choose_packed(
             f"{bundle.path} holds no configuration of {held.kernel.name} that is valid for {problem} on {device.name}; "
             f"tune that problem and make the bundle again. {FALLBACK}"
         )
+    bundle.read(cubin.member)  # damage is told here, where a program can still do without the bundle
     packed = PackedCubin(cubin.resources, partial(bundle.read, cubin.member))
     return replace(choice, packed=f"{bundle.path}, compiled for {cubin.target} with NVRTC {held.nvrtc_version}"), packed
 
