@@ -52,7 +52,7 @@ def read_size(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         shown = text if len(text) <= 2 * _MOST_DIGITS else f"{text[:_MOST_DIGITS]}..."
         raise ProblemError(
-            f"{name} is {shown!r}, expected a whole number such as {name}=4096: sizes are 1 to {LARGEST_SIZE}, "
-            "flags 0 or 1"
+            f"{name} is {shown!r}, expected a whole number from 1 to {LARGEST_SIZE}, such as {name}=4096; "
+            "a flag is 0 or 1"
         )
     return int(text)

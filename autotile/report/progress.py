@@ -72,7 +72,7 @@ class TuneProgress:
         """Take note of how far the session has come."""
         if self._latest is None:
             for notice in progress.notices:
-                self._console.print(Text(notice, style="dim"), soft_wrap=True)
+                self._console.print(Text(notice, style="dim"), soft_wrap=not self._console.is_terminal)
         self._latest = progress
         self._received_s = time.monotonic()
         if self._live is None:

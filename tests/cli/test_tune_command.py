@@ -115,7 +115,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (["n=abc"], "size n is 'abc'"),
+            (["n=abc"], "n is 'abc'"),
             (["n="], "expected NAME=VALUE"),
             (["=3"], "expected NAME=VALUE"),
             (["n"], "expected NAME=VALUE"),
