@@ -44,8 +44,15 @@ class Kernel:
         return self.spec.name
 
 
+_read: dict[Path, Kernel] = {}
+"""What was read last from each search-space file."""
+
+
 def load_kernel(name_or_path: str, folders: Sequence[Path] | None = None) -> Kernel:
     """Read a kernel: a name is looked up in the kernel folders, anything with a slash or ``.toml`` is a path.
+
+    Its files are read at every call; where they have not changed since the last, it is the same object again, so that
+    thousands of served problems share one.
 
     Raises
     ------
@@ -57,10 +64,16 @@ def load_kernel(name_or_path: str, folders: Sequence[Path] | None = None) -> Ker
         A file cannot be read.
     """
     path = _find(name_or_path, folders if folders is not None else read_settings().kernel_folders)
-    spec = parse_spec(_read_text(path, "search-space file"), str(path))
+    text, last = _read_text(path, "search-space file"), _read.get(path)
+    spec = last.spec if last is not None and last.spec.text == text else parse_spec(text, str(path))
     template = _template_path(path, spec)
     source = _read_text(template, "template")
-    return Kernel(spec, source, template, _hash_with_includes(template, source))
+    source_hash = _hash_with_includes(template, source)
+    kernel = Kernel(spec, source, template, source_hash)
+    if last is not None and last.spec is spec and last == kernel:
+        return last
+    _read[path] = kernel
+    return kernel
 
 
 def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:

@@ -191,3 +191,25 @@ class TestIncludes:
         template = scale_toml.with_suffix(".cu")
         template.write_text("#include <cuda_fp16.h>\n#include <cuda/std/array>\n" + template.read_text())
         assert len(source_hash(scale_toml)) == 64
+
+
+def test_the_same_object_until_a_file_changes(tmp_path: Path) -> None:
+    """Thousands of served problems share what a kernel's files say, and a changed file is seen."""
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    for name in ("sgemm_2d.toml", "sgemm_2d.cu"):
+        source = data_folder("search_spaces" if name.endswith(".toml") else "templates") / name
+        (folder / name).write_text(source.read_text())
+    path = folder / "sgemm_2d.toml"
+    first = load_kernel(str(path))
+    assert load_kernel(str(path)) is first
+    template = folder / "sgemm_2d.cu"
+    template.write_text(template.read_text().replace("max(", "min("))
+    template.write_text(template.read_text() + "\n__device__ int more;\n")
+    second = load_kernel(str(path))
+    assert second is not first
+    assert second.source_hash != first.source_hash
+    path.write_text(path.read_text().replace("BK = [8, 16, 32]", "BK = [8, 16]"))
+    third = load_kernel(str(path))
+    assert [len(p.values) for p in third.spec.parameters if p.name == "BK"] == [2]
+    assert load_kernel(str(path)) is third
