@@ -14,7 +14,8 @@ import platformdirs
 from autotile.ground.errors import InputError
 
 _APPLICATION = "autotile"
-_KNOWN_KEYS = ("database", "cache", "kernels", "cache_limit_mib", "sanitizer")
+_LIMIT_KEY = "cache_limit_mib"
+_KNOWN_KEYS = ("database", "cache", "kernels", _LIMIT_KEY, "sanitizer")
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -49,7 +50,7 @@ def read_settings() -> Settings:
     def entry(variable: str, key: str, default: object) -> str:
         return os.environ.get(variable) or str(config.get(key, default))
 
-    limit_mib = entry("AUTOTILE_CACHE_LIMIT_MIB", "cache_limit_mib", 1024)
+    limit_mib = entry("AUTOTILE_CACHE_LIMIT_MIB", _LIMIT_KEY, 1024)
     if not limit_mib.isdecimal() or int(limit_mib) == 0:
         raise InputError(f"the cubin cache limit is {limit_mib!r}, expected a positive number of MiB")
     extra = entry("AUTOTILE_KERNELS", "kernels", "").split(os.pathsep)
@@ -103,6 +104,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     if unknown:
         raise InputError(f"{path}: unknown setting {unknown[0]!r}; known are {', '.join(_KNOWN_KEYS)}")
     for key, value in config.items():
-        if isinstance(value, bool) or not isinstance(value, str | int):
+        takes_number = key == _LIMIT_KEY and isinstance(value, int) and not isinstance(value, bool)
+        if not takes_number and not isinstance(value, str):
             raise InputError(f"{path}: {key} is {value!r}, expected a string; folders are separated by {os.pathsep!r}")
     return config

@@ -88,6 +88,7 @@ def test_an_empty_variable_counts_as_unset(variable: str, monkeypatch: pytest.Mo
     ("text", "said"),
     [
         ("database = ", "correct it or delete it"),
+        ("database = 3", "database is 3, expected a string"),
         ('databse = "x"', "unknown setting 'databse'; known are database, cache, kernels"),
         ('kernels = ["/a", "/b"]', "expected a string; folders are separated by ':'"),
         ("database = true", "database is True, expected a string"),
