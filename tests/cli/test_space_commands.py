@@ -220,7 +220,7 @@ class TestKernelsOfOneKindOfDevice:
         assert "partials: none for this configuration" in shown
 
     @pytest.mark.parametrize(
-        ("word", "said"), [("TRANS_B=2", "flag TRANS_B is 2"), ("TRANS_B=yes", "size TRANS_B is 'yes'")]
+        ("word", "said"), [("TRANS_B=2", "flag TRANS_B is 2"), ("TRANS_B=yes", "TRANS_B is 'yes'")]
     )
     def test_bad_flags(self, run, split, word, said):
         answer = run("space", split, word, "--device", "h200")
