@@ -8,6 +8,7 @@ from typing import Any, Literal
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Problem
 from autotile.ground.rule import FamilyRule
+from autotile.tuning.options import check_whole
 from autotile.tuning.result import Progress
 
 FamilyPhase = Literal["tuning", "measuring"]
@@ -27,6 +28,17 @@ class FamilyPlan:
 
     points: int = 24
     max_configs: int = 8
+
+    def __post_init__(self) -> None:
+        """Refuse what is no whole number of at least 1.
+
+        Raises
+        ------
+        InputError
+            One of the two is not.
+        """
+        check_whole("points", self.points, 1)
+        check_whole("max_configs", self.max_configs, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from autotile.ground.errors import InputError
 from autotile.ground.model import Config, L2Mode
 from autotile.ground.objectives import TIME
 
 DEFAULT_TRIALS = 200
+_LEAST_WHOLE = {"trials": 1, "seed": 0, "finals": 0, "workers": 1, "device_index": 0}
+_L2_MODES: tuple[L2Mode, ...] = ("cold", "hot")
 BRUTE_FORCE = "brute-force"
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Refuse what is no whole number, or too small; None is left to its meaning.
+
+    Raises
+    ------
+    InputError
+        It is either.
+    """
+    if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < least):
+        raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,23 @@ class TuneOptions:
     device_index: int = 0
     replay: str | Path | None = None
     database: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no session could work with.
+
+        Raises
+        ------
+        InputError
+            A number is of another type or out of its range, or ``l2`` is neither ``cold`` nor ``hot``.
+        """
+        for name, least in _LEAST_WHOLE.items():
+            check_whole(name, getattr(self, name), least)
+        for name in ("budget_s", "sample_limit_s", "compile_deadline_s", "run_deadline_s"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0):
+                raise InputError(f"{name} is {value!r}, expected seconds, 0 or more")
+        if self.l2 not in _L2_MODES:
+            raise InputError(f"l2 is {self.l2!r}, expected {' or '.join(map(repr, _L2_MODES))}")
 
     @property
     def trial_target(self) -> int | None:
