@@ -22,13 +22,17 @@ _LEAST = 6
 def sources_of(database: Database, key: TuningKey) -> list[Source]:
     """Trials of the nearest other studies of the same kernel and dtype, the nearest first.
 
-    Near is first the same GPU, then the same architecture, then the size. That the trials' configurations are valid
+    Near is first the same GPU, then the same architecture, then the size. A study without a size in common, such as one
+    that was imported with names of its own, is of a problem that cannot be compared. That the trials' configurations are valid
     here is not asked: a model of them answers for the rows of this space, and only those are proposed.
     """
     others = [
         study
         for study in database.studies(key.kernel)
-        if study.key != key and study.key.dtype == key.dtype and study.trials >= _LEAST
+        if study.key != key
+        and study.key.dtype == key.dtype
+        and study.key.sizes.keys() & key.sizes.keys()
+        and study.trials >= _LEAST
     ]
     others.sort(key=lambda study: _distance(study.key, key))
     sources = [_source(database, study, key) for study in others[:_MOST]]

@@ -1,5 +1,6 @@
 """A session learns from what other studies of its kernel found."""
 
+from dataclasses import replace
 from typing import Any
 
 from autotile.files.settings import read_settings
@@ -21,6 +22,14 @@ def test_a_study_does_not_teach_itself(bench: Any) -> None:
     bench.tune(bench.record(), trials=8)
     again = bench.tune(bench.record(), trials=10, sampler="feasible")
     assert again.learnt_from == ()
+
+
+def test_a_study_without_a_size_in_common_teaches_nothing(bench: Any) -> None:
+    bench.tune(bench.record(n=1024), n=1024, trials=8)
+    with Database.open(read_settings().database) as database:
+        key = next(study.key for study in database.studies())
+        assert sources_of(database, replace(key, sizes={"n": 4096}))
+        assert sources_of(database, replace(key, sizes={"x": 4096})) == []
 
 
 def test_what_was_learnt_from_is_told(bench: Any) -> None:
