@@ -23,8 +23,8 @@ def sources_of(database: Database, key: TuningKey) -> list[Source]:
     """Trials of the nearest other studies of the same kernel and dtype, the nearest first.
 
     Near is first the same GPU, then the same architecture, then the size. A study without a size in common, such as one
-    that was imported with names of its own, is of a problem that cannot be compared. That the trials' configurations are valid
-    here is not asked: a model of them answers for the rows of this space, and only those are proposed.
+    that was imported with names of its own, is of a problem that cannot be compared. That the trials' configurations
+    are valid here is not asked: a model of them answers for the rows of this space, and only those are proposed.
     """
     others = [
         study
