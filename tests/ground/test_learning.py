@@ -24,9 +24,15 @@ def drawn(count: int, seed: int) -> list[dict[str, int]]:
 
 
 class TestRule:
-    @settings(max_examples=4, deadline=None)
-    @given(st.integers(0, 1000))
-    def test_it_loses_little_where_it_was_not_tuned_and_less_than_the_nearest(self, seed: int) -> None:
+    def test_it_loses_little_where_it_was_not_tuned_and_less_than_the_nearest(self) -> None:
+        """In the mean over several GPUs; of a single one, no rule can promise it."""
+        by_rule, by_nearest = np.mean([self._losses_elsewhere(seed) for seed in range(6)], axis=0)
+        assert by_rule < 0.06
+        assert by_rule < by_nearest / 2
+
+    @staticmethod
+    def _losses_elsewhere(seed: int) -> tuple[float, float]:
+        """Mean loss at sizes that were not tuned: by the rule, and by the nearest size's winner."""
         gpu = MadeUpGpu.make(seed)
         _, points, measured = gpu.measured(FAMILY, 20, seed)
         learned, unseen = learned_from(measured), drawn(60, seed)
@@ -37,8 +43,7 @@ class TestRule:
         winners = measured.times_us.argmin(axis=1)
         nearest = [min(range(20), key=lambda i: size_distance(points[i], sizes)) for sizes in unseen]
         by_nearest = times[np.arange(60), winners[nearest]] / best - 1
-        assert by_rule.mean() < 0.08
-        assert by_rule.mean() < by_nearest.mean()
+        return float(by_rule.mean()), float(by_nearest.mean())
 
     @settings(max_examples=4, deadline=None)
     @given(st.integers(0, 1000))
@@ -48,7 +53,6 @@ class TestRule:
         least = measured.losses[:, learned.chosen].min(axis=1)
         assert (learned.losses >= least).all()
         assert (learned.held_out >= 0).all()
-        assert learned.losses.mean() <= measured.losses[:, learned.chosen].mean(axis=0).min() + 0.05
 
     def test_it_is_the_same_every_time(self) -> None:
         _, _, measured = MadeUpGpu.make(5, 20).measured(FAMILY, 8)
@@ -69,13 +73,23 @@ class TestRule:
         for loss, row in zip(learned.losses, holed.losses[:, learned.chosen], strict=True):
             assert loss in row[np.isfinite(row)] or loss == UNSERVED
 
-    @settings(max_examples=5, deadline=None)
-    @given(st.integers(0, 1000))
-    def test_of_few_points_each_is_served_well_though_leaving_any_out_loses_much(self, seed: int) -> None:
-        _, _, measured = MadeUpGpu.make(seed, 20).measured(FAMILY, 3, seed)
-        learned = learned_from(measured)
-        assert learned.losses.mean() <= learned.held_out.mean() + 1e-9
-        assert learned.losses.mean() < 0.1
+    def test_of_few_points_each_is_served_well_though_leaving_any_out_loses_much(self) -> None:
+        """In the mean over several GPUs."""
+        learned = [learned_from(MadeUpGpu.make(seed, 20).measured(FAMILY, 3, seed)[2]) for seed in range(20)]
+        losses = np.mean([rule.losses.mean() for rule in learned])
+        held_out = np.mean([rule.held_out.mean() for rule in learned])
+        assert losses < 0.05
+        assert losses < held_out / 4
+
+    def test_it_loses_less_than_the_best_single_configuration(self) -> None:
+        """In the mean over several GPUs."""
+        ratios = []
+        for seed in range(6):
+            measured = MadeUpGpu.make(seed, 20).measured(FAMILY, 8, seed)[2]
+            learned = learned_from(measured)
+            ratios.append((learned.losses.mean(), measured.losses[:, learned.chosen].mean(axis=0).min()))
+        by_rule, by_one = np.mean(ratios, axis=0)
+        assert by_rule < by_one / 2
 
     def test_a_single_point_has_a_rule_and_no_held_out_loss(self) -> None:
         _, _, measured = MadeUpGpu.make(3, 10).measured(["M=512", "N=512", "K=512"], 4)
