@@ -101,8 +101,6 @@ def tune_opened_family(
     """`tune_family` for a kernel and a family that are read already."""
     problem = resolve_problem(kernel.spec, family.largest, dtype)
     plan = plan or FamilyPlan()
-    if min(plan.points, plan.max_configs) < 1:
-        raise InputError(f"a family of {plan.points} points and {plan.max_configs} configurations; expected 1 or more")
     options = replace(options, objectives=whole_objectives(options.objectives))
     if options.objectives != (TIME,) or options.verify_sizes or options.only is not None:
         raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")
