@@ -115,30 +115,25 @@ def parse_profile(text: str, source: str) -> DeviceProperties:
     return DeviceProperties.from_json({**names, **limits, **figures, "source": "profile"})
 
 
-def parse_capabilities(text: str, source: str) -> dict[tuple[int, int], CapabilityLimits]:
-    """Read the text of the table of compute capabilities.
-
-    Returns
-    -------
-    dict
-        Limits by major and minor number.
-
-    Raises
-    ------
-    InputError
-        Malformed; the message names ``source``, the row and the figure.
-    """
-    table = _Capabilities(text, source)
-    return {version: table.limits(version) for version in table.versions}
-
-
-class _Capabilities:
+class Capabilities:
     """The table of compute capabilities; a row is checked when it is asked for, and a look-up asks for one.
+
+    Parameters
+    ----------
+    text
+        Of the file.
+    source
+        Its name, for errors.
 
     Attributes
     ----------
     versions
         Major and minor number of each row.
+
+    Raises
+    ------
+    InputError
+        The text is no table of figures.
     """
 
     def __init__(self, text: str, source: str) -> None:
@@ -183,9 +178,9 @@ def _profiles() -> Mapping[str, DeviceProperties]:
 
 
 @cache
-def _capabilities() -> _Capabilities:
+def _capabilities() -> Capabilities:
     file = _FOLDER.joinpath("compute_capabilities.toml")
-    return _Capabilities(file.read_text(encoding="utf-8"), file.name)
+    return Capabilities(file.read_text(encoding="utf-8"), file.name)
 
 
 def _check_names(figures: Mapping[str, Any], expected: frozenset[str], place: str) -> None:

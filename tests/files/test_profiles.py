@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from autotile.files.profiles import device_profile, limits_for, parse_capabilities, parse_profile, profile_names
+from autotile.files.profiles import Capabilities, device_profile, limits_for, parse_profile, profile_names
 from autotile.ground.errors import InputError
 
 PROFILE = """
@@ -156,4 +156,6 @@ def test_a_malformed_profile_says_what_is_wrong(old, new, message):
 )
 def test_a_malformed_table_of_capabilities_says_what_is_wrong(row, message):
     with pytest.raises(InputError, match=re.escape(message)):
-        parse_capabilities(row.replace('"9.9" = 3', '"9.9" = 3\n') + '\n[sources]\ns = "a document"\n', "table.toml")
+        Capabilities(row.replace('"9.9" = 3', '"9.9" = 3\n') + '\n[sources]\ns = "a document"\n', "table.toml").limits(
+            (9, 9)
+        )
