@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from autotile.ground.hardware import DeviceProperties
-from autotile.ground.model import Measurement, Resources
+from autotile.ground.model import Measurement
+from autotile.store.columns import resources_of
 from autotile.store.keys import TuningKey
 from autotile.store.revision import SCHEMA_REVISION, VERSION_TABLE
 from autotile.store.winners import Winner
@@ -43,7 +44,6 @@ _RULES = """
     WHERE kernel = ? AND dtype = ? AND learned_at IS NOT NULL
     ORDER BY learned_at DESC
 """
-_RESOURCES = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "static_smem_bytes")
 
 
 def read_winners_quickly(location: str, kernel: str, dtype: str) -> list[Winner] | None:
@@ -100,13 +100,12 @@ def _winner(row: Mapping[str, Any]) -> Winner:
     device = json.loads(row["device"]) if row["device"] else None
     if device is not None and row["driver"]:
         device["driver"] = row["driver"]  # a study may outlive the driver that it was begun with
-    resources = None if row["registers"] is None else Resources(**{name: row[name] for name in _RESOURCES})
     timed = row["time_us"] is not None
     return Winner(
         TuningKey.from_json(key),
         DeviceProperties.from_json(device) if device else None,
         json.loads(row["config"]),
-        resources,
+        resources_of(row),
         Measurement(row["time_us"], row["low_us"], row["high_us"], l2=row["l2"]) if timed else None,
         datetime.fromisoformat(row["created_at"]),
     )

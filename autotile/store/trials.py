@@ -10,6 +10,7 @@ from typing import Any, Literal
 from sqlalchemy import Connection, select
 
 from autotile.ground.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial, config_key
+from autotile.store.columns import resources_of
 from autotile.store.schema import TRIALS
 
 Phase = Literal["search", "final"]
@@ -63,7 +64,7 @@ def stored_trial(row: Mapping[Any, Any]) -> StoredTrial:
             reason=row["reason"],
             stage=row["stage"],
             geometry=_geometry(row),
-            resources=_resources(row),
+            resources=resources_of(row),
             occupancy=_occupancy(row),
             measurement=_measurement(row),
             cubin_hash=row["cubin_hash"],
@@ -117,18 +118,6 @@ def _geometry(row: Mapping[Any, Any]) -> LaunchGeometry | None:
 def _resource_columns(resources: Resources | None) -> dict[str, Any]:
     names = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "static_smem_bytes")
     return {name: getattr(resources, name) if resources else None for name in names}
-
-
-def _resources(row: Mapping[Any, Any]) -> Resources | None:
-    if row["registers"] is None:
-        return None
-    return Resources(
-        registers=row["registers"],
-        spill_store_bytes=row["spill_store_bytes"],
-        spill_load_bytes=row["spill_load_bytes"],
-        stack_bytes=row["stack_bytes"],
-        static_smem_bytes=row["static_smem_bytes"],
-    )
 
 
 def _occupancy_columns(occupancy: Occupancy | None) -> dict[str, Any]:
