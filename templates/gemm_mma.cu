@@ -27,13 +27,8 @@
 // Any size, any alignment: tile_stream.cuh copies as widely as the rows of each operand allow, and fills with zeros what
 // lies beyond the matrix.
 //
-// Few tiles. SPLIT_K blocks share a tile, each takes a part of K. On compute capability 9.0 they may be a cluster
-// (CLUSTER_SPLIT) and add up through each other's shared memory; else through a workspace (split_k.cuh).
-//
-// Way out. The sums pass through shared memory once, so that 4 neighbours of a row come to one thread, which reads and
-// writes C with one access. Where several groups or blocks have parts of a tile, this is also where they are added.
-//
-//     warp's registers  -->  [group][row][column] in shared memory  -->  thread t: quads t, t + THREADS, ... of C
+// Few tiles. SPLIT_K blocks share a tile, each takes a part of K. shared_sums.cuh tells how their sums are added, and
+// how they leave.
 //
 // Accuracy. mma.sync cuts its fp32 sums off instead of rounding them, and the losses all point to zero: relative to the
 // result they grow with the number of steps, 1e-3 at K = 500,000. A 16-bit C does not show it. For an fp32 C, sums
@@ -58,8 +53,9 @@
 
 #include "element.cuh"
 #include "mma.cuh"
+#include "output_quads.cuh"
 #include "raster.cuh"
-#include "split_k.cuh"
+#include "shared_sums.cuh"
 #include "tile_stream.cuh"
 
 #ifndef BM
@@ -83,7 +79,6 @@
 #endif
 
 #if CLUSTER_SPLIT
-#include "cluster.cuh"
 #define CLUSTER __cluster_dims__(1, SPLIT_K, 1)
 #else
 #define CLUSTER
@@ -108,8 +103,10 @@ static_assert(BM % WM == 0 && BN % WN == 0 && WM % 16 == 0 && WN % 16 == 0, "war
 static_assert(WK % (FRAGMENTS * PIECE) == 0, "fragments take turns");
 
 // The operands' ways into shared memory (tile_stream.cuh).
-typedef Stream<BM, BK, !TRANS_A, THREADS> StreamA;
-typedef Stream<BN, BK, TRANS_B, THREADS> StreamB;
+template <int OUTER, bool K_ALONG_ROWS>
+using Operand = Stream<In, OUTER, BK, K_ALONG_ROWS, THREADS, MatrixSwizzle<(K_ALONG_ROWS ? BK : OUTER) / CHUNK>>;
+typedef Operand<BM, !TRANS_A> StreamA;
+typedef Operand<BN, TRANS_B> StreamB;
 
 extern __shared__ __align__(128) unsigned char shared[];
 constexpr int SLOT_BYTES = StreamA::TILE_BYTES + StreamB::TILE_BYTES;
@@ -228,62 +225,14 @@ __device__ __forceinline__ void accumulate(float (&sum)[SUMS], StreamA& stream_a
     __syncthreads();
 }
 
-// The way out: tiles of sums in shared memory, one for each group of warps, in quads of 4 neighbours. Blocks of a cluster
-// share the quads of a tile.
-constexpr int QUAD = 4;
-constexpr int TILE_PITCH = BN + 8;  // floats; with the 8, rows of a piece start in different banks
-constexpr int TILE_FLOATS = BM * TILE_PITCH;
-constexpr int PEERS = CLUSTER_SPLIT ? SPLIT_K : 1;
-constexpr int QUADS = (BM * BN / QUAD - 1) / (THREADS * PEERS) + 1;  // of a thread
-constexpr bool SOME_HAVE_FEWER = BM * BN % (QUAD * THREADS * PEERS) != 0;
-
-struct Quad {
-    int row;
-    int column;
-
-    // Number i of this thread.
-    __device__ __forceinline__ explicit Quad(int i)
-    {
-        const int peer = CLUSTER_SPLIT ? blockIdx.y : 0;
-        const int index = (i * PEERS + peer) * THREADS + threadIdx.x;
-        row = index / (BN / QUAD);
-        column = index % (BN / QUAD) * QUAD;
-    }
-
-    __device__ __forceinline__ bool exists() const { return !SOME_HAVE_FEWER || row < BM; }
-
-    __device__ __forceinline__ float4* in_shared(int part) const
-    {
-        return reinterpret_cast<float4*>(reinterpret_cast<float*>(shared) + part * TILE_FLOATS + row * TILE_PITCH + column);
-    }
-
-    // Adds what PARTS groups of warps of all peers have.
-    template <int PARTS>
-    __device__ __forceinline__ void add_to(float* sum) const
-    {
-        if (!exists()) return;
-#pragma unroll
-        for (int peer = 0; peer < PEERS; ++peer)
-#pragma unroll
-            for (int part = 0; part < PARTS; ++part) {
-#if CLUSTER_SPLIT
-                const float4 quad = load_from_rank(in_shared(part), peer);
-#else
-                const float4 quad = *in_shared(part);
-#endif
-                sum[0] += quad.x;
-                sum[1] += quad.y;
-                sum[2] += quad.z;
-                sum[3] += quad.w;
-            }
-    }
-};
+// The way out. In shared memory, the 8 floats between rows put rows of a piece into different banks.
+typedef SharedSums<BM, BN, BN + 8, THREADS, K_WARPS, SPLIT_K, CLUSTER_SPLIT, NONDETERMINISTIC> WayOut;
 
 __device__ __forceinline__ void leave_in_shared(const float (&sum)[SUMS], const Warp& warp)
 {
     const int lane = threadIdx.x % WARP;
-    float* tile = reinterpret_cast<float*>(shared) + threadIdx.x / GROUP_THREADS * TILE_FLOATS;
-    float* first = tile + (warp.row + lane / 4) * TILE_PITCH + warp.column + lane % 4 * 2;
+    float* tile = reinterpret_cast<float*>(shared) + threadIdx.x / GROUP_THREADS * WayOut::TILE_FLOATS;
+    float* first = tile + (warp.row + lane / 4) * WayOut::PITCH + warp.column + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < WM / 16; ++m)
 #pragma unroll
@@ -291,33 +240,8 @@ __device__ __forceinline__ void leave_in_shared(const float (&sum)[SUMS], const 
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const float* pair = &sum[first_sum(m, n) + half * 2];
-                *reinterpret_cast<float2*>(first + (m * 16 + half * 8) * TILE_PITCH + n * 8) = {pair[0], pair[1]};
+                *reinterpret_cast<float2*>(first + (m * 16 + half * 8) * WayOut::PITCH + n * 8) = {pair[0], pair[1]};
             }
-}
-
-// C = alpha * sum + beta * C for `count` neighbours, at most 4. Where beta is 0, C is not read: it may hold NaN.
-struct alignas(QUAD * sizeof(Out)) OutQuad {
-    Out lane[QUAD];
-};
-
-__device__ __forceinline__ void update(Out& C, float sum, float alpha, float beta)
-{
-    narrow<DTYPE>(C, alpha * sum + (beta != 0.0f ? beta * widen<DTYPE>(C) : 0.0f));
-}
-
-__device__ __forceinline__ void update(Out* C, const float* sum, int count, bool whole, float alpha, float beta)
-{
-    if (whole && count >= QUAD) {
-        OutQuad quad = {};
-        if (beta != 0.0f) quad = *reinterpret_cast<OutQuad*>(C);
-#pragma unroll
-        for (int i = 0; i < QUAD; ++i) update(quad.lane[i], sum[i], alpha, beta);
-        *reinterpret_cast<OutQuad*>(C) = quad;
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < QUAD; ++i)
-        if (i < count) update(C[i], sum[i], alpha, beta);
 }
 
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, MIN_BLOCKS)
@@ -341,39 +265,11 @@ gemm_mma(const DTYPE* __restrict__ A, const DTYPE* __restrict__ B, Output* __res
     float sum[SUMS] = {};
     accumulate(sum, stream_a, stream_b, warp, steps);
     leave_in_shared(sum, warp);
-#if CLUSTER_SPLIT
-    cluster_barrier();
-#else
-    __syncthreads();
-#endif
 
-    constexpr bool BY_WORKSPACE = SPLIT_K > 1 && !CLUSTER_SPLIT;
-    if (BY_WORKSPACE) {
-        float mine[QUADS * QUAD] = {};
-#pragma unroll
-        for (int i = 0; i < QUADS; ++i) Quad(i).add_to<K_WARPS>(&mine[i * QUAD]);
-        const size_t index = batch * gridDim.x + blockIdx.x;
-        float* parts = (NONDETERMINISTIC ? totals : partials) +
-                       index * split_k_floats<THREADS, QUADS * QUAD>(SPLIT_K, NONDETERMINISTIC);
-        if (!split_k_finish<THREADS, NONDETERMINISTIC>(mine, parts, counters + index, split, SPLIT_K, threadIdx.x)) return;
-#pragma unroll
-        for (int i = 0; i < QUADS; ++i)
-            if (Quad(i).exists()) *Quad(i).in_shared(0) = {mine[i * QUAD], mine[i * QUAD + 1], mine[i * QUAD + 2], mine[i * QUAD + 3]};
-    }
-
-    Out* to = reinterpret_cast<Out*>(C) + batch * M * N;
-    const bool whole = N % QUAD == 0 && reinterpret_cast<size_t>(to) % sizeof(OutQuad) == 0;
-#pragma unroll 4
-    for (int i = 0; i < QUADS; ++i) {
-        const Quad quad(i);
-        const int row = first_row + quad.row;
-        const int column = first_column + quad.column;
-        float total[QUAD] = {};
-        quad.add_to<BY_WORKSPACE ? 1 : K_WARPS>(total);
-        if (quad.exists() && row < M)
-            update(to + static_cast<size_t>(row) * N + column, total, N - column, whole, alpha, beta);
-    }
-#if CLUSTER_SPLIT
-    cluster_barrier();  // a block's shared memory must stay until the others have read it
-#endif
+    const size_t index = batch * gridDim.x + blockIdx.x;
+    float* parts = (NONDETERMINISTIC ? totals : partials) + index * WayOut::WORKSPACE_FLOATS;
+    const OutputQuads<DTYPE, Out> to(reinterpret_cast<Out*>(C) + batch * M * N, M, N, alpha, beta);
+    WayOut::deliver(reinterpret_cast<float*>(shared), parts, counters + index, [&](int row, int column, const float* sums) {
+        to.update(first_row + row, first_column + column, sums);
+    });
 }

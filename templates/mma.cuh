@@ -24,8 +24,8 @@
 
 #include "element.cuh"
 
-constexpr int CHUNK = 8;         // elements in a row of an 8 x 8 matrix
-constexpr int CHUNK_BYTES = 16;  // and their bytes, also the widest copy of a thread
+constexpr int CHUNK = 8;  // elements in a row of an 8 x 8 matrix
+constexpr int MATRIX_ROW_BYTES = 16;
 
 // Where chunk `chunk` of row `row` lies in a tile whose rows hold ROW_CHUNKS chunks, counted in chunks.
 //
@@ -39,12 +39,14 @@ constexpr int CHUNK_BYTES = 16;  // and their bytes, also the widest copy of a t
 //
 // With shorter rows, several share the 8 places and are told apart by them: 8 / SPAN rows get the same number.
 template <int ROW_CHUNKS>
-__device__ __forceinline__ int swizzled(int row, int chunk)
-{
-    constexpr int POWER_OF_2 = ROW_CHUNKS & -ROW_CHUNKS;  // the largest that divides it
-    constexpr int SPAN = POWER_OF_2 < 8 ? POWER_OF_2 : 8;
-    return row * ROW_CHUNKS + (chunk ^ (row / (8 / SPAN) % SPAN));
-}
+struct MatrixSwizzle {
+    static __device__ __forceinline__ int place(int row, int chunk)
+    {
+        constexpr int POWER_OF_2 = ROW_CHUNKS & -ROW_CHUNKS;  // the largest that divides it
+        constexpr int SPAN = POWER_OF_2 < 8 ? POWER_OF_2 : 8;
+        return row * ROW_CHUNKS + (chunk ^ (row / (8 / SPAN) % SPAN));
+    }
+};
 
 // Which of the two pieces above.
 enum Side { SIDE_A, SIDE_B };
@@ -59,16 +61,16 @@ __device__ __forceinline__ void load_piece(unsigned (&piece)[4], const void* til
     const int k_half = SIDE == SIDE_A ? lane / 16 : lane / 8 % 2;
     const unsigned start = static_cast<unsigned>(__cvta_generic_to_shared(tile));
     if (K_ALONG_ROWS) {
-        const int at = swizzled<ROW / CHUNK>(outer + outer_half * 8 + lane % 8, k / CHUNK + k_half);
+        const int at = MatrixSwizzle<ROW / CHUNK>::place(outer + outer_half * 8 + lane % 8, k / CHUNK + k_half);
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(piece[0]), "=r"(piece[1]), "=r"(piece[2]), "=r"(piece[3])
-                     : "r"(start + at * CHUNK_BYTES)
+                     : "r"(start + at * MATRIX_ROW_BYTES)
                      : "memory");
     } else {
-        const int at = swizzled<ROW / CHUNK>(k + k_half * 8 + lane % 8, outer / CHUNK + outer_half);
+        const int at = MatrixSwizzle<ROW / CHUNK>::place(k + k_half * 8 + lane % 8, outer / CHUNK + outer_half);
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(piece[0]), "=r"(piece[1]), "=r"(piece[2]), "=r"(piece[3])
-                     : "r"(start + at * CHUNK_BYTES)
+                     : "r"(start + at * MATRIX_ROW_BYTES)
                      : "memory");
     }
 }

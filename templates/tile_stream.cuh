@@ -1,17 +1,19 @@
-// A block's stream of tiles of 16-bit elements from global to shared memory, at any size and alignment.
+// A block's stream of tiles of an operand from global to shared memory, at any size and alignment.
 //
-// The widest copy that all rows of the matrix allow (16, 8 or 4 bytes, or single elements through registers) is found
-// once, from the pointer and the pitch. Chunks beyond the matrix are filled with zeros. Tiles are swizzled (mma.cuh).
+// The widest copy that all rows of the matrix allow (16, 8 or 4 bytes, or single 16-bit elements through registers) is
+// found once, from the pointer and the pitch. Chunks beyond the matrix are filled with zeros. Where the chunks of a row
+// lie in a tile is for the swizzle to say: `Swizzle::place(row, chunk)`, counted in chunks from the tile's beginning.
 #pragma once
 
 #include "cp_async.cuh"
-#include "mma.cuh"
+
+constexpr int CHUNK_BYTES = 16;  // the widest copy of a thread
 
 // A tile is OUTER rows of op(A), or columns of op(B), DEPTH of k deep. In memory and in the tile, either k or outer runs
 // along the rows. Of a tile, a thread copies one chunk and those ROWS_A_TRIP, 2 * ROWS_A_TRIP, ... rows below it.
-template <int OUTER, int DEPTH, bool K_ALONG_ROWS, int THREADS>
+template <typename Element, int OUTER, int DEPTH, bool K_ALONG_ROWS, int THREADS, typename Swizzle>
 struct Stream {
-    typedef unsigned short Element;
+    static constexpr int CHUNK = CHUNK_BYTES / static_cast<int>(sizeof(Element));  // elements of it
     static constexpr int ROW = K_ALONG_ROWS ? DEPTH : OUTER;
     static constexpr int ROWS = K_ALONG_ROWS ? OUTER : DEPTH;
     static constexpr int TILE_BYTES = ROWS * ROW * static_cast<int>(sizeof(Element));
@@ -20,11 +22,11 @@ struct Stream {
     static constexpr int TRIPS = (ROWS - 1) / ROWS_A_TRIP + 1;
     static_assert(THREADS % ROW_CHUNKS == 0, "a trip must cover whole rows");
 
-    const Element* from;    // the thread's first chunk of the next tile
-    int pitch;         // elements from row to row in memory
-    int rows_left;     // inside the matrix, from the thread's first row and column on; may be 0 or less
+    const Element* from;  // the thread's first chunk of the next tile
+    int pitch;            // elements from row to row in memory
+    int rows_left;        // inside the matrix, from the thread's first row and column on; may be 0 or less
     int columns_left;
-    int granule;       // bytes that may be copied at once: 16, 8, 4 or 2
+    int granule;          // bytes that may be copied at once: 16, 8, 4 or 2
 
     __device__ __forceinline__ Stream(const Element* matrix, int first_outer, int outer, int first_k, int K)
     {
@@ -34,7 +36,8 @@ struct Stream {
         from = matrix + static_cast<size_t>(row) * pitch + column;
         rows_left = (K_ALONG_ROWS ? outer : K) - row;
         columns_left = pitch - column;
-        const unsigned bits = static_cast<unsigned>(reinterpret_cast<size_t>(matrix)) | pitch * 2u | CHUNK_BYTES;
+        const unsigned pitch_bytes = pitch * static_cast<unsigned>(sizeof(Element));
+        const unsigned bits = static_cast<unsigned>(reinterpret_cast<size_t>(matrix)) | pitch_bytes | CHUNK_BYTES;
         granule = bits & -bits;  // the lowest bit set: the largest power of 2 that divides all three
     }
 
@@ -46,12 +49,13 @@ struct Stream {
     {
         const int row = trip * ROWS_A_TRIP;
         if (ROWS % ROWS_A_TRIP != 0 && row_in_tile() + row >= ROWS) return;
-        unsigned char* to = tile + swizzled<ROW_CHUNKS>(row_in_tile() + row, chunk_in_row()) * CHUNK_BYTES;
+        unsigned char* to = tile + Swizzle::place(row_in_tile() + row, chunk_in_row()) * CHUNK_BYTES;
         const int inside = row < rows_left ? columns_left : 0;
         if constexpr (GRANULE > 2) {
+            constexpr int AT_ONCE = GRANULE / sizeof(Element);
 #pragma unroll
-            for (int i = 0; i < CHUNK; i += GRANULE / 2)
-                cp_async<GRANULE>(to + i * 2, source + i, i < inside ? GRANULE : 0);
+            for (int i = 0; i < CHUNK; i += AT_ONCE)
+                cp_async<GRANULE>(to + i * sizeof(Element), source + i, i < inside ? GRANULE : 0);
         } else {
             unsigned element[CHUNK];
 #pragma unroll
@@ -76,7 +80,7 @@ struct Stream {
     {
         if (granule == 16) copy_chunks<16>(tile);
         else if (granule == 8) copy_chunks<8>(tile);
-        else if (granule == 4) copy_chunks<4>(tile);
+        else if (sizeof(Element) == 4 || granule == 4) copy_chunks<4>(tile);
         else copy_chunks<2>(tile);
         from += K_ALONG_ROWS ? DEPTH : static_cast<size_t>(DEPTH) * pitch;
         (K_ALONG_ROWS ? columns_left : rows_left) -= DEPTH;
