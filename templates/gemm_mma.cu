@@ -269,7 +269,7 @@ gemm_mma(const DTYPE* __restrict__ A, const DTYPE* __restrict__ B, Output* __res
     const size_t index = batch * gridDim.x + blockIdx.x;
     float* parts = (NONDETERMINISTIC ? totals : partials) + index * WayOut::WORKSPACE_FLOATS;
     const OutputQuads<DTYPE, Out> to(reinterpret_cast<Out*>(C) + batch * M * N, M, N, alpha, beta);
-    WayOut::deliver(reinterpret_cast<float*>(shared), parts, counters + index, [&](int row, int column, const float* sums) {
+    WayOut::deliver(reinterpret_cast<float*>(shared), parts, counters + index, [&](int row, int column, float* sums) {
         to.update(first_row + row, first_column + column, sums);
     });
 }

@@ -70,8 +70,8 @@ struct Stream {
     {
         const Element* source = from;
         const size_t stride = static_cast<size_t>(ROWS_A_TRIP) * pitch;
-        constexpr int UNROLL = GRANULE == 16 ? TRIPS : 1;  // the way that counts is unrolled
-#pragma unroll UNROLL
+        constexpr int AT_ONCE = GRANULE == 16 ? TRIPS : 1;  // the way that counts is unrolled
+#pragma unroll AT_ONCE
         for (int trip = 0; trip < TRIPS; ++trip, source += stride) copy_chunk<GRANULE>(tile, source, trip);
     }
 

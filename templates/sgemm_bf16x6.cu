@@ -1,0 +1,246 @@
+// Matrix multiplication in fp32 accuracy on tensor cores, by six products of bf16 limbs: compute capability 8.0 and later.
+//
+//     C = alpha * op(A) * op(B) + beta * C        op(A) is M x K, op(B) is K x N, C is M x N, row-major, all fp32
+//
+// op(A) is A, or its transpose where TRANS_A (A is then stored K x M); op(B) likewise (N x K where TRANS_B).
+// blockIdx.z counts through a batch of such products.
+//
+// Idea. Tensor cores multiply bf16 ten times as fast as CUDA cores multiply fp32. An fp32 number is the sum of three bf16
+// limbs, and six of the nine products of limbs give a product to within fp32's own rounding: bf16_limbs.cuh says how,
+// and how sums stay as accurate. So errors are those of fp32 arithmetic, or smaller for long sums, at more than its
+// speed.
+//
+// The way of a number. It stays fp32 as long as it can, in memory and in shared memory; limbs exist in registers only:
+//
+//     global memory --cp.async--> ring of STAGES tiles --16-byte reads--> fp32 --split--> limbs --mma.sync--> products
+//                                                                                                              |
+//                     C <-- shared memory, 4 neighbours a thread <-- sums <------- fp32 addition --------------'
+//
+// Splitting costs 5.5 instructions an element, and every warp splits what it reads. A warp tile of WM x WN needs, for 16
+// of k, (WM + WN) / 2 elements a lane and 6 * WM * WN / 128 mma.sync: 352 instructions beside 192 products of 6 cycles
+// each for 64 x 64. Two warps a scheduler hide the one behind the other; smaller warp tiles split more than they
+// multiply.
+//
+// Ring, steps, groups of warps along k, and parts of K are those of gemm_mma.cu, which explains them.
+//
+// Infinities and NaN. Limbs cannot carry an infinity, and show NaN instead. So where a sum is not finite it is computed
+// again in plain fp32, one by one: slow, but it is what fp32 arithmetic gives. Numbers under 1e-33 lose accuracy, as
+// their limbs fall below the range of bf16.
+//
+// Macros
+//   BM, BN          rows and columns of C that a block computes
+//   BK              depth of the tiles in shared memory
+//   WM, WN          rows and columns of C that a warp computes, multiples of 16
+//   K_WARPS         groups of warps that share the depth of a tile
+//   STAGES          tiles in the ring, from 2 on
+//   UNROLL          pieces of 16 k that are unrolled
+//   SPLIT_K         blocks that share a tile, each with a part of K
+//   CLUSTER_SPLIT   1: these blocks are a cluster (compute capability 9.0, up to 8 blocks)
+//   GROUP           rows of tiles in a band of the block order (raster.cuh)
+//   MIN_BLOCKS      blocks that must fit on an SM; caps the registers of a thread
+//
+// Launch: THREADS threads; grid.x counts tiles, grid.y the parts of K, grid.z the batch; dynamic shared memory for the
+// ring or the sums, whichever is larger.
+
+#include "bf16_limbs.cuh"
+#include "fp32_lines.cuh"
+#include "output_quads.cuh"
+#include "raster.cuh"
+#include "shared_sums.cuh"
+#include "tile_stream.cuh"
+
+#ifndef BM
+#define BM 128
+#define BN 128
+#define BK 32
+#define WM 64
+#define WN 32
+#define K_WARPS 1
+#define STAGES 4
+#define UNROLL 2
+#define SPLIT_K 1
+#define CLUSTER_SPLIT 0
+#define GROUP 8
+#define MIN_BLOCKS 1
+#define TRANS_A 0
+#define TRANS_B 0
+#define NONDETERMINISTIC 0
+#endif
+
+#if CLUSTER_SPLIT
+#define CLUSTER __cluster_dims__(1, SPLIT_K, 1)
+#else
+#define CLUSTER
+#endif
+
+constexpr int WARP = 32;
+constexpr int WARPS_N = BN / WN;
+constexpr int GROUP_THREADS = WARP * (BM / WM) * WARPS_N;
+constexpr int THREADS = GROUP_THREADS * K_WARPS;
+constexpr int WK = BK / K_WARPS;
+constexpr int PIECE = 16;  // depth of an mma.sync
+
+static_assert(BM % WM == 0 && BN % WN == 0 && WM % 16 == 0 && WN % 16 == 0, "warps must tile the block, pieces the warp");
+static_assert(WK % (UNROLL * PIECE) == 0, "unrolled pieces must divide the depth of a warp");
+
+// The operands' ways into shared memory and from there into lines.
+template <int OUTER, bool K_ALONG_ROWS, int WARP_OUTER>
+struct Operand {
+    static constexpr int ROW = K_ALONG_ROWS ? BK : OUTER;
+    static constexpr int LINES = !K_ALONG_ROWS && WARP_OUTER % 32 == 0 ? 4 : 2;  // read at once
+    typedef LineReader<K_ALONG_ROWS, ROW, LINES> Reader;
+    typedef Stream<float, OUTER, BK, K_ALONG_ROWS, THREADS, typename Reader::Swizzle> Copier;
+};
+typedef Operand<BM, !TRANS_A, WM> OperandA;
+typedef Operand<BN, TRANS_B, WN> OperandB;
+
+extern __shared__ __align__(128) unsigned char shared[];
+constexpr int SLOT_BYTES = OperandA::Copier::TILE_BYTES + OperandB::Copier::TILE_BYTES;
+
+// Which part of the block's tile this thread's warp computes.
+struct Warp {
+    int row;
+    int column;
+    int k;
+
+    __device__ __forceinline__ Warp()
+    {
+        const int warp = threadIdx.x % GROUP_THREADS / WARP;
+        row = warp / WARPS_N * WM;
+        column = warp % WARPS_N * WN;
+        k = threadIdx.x / GROUP_THREADS * WK;
+    }
+};
+
+// Reads lines of one operand for a piece of k and splits them.
+template <typename From, int LINES, int COUNT>
+__device__ __forceinline__ void read_lines(Line (&lines)[COUNT], const unsigned char* tile, int outer, int k)
+{
+#pragma unroll
+    for (int first = 0; first < COUNT; first += LINES) {
+        float read[LINES][4];
+        From::Reader::read(read, tile, outer + first * 8, k);
+#pragma unroll
+        for (int j = 0; j < LINES; ++j) lines[first + j].split_from(read[j]);
+    }
+}
+
+// Sums of a thread: 4 of each piece of 16 x 8, row by row of pieces.
+constexpr int SUMS = WM * WN / WARP;
+
+__device__ __forceinline__ void multiply(float (&sum)[SUMS], const unsigned char* slot, const Warp& warp, int k)
+{
+    Line columns[WN / 8];
+    read_lines<OperandB, OperandB::LINES>(columns, slot + OperandA::Copier::TILE_BYTES, warp.column, warp.k + k);
+    constexpr int ROWS = OperandA::LINES * 8;
+#pragma unroll
+    for (int row = 0; row < WM; row += ROWS) {
+        Line rows[OperandA::LINES];
+        read_lines<OperandA, OperandA::LINES>(rows, slot, warp.row + row, warp.k + k);
+#pragma unroll
+        for (int m = 0; m < ROWS / 16; ++m)
+            multiply_add(&sum[(row / 16 + m) * (WN / 8) * 4], rows[2 * m], rows[2 * m + 1], columns);
+    }
+}
+
+// sum += op(A) * op(B) over `steps` steps of BK.
+__device__ __forceinline__ void accumulate(float (&sum)[SUMS], OperandA::Copier& copier_a, OperandB::Copier& copier_b,
+                                           const Warp& warp, int steps)
+{
+    auto copy = [&](int step) {
+        if (step < steps) {
+            unsigned char* slot = shared + step % STAGES * SLOT_BYTES;
+            copier_a.copy(slot);
+            copier_b.copy(slot + OperandA::Copier::TILE_BYTES);
+        }
+        cp_async_commit();  // an empty group at the end keeps the count
+    };
+
+#pragma unroll 1
+    for (int step = 0; step < STAGES - 1; ++step) copy(step);
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+        cp_async_wait<STAGES - 2>();
+        __syncthreads();
+        copy(step + STAGES - 1);  // into the slot that everybody has left before this barrier
+        const unsigned char* slot = shared + step % STAGES * SLOT_BYTES;
+#pragma unroll 1
+        for (int first = 0; first < WK; first += UNROLL * PIECE)
+#pragma unroll
+            for (int piece = 0; piece < UNROLL; ++piece) multiply(sum, slot, warp, first + piece * PIECE);
+    }
+    cp_async_wait<0>();
+    __syncthreads();
+}
+
+// The way out. In shared memory, gaps put rows that are written at once into different banks.
+typedef SharedSums<BM, BN, BN + (TRANS_B ? 8 : 4), THREADS, K_WARPS, SPLIT_K, CLUSTER_SPLIT, NONDETERMINISTIC> WayOut;
+
+__device__ __forceinline__ void leave_in_shared(const float (&sum)[SUMS], const Warp& warp)
+{
+    const int lane = threadIdx.x % WARP;
+    float* tile = reinterpret_cast<float*>(shared) + threadIdx.x / GROUP_THREADS * WayOut::TILE_FLOATS;
+    float* corner = tile + warp.row * WayOut::PITCH + warp.column;
+    constexpr int LINES = OperandB::LINES;
+#pragma unroll
+    for (int half = 0; half < WM / 8; ++half) {
+        float* row = corner + OperandA::Reader::outer_of(half, lane / 4) * WayOut::PITCH;
+#pragma unroll
+        for (int n = 0; n < WN / 8; n += LINES)
+#pragma unroll
+            for (int side = 0; side < 2; ++side)
+#pragma unroll
+                for (int j = 0; j < LINES; ++j)
+                    row[OperandB::Reader::outer_of(n + j, lane % 4 * 2 + side)] =
+                        sum[(half / 2 * (WN / 8) + n + j) * 4 + half % 2 * 2 + side];
+    }
+}
+
+__device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
+
+// One sum in plain fp32, for what limbs cannot hold.
+__device__ __noinline__ float in_plain_fp32(const float* A, const float* B, int row, int column, int M, int N, int K)
+{
+    float sum = 0.0f;
+    for (int k = 0; k < K; ++k)
+        sum += A[TRANS_A ? static_cast<size_t>(k) * M + row : static_cast<size_t>(row) * K + k] *
+               B[TRANS_B ? static_cast<size_t>(column) * K + k : static_cast<size_t>(k) * N + column];
+    return sum;
+}
+
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, MIN_BLOCKS)
+sgemm_bf16x6(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C, float* partials,
+             float* totals, unsigned* counters, int M, int N, int K, float alpha, float beta)
+{
+    const Tile tile = raster(blockIdx.x, (M - 1) / BM + 1, (N - 1) / BN + 1, GROUP);
+    const int first_row = tile.row * BM;
+    const int first_column = tile.column * BN;
+    const size_t batch = blockIdx.z;
+    A += batch * M * K;
+    B += batch * N * K;
+
+    // The parts of K are whole steps, and differ by one at most.
+    const int split = blockIdx.y;
+    const long long all_steps = (K - 1) / BK + 1;
+    const int first_step = static_cast<int>(all_steps * split / SPLIT_K);
+    const int steps = static_cast<int>(all_steps * (split + 1) / SPLIT_K) - first_step;
+    OperandA::Copier copier_a(A, first_row, M, first_step * BK, K);
+    OperandB::Copier copier_b(B, first_column, N, first_step * BK, K);
+
+    const Warp warp;
+    float sum[SUMS] = {};
+    accumulate(sum, copier_a, copier_b, warp, steps);
+    leave_in_shared(sum, warp);
+
+    const size_t index = batch * gridDim.x + blockIdx.x;
+    float* parts = (NONDETERMINISTIC ? totals : partials) + index * WayOut::WORKSPACE_FLOATS;
+    const OutputQuads<float, float> to(C + batch * M * N, M, N, alpha, beta);
+    WayOut::deliver(reinterpret_cast<float*>(shared), parts, counters + index, [&](int row, int column, float* sums) {
+        row += first_row;
+        column += first_column;
+        for (int i = 0; i < QUAD; ++i)
+            if (!is_finite(sums[i]) && row < M && column + i < N)
+                sums[i] = in_plain_fp32(A, B, row, column + i, M, N, K);
+        to.update(row, column, sums);
+    });
+}
