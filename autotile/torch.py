@@ -9,6 +9,8 @@ The operator is ``torch.ops.autotile.matmul``.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -17,29 +19,31 @@ from autotile.dispatch.matmul import matmul as _matmul
 __all__ = ["matmul"]
 
 
-def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    result: Tensor = _matmul(a.detach(), b.detach())
+def _multiply(a: Tensor, b: Tensor, emulate: bool = True) -> Tensor:
+    result: Tensor = _matmul(a.detach(), b.detach(), emulate=emulate)
     return result
 
 
-def _shape_of_result(a: Tensor, b: Tensor) -> Tensor:
+def _shape_of_result(a: Tensor, b: Tensor, emulate: bool = True) -> Tensor:
     torch._check(a.dim() in {2, 3} and b.dim() in {2, 3}, lambda: "autotile.torch.matmul takes 2 or 3 axes")
     torch._check(a.shape[-1] == b.shape[-2], lambda: f"shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
     return a.new_empty((*max(a.shape[:-2], b.shape[:-2], key=len), a.shape[-2], b.shape[-1]))
 
 
-def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
     """PyTorch passes the three by these names."""
-    ctx.save_for_backward(*inputs)
+    a, b, ctx.emulate = inputs
+    ctx.save_for_backward(a, b)
 
 
-def _backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     """For ``C = A B``: the gradient of A is that of C times B transposed, and of B, A transposed times that of C."""
     a, b = ctx.saved_tensors
-    for_a, for_b = ctx.needs_input_grad
+    for_a, for_b = ctx.needs_input_grad[:2]  # the dispatcher drops arguments that are as by default
     return (
-        matmul(gradient, b.mT).view_as(a) if for_a else None,
-        matmul(a.mT, gradient).view_as(b) if for_b else None,
+        matmul(gradient, b.mT, emulate=ctx.emulate).view_as(a) if for_a else None,
+        matmul(a.mT, gradient, emulate=ctx.emulate).view_as(b) if for_b else None,
+        None,
     )
 
 
@@ -48,7 +52,7 @@ _operator.register_fake(_shape_of_result)
 _operator.register_autograd(_backward, setup_context=_keep)
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
+def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
     """``a @ b`` by the kernel that was measured to be the fastest, on PyTorch's current stream.
 
     Parameters
@@ -69,5 +73,5 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     InputError
         No kernel takes such matrices.
     """
-    result: Tensor = torch.ops.autotile.matmul(a, b)
+    result: Tensor = torch.ops.autotile.matmul(a, b, emulate)
     return result

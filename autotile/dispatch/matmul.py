@@ -15,8 +15,10 @@ from autotile.files.library import load_kernel
 from autotile.files.settings import read_settings
 from autotile.ground.errors import ArgumentError, InputError
 
-KERNELS = ("gemm_wgmma", "gemm_mma", "gemm_small", "sgemm", "sgemm_ws")
+KERNELS = ("gemm_wgmma", "gemm_mma", "gemm_small", "sgemm", "sgemm_ws", "sgemm_bf16x6")
 """Kernels that may compute a product; of those with no known time, the first that fits is taken."""
+EMULATED = frozenset({"sgemm_bf16x6"})
+"""Those that compute a float32 product from bfloat16 parts."""
 _TIER_PENALTY = {"exact": 1.0, "family": 1.1, "nearest": 1.15, "transferred": 1.5}
 """How much longer a configuration is assumed to take than its measured time says, scaled to the size asked for."""
 
@@ -25,7 +27,8 @@ _chosen: dict[tuple[object, ...], BoundKernel] = {}
 
 def fitting_kernels(product: Product) -> dict[str, dict[str, Any]]:
     """Kernels that are written for a product, with its sizes by their names."""
-    sizes = {name: product.sizes_for(load_kernel(name).spec) for name in KERNELS}
+    allowed = (name for name in KERNELS if product.emulate or name not in EMULATED)
+    sizes = {name: product.sizes_for(load_kernel(name).spec) for name in allowed}
     return {name: found for name, found in sizes.items() if found is not None}
 
 
@@ -70,6 +73,7 @@ def matmul(
     alpha: float = 1.0,
     beta: float = 0.0,
     deterministic: bool = True,
+    emulate: bool = True,
     database: str | None = None,
     stream: Any = None,
 ) -> Any:
@@ -86,6 +90,9 @@ def matmul(
         None: a new PyTorch tensor where ``a`` is one, else a new CuPy array, of the dtype of ``a``.
     deterministic
         Whether equal inputs must give equal bits; False allows sums whose order varies.
+    emulate
+        Whether float32 products may be computed from bfloat16 parts on tensor cores, at the same accuracy; False: every
+        product and sum on the CUDA cores in IEEE fp32.
     database
         Path or URL; None for the user's own.
     stream
@@ -106,11 +113,15 @@ def matmul(
     """
     if stream is not None:
         with on_stream((a, b), stream):  # what is copied or allocated is so in the stream's order, too
-            return matmul(a, b, out, alpha=alpha, beta=beta, deterministic=deterministic, database=database)
+            return matmul(
+                a, b, out, alpha=alpha, beta=beta, deterministic=deterministic, emulate=emulate, database=database
+            )
     factor = native(a, "a")
     if is_elsewhere(factor):
         with load_cupy().cuda.Device(device_index(factor)):
-            return matmul(a, b, out, alpha=alpha, beta=beta, deterministic=deterministic, database=database)
+            return matmul(
+                a, b, out, alpha=alpha, beta=beta, deterministic=deterministic, emulate=emulate, database=database
+            )
     left, right = as_operand(factor, "a"), as_operand(native(b, "b"), "b")
     dtype = _common_dtype(a, b)
     shape = _result_shape(left, right)
@@ -120,7 +131,7 @@ def matmul(
         out = new_array(a, shape, dtype, zeroed=False)
     arrays = left.stored(), right.stored(), native(out, "out")
     types = dtype, element_type(out, "out")
-    kernel = _kernel(left, right, arrays, types, deterministic=deterministic, database=database)
+    kernel = _kernel(left, right, arrays, types, deterministic=deterministic, emulate=emulate, database=database)
     scalars = {} if alpha == 1.0 and beta == 0.0 else {"alpha": alpha, "beta": beta}
     kernel(*arrays, **scalars)
     return out
@@ -138,12 +149,14 @@ def _kernel(
     types: tuple[str, str],
     *,
     deterministic: bool,
+    emulate: bool,
     database: str | None,
 ) -> BoundKernel:
     """The kernel for arrays as they lie; what was chosen once is remembered."""
     x, y, _ = arrays
     aligned, device = are_aligned(*arrays), device_index(x)
-    key = (x.shape, y.shape, types, left.transpose, right.transpose, device, aligned, deterministic, database)
+    asked = aligned, deterministic, emulate
+    key = (x.shape, y.shape, types, left.transpose, right.transpose, device, asked, database)
     kernel = _chosen.get(key)
     if kernel is None:
         dtype, result = types
@@ -161,6 +174,7 @@ def _kernel(
             float32_result=result != dtype,
             deterministic=deterministic,
             aligned=aligned,
+            emulate=emulate,
         )
         kernel = _chosen.setdefault(key, best_matmul(product, device=device, database=database))
     return kernel

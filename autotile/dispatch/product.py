@@ -30,6 +30,8 @@ class Product:
         Whether equal inputs must give equal bits, run after run.
     aligned
         Whether every matrix starts on 16 bytes.
+    emulate
+        Whether a float32 product may be computed from bfloat16 parts.
     """
 
     m: int
@@ -42,6 +44,7 @@ class Product:
     float32_result: bool = False
     deterministic: bool = True
     aligned: bool = True
+    emulate: bool = True
 
     @classmethod
     def of_sizes(cls, sizes: Mapping[str, int], dtype: str) -> Self:

@@ -51,6 +51,27 @@ def test_stacks_and_what_is_added_to(torch: Any, dtype: str) -> None:
     assert torch.allclose(c.double(), expected, rtol=0.02, atol=0.2)
 
 
+def test_float32_on_the_cuda_cores_alone(torch: Any) -> None:
+    """Of elements so small, bfloat16 has no part but the first: IEEE fp32 arithmetic keeps them whole."""
+    a, b = torch.full((96, 64), 2.0**-126 * (1 + 2.0**-10), device="cuda"), torch.ones((64, 80), device="cuda")
+    result = autotile.matmul(a, b, emulate=False)
+    expected = a.double() @ b.double()
+    assert float(((result.double() - expected) / expected).abs().max()) < 1e-6
+    assert torch.equal(autotile.matmul(a, b, emulate=False), result)
+
+
+@pytest.mark.parametrize("emulate", [True, False])
+def test_float32_is_as_accurate_from_parts(torch: Any, emulate: bool) -> None:
+    """For long sums, beside what cuBLAS makes of them."""
+    a, b = (torch.randn(s, device="cuda") for s in ((256, 8192), (8192, 384)))
+    exact = a.double() @ b.double()
+
+    def error(product: Any) -> float:
+        return float((product.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+
+    assert error(autotile.matmul(a, b, emulate=emulate)) <= 2.0 * error(torch.mm(a, b))
+
+
 def test_unaligned_matrices(torch: Any) -> None:
     memory = torch.randn(64 * 64 + 1, device="cuda").bfloat16()
     a = memory[1:].view(64, 64)
@@ -84,16 +105,17 @@ def test_what_does_not_fit_together(torch: Any) -> None:
         autotile.matmul(a, b.T, beta=1.0)
 
 
-def test_as_an_operator_of_pytorch(torch: Any) -> None:
+@pytest.mark.parametrize("emulate", [True, False])
+def test_as_an_operator_of_pytorch(torch: Any, emulate: bool) -> None:
     """With gradients, and without a graph break."""
     import autotile.torch
 
     a, b = (torch.randn((24, 24), device="cuda", requires_grad=True) for _ in range(2))
 
     def loss(a: Any, b: Any) -> Any:
-        return autotile.torch.matmul(a, b).square().sum()
+        return autotile.torch.matmul(a, b, emulate=emulate).square().sum()
 
-    torch.library.opcheck(torch.ops.autotile.matmul.default, (a.detach(), b.detach()))
+    torch.library.opcheck(torch.ops.autotile.matmul.default, (a.detach(), b.detach(), emulate))
     for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
         got = torch.autograd.grad(function(a, b), (a, b))
         want = torch.autograd.grad((a @ b).square().sum(), (a, b))
