@@ -1,0 +1,91 @@
+"""The template of bf16 limbs is right on a device: layouts, edges, splits, and as accurate as fp32, infinities too."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from template_kit import TemplateOnDevice
+
+from autotile import get_best_kernel
+from autotile.device.cubin_cache import CubinCache
+from autotile.device.properties import live_device
+from autotile.device.support import SupportKernels
+from autotile.device.toolchain import load_cupy
+from autotile.files.library import load_kernel
+from autotile.ground.model import Config
+
+pytestmark = pytest.mark.gpu
+KERNEL = load_kernel(str(Path(__file__).parents[2] / "search_spaces" / "sgemm_bf16x6.toml"))
+SPEC = KERNEL.spec
+LAYOUTS = list(product((0, 1), repeat=2))
+SHAPES = [(1, 1, 1, 1), (251, 241, 1019, 2), (33, 36, 4100, 1), (520, 264, 1032, 1), (64, 700, 512, 3)]
+NARROW = {"BM": 64, "BN": 64, "WM": 32, "WN": 32, "STAGES": 4}
+CONFIGS: dict[str, Config] = {
+    "default": {},
+    "two_blocks": {"UNROLL": 1, "MIN_BLOCKS": 2},
+    "wide": {"BN": 256, "WN": 64},
+    "tall": {"BM": 256, "BN": 64, "BK": 16, "UNROLL": 1},
+    "uneven": {**NARROW, "BN": 96},
+    "sliver": {"BM": 16, "BN": 64, "BK": 64, "WM": 16, "WN": 16, "STAGES": 6},
+    "flat": {"BM": 128, "BN": 16, "BK": 64, "WM": 32, "WN": 16, "STAGES": 4, "K_WARPS": 2, "SPLIT_K": 3},
+    "deep": {**NARROW, "BK": 64, "K_WARPS": 2},
+    "split": {**NARROW, "SPLIT_K": 7},
+    "deep_split": {**NARROW, "BK": 64, "K_WARPS": 2, "SPLIT_K": 3},
+    "split_cluster": {**NARROW, "SPLIT_K": 8, "CLUSTER_SPLIT": 1},
+    "deep_split_cluster": {**NARROW, "BK": 64, "K_WARPS": 4, "UNROLL": 1, "SPLIT_K": 5, "CLUSTER_SPLIT": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> TemplateOnDevice:
+    device = live_device()
+    support = SupportKernels(CubinCache(tmp_path_factory.mktemp("support"), 2**28), device.architecture)
+    return TemplateOnDevice(KERNEL, device, support, tmp_path_factory.mktemp("cubins"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_right_at_every_shape(name: str, layout: tuple[int, int], template: TemplateOnDevice) -> None:
+    config = {**SPEC.default, **CONFIGS[name]}
+    if config["CLUSTER_SPLIT"] and live_device().compute_capability != "9.0":
+        pytest.skip("clusters need compute capability 9.0")
+    flags = {"TRANS_A": layout[0], "TRANS_B": layout[1], "NONDETERMINISTIC": layout[0]}
+    function = template.compiled(config, "float32", flags)
+    for at, (m, n, k, batch) in enumerate(SHAPES):
+        sizes = {"M": m, "N": n, "K": k, "BATCH": batch, **flags}
+        template.expect_right(function, config, "float32", sizes, check=at % 2 == 1)
+
+
+@pytest.mark.parametrize("low", [-1.0, 0.0])
+def test_errors_are_those_of_fp32_arithmetic_or_smaller(low: float) -> None:
+    """Of numbers with both signs, and of positive ones, where errors that all point one way would show."""
+    cp = load_cupy()
+    m, n, k = 192, 160, 20_000
+    rng = cp.random.default_rng(0)
+    a, b = (rng.uniform(low, 1.0, shape).astype(cp.float32) for shape in ((m, k), (k, n)))
+    exact = a.astype(cp.float64) @ b.astype(cp.float64)
+    scale = cp.abs(a.astype(cp.float64)) @ cp.abs(b.astype(cp.float64))
+
+    def error_of(kernel: str) -> float:
+        c = cp.empty((m, n), cp.float32)
+        get_best_kernel(kernel, M=m, N=n, K=k)(a, b, c)
+        return float((cp.abs(c - exact) / scale).max())
+
+    assert error_of("sgemm_bf16x6") <= 1.05 * error_of("matmul_naive")
+
+
+def test_infinities_and_nan_are_those_of_fp32_arithmetic() -> None:
+    cp = load_cupy()
+    m, n, k = 70, 90, 50
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape, np.float32) for shape in ((m, k), (k, n)))
+    a[3, 4], a[10, 0], a[11, 7], a[20, 1] = np.inf, -np.inf, np.nan, np.finfo(np.float32).max
+    b[5, 6], b[0, 8] = np.inf, 0.0
+    c = cp.empty((m, n), cp.float32)
+    get_best_kernel("sgemm_bf16x6", M=m, N=n, K=k)(cp.asarray(a), cp.asarray(b), c)
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float32)
+    np.testing.assert_allclose(c.get(), expected, rtol=2e-5, atol=2e-5)
