@@ -1,7 +1,8 @@
 """What is lost at sizes that were never tuned: by a family's rule, by the nearest tuned size, by the default.
 
-    python benchmarks/unseen_sizes.py --folder DIR --output FILE.json [--kernel sgemm_2d] [--points 24] [--sizes 60]
-        [--trials 100] [--finals 12] [--seed 0] [--draw log|linear] [M=256..8192 N=256..8192 K=256..8192]
+    python benchmarks/unseen_sizes.py --folder DIR --output FILE.json [--kernel gemm_mma] [--dtype bfloat16]
+        [--points 24] [--sizes 60] [--trials 40] [--finals 6] [--seed 0] [--draw log|linear]
+        [M=64..4096 N=256..4096 K=256..4096]
 
 A family of sizes is tuned at some points. Then sizes are drawn at random from it, and each is tuned by itself with the
 same effort, taught by the family as any further tuning would be, in a copy of the family's database. What its own
@@ -10,7 +11,6 @@ side. The loss of each is its time over the fastest of the four, minus 1; over i
 negative and is given beside it.
 
 DIR keeps the databases. What is in them and in FILE.json is not done again, so a run that was killed goes on.
-A run of 24 points, 20 sizes and 40 trials without finals takes about 8 minutes of an H200.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import argparse
 import json
 import shutil
 import statistics
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 
+from autotile.device.compiler import compile_job
+from autotile.device.cubin_cache import CubinCache
 from autotile.device.properties import live_device
 from autotile.device.toolchain import nvrtc_version
 from autotile.dispatch.choose import Choice, choose
@@ -36,18 +40,23 @@ from autotile.files.library import Kernel
 from autotile.files.settings import read_settings
 from autotile.ground.errors import InputError
 from autotile.ground.family import Extent, Family
-from autotile.ground.model import Config, Problem, config_key
+from autotile.ground.model import Config, Outcome, Problem, config_key
 from autotile.ground.space import feasible_space
 from autotile.ops.families import open_family, tune_opened_family
+from autotile.process.gpu import Gpu
+from autotile.process.messages import Candidate, Workload
+from autotile.process.shelf import Shelf
 from autotile.store.database import Database
 from autotile.store.families import Families
 from autotile.store.rules import write_rules_file
 from autotile.tuning.family_result import FamilyPlan, FamilyStep
-from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import tune
 
-_FAMILY = ("M=256..8192", "N=256..8192", "K=256..8192")
+_FAMILY = ("M=64..4096", "N=256..4096", "K=256..4096")
 _WAYS = ("family", "nearest", "default")
+_ROUNDS = 60
+"""As the finals of a session have at most."""
 
 
 def main() -> None:
@@ -57,29 +66,31 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="for the databases")
     parser.add_argument("--output", type=Path, required=True, help="JSON file, written anew after each size")
     parser.add_argument("--rules", type=Path, help="file to write the rule to, as it may come with autotile")
-    parser.add_argument("--kernel", default="sgemm_2d")
+    parser.add_argument("--kernel", default="gemm_mma")
     parser.add_argument("--dtype")
     parser.add_argument("--points", type=int, default=24)
     parser.add_argument("--max-configs", type=int, default=8)
     parser.add_argument("--sizes", type=int, default=60)
-    parser.add_argument("--trials", type=int, default=100)
-    parser.add_argument("--finals", type=int, default=12)
+    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--finals", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--draw", choices=("log", "linear"), default="log")
     arguments = parser.parse_args()
-    Bench(arguments).run()
+    with Shelf() as shelf:
+        Bench(arguments, shelf).run()
 
 
 class Bench:
-    """One run of the benchmark."""
+    """One run of the benchmark, all of whose sessions share their workers."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    def __init__(self, arguments: argparse.Namespace, shelf: Shelf) -> None:
         self.arguments = arguments
+        self.shelf = shelf
         self.kernel, self.family = open_family(arguments.kernel, arguments.family)
         self.dtype = arguments.dtype or self.kernel.spec.dtypes[0]
         self.device = live_device()
         arguments.folder.mkdir(parents=True, exist_ok=True)
-        self.own, self.alone, self.race = (str(arguments.folder / f"{name}.db") for name in ("family", "alone", "race"))
+        self.own, self.alone = (str(arguments.folder / f"{name}.db") for name in ("family", "alone"))
         self.options = TuneOptions(trials=arguments.trials, finals=arguments.finals, seed=arguments.seed)
 
     def run(self) -> None:
@@ -124,7 +135,7 @@ class Bench:
         result = tune_opened_family(self.kernel, self.family, self.dtype, options, plan=plan, observe=observe)
         if result.rule is None:
             raise SystemExit("interrupted")
-        print("\n".join(result.rule.lines()))
+        print("\n".join(result.rule.lines()), f"after {result.seconds:.0f} s", sep="\n", flush=True)
         rule = result.rule
         found = {"rule": rule.to_json(), "loss": rule.mean_loss, "held_out_loss": rule.mean_held_out}
         return found | {"default_loss": result.default_loss, "seconds": result.seconds}
@@ -133,18 +144,21 @@ class Bench:
         """Tune a size by itself, and time it beside what would have been served."""
         problem = Problem(self.kernel.name, sizes, self.dtype)
         served = {way: self.served(way, problem) for way in _WAYS}
-        if served["family"].tier != "family":
-            raise SystemExit(f"{problem} is served as {served['family'].tier}, expected by the family's rule")
-        result = tune(self.kernel, problem, read_settings(), replace(self.options, database=self.alone))
+        options = replace(self.options, database=self.alone)
+        result = tune(self.kernel, problem, read_settings(), options, shelf=self.shelf)
         if result.winner is None:
             raise SystemExit(f"no configuration of {problem} ran")
         configs = {"alone": result.winner.config} | {way: choice.config for way, choice in served.items()}
-        times_us = self.timed(problem, list(configs.values()))
+        begun = time.perf_counter()
+        times_us = self.timed(problem, list({config_key(config): config for config in configs.values()}.values()))
+        race_s = round(time.perf_counter() - begun, 3)
         found = {way: times_us.get(config_key(config)) for way, config in configs.items()}
         return {
             "sizes": sizes,
+            "tier": served["family"].tier,  # another one where no configuration of the rule is valid
             "time_us": found,
             "configs": {way: dict(config) for way, config in configs.items()},
+            "seconds": {**result.phases, "session": round(result.seconds, 3), "race": race_s},
             **losses(found),
         }
 
@@ -157,20 +171,29 @@ class Bench:
         return choose(self.kernel, problem, self.device, nvrtc_version(), winners, rules=rules)
 
     def timed(self, problem: Problem, configs: Sequence[Config]) -> dict[str, float]:
-        """Times of configurations side by side, by their keys."""
-        options = TuneOptions(
-            sampler=BRUTE_FORCE,
-            only=tuple({config_key(config): config for config in configs}.values()),
-            finals=len(configs),
-            discard=False,
-            transfer=False,
-            database=self.race,
+        """Medians of configurations that are found right, timed interleaved, by their keys."""
+        settings, spec = read_settings(), self.kernel.spec
+        cache = CubinCache(settings.cache, settings.cache_limit_bytes)
+        workload = Workload(
+            spec_text=spec.text,
+            spec_source=spec.source,
+            sizes=problem.sizes,
+            dtype=problem.dtype,
+            l2=self.options.l2,
+            cache=str(settings.cache),
+            cache_limit_bytes=settings.cache_limit_bytes,
+            sample_limit_s=self.options.sample_limit_s,
         )
-        tune(self.kernel, problem, read_settings(), options)
-        with Database.open(self.race) as database:
-            study = next(s for s in database.studies(problem.kernel) if s.key.sizes == problem.sizes)
-            trials = database.trials(study.study_id)  # the finals come last
-        return {config_key(t.config): t.time_us for t in trials if t.time_us is not None and t.outcome.has_time}
+
+        def candidate(config: Config) -> Candidate:
+            job = compile_job(self.kernel, config, problem.dtype, self.device.architecture, problem.sizes)
+            return Candidate(config, str(cache.get_or_compile(job).path))
+
+        with closing(Gpu(workload, self.options.run_deadline_s, shelf=self.shelf)) as gpu:
+            candidates = [candidate(config) for config in configs]
+            right = [one for one in candidates if gpu.evaluate(one, None).outcome is Outcome.OK]
+            rows = gpu.race(right, _ROUNDS, self.arguments.seed)
+        return {config_key(one.config): statistics.median(row) for one, row in zip(right, rows, strict=True)}
 
     def _rows_before(self, document: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not self.arguments.output.exists():
@@ -246,7 +269,8 @@ def line(row: Mapping[str, Any]) -> str:
     """A size in one line."""
     sizes = " ".join(f"{name}={value}" for name, value in row["sizes"].items())
     times = ", ".join(f"{way} {time:.1f}" if time else f"{way} -" for way, time in row["time_us"].items())
-    return f"{sizes}: {times} us"
+    seconds = " ".join(f"{name} {value:.2f}" for name, value in row["seconds"].items())
+    return f"{sizes}: {times} us; {seconds} s"
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:

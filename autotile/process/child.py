@@ -37,6 +37,11 @@ class Child:
     module
         Module that calls `autotile.process.serve.serve`.
 
+    Attributes
+    ----------
+    module
+        As given.
+
     Raises
     ------
     WorkerError
@@ -46,7 +51,7 @@ class Child:
     """
 
     def __init__(self, module: str) -> None:
-        self._module = module
+        self.module = module
         self._requests = 0
         self._begun = 0.0
         self._unsent: Exception | None = None
@@ -69,7 +74,7 @@ class Child:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        self._pipe = LinePipe(self._process.stdin.fileno(), self._process.stdout.fileno(), self._is_running)
+        self._pipe = LinePipe(self._process.stdin.fileno(), self._process.stdout.fileno(), self.is_running)
 
     @property
     def pid(self) -> int:
@@ -134,7 +139,7 @@ class Child:
             except (ValueError, RecursionError) as error:
                 self.kill()
                 excerpt = f" ({line[:_EXCERPT_BYTES].decode(errors='replace')!r})" if line else ""
-                raise WorkerError(f"unreadable answer from {self._module}: {error}{excerpt}", stage) from None
+                raise WorkerError(f"unreadable answer from {self.module}: {error}{excerpt}", stage) from None
 
     def last_line(self) -> str:
         """The last line that the child wrote to its standard error since its last request; empty once it is closed."""
@@ -185,13 +190,13 @@ class Child:
 
     def _ends_by_itself(self) -> bool:
         end = time.monotonic() + _GRACE_S
-        while self._is_running():
+        while self.is_running():
             if time.monotonic() > end:
                 return False
             time.sleep(0.005)
         return True
 
-    def _is_running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it runs, leaving it unreaped: while it is a zombie, its process group is certain to be its own."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None

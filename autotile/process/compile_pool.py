@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from autotile.ground.errors import InputError, ToolchainError, WorkerError, Work
 from autotile.ground.model import Outcome, Resources
 from autotile.process.child import Child
 from autotile.process.limits import memory_share_bytes
+from autotile.process.shelf import Shelf
 
 _WORKER_MODULE = "autotile.process.compile_worker"
 
@@ -49,6 +51,8 @@ class CompilePool:
         Memory that a compilation may take; None: its share of the machine's.
     module
         What a worker runs.
+    shelf
+        Where workers come from, and go back to when they are idle; None: they are started and ended here.
     """
 
     def __init__(
@@ -60,16 +64,20 @@ class CompilePool:
         *,
         memory_bytes: int | None = None,
         module: str = _WORKER_MODULE,
+        shelf: Shelf | None = None,
     ) -> None:
         self._folder = cache
         self._limit_bytes = limit_bytes
         self._deadline_s = deadline_s
         self._memory_bytes = memory_bytes or memory_share_bytes(workers)
         self._module = module
+        self._shelf = shelf
         self._cache = CubinCache(cache, limit_bytes)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="compile")
         self._own = threading.local()
         self._children: set[Child] = set()
+        self._asked: set[Child] = set()
+        """Those that compile now."""
         self._lock = threading.Lock()
         self._closing = False
         self._busy = 0
@@ -94,13 +102,19 @@ class CompilePool:
 
     def close(self) -> None:
         """Give up what waits, kill what runs."""
-        self._closing = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
-            children = list(self._children)
-        for child in children:
+            self._closing = True
+            asked = list(self._asked)
+        for child in asked:
             child.kill()
         self._threads.shutdown(wait=True)
+        for child in self._children:
+            if self._shelf is not None:
+                self._shelf.put(child)
+            else:
+                child.kill()
+        self._children.clear()
 
     def _compile(self, make_job: Callable[[], CompileJob]) -> Compiled:
         start = self.begun_at = time.perf_counter()
@@ -131,7 +145,8 @@ class CompilePool:
         }
         child = self._child()  # should none start, that is no fault of the candidate
         try:
-            return _compiled(child.request(message, self._deadline_s))
+            with self._asking(child):
+                return _compiled(child.request(message, self._deadline_s))
         except WorkerTimeoutError:
             self._drop_child()
             reason = f"the compiler was stopped after {self._deadline_s:g} s"
@@ -143,13 +158,25 @@ class CompilePool:
     def _child(self) -> Child:
         child: Child | None = getattr(self._own, "child", None)
         if child is None:
-            child = Child(self._module)
+            child = self._shelf.take(self._module) if self._shelf is not None else Child(self._module)
             self._own.child = child
             with self._lock:
                 self._children.add(child)
-            if self._closing:
-                child.kill()
         return child
+
+    @contextmanager
+    def _asking(self, child: Child) -> Iterator[None]:
+        """While a child compiles, closing the pool kills it; of a closed pool, it is killed before it can begin."""
+        with self._lock:
+            closing = self._closing
+            self._asked.add(child)
+        try:
+            if closing:
+                child.kill()
+            yield
+        finally:
+            with self._lock:
+                self._asked.discard(child)
 
     def _drop_child(self) -> None:
         child: Child | None = getattr(self._own, "child", None)

@@ -11,6 +11,7 @@ from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Outcome
 from autotile.process.child import Child
 from autotile.process.messages import Candidate, Evaluation, Workload
+from autotile.process.shelf import Shelf
 
 _WORKER_MODULE = "autotile.process.gpu_worker"
 _OPEN_DEADLINE_S = 300.0
@@ -36,6 +37,8 @@ class Gpu:
         Seconds until a candidate is given up and the worker killed.
     module
         What the worker runs.
+    shelf
+        Where a worker comes from, and goes back to when it is well; None: it is started and ended here.
 
     Raises
     ------
@@ -43,10 +46,13 @@ class Gpu:
         No process can be started.
     """
 
-    def __init__(self, workload: Workload, deadline_s: float, module: str = _WORKER_MODULE) -> None:
+    def __init__(
+        self, workload: Workload, deadline_s: float, module: str = _WORKER_MODULE, *, shelf: Shelf | None = None
+    ) -> None:
         self._workload = workload
         self._deadline_s = deadline_s
         self._module = module
+        self._shelf = shelf
         self._deaths_in_a_row = 0
         self._last_reason = ""
         self._witness: dict[str, Any] | None = None
@@ -118,10 +124,14 @@ class Gpu:
         return self._ask(request, self._deadline_s, lambda reply: int(reply["blocks_per_sm"]))
 
     def close(self) -> None:
-        """End the worker."""
-        if self._child is not None:
-            self._child.close()
-            self._child = None
+        """End the worker, or leave it to whoever comes next."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        if self._shelf is not None and self._device is not None:  # otherwise it may still be laying the problem out
+            self._shelf.put(child)
+        else:
+            child.close()
 
     def _judge(self, request: Mapping[str, Any]) -> Evaluation:
         """What becomes of one candidate, whatever it does to the worker."""
@@ -165,7 +175,7 @@ class Gpu:
     def _begin(self) -> Child:
         """Start a worker, which lays out the problem."""
         try:
-            child = Child(self._module)
+            child = self._shelf.take(self._module) if self._shelf is not None else Child(self._module)
         except WorkerError as error:
             raise _cannot_start(error) from None
         child.begin({"op": "open", "workload": self._workload.to_json()}, _OPEN_DEADLINE_S)

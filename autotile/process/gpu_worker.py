@@ -60,6 +60,7 @@ class GpuWorker:
     def _answer(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         if message["op"] == "open":
             stage("open")
+            self._bench = None  # another session's, whose memory is needed again
             self._bench = Workbench(Workload(**message["workload"]))
             return {"device": self._bench.device.to_json()}
         if self._bench is None:

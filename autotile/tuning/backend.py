@@ -20,6 +20,7 @@ from autotile.ground.space import SearchSpace
 from autotile.process.gpu import Gpu
 from autotile.process.messages import Workload
 from autotile.process.sanitizer import Sanitizer, find_sanitizer
+from autotile.process.shelf import Shelf
 from autotile.store.keys import space_hash
 from autotile.store.recording import Recording, read_recording
 from autotile.store.recording_files import find_recording, list_recordings
@@ -54,8 +55,10 @@ class Backend:
     close: Callable[[], None] = lambda: None
 
 
-def choose_backend(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Backend:
-    """A GPU where there is one and no replay is asked for, else a recording.
+def choose_backend(
+    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, shelf: Shelf | None = None
+) -> Backend:
+    """A GPU where there is one and no replay is asked for, else a recording; ``shelf`` as for `Gpu`.
 
     Raises
     ------
@@ -65,9 +68,10 @@ def choose_backend(kernel: Kernel, problem: Problem, settings: Settings, options
     ToolchainError
         The sanitizer that is asked for is not installed.
     """
-    live = _live_backend(kernel, problem, settings, options) if options.replay is None and has_driver() else None
-    if live is not None:
-        return live
+    if options.replay is None and has_driver():
+        live = _live_backend(kernel, problem, settings, options, shelf)
+        if live is not None:
+            return live
     if options.sanitize:
         raise InputError("--sanitize runs the finalists on a GPU, and launches are replayed here; leave it out")
     try:
@@ -87,14 +91,16 @@ def choose_backend(kernel: Kernel, problem: Problem, settings: Settings, options
     return Backend(device, lambda: ReplayEvaluator(recording), lambda space: _recorded_rows(recording, space), notice)
 
 
-def _live_backend(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Backend | None:
+def _live_backend(
+    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, shelf: Shelf | None
+) -> Backend | None:
     """The GPU, its worker getting ready from now on; None where there is no device.
 
     The worker is started before anything is known of the device: what it imports takes as long as what is done here.
     """
     workload = _workload(kernel, problem, settings, options)
     sanitizer = Sanitizer(workload, find_sanitizer(settings.sanitizer), _SANITIZER_S) if options.sanitize else None
-    gpu = Gpu(workload, options.run_deadline_s)
+    gpu = Gpu(workload, options.run_deadline_s, shelf=shelf)
 
     def open_gpu() -> Evaluator:
         gpu.wait()

@@ -21,6 +21,7 @@ from autotile.ground.model import Config, Problem, config_key
 from autotile.ground.representatives import members_of
 from autotile.ground.rule import FamilyRule, RulePoint
 from autotile.ground.space import check_config
+from autotile.process.shelf import Shelf
 from autotile.store.families import Families, FamilyProgress
 from autotile.store.keys import TuningKey, key_of
 from autotile.tuning.family_matrix import FamilyMatrix, proposals, read_matrix, union
@@ -79,8 +80,8 @@ def tune_family(
 
     plan = plan or FamilyPlan()
     device, points = family_points(kernel, family, dtype, settings, options, count=plan.points)
-    with Database.open(options.database or settings.database) as database:
-        return _Run(kernel, family, dtype, settings, options, plan, observe, device, points, database).run()
+    with Database.open(options.database or settings.database) as database, Shelf() as shelf:
+        return _Run(kernel, family, dtype, settings, options, plan, observe, device, points, database, shelf).run()
 
 
 @dataclass
@@ -97,6 +98,7 @@ class _Run:
     device: DeviceProperties
     points: Sequence[Mapping[str, int]]
     database: Database
+    shelf: Shelf
     _notices: dict[str, None] = field(default_factory=dict)
     _overhead_s: float = _OVERHEAD_S
 
@@ -203,6 +205,7 @@ class _Run:
             self.settings,
             options,
             lambda progress: self.observe(FamilyStep(phase, number + 1, count, problem, progress)),
+            shelf=self.shelf,
         )
         self._notices.update(dict.fromkeys(result.notices))
         return result

@@ -16,6 +16,7 @@ from autotile.ground.model import Config, Outcome, Problem, Trial
 from autotile.ground.problem import check_memory
 from autotile.ground.space import SearchSpace, feasible_space
 from autotile.process.compile_pool import CompilePool
+from autotile.process.shelf import Shelf
 from autotile.search.samplers import check_sampler, resolve_sampler
 from autotile.store.keys import TuningKey, key_of
 from autotile.tuning.backend import Backend, choose_backend
@@ -45,7 +46,13 @@ Observer = Callable[[Progress], None]
 
 
 def tune(
-    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, observe: Observer = lambda _: None
+    kernel: Kernel,
+    problem: Problem,
+    settings: Settings,
+    options: TuneOptions,
+    observe: Observer = lambda _: None,
+    *,
+    shelf: Shelf | None = None,
 ) -> TuneResult:
     """Search, verify, measure and persist; then race the best and name the winner.
 
@@ -59,6 +66,8 @@ def tune(
         How to tune.
     observe
         Called as the session goes on.
+    shelf
+        Workers of earlier sessions, and for later ones; None: they are started and ended here.
 
     Raises
     ------
@@ -67,19 +76,25 @@ def tune(
     ToolchainError
         NVRTC, CuPy or the driver does not work.
     """
-    with open_session(kernel, problem, settings, options, observe) as session:
+    with open_session(kernel, problem, settings, options, observe, shelf=shelf) as session:
         return session.run()
 
 
 @contextmanager
 def open_session(
-    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, observe: Observer
+    kernel: Kernel,
+    problem: Problem,
+    settings: Settings,
+    options: TuneOptions,
+    observe: Observer,
+    *,
+    shelf: Shelf | None = None,
 ) -> Iterator[Session]:
     """A session with its device, space and open database; parameters and errors as for `tune`."""
     check_sampler(options.sampler, options.objectives)
     check_until(options)
     with ExitStack() as stack:
-        backend = stack.enter_context(closing(choose_backend(kernel, problem, settings, options)))
+        backend = stack.enter_context(closing(choose_backend(kernel, problem, settings, options, shelf)))
         for sizes in (problem.sizes, *options.verify_sizes):
             check_memory(kernel.spec, replace(problem, sizes=sizes), backend.device)
         space = feasible_space(kernel.spec, problem.sizes, backend.device, problem.dtype)
@@ -95,6 +110,7 @@ def open_session(
             space=space,
             database=database,
             observe=observe,
+            shelf=shelf,
         )
 
 
@@ -112,6 +128,7 @@ class Session:
         space: SearchSpace,
         database: Database,
         observe: Observer,
+        shelf: Shelf | None,
     ) -> None:
         self._kernel = kernel
         self._problem = problem
@@ -136,7 +153,9 @@ class Session:
         self._incumbent = incumbent(database, self._study_id)
         self._sources = sources_of(database, self.key) if options.transfer else []
         workers = options.workers or available_cores()
-        self._pool = CompilePool(settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s)
+        self._pool = CompilePool(
+            settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s, shelf=shelf
+        )
         self._load = LoadMeter(self._pool, workers)
         self._sampler = resolve_sampler(options.sampler, space, self._available, options.granted)
         self._lookahead = lookahead_of(self._sampler, workers)

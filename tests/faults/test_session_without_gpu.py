@@ -15,6 +15,7 @@ from autotile.files.settings import Settings
 from autotile.ground.model import Problem
 from autotile.process.gpu import Gpu
 from autotile.process.messages import Workload
+from autotile.process.shelf import Shelf
 from autotile.tuning.backend import Backend
 from autotile.tuning.evaluator import GpuEvaluator
 from autotile.tuning.options import TuneOptions
@@ -25,11 +26,13 @@ AS_IF = ["write_outside", "assertion", "infinite_loop"]
 REAL = ["shared_memory", "registers", "compile_error", "compile_minutes"]
 
 
-def made_up_backend(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Backend:
+def made_up_backend(
+    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, shelf: Shelf | None
+) -> Backend:
     workload = Workload("", "", problem.sizes, problem.dtype, options.l2, str(settings.cache), 10**8, 0.1)
 
     def open_gpu() -> GpuEvaluator:
-        return GpuEvaluator(Gpu(workload, options.run_deadline_s, "made_up_gpu_worker"))
+        return GpuEvaluator(Gpu(workload, options.run_deadline_s, "made_up_gpu_worker", shelf=shelf))
 
     return Backend(device_profile("h200"), open_gpu, lambda _: None)
 

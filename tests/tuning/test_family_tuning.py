@@ -147,9 +147,9 @@ def test_a_budget_is_shared_and_kept(bench: Any, judges: Any, run: Any, monkeypa
     given: list[float | None] = []
     tune = family.tune
 
-    def noted(*arguments: Any) -> Any:
+    def noted(*arguments: Any, **named: Any) -> Any:
         given.append(arguments[3].budget_s)
-        return tune(*arguments)
+        return tune(*arguments, **named)
 
     monkeypatch.setattr(family, "tune", noted)
     assert run(budget_s=600.0).rule is not None

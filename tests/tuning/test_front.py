@@ -18,6 +18,7 @@ from autotile.ground.objectives import objective_values
 from autotile.ground.pareto import non_dominated
 from autotile.process.gpu import Gpu
 from autotile.process.messages import Workload
+from autotile.process.shelf import Shelf
 from autotile.store.database import Database
 from autotile.tuning.backend import Backend
 from autotile.tuning.evaluator import GpuEvaluator
@@ -38,12 +39,14 @@ def trial(tile: int, time_us: float, registers: int, outcome: Outcome = Outcome.
 def energetic(monkeypatch: pytest.MonkeyPatch) -> None:
     """A made-up GPU in place of replay."""
 
-    def backend(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Backend:
+    def backend(
+        kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, shelf: Shelf | None
+    ) -> Backend:
         workload = Workload(
             "", "", problem.sizes, problem.dtype, "cold", str(settings.cache), 10**8, 0.1,
             energy="energy" in options.objectives,
         )  # fmt: skip
-        gpu = Gpu(workload, options.run_deadline_s, "made_up_energies")
+        gpu = Gpu(workload, options.run_deadline_s, "made_up_energies", shelf=shelf)
 
         def open_gpu() -> GpuEvaluator:
             gpu.wait()
