@@ -3,8 +3,9 @@
     python benchmarks/dispatch.py [--rounds 25] [--output dispatch.json]
 
 Times are of the host, in microseconds a call: a burst of launches that the GPU's queue holds, over their number; the
-median of many bursts, the contenders taking turns. The first call of a process, imports and memory are measured in
-fresh processes with a warm database and cubin cache.
+median of many bursts, the contenders taking turns. A graph holds one launch, so that its launch can be compared. The
+first call of a process, imports and memory are measured in fresh processes with a warm database and cubin cache, for a
+small kernel that was tuned here and for the largest that comes with autotile. A run takes about a minute.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,11 @@ import autotile
 from autotile.device.launch import ParameterBlock, driver_launch
 from autotile.ground.model import LaunchGeometry
 
+Call = Callable[[], Any]
 SIZE = 64
 KERNEL = "sgemm_2d"
+FIRST_CALLS = ((KERNEL, SIZE), ("sgemm", 4096))
+"""Kernels and sizes whose first call is timed."""
 BURST = 300
 """Launches that are queued at once: fewer than the 1,024 that a stream holds before the host must wait."""
 TARGETS_US = {
@@ -73,23 +78,31 @@ def main() -> None:
     """Measure, print the tables, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=25, help="bursts of each contender")
-    parser.add_argument("--processes", type=int, default=7, help="fresh processes for the first call")
+    parser.add_argument("--processes", type=int, default=5, help="fresh processes for each first call")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"AUTOTILE_DB": f"{folder}/autotile.db", "AUTOTILE_CACHE": f"{folder}/cache"}
         sizes = {"M": SIZE, "N": SIZE, "K": SIZE}
         autotile.tune(KERNEL, options=autotile.TuneOptions(trials=4, finals=2), **sizes)
-        calls_us = _race(_contenders(sizes), arguments.rounds)
-        first = _first_call(arguments.processes)
+        ours, others = _contenders(sizes)
+        calls_us = _race({**ours, **others}, arguments.rounds)
+        first = {name: _first_call(name, size, arguments.processes) for name, size in FIRST_CALLS}
         kernel_bytes = _in_fresh_process(MEMORY.format(kernel=KERNEL, count=200))
-    document = {**provenance(), "calls_us": calls_us, "first_call": first, "bytes_a_served_kernel": kernel_bytes}
+    document = {
+        **provenance(),
+        "calls_us": {name: calls_us[name] for name in ours},
+        "others_us": {name: calls_us[name] for name in others},
+        "first_calls": first,
+        "bytes_a_served_kernel": kernel_bytes,
+    }
     _show(document)
     if arguments.output:
         arguments.output.write_text(json.dumps(document, indent=1))
 
 
-def _contenders(sizes: dict[str, int]) -> dict[str, Callable[[], Any]]:
+def _contenders(sizes: dict[str, int]) -> tuple[dict[str, Call], dict[str, Call]]:
+    """Calls of autotile, and what they are compared with."""
     a, b, c = (cupy.zeros((SIZE, SIZE), cupy.float32) for _ in range(3))
     x, y, z = (torch.zeros((SIZE, SIZE), device="cuda") for _ in range(3))
     kernel = autotile.get_best_kernel(KERNEL, **sizes)
@@ -102,19 +115,33 @@ def _contenders(sizes: dict[str, int]) -> dict[str, Callable[[], Any]]:
     scalars = (*map(np.int32, sizes.values()), np.float32(1), np.float32(0))
     block = ParameterBlock([*(np.uint64(array.data.ptr) for array in (a, b, c)), *scalars])
     plain = driver_launch(raw.kernel.ptr, LaunchGeometry((1, 1, 1), (32, 1, 1), 0))
-    return {
+    ours = {
         "get_best_kernel again": lambda: autotile.get_best_kernel(KERNEL, M=SIZE, N=SIZE, K=SIZE),
         "bound kernel, CuPy arrays": lambda: kernel(a, b, c),
         "bound kernel, torch tensors": lambda: kernel(x, y, z),
         "pre-bound launch": bound,
+        "graph of one launch": _captured(bound),
+    }
+    others = {
         "the driver's own call": lambda: plain(0, block.address, 0),
         "CuPy RawKernel": lambda: raw((1,), (32,), (a, b, c, *scalars)),
         **triton_calls(x, y, z),
         "torch.mm": lambda: torch.mm(x, y, out=z),
     }
+    return ours, others
 
 
-def _race(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+def _captured(launch: Call) -> Call:
+    """Launches a CUDA graph that a launch was captured in."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        launch()
+        graph = stream.end_capture()
+    return lambda: graph.launch(stream)
+
+
+def _race(calls: dict[str, Call], rounds: int) -> dict[str, float]:
     """Median microseconds a call, the contenders in turn."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
@@ -130,9 +157,9 @@ def _race(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def _first_call(processes: int) -> dict[str, Any]:
+def _first_call(kernel: str, size: int, processes: int) -> dict[str, Any]:
     """Medians over fresh processes, in milliseconds; one more runs first and fills the caches."""
-    program = FIRST_CALL.format(kernel=KERNEL, size=SIZE)
+    program = FIRST_CALL.format(kernel=kernel, size=size)
     runs = [_in_fresh_process(program) for _ in range(processes + 1)][1:]
     steps = [statistics.median(step) for step in zip(*(run["steps_ms"] for run in runs), strict=True)]
     return {
@@ -152,19 +179,25 @@ def _in_fresh_process(program: str) -> Any:
 
 
 def _show(document: dict[str, Any]) -> None:
-    table = Table("call", "us", "target")
-    for name, us in document["calls_us"].items():
-        table.add_row(name, f"{us:.2f}", f"{TARGETS_US[name]:.1f}" if name in TARGETS_US else "")
+    table = Table("autotile", "us", "target", "beside it", "us")
+    for ours, others in zip_longest(document["calls_us"].items(), document["others_us"].items()):
+        (name, us), (other, other_us) = ours or ("", None), others or ("", None)
+        target = f"{TARGETS_US[name]:.1f}" if name in TARGETS_US else ""
+        table.add_row(name, _two_digits(us), target, other, _two_digits(other_us))
     console = Console(width=100)
     console.print(table)
-    first = document["first_call"]
-    console.print(
-        f"import autotile {first['import_autotile_over_numpy_ms']:.1f} ms over NumPy (target 30); first call "
-        f"{first['first_call_over_cupy_ms']:.1f} ms over CuPy (target 50): get_best_kernel "
-        f"{first['get_best_kernel_ms']:.1f}, first launch {first['first_launch_ms']:.1f}; loaded on the way: "
-        f"{', '.join(first['loaded']) or 'no compiler, no SQL engine, no Optuna'}"
-    )
+    for name, first in document["first_calls"].items():
+        console.print(
+            f"{name}: import autotile {first['import_autotile_over_numpy_ms']:.1f} ms over NumPy (target 30); first "
+            f"call {first['first_call_over_cupy_ms']:.1f} ms over CuPy (target 50): get_best_kernel "
+            f"{first['get_best_kernel_ms']:.1f} ({first['tier']}), first launch {first['first_launch_ms']:.1f}; loaded "
+            f"on the way: {', '.join(first['loaded']) or 'no compiler, no SQL engine, no Optuna'}"
+        )
     console.print(f"memory: {document['bytes_a_served_kernel'] / 1024:.1f} KiB a served kernel")
+
+
+def _two_digits(us: float | None) -> str:
+    return f"{us:.2f}" if us is not None else ""
 
 
 if __name__ == "__main__":
