@@ -4,29 +4,32 @@
     python benchmarks/gemm.py --no-tune                     # time what the database, or autotile itself, has to serve
 
 Every product is computed by what `autotile.matmul` would launch for it, with random normal inputs and a cold L2, and is
-timed interleaved with cuBLAS through PyTorch and through CuPy (the faster of the two counts), in one run on one GPU.
+timed interleaved with cuBLAS through PyTorch and through CuPy (the faster of the two counts), in one run on one GPU. A
+float32 product is computed by what `autotile.matmul` would launch with ``emulate=False`` besides.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gemm_race import Row, race
-from gemm_tuning import tune_product
+from gemm_race import race
+from gemm_row import Row, headings, summary
+from gemm_seeds import Seed, read_seeds
+from gemm_tuning import Tuned, tune_product
 from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 
 from autotile.device.properties import live_device
+from autotile.dispatch.bound import BoundKernel
 from autotile.dispatch.matmul import best_matmul
 from autotile.dispatch.product import Product
 from autotile.files.settings import read_settings
-from autotile.ground.model import Problem
 from autotile.store.database import Database
 from autotile.store.winners import write_winners
 
@@ -38,30 +41,45 @@ _WORTH_SHIPPING = 0.95
 def main() -> None:
     """Tune and time every shape, print the tables and write the JSON."""
     arguments = _arguments()
+    seeds = read_seeds(arguments.seeds) if arguments.seeds else []
     document: dict[str, Any] = {**provenance(), "budget_s": arguments.budget, "dtypes": {}}
-    good: list[Problem] = []
+    rows: list[Row] = []
     for dtype in arguments.dtype:
-        rows: list[Row] = []
+        of_type: list[Row] = []
         for shape in _read_shapes(arguments.shapes):
-            product = Product(*shape, dtype=dtype)
-            start = time.monotonic()
-            if not arguments.no_tune:
-                tune_product(product, arguments.budget, arguments.database)
-            seconds = time.monotonic() - start
-            kernel = best_matmul(product, database=arguments.database)
-            row = race(product, kernel, rounds=arguments.rounds, tuning_s=seconds)
-            print(row.line(), flush=True)
-            rows.append(row)
-            document["dtypes"][dtype] = _summary(rows)
+            product = Product(*shape, dtype=dtype, emulate=not arguments.no_emulation)
+            of_type.append(_row(product, arguments, seeds))
+            print("  ".join((dtype, *of_type[-1].cells())), flush=True)
+            document["dtypes"][dtype] = summary(of_type)
             if arguments.output:
                 arguments.output.write_text(json.dumps(document, indent=1))
-        _show(dtype, rows)
-        good += [row.kernel.problem for row in rows if row.right and row.ratio.value >= _WORTH_SHIPPING]
+        _show(dtype, of_type)
+        rows += of_type
     if arguments.winners:
-        with Database.open(arguments.database or read_settings().database) as database:
-            stored = [best.winner for best in database.best(gpu_name=live_device().name) if best.confirmed]
-        found = [winner for winner in stored if winner.key.problem in good]
-        print(f"{write_winners(arguments.winners, found)} winners in {arguments.winners}")
+        print(f"{_write_winners(rows, arguments)} winners in {arguments.winners}")
+
+
+def _row(product: Product, arguments: argparse.Namespace, seeds: Sequence[Seed]) -> Row:
+    """Tune and time one product."""
+    database = arguments.database
+    tuned = Tuned() if arguments.no_tune else tune_product(product, arguments.budget, database, seeds)
+    return race(product, _kernels(product, database), rounds=arguments.rounds, tuned=tuned)
+
+
+def _kernels(product: Product, database: str | None) -> list[BoundKernel]:
+    """What `autotile.matmul` launches, and what it launches without emulation where that is another kernel."""
+    best = best_matmul(product, database=database)
+    alone = best_matmul(replace(product, emulate=False), database=database)
+    return [best] if alone.kernel == best.kernel else [best, alone]
+
+
+def _write_winners(rows: Sequence[Row], arguments: argparse.Namespace) -> int:
+    """Write the winners of all that was raced and is good enough."""
+    raced = [(row, runner) for row in rows for runner in row.runners]
+    good = [r.kernel.problem for row, r in raced if row.is_right(r) and r.ratio.value >= _WORTH_SHIPPING]
+    with Database.open(arguments.database or read_settings().database) as database:
+        stored = [best.winner for best in database.best(gpu_name=live_device().name) if best.confirmed]
+    return write_winners(arguments.winners, [winner for winner in stored if winner.key.problem in good])
 
 
 def _arguments() -> argparse.Namespace:
@@ -74,6 +92,13 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tuning a shape and dtype, all included")
     parser.add_argument("--no-tune", action="store_true", help="time what is served as things stand")
+    parser.add_argument("--no-emulation", action="store_true", help="float32 on the CUDA cores alone")
+    parser.add_argument(
+        "--seeds",
+        type=Path,
+        metavar="FILE",
+        help='configurations to try first: {"float32": [{"kernel": NAME, "shape": [M, N, K], "config": {}}], ...}',
+    )
     parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds of the timing")
     parser.add_argument("--database", help="path or URL; the user's own where absent")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON file to write, after every shape")
@@ -91,31 +116,18 @@ def _read_shapes(path: Path) -> list[tuple[int, int, int]]:
         raise SystemExit(f"{path}: expected a JSON list of [M, N, K]: {error}") from None
 
 
-def _summary(rows: list[Row]) -> dict[str, Any]:
-    ratios = [row.ratio.value for row in rows]
-    return {
-        "geometric_mean": _geometric_mean(ratios),
-        "least": min(ratios),
-        "right": all(row.right for row in rows),
-        "rows": [row.to_json() for row in rows],
-    }
-
-
-def _geometric_mean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
-def _show(dtype: str, rows: list[Row]) -> None:
-    table = Table(
-        "M x N x K", "autotile", "cuBLAS", "ratio", "95 %", "of peak", "right", "tuned", "kernel, configuration"
-    )
+def _show(dtype: str, rows: Sequence[Row]) -> None:
+    table = Table(*headings(dtype))
     for row in rows:
         table.add_row(*row.cells())
-    ratios = [row.ratio.value for row in rows]
-    console = Console(width=200)
+    console = Console(width=220)
     console.print(f"{dtype}, TFLOP/s, {live_device().name}, cold L2")
     console.print(table)
-    console.print(f"geometric mean {_geometric_mean(ratios):.3f}, least {min(ratios):.3f} of cuBLAS")
+    found = summary(rows)
+    for what, ratios in (("autotile.matmul", found), ("CUDA cores alone", found.get("cuda_cores"))):
+        if ratios is not None:
+            mean, least = ratios["geometric_mean"], ratios["least"]
+            console.print(f"{what}: geometric mean {mean:.3f}, least {least:.3f} of cuBLAS")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""Configurations to begin with: what won at the nearest sizes, as the database, what is shipped, or a file says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotile.dispatch.bound import BoundKernel
+from autotile.files.settings import read_settings
+from autotile.ground.model import Config, config_key
+from autotile.ground.problem import size_distance
+from autotile.ground.space import check_config
+from autotile.store.database import Database
+from autotile.store.winners import shipped_winners
+
+_MOST = 10
+"""As many as compile at once on a host of 16 cores, beside the default and what is served so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """A configuration that was good at some sizes."""
+
+    kernel: str
+    dtype: str
+    sizes: Mapping[str, int]
+    config: Config
+
+
+def read_seeds(path: Path) -> list[Seed]:
+    """Seeds of a file: ``{"float32": [{"kernel": ..., "shape": [M, N, K], "config": {...}}, ...], ...}``."""
+    try:
+        return [
+            Seed(entry["kernel"], dtype, dict(zip("MNK", entry["shape"], strict=True)), entry["config"])
+            for dtype, entries in json.loads(path.read_text()).items()
+            for entry in entries
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SystemExit(f"{path}: expected lists of kernel, shape and config by dtype: {error!r}") from None
+
+
+def seeds_of(served: BoundKernel, given: Iterable[Seed], database: str | None) -> list[Config]:
+    """The kernel's default, what is served so far, and the valid winners of the nearest sizes; each once.
+
+    A parameter that the kernel did not have yet when a winner was found is at its default.
+    """
+    spec, problem = served.definition.spec, served.problem
+    known = [seed for seed in given if (seed.kernel, seed.dtype) == (problem.kernel, problem.dtype)]
+    known += _winners(problem.kernel, problem.dtype, database)
+    known.sort(key=lambda seed: size_distance(seed.sizes, problem.sizes))
+    configs = (
+        {name: config.get(name, default) for name, default in spec.default.items()}
+        for config in (spec.default, served.config, *(seed.config for seed in known))
+    )
+    valid = {
+        config_key(config): config
+        for config in configs
+        if not check_config(spec, config, problem.sizes, served.device, problem.dtype)
+    }
+    return list(valid.values())[: 2 + _MOST]
+
+
+def _winners(kernel: str, dtype: str, database: str | None) -> list[Seed]:
+    """Of all sizes and GPUs, and of older versions of the kernel: all that is asked of a seed is that it is valid."""
+    with Database.open(database or read_settings().database) as opened:
+        tuned = [best.winner for best in opened.best(kernel, dtype=dtype)]
+    return [
+        Seed(kernel, dtype, winner.key.sizes, winner.config) for winner in [*tuned, *shipped_winners(kernel, dtype)]
+    ]
