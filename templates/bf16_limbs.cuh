@@ -17,7 +17,7 @@
 // added to the running sum by an fp32 addition: K / 16 roundings in place of K. (H. Ootomo, R. Yokota: Recovering single
 // precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance, 2022.)
 //
-// Infinities and NaN: the rest of an infinity is NaN. The result is then NaN, never a wrong finite number.
+// Infinities: the rest of an infinity is NaN, and so is every sum that it enters; never a wrong finite number.
 #pragma once
 
 #include "mma.cuh"

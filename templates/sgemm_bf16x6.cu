@@ -23,9 +23,8 @@
 //
 // Ring, steps, groups of warps along k, and parts of K are those of gemm_mma.cu, which explains them.
 //
-// Infinities and NaN. Limbs cannot carry an infinity, and show NaN instead. So where a sum is not finite it is computed
-// again in plain fp32, one by one: slow, but it is what fp32 arithmetic gives. Numbers under 1e-33 lose accuracy, as
-// their limbs fall below the range of bf16.
+// Infinities and NaN show as sums that are not finite and are mended (plain_fp32.cuh). Numbers under 1e-33 lose accuracy,
+// as their limbs fall below the range of bf16.
 //
 // Macros
 //   BM, BN          rows and columns of C that a block computes
@@ -45,6 +44,7 @@
 #include "bf16_limbs.cuh"
 #include "fp32_lines.cuh"
 #include "output_quads.cuh"
+#include "plain_fp32.cuh"
 #include "raster.cuh"
 #include "shared_sums.cuh"
 #include "tile_stream.cuh"
@@ -196,18 +196,6 @@ __device__ __forceinline__ void leave_in_shared(const float (&sum)[SUMS], const 
     }
 }
 
-__device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
-
-// One sum in plain fp32, for what limbs cannot hold.
-__device__ __noinline__ float in_plain_fp32(const float* A, const float* B, int row, int column, int M, int N, int K)
-{
-    float sum = 0.0f;
-    for (int k = 0; k < K; ++k)
-        sum += A[TRANS_A ? static_cast<size_t>(k) * M + row : static_cast<size_t>(row) * K + k] *
-               B[TRANS_B ? static_cast<size_t>(column) * K + k : static_cast<size_t>(k) * N + column];
-    return sum;
-}
-
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, MIN_BLOCKS)
 sgemm_bf16x6(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C, float* partials,
              float* totals, unsigned* counters, int M, int N, int K, float alpha, float beta)
@@ -234,13 +222,12 @@ sgemm_bf16x6(const float* __restrict__ A, const float* __restrict__ B, float* __
 
     const size_t index = batch * gridDim.x + blockIdx.x;
     float* parts = (NONDETERMINISTIC ? totals : partials) + index * WayOut::WORKSPACE_FLOATS;
+    const Factors<TRANS_A, TRANS_B> factors = {A, B, M, N, K};
     const OutputQuads<float, float> to(C + batch * M * N, M, N, alpha, beta);
     WayOut::deliver(reinterpret_cast<float*>(shared), parts, counters + index, [&](int row, int column, float* sums) {
         row += first_row;
         column += first_column;
-        for (int i = 0; i < QUAD; ++i)
-            if (!is_finite(sums[i]) && row < M && column + i < N)
-                sums[i] = in_plain_fp32(A, B, row, column + i, M, N, K);
+        factors.mend<QUAD>(sums, row, column);
         to.update(row, column, sums);
     });
 }

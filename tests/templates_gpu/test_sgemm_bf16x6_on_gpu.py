@@ -1,7 +1,8 @@
-"""The template of bf16 limbs is right on a device: layouts, edges, splits, and as accurate as fp32, infinities too."""
+"""The templates of bf16 limbs are right on a device: layouts, edges, splits, accuracy of fp32, infinities."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -14,11 +15,14 @@ from autotile.device.cubin_cache import CubinCache
 from autotile.device.properties import live_device
 from autotile.device.support import SupportKernels
 from autotile.device.toolchain import load_cupy
-from autotile.files.library import load_kernel
+from autotile.files.library import Kernel, load_kernel
 from autotile.ground.model import Config
 
 pytestmark = pytest.mark.gpu
-KERNEL = load_kernel(str(Path(__file__).parents[2] / "search_spaces" / "sgemm_bf16x6.toml"))
+SPACES = Path(__file__).parents[2] / "search_spaces"
+KERNEL = load_kernel(str(SPACES / "sgemm_bf16x6.toml"))
+HOPPER = load_kernel(str(SPACES / "sgemm_bf16x6_ws.toml"))
+NAMES = ("sgemm_bf16x6", "sgemm_bf16x6_ws")
 SPEC = KERNEL.spec
 LAYOUTS = list(product((0, 1), repeat=2))
 SHAPES = [(1, 1, 1, 1), (251, 241, 1019, 2), (33, 36, 4100, 1), (520, 264, 1032, 1), (64, 700, 512, 3)]
@@ -38,12 +42,33 @@ CONFIGS: dict[str, Config] = {
     "deep_split_cluster": {**NARROW, "BK": 64, "K_WARPS": 4, "UNROLL": 1, "SPLIT_K": 5, "CLUSTER_SPLIT": 1},
 }
 
+HOPPER_SHAPES = [(1, 4, 4, 1), (251, 244, 1020, 2), (33, 36, 4100, 1), (520, 264, 1032, 1), (64, 700, 512, 3)]
+HOPPER_CONFIGS: dict[str, Config] = {
+    "default": {},
+    "narrow": {"BN": 64, "STAGES": 6, "LIMB_STAGES": 4},
+    "one_consumer": {"CONSUMERS": 1, "STAGES": 2, "LIMB_STAGES": 2},
+    "split": {"SPLIT_K": 3, "GROUP": 1},
+    "small_split": {"CONSUMERS": 1, "BN": 64, "SPLIT_K": 8},
+}
+
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> TemplateOnDevice:
+def on_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Kernel], TemplateOnDevice]:
     device = live_device()
     support = SupportKernels(CubinCache(tmp_path_factory.mktemp("support"), 2**28), device.architecture)
-    return TemplateOnDevice(KERNEL, device, support, tmp_path_factory.mktemp("cubins"))
+    return lambda kernel: TemplateOnDevice(kernel, device, support, tmp_path_factory.mktemp("cubins"))
+
+
+@pytest.fixture(scope="module")
+def template(on_device: Callable[[Kernel], TemplateOnDevice]) -> TemplateOnDevice:
+    return on_device(KERNEL)
+
+
+@pytest.fixture(scope="module")
+def hopper(on_device: Callable[[Kernel], TemplateOnDevice]) -> TemplateOnDevice:
+    if live_device().compute_capability != "9.0":
+        pytest.skip("wgmma needs compute capability 9.0")
+    return on_device(HOPPER)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -59,8 +84,20 @@ def test_right_at_every_shape(name: str, layout: tuple[int, int], template: Temp
         template.expect_right(function, config, "float32", sizes, check=at % 2 == 1)
 
 
+@pytest.mark.parametrize("transposed", [0, 1])
+@pytest.mark.parametrize("name", HOPPER_CONFIGS)
+def test_right_on_hopper_at_every_shape(name: str, transposed: int, hopper: TemplateOnDevice) -> None:
+    config = {**HOPPER.spec.default, **HOPPER_CONFIGS[name]}
+    flags = {"TRANS_B": transposed, "NONDETERMINISTIC": transposed}
+    function = hopper.compiled(config, "float32", flags)
+    for at, (m, n, k, batch) in enumerate(HOPPER_SHAPES):
+        sizes = {"M": m, "N": n, "K": k, "BATCH": batch, **flags}
+        hopper.expect_right(function, config, "float32", sizes, check=at % 2 == 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("low", [-1.0, 0.0])
-def test_errors_are_those_of_fp32_arithmetic_or_smaller(low: float) -> None:
+def test_errors_are_those_of_fp32_arithmetic_or_smaller(low: float, name: str) -> None:
     """Of numbers with both signs, and of positive ones, where errors that all point one way would show."""
     cp = load_cupy()
     m, n, k = 192, 160, 20_000
@@ -74,18 +111,19 @@ def test_errors_are_those_of_fp32_arithmetic_or_smaller(low: float) -> None:
         get_best_kernel(kernel, M=m, N=n, K=k)(a, b, c)
         return float((cp.abs(c - exact) / scale).max())
 
-    assert error_of("sgemm_bf16x6") <= 1.05 * error_of("matmul_naive")
+    assert error_of(name) <= 1.05 * error_of("matmul_naive")
 
 
-def test_infinities_and_nan_are_those_of_fp32_arithmetic() -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_infinities_and_nan_are_those_of_fp32_arithmetic(name: str) -> None:
     cp = load_cupy()
-    m, n, k = 70, 90, 50
+    m, n, k = 70, 92, 52
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(shape, np.float32) for shape in ((m, k), (k, n)))
     a[3, 4], a[10, 0], a[11, 7], a[20, 1] = np.inf, -np.inf, np.nan, np.finfo(np.float32).max
     b[5, 6], b[0, 8] = np.inf, 0.0
     c = cp.empty((m, n), cp.float32)
-    get_best_kernel("sgemm_bf16x6", M=m, N=n, K=k)(cp.asarray(a), cp.asarray(b), c)
+    get_best_kernel(name, M=m, N=n, K=k)(cp.asarray(a), cp.asarray(b), c)
     with np.errstate(invalid="ignore", over="ignore"):
         expected = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float32)
     np.testing.assert_allclose(c.get(), expected, rtol=2e-5, atol=2e-5)

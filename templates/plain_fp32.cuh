@@ -1,0 +1,33 @@
+// A way out for numbers that bf16 limbs cannot hold: infinities, NaN, and what rounds to them.
+//
+// Sums that such a number entered are not finite. They are then computed again in plain fp32, one by one: slow, but
+// rare, and it gives what fp32 arithmetic gives.
+#pragma once
+
+__device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
+
+// The operands of C = op(A) * op(B), as they lie in memory.
+template <bool TRANSPOSED_A, bool TRANSPOSED_B>
+struct Factors {
+    const float* A;
+    const float* B;
+    int M, N, K;
+
+    __device__ __noinline__ float sum_at(int row, int column) const
+    {
+        float sum = 0.0f;
+        for (int k = 0; k < K; ++k)
+            sum += A[TRANSPOSED_A ? static_cast<size_t>(k) * M + row : static_cast<size_t>(row) * K + k] *
+                   B[TRANSPOSED_B ? static_cast<size_t>(column) * K + k : static_cast<size_t>(k) * N + column];
+        return sum;
+    }
+
+    // Of COUNT sums of neighbours in a row, mends those that lie in C and are not finite.
+    template <int COUNT>
+    __device__ __forceinline__ void mend(float* sums, int row, int column) const
+    {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if (!is_finite(sums[i]) && row < M && column + i < N) sums[i] = sum_at(row, column + i);
+    }
+};
