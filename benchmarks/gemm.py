@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from autotile.dispatch.bound import BoundKernel
 from autotile.dispatch.matmul import best_matmul
 from autotile.dispatch.product import Product
 from autotile.files.settings import read_settings
+from autotile.process.shelf import Shelf
 from autotile.store.database import Database
 from autotile.store.winners import write_winners
 
@@ -43,27 +44,29 @@ def main() -> None:
     arguments = _arguments()
     seeds = read_seeds(arguments.seeds) if arguments.seeds else []
     document: dict[str, Any] = {**provenance(), "budget_s": arguments.budget, "dtypes": {}}
-    rows: list[Row] = []
+    all_rows: list[Row] = []
     for dtype in arguments.dtype:
-        of_type: list[Row] = []
-        for shape in _read_shapes(arguments.shapes):
-            product = Product(*shape, dtype=dtype, emulate=not arguments.no_emulation)
-            of_type.append(_row(product, arguments, seeds))
-            print("  ".join((dtype, *of_type[-1].cells())), flush=True)
-            document["dtypes"][dtype] = summary(of_type)
+        rows: list[Row] = []
+        for row in _rows(dtype, arguments, seeds):
+            print("  ".join((dtype, *row.cells())), flush=True)
+            rows.append(row)
+            document["dtypes"][dtype] = summary(rows)
             if arguments.output:
                 arguments.output.write_text(json.dumps(document, indent=1))
-        _show(dtype, of_type)
-        rows += of_type
+        _show(dtype, rows)
+        all_rows += rows
     if arguments.winners:
-        print(f"{_write_winners(rows, arguments)} winners in {arguments.winners}")
+        print(f"{_write_winners(all_rows, arguments)} winners in {arguments.winners}")
 
 
-def _row(product: Product, arguments: argparse.Namespace, seeds: Sequence[Seed]) -> Row:
-    """Tune and time one product."""
+def _rows(dtype: str, arguments: argparse.Namespace, seeds: Sequence[Seed]) -> Iterator[Row]:
+    """Tune and time one product after another."""
     database = arguments.database
-    tuned = Tuned() if arguments.no_tune else tune_product(product, arguments.budget, database, seeds)
-    return race(product, _kernels(product, database), rounds=arguments.rounds, tuned=tuned)
+    with Shelf() as shelf:
+        for shape in _read_shapes(arguments.shapes):
+            product = Product(*shape, dtype=dtype, emulate=not arguments.no_emulation)
+            tuned = Tuned() if arguments.no_tune else tune_product(product, arguments.budget, database, shelf, seeds)
+            yield race(product, _kernels(product, database), rounds=arguments.rounds, tuned=tuned)
 
 
 def _kernels(product: Product, database: str | None) -> list[BoundKernel]:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gemm_plan import Found, share_out, worth_tuning
 from gemm_seeds import Seed, seeds_of
 
-import autotile
 from autotile.dispatch.bound import BoundKernel
 from autotile.dispatch.matmul import fitting_kernels
 from autotile.dispatch.product import Product
-from autotile.dispatch.serving import find_best_kernel
+from autotile.dispatch.serving import find_best_kernel, forget_served
 from autotile.files.settings import read_settings
 from autotile.ground.errors import AutotileError, InputError
 from autotile.ground.model import Trial
+from autotile.process.shelf import Shelf
+from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult
+from autotile.tuning.session import tune
 
 _FINALISTS = 6
 _SAMPLE_LIMIT_S = 0.05
@@ -36,19 +39,26 @@ class Tuned:
     tried: Mapping[str, int] = field(default_factory=dict)
 
 
-def tune_product(product: Product, budget_s: float, database: str | None, seeds: Sequence[Seed] = ()) -> Tuned:
+def tune_product(
+    product: Product, budget_s: float, database: str | None, shelf: Shelf, seeds: Sequence[Seed] = ()
+) -> Tuned:
     """Tune what may win; afterwards the database holds a result of each kernel.
 
     Parameters
     ----------
     budget_s
         Wall time of everything together.
+    database
+        Path or URL; None for the user's own.
+    shelf
+        Keeps workers from one session to the next.
     seeds
         Configurations to try first, beside what won at other sizes.
     """
     start = time.monotonic()
-    sessions = _Sessions(product, database, seeds)
+    sessions = _Sessions(product, database, shelf, seeds)
     share_out(worth_tuning(product, sessions.served), budget_s - (time.monotonic() - start), sessions)
+    forget_served()
     return Tuned(time.monotonic() - start, sessions.tried)
 
 
@@ -59,39 +69,53 @@ class _Sessions:
     later ones go on from there. What they find at one size teaches the next.
     """
 
-    def __init__(self, product: Product, database: str | None, seeds: Sequence[Seed]) -> None:
+    def __init__(self, product: Product, database: str | None, shelf: Shelf, seeds: Sequence[Seed]) -> None:
         self._product = product
         self._database = database
+        self._shelf = shelf
         self._seeds = seeds
         self._sizes = fitting_kernels(product)
         self.served = {name: kernel for name in self._sizes if (kernel := self._serve(name)) is not None}
         self.tried: dict[str, int] = {}
 
     def __call__(self, kernel: str, search_s: float, *, finals: bool) -> Found | None:
-        """Hold a session, see `gemm_plan.Session`."""
+        """Search and hold the finals, see `gemm_plan.Session`.
+
+        The finals are a session of their own, in which nothing waits for what the search has yet to compile.
+        """
         start = time.monotonic()
+        result = self._hold(kernel, self._search_options(kernel, search_s))
+        if result is None or result.winner is None or result.winner.time_us is None:
+            return None
+        outside_s = time.monotonic() - start - result.phases["start"] - result.phases["search"]
+        if finals:
+            self._hold(kernel, self._options(budget_s=0.0, finals=_FINALISTS))
+        after_search_s = outside_s + (outside_s + result.phases["start"] + _finals_s(result.winner)) + _MARGIN_S
+        return Found(result.winner.time_us, after_search_s)
+
+    def _search_options(self, kernel: str, search_s: float) -> TuneOptions:
         seeds = [] if kernel in self.tried else seeds_of(self.served[kernel], self._seeds, self._database)
-        seeded = len(seeds) > 1  # the default alone is no seed
-        options = autotile.TuneOptions(
-            sampler="brute-force" if seeded else "auto",
-            budget_s=search_s,
-            only=tuple(seeds) if seeded else None,
-            finals=_FINALISTS if finals else 0,
-            sample_limit_s=_SAMPLE_LIMIT_S,
-            database=self._database,
+        if len(seeds) > 1:
+            return self._options(budget_s=search_s, only=tuple(seeds), sampler="brute-force")
+        return self._options(budget_s=search_s)  # the default alone is no seed
+
+    def _options(self, *, budget_s: float, finals: int = 0, **others: Any) -> TuneOptions:
+        return TuneOptions(
+            budget_s=budget_s, finals=finals, sample_limit_s=_SAMPLE_LIMIT_S, database=self._database, **others
         )
+
+    def _hold(self, kernel: str, options: TuneOptions) -> TuneResult | None:
+        """Hold one session and say what it found; None where it fails."""
+        start = time.monotonic()
+        served = self.served[kernel]
         try:
-            result = autotile.tune(kernel, dtype=self._product.dtype, options=options, **self._sizes[kernel])
+            result = tune(served.definition, served.problem, read_settings(), options, shelf=self._shelf)
         except AutotileError as error:
             print(f"  {kernel}: {error}", flush=True)
             return None
-        wall_s = time.monotonic() - start
         self.tried[kernel] = sum(result.outcomes.values())
-        print(f"  {_line(kernel, result, wall_s)}", flush=True)
-        if result.winner is None or result.winner.time_us is None:
-            return None
-        overhead_s = wall_s - sum(result.phases.values())
-        return Found(result.winner.time_us, overhead_s + _finals_s(result.winner) + _MARGIN_S)
+        print(f"  {_line(kernel, result, time.monotonic() - start)}", flush=True)
+        return result
 
     def _serve(self, kernel: str) -> BoundKernel | None:
         """What is served so far; None where no configuration is valid here."""

@@ -3,17 +3,25 @@
 import json
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotile.dispatch.bound import BoundKernel
 from autotile.dispatch.matmul import KERNELS, fitting_kernels
 from autotile.dispatch.product import Product
 from autotile.dispatch.serving import find_best_kernel
+from autotile.files.settings import read_settings
+from autotile.ground.model import Measurement, Outcome, Trial, config_key
 from autotile.ground.stats import Interval
+from autotile.process.shelf import Shelf
+from autotile.store.database import Database
+from autotile.store.keys import key_of
+from autotile.store.winners import Winner
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))
@@ -21,7 +29,7 @@ sys.path.append(str(BENCHMARKS))
 from gemm_plan import Found, leaders, share_out, worth_tuning  # noqa: E402
 from gemm_row import CuBlas, Row, Runner, headings, summary  # noqa: E402
 from gemm_seeds import Seed, read_seeds, seeds_of  # noqa: E402
-from gemm_tuning import Tuned  # noqa: E402
+from gemm_tuning import Tuned, tune_product  # noqa: E402
 
 LARGE = Product(4096, 4096, 4096)
 EMULATED_PEAK = 2.0 * 2048 * 132 * 1980e6 / 6
@@ -140,39 +148,74 @@ class TestShareOut:
         share_out([], 60.0, MadeUpSessions({}))
 
 
-class TestSeeds:
-    @pytest.fixture
-    def served(self, tmp_path: Path) -> Any:
-        return find_best_kernel(
-            "sgemm_ws", "float32", "h200", str(tmp_path / "none.db"), {"M": 999, "N": 1024, "K": 512}
-        )
+class TestTuneProduct:
+    """By replay, of kernels that are recorded."""
 
-    def test_those_of_the_nearest_sizes_come_first_and_each_once(self, served: Any, tmp_path: Path) -> None:
-        spec = served.definition.spec
-        near, far = ({**spec.default, "BK": bk, "GROUP": 16} for bk in (8, 32))
+    @pytest.fixture(autouse=True)
+    def _replay(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("autotile.tuning.backend.has_driver", lambda: False)
+        monkeypatch.setattr("autotile.dispatch.matmul.KERNELS", ("matmul_tiled",))
+
+    def test_a_second_search_goes_on_and_nothing_is_measured_twice(self) -> None:
+        with Shelf() as shelf:
+            tuned = tune_product(Product(2048, 2048, 2048), 5.0, None, shelf)
+        with Database.open(read_settings().database) as database:
+            (study,) = database.studies()
+            tried = [config_key(trial.config) for trial in database.trials(study.study_id, phase="search")]
+            (best,) = database.best()
+            runs = database.runs(study.study_id)
+        assert len(tried) == len(set(tried)) == tuned.tried["matmul_tiled"]
+        assert len(runs) == 3  # a look, a search, the finals
+        assert best.confirmed
+        assert best.run == runs[-1]
+        assert tuned.seconds < 6.0
+
+
+class TestSeeds:
+    SIZES: ClassVar = {"M": 999, "N": 1024, "K": 512}
+
+    @pytest.fixture
+    def served(self) -> BoundKernel:
+        return find_best_kernel("sgemm_2d", "float32", "h200", read_settings().database, self.SIZES)
+
+    def test_those_of_the_nearest_sizes_come_first_and_each_once(self, served: BoundKernel, tmp_path: Path) -> None:
+        default = dict(served.definition.spec.default)
+        near, far = {**default, "BK": 16}, {**default, "PAD": 0}
         entries = [
-            {"kernel": "sgemm_ws", "shape": [8192, 8192, 8192], "config": far},
-            {"kernel": "sgemm_ws", "shape": [1024, 1024, 512], "config": near},
-            {"kernel": "sgemm_ws", "shape": [999, 1024, 512], "config": dict(spec.default)},
-            {"kernel": "sgemm_ws", "shape": [999, 1024, 512], "config": {**spec.default, "BM": 17}},
-            {"kernel": "sgemm", "shape": [999, 1024, 512], "config": dict(near)},
+            {"kernel": "sgemm_2d", "shape": [8192, 8192, 8192], "config": far},
+            {"kernel": "sgemm_2d", "shape": [1024, 1024, 512], "config": near},
+            {"kernel": "sgemm_2d", "shape": [999, 1024, 512], "config": default},
+            {"kernel": "sgemm_2d", "shape": [999, 1024, 512], "config": {**default, "BM": 17}},
+            {"kernel": "sgemm_ws", "shape": [999, 1024, 512], "config": {**default, "STAGES": 1}},
         ]
         file = tmp_path / "seeds.json"
         file.write_text(json.dumps({"float32": entries, "bfloat16": entries}))
-        found = seeds_of(served, read_seeds(file), None)
-        assert found[0] == spec.default
-        assert [found.count(config) for config in (spec.default, near)] == [1, 1]
-        assert all(config["BM"] != 17 for config in found)
-        assert far not in found or found.index(near) < found.index(far)
+        assert seeds_of(served, read_seeds(file), None) == [default, near, far]
 
-    def test_what_is_shipped_is_tried(self, served: Any) -> None:
-        assert len(seeds_of(served, [], None)) > 2
-
-    def test_a_winner_of_an_older_kernel_has_new_parameters_at_their_defaults(self, served: Any) -> None:
+    def test_a_winner_of_an_older_kernel_has_new_parameters_at_their_defaults(self, served: BoundKernel) -> None:
         default = served.definition.spec.default
-        known = {name: value for name, value in default.items() if name != "BK"}
-        old = Seed("sgemm_ws", "float32", {"M": 999, "N": 1024, "K": 512}, {**known, "GROUP": 16, "GONE": 1})
-        assert {**default, "GROUP": 16} in seeds_of(served, [old], None)
+        old = {name: value for name, value in default.items() if name != "BK"} | {"PAD": 0, "GONE": 1}
+        found = seeds_of(served, [Seed("sgemm_2d", "float32", self.SIZES, old)], None)
+        assert found == [default, {**default, "PAD": 0}]
+
+    def test_what_was_tuned_at_another_size_is_tried(self, served: BoundKernel) -> None:
+        spec = served.definition.spec
+        winner = {**spec.default, "LANES_X": 4}
+        problem = replace(served.problem, sizes={"M": 512, "N": 512, "K": 512})
+        with Database.open(read_settings().database) as database:
+            key = key_of(served.definition, problem, served.device, nvrtc_version="13.0", l2_mode="cold")
+            study = database.study(key, served.device)
+            run = database.start_run(study, sampler="random")
+            database.add_trial(study, run, Trial(winner, Outcome.OK, measurement=Measurement(9.0, 8.9, 9.1)))
+            database.end_run(run)
+        assert seeds_of(served, [], None) == [spec.default, winner]
+
+    def test_what_is_shipped_is_tried(self, served: BoundKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+        shipped = {**served.definition.spec.default, "MIN_BLOCKS": 1}
+        key = key_of(served.definition, served.problem, served.device, nvrtc_version="", l2_mode="cold")
+        winner = Winner(key, served.device, shipped, None, None, datetime.now(UTC), shipped=True)
+        monkeypatch.setattr("gemm_seeds.shipped_winners", lambda kernel, dtype: [winner])
+        assert shipped in seeds_of(served, [], None)
 
     @pytest.mark.parametrize("text", ["", "[]", '{"float32": [{"kernel": "sgemm"}]}', '{"float32": 1}'])
     def test_a_file_that_is_none_is_refused(self, tmp_path: Path, text: str) -> None:
