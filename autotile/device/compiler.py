@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,14 +13,16 @@ from autotile.device.toolchain import include_folders, load_nvrtc, nvrtc_version
 from autotile.files.library import Kernel
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.errors import CompileError, ToolchainError
+from autotile.ground.frozen import dataclass
 from autotile.ground.model import Config, Resources, Value, canonical_json
 
 _BASE_OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--no-cache")
 """NVRTC's own cache (12.9 and later, with a driver) answers without the assembler's report, so it stays off."""
-_ENTRY = re.compile(r"Compiling entry function '([^']+)'")
-_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_REGISTERS = re.compile(r"Used (\d+) registers")
-_STATIC_SMEM = re.compile(r"(\d+) bytes smem")
+_ENTRY = r"Compiling entry function '([^']+)'"
+_FRAME = r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+_REGISTERS = r"Used (\d+) registers"
+_STATIC_SMEM = r"(\d+) bytes smem"
+"""In the assembler's report; none is compiled before there is a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def parse_resources(log: str, entry: str) -> Resources:
     CompileError
         The log reports no entry function of that name.
     """
-    sections = _ENTRY.split(log)
+    sections = re.split(_ENTRY, log)
     reports = dict(zip(sections[1::2], sections[2::2], strict=True))
     if entry not in reports:
         found = ", ".join(sorted(reports)) or "none"
@@ -138,10 +139,10 @@ def parse_resources(log: str, entry: str) -> Resources:
             f'no extern "C" __global__ function {entry!r} in the template; entry functions found: {found}'
         )
     report = reports[entry]
-    frame, registers = _FRAME.search(report), _REGISTERS.search(report)
+    frame, registers = re.search(_FRAME, report), re.search(_REGISTERS, report)
     if frame is None or registers is None:
         raise ToolchainError(f"the assembler's report on {entry!r} has an unknown form: {report.strip()!r}")
-    static_smem = _STATIC_SMEM.search(report)
+    static_smem = re.search(_STATIC_SMEM, report)
     return Resources(
         registers=int(registers[1]),
         stack_bytes=int(frame[1]),

@@ -9,11 +9,12 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from autotile.device.compiler import Compilation, CompileJob, compile_cubin
 from autotile.ground.errors import InputError
+from autotile.ground.frozen import dataclass
 from autotile.ground.model import Resources
 
 _WRITES_BETWEEN_TRIMS = 32

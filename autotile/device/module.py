@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotile.device.toolchain import load_cupy
+from autotile.ground.frozen import dataclass
 from autotile.ground.model import Resources
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8

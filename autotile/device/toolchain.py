@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
 from types import ModuleType
 
 from autotile.ground.errors import ToolchainError
@@ -17,7 +17,7 @@ INSTALL_WHEELS = (
     "cuda12 in place of cuda13 for a driver older than 580"
 )
 
-_NVRTC_WHEEL = re.compile(r"nvidia_cuda_nvrtc(?:_cu\d+)?-(\d+\.\d+)[\d.]*\.dist-info")
+_NVRTC_WHEEL = "nvidia_cuda_nvrtc"
 
 
 @lru_cache
@@ -63,15 +63,17 @@ def nvrtc_version() -> str:
 
 def _wheel_version() -> str | None:
     """Version in the folder name of an installed wheel of NVRTC; None where there is none, or more than one."""
-    found = {match[1] for folder in sys.path if folder for match in _wheels(folder)}
+    found = {version for folder in sys.path if folder for version in _wheels(folder)}
     return found.pop() if len(found) == 1 else None
 
 
-def _wheels(folder: str) -> Iterator[re.Match[str]]:
+def _wheels(folder: str) -> Iterator[str]:
     with contextlib.suppress(OSError):  # a path that is no folder: an archive, say
-        for entry in Path(folder).iterdir():
-            if match := _NVRTC_WHEEL.fullmatch(entry.name):
-                yield match
+        for name in os.listdir(folder):  # noqa: PTH208 - a folder of packages holds hundreds of names
+            if name.startswith(_NVRTC_WHEEL) and (
+                match := re.fullmatch(_NVRTC_WHEEL + r"(?:_cu\d+)?-(\d+\.\d+)[\d.]*\.dist-info", name)
+            ):
+                yield match[1]
 
 
 @lru_cache

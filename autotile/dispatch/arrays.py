@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from autotile.device.toolchain import load_cupy
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.errors import ArgumentError
+from autotile.ground.frozen import dataclass
 
 
 def as_cupy(array: Any, name: str) -> Any:

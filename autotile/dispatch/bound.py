@@ -15,8 +15,6 @@ from autotile.device.toolchain import load_cupy
 from autotile.dispatch.arrays import on_stream
 from autotile.dispatch.calling import Caller
 from autotile.dispatch.choose import Choice, Tier
-from autotile.dispatch.document import document
-from autotile.dispatch.explain import explain
 from autotile.dispatch.launching import Launching
 from autotile.files.library import Kernel
 from autotile.files.settings import read_settings
@@ -158,10 +156,14 @@ class BoundKernel:
 
     def explain(self) -> str:
         """A short paragraph: what is served, why, what differs, and how old the result is."""
+        from autotile.dispatch.explain import explain  # for who asks
+
         return explain(self.problem, self.device, self.choice)
 
     def to_json(self) -> dict[str, Any]:
         """Plain dictionary of what is served."""
+        from autotile.dispatch.document import document  # for who asks
+
         return document(self)
 
     def __repr__(self) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from autotile.files.library import Kernel
+from autotile.ground.config_check import check_config
+from autotile.ground.frozen import dataclass
 from autotile.ground.geometry import launch_geometry
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Config, Measurement, Problem, Resources
 from autotile.ground.problem import size_distance
 from autotile.ground.resource_gate import compiled_occupancy, resource_fault
-from autotile.ground.space import check_config, feasible_space
 from autotile.store.keys import TuningKey, key_differences, key_of
 from autotile.store.winners import Winner
 
@@ -101,9 +102,9 @@ def choose(
         if best.key.dtype == asked.dtype
         and (best.key.template_hash, best.key.space_hash) == (asked.template_hash, asked.space_hash)
         and best.key.options == asked.options
-        and may_serve(best)
     ]
-    best = min(current, key=lambda best: _rank(best, asked), default=None)
+    ranked = sorted(current, key=lambda best: _rank(best, asked))
+    best = next(filter(may_serve, ranked), None)  # most often the first, and the others need no look
     if best is not None and _tier(best.key, asked) == "exact":
         return _choice(best, asked, device)
     if known_rules := list(rules):
@@ -178,4 +179,6 @@ def _default_config(kernel: Kernel, problem: Problem, device: DeviceProperties) 
     """The declared default, or the first valid configuration where the default cannot run here."""
     if not check_config(kernel.spec, kernel.spec.default, problem.sizes, device, problem.dtype):
         return dict(kernel.spec.default)
+    from autotile.ground.space import feasible_space  # tables are for who needs all configurations
+
     return feasible_space(kernel.spec, problem.sizes, device, problem.dtype).config(0)

@@ -12,8 +12,6 @@ from autotile.device.properties import device_count, live_device
 from autotile.device.toolchain import load_cupy, nvrtc_version
 from autotile.dispatch.bound import BoundKernel
 from autotile.dispatch.choose import choose
-from autotile.dispatch.counting import misses
-from autotile.dispatch.strict import refusal
 from autotile.files.library import load_kernel
 from autotile.files.profiles import device_profile
 from autotile.files.settings import data_folder, read_settings
@@ -99,6 +97,8 @@ def get_best_kernel(
         kernel = find_best_kernel(name, dtype, place, location, sizes, bundle=bundle)
         served = _served.setdefault(key, kernel)  # of threads that ask together, all are served the same
         if served is kernel and kernel.tier != "exact" and not isinstance(device, str) and kernel.can_launch:
+            from autotile.dispatch.counting import misses  # what is not needed for an exact result is imported here
+
             misses.watch(location, kernel)
     if strict and served.tier != "exact":
         raise _refusal(served, database or read_settings().database, bundle)
@@ -168,6 +168,8 @@ def _find_packed(
 
 def _refusal(served: BoundKernel, location: str, bundle: str | Path | None) -> NotTunedError:
     """Why strict serving refuses what was found."""
+    from autotile.dispatch.strict import refusal
+
     if bundle is not None:
         held = _bundles[str(bundle)].kernel(served.kernel)
         return refusal(served, held.winners, held.nvrtc_version)

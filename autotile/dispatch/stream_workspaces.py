@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from autotile.device.capture import outside_of_captures
 from autotile.device.toolchain import load_cupy
 from autotile.ground.dtypes import DTYPES
+from autotile.ground.frozen import dataclass
 from autotile.ground.launch_data import Workspace
 
 _MOST_STREAMS = 32

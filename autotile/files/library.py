@@ -6,11 +6,11 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from autotile.files.settings import read_settings
 from autotile.ground.errors import InputError, SpecError, UnknownKernelError
+from autotile.ground.frozen import dataclass
 from autotile.ground.spec import KernelSpec
 from autotile.ground.spec_parser import parse_spec
 

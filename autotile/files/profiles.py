@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from autotile.files.figures import read_figures, read_table
 from autotile.ground.errors import InputError
+from autotile.ground.frozen import dataclass
 from autotile.ground.hardware import DeviceProperties
 
-_FOLDER = resources.files("autotile.files")
+_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +62,23 @@ def device_profile(name: str) -> DeviceProperties:
     InputError
         No such profile; the message lists the nearest and all.
     """
-    profiles = _profiles()
-    keys = {alias: key for key, device in profiles.items() for alias in (_plain(device.name), _plain(key))}
-    wanted = _plain(name)
+    files, wanted = _files(), _plain(name)
+    for key in files:
+        if _plain(key) == wanted:
+            return _profile(key)
+    keys = {alias: key for key in files for alias in (_plain(_profile(key).name), _plain(key))}
     if wanted in keys:
-        return profiles[keys[wanted]]
+        return _profile(keys[wanted])
     import difflib  # for errors alone
 
     nearest = dict.fromkeys(keys[alias] for alias in difflib.get_close_matches(wanted, keys, n=3, cutoff=0.4))
     hint = f"nearest: {', '.join(nearest)}; " if nearest else ""
-    raise InputError(f"no GPU profile is named {name!r}; {hint}known: {', '.join(profiles)}")
+    raise InputError(f"no GPU profile is named {name!r}; {hint}known: {', '.join(files)}")
 
 
 def profile_names() -> list[str]:
     """Names of the known GPUs, sorted."""
-    return list(_profiles())
+    return list(_files())
 
 
 @cache
@@ -168,13 +171,15 @@ class Capabilities:
 
 
 @cache
-def _profiles() -> Mapping[str, DeviceProperties]:
-    files = sorted(_FOLDER.joinpath("devices").iterdir(), key=lambda file: file.name)
-    return {
-        file.name.removesuffix(".toml"): parse_profile(file.read_text(encoding="utf-8"), f"devices/{file.name}")
-        for file in files
-        if file.name.endswith(".toml")
-    }
+def _files() -> Mapping[str, Path]:
+    """The profiles' files, by their names."""
+    return {file.stem: file for file in sorted(_FOLDER.joinpath("devices").glob("*.toml"))}
+
+
+@cache
+def _profile(key: str) -> DeviceProperties:
+    file = _files()[key]
+    return parse_profile(file.read_text(encoding="utf-8"), f"devices/{file.name}")
 
 
 @cache

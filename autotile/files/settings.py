@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from autotile.ground.errors import InputError
+from autotile.ground.frozen import dataclass
 
 _APPLICATION = "autotile"
 _LIMIT_KEY = "cache_limit_mib"
@@ -45,7 +43,7 @@ def read_settings() -> Settings:
     InputError
         ``config.toml`` is malformed.
     """
-    config = _read_config(platformdirs.user_config_path(_APPLICATION) / "config.toml")
+    config = _read_config(_user_folder("XDG_CONFIG_HOME", ".config") / "config.toml")
 
     def entry(variable: str, key: str, default: object) -> str:
         return os.environ.get(variable) or str(config.get(key, default))
@@ -55,8 +53,8 @@ def read_settings() -> Settings:
         raise InputError(f"the cubin cache limit is {limit_mib!r}, expected a positive number of MiB")
     extra = entry("AUTOTILE_KERNELS", "kernels", "").split(os.pathsep)
     return Settings(
-        database=entry("AUTOTILE_DB", "database", platformdirs.user_data_path(_APPLICATION) / "autotile.db"),
-        cache=Path(entry("AUTOTILE_CACHE", "cache", platformdirs.user_cache_path(_APPLICATION))).expanduser(),
+        database=entry("AUTOTILE_DB", "database", _user_folder("XDG_DATA_HOME", ".local/share") / "autotile.db"),
+        cache=Path(entry("AUTOTILE_CACHE", "cache", _user_folder("XDG_CACHE_HOME", ".cache"))).expanduser(),
         cache_limit_bytes=int(limit_mib) * 2**20,
         kernel_folders=(*(Path(folder).expanduser() for folder in extra if folder), data_folder("search_spaces")),
         recording_folders=(data_folder("recordings"),),
@@ -91,6 +89,13 @@ def child_environment() -> dict[str, str]:
 def available_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _user_folder(variable: str, usual: str) -> Path:
+    """A folder of the user's own for autotile: XDG Base Directory Specification."""
+    named = Path(os.environ.get(variable, ""))
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home raises where there is none
+    return (named if named.is_absolute() else home / usual) / _APPLICATION
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autotile.ground.frozen import dataclass
 from autotile.ground.grammar import Grammar
 from autotile.ground.integers import NoResultError
 from autotile.ground.nodes import Kind
@@ -137,6 +138,8 @@ def transpose(array: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
+    """What an expression may call, and how."""
+
     operation: Callable[..., Any]
     usage: str
     arrays: int = 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.expressions import Expression, Kind, parse_expression
+from autotile.ground.frozen import dataclass
 from autotile.ground.syntax import LanguageError, Place, SyntaxText, listing, nearest, one_line
 
 PROBLEM_DTYPE = "dtype"

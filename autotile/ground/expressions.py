@@ -7,11 +7,12 @@ then works alike on one configuration and on NumPy columns of many. Nothing is e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
+from autotile.ground.frozen import dataclass
 from autotile.ground.grammar import FUNCTIONS, Grammar
 from autotile.ground.integers import NoResultError, Operand, Rows
 from autotile.ground.nodes import AsNumber, Environment, Kind, Node
@@ -66,7 +67,7 @@ class Expression:
         except NoResultError as error:
             problem = f"{error.problem}{_witness(error.rows, self._columns(env))}"
             raise self.place.error(problem, column=error.column, expression=self.text) from None
-        shapes = [np.shape(column) for column in self._columns(env).values() if isinstance(column, np.ndarray)]
+        shapes = [column.shape for name in self.names if isinstance(column := env[name], np.ndarray)]
         return np.broadcast_to(value, np.broadcast_shapes(*shapes)) if shapes else value
 
     def as_number(self) -> Expression:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any, Literal
+
+from autotile.ground.frozen import dataclass
 
 Source = Literal["cuda", "profile", "replayed"]
 

@@ -9,13 +9,13 @@ whatever other rules exclude: it guards its own divisions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotile.ground.errors import SpecError
+from autotile.ground.frozen import dataclass
 from autotile.ground.model import Value
 from autotile.ground.spec import Parameter, Rule
 

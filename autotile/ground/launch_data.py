@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.errors import ConfigError
+from autotile.ground.frozen import dataclass
 from autotile.ground.model import Value
 from autotile.ground.spec import KernelSpec, WorkspaceArgument
 from autotile.ground.tensor_maps import TensorMap

@@ -8,7 +8,6 @@ Programming Guide for threads, dimensions, registers and shared memory; `autotil
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property, reduce
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from autotile.ground.capability import CLUSTER_CAPABILITY, is_below
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.expressions import Expression
+from autotile.ground.frozen import dataclass
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.occupancy import max_blocks_per_sm, occupancy
 from autotile.ground.spec import KernelSpec

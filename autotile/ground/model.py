@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, Literal
+
+from autotile.ground.frozen import dataclass
 
 Value = int | bool | str
 Config = Mapping[str, Value]

@@ -11,16 +11,16 @@ from math import prod
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from autotile.ground.capability import check_device, device_fault
+from autotile.ground.capability import check_device
+from autotile.ground.config_check import check_config, demand_of
 from autotile.ground.errors import SpecError
 from autotile.ground.expressions import Expression
-from autotile.ground.geometry import fixed_names, known_names
+from autotile.ground.geometry import fixed_names
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.joining import Codes, SpaceStage, code_dtype, join, rank
 from autotile.ground.limits import Demand, Limit, broken_limit, limits_of
 from autotile.ground.model import Config, Value, config_text
 from autotile.ground.spec import KernelSpec, Parameter
-from autotile.ground.syntax import nearest
 
 __all__ = ["SearchSpace", "SpaceStage", "check_config", "enumerate_space", "feasible_space"]
 
@@ -234,41 +234,6 @@ def feasible_space(
     return replace(space.select(fits, stages), seconds=time.perf_counter() - started)
 
 
-def check_config(
-    spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties, dtype: str | None = None
-) -> str:
-    """Say in one line why a configuration is not feasible; "" where it is.
-
-    Parameters
-    ----------
-    spec, sizes, device, dtype
-        As for `feasible_space`.
-    config
-        A value for each parameter.
-
-    Raises
-    ------
-    SpecError
-        An expression has no value for this configuration.
-    ProblemError
-        A size is missing.
-    """
-    stranger = device_fault(spec, device) or _not_in_domains(spec, config)
-    if stranger:
-        return stranger
-    names = known_names(spec, config, sizes, device)
-    for rule in spec.rules:
-        if not rule.expression.evaluate(names):
-            figures = ", ".join(f"{name} = {names[name]}" for name in sorted(rule.expression.names))
-            return f"the rule {rule.name!r} is broken: {rule.expression.text}, where {figures}"
-    return broken_limit(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
-
-
-def demand_of(spec: KernelSpec, names: Mapping[str, Value], sizes: Mapping[str, int], dtype: str) -> Demand:
-    """What a single configuration asks of a device, given the value of every name."""
-    return Demand.of(spec, sizes, dtype, lambda expression: np.array([int(expression.evaluate(names))]))
-
-
 def _column(space: SearchSpace, fixed: Mapping[str, Value], expression: Expression) -> NDArray[np.int64]:
     """Value of an expression in every row, shape (rows,); shape (1,) where no parameter is in it."""
     if expression.names.isdisjoint(parameter.name for parameter in space.parameters):
@@ -281,20 +246,6 @@ def _emptied(limits: tuple[Limit, ...], stages: tuple[SpaceStage, ...], before: 
     counts = [before, *(stage.remaining for stage in stages)]
     position = next(position for position, stage in enumerate(stages) if not stage.remaining)
     return limits[position].name, limits[position].cure, counts[position]
-
-
-def _not_in_domains(spec: KernelSpec, config: Config) -> str:
-    known = {parameter.name: parameter.values for parameter in spec.parameters}
-    for name in config:
-        if name not in known:
-            return f"{name} is not a parameter of {spec.name}{nearest(name, known)}"
-    for name, values in known.items():
-        if name not in config:
-            return f"the parameter {name} is missing"
-        value = config[name]
-        if not any(value == other and isinstance(value, str) == isinstance(other, str) for other in values):
-            return f"{name} = {value} is not among its values {', '.join(map(str, values))}"
-    return ""
 
 
 def _ordered(columns: list[Codes], sizes: list[int]) -> Codes:

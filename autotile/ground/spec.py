@@ -6,12 +6,12 @@ The smaller parts are named tuples for the reason that `autotile.ground.nodes` g
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from autotile.ground.arrays import ArrayExpression
 from autotile.ground.element_types import PROBLEM_DTYPE, ElementType
 from autotile.ground.expressions import Expression
+from autotile.ground.frozen import dataclass
 from autotile.ground.model import Value
 
 Access = Literal["in", "out", "inout"]

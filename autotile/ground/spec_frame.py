@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from autotile.ground.expressions import Expression, Kind
+from autotile.ground.frozen import dataclass
 from autotile.ground.spec_table import Table
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from autotile.ground.errors import SpecError
 from autotile.ground.expressions import Expression, Kind, parse_expression
+from autotile.ground.frozen import dataclass
 from autotile.ground.syntax import Place, listing, nearest
 
 MAX_BYTES = 2**20

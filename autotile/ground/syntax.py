@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from autotile.ground.errors import SpecError
+from autotile.ground.frozen import dataclass
 
 MAX_CHARACTERS = 1000
 """Longest expression accepted."""
@@ -116,6 +116,8 @@ def _check_characters(text: str) -> None:
         raise LanguageError(
             f"the expression has {len(text)} characters, at most {MAX_CHARACTERS} are accepted; split it"
         )
+    if text.isprintable() and "#" not in text and _BACKSLASH not in text:
+        return
     for position, character in enumerate(text):
         if not character.isprintable() or character in ("#", _BACKSLASH):
             raise LanguageError(
@@ -124,6 +126,8 @@ def _check_characters(text: str) -> None:
 
 
 def _check_depth(tree: ast.expr, text: SyntaxText) -> None:
+    if len(text.text) < MAX_DEPTH:
+        return  # each level takes a character or more, as in ----x
     level: list[ast.AST] = [tree]
     for _ in range(MAX_DEPTH):
         level = [child for node in level for child in ast.iter_child_nodes(node)]

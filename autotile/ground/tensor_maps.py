@@ -6,7 +6,6 @@ Limits: ``cuTensorMapEncodeTiled`` in the CUDA driver API reference, for maps wi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
 from operator import mul
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.expressions import Expression
+from autotile.ground.frozen import dataclass
 from autotile.ground.model import Value
 from autotile.ground.spec import KernelSpec, TensorMapArgument
 

@@ -9,6 +9,7 @@ from autotile.device.cubin_cache import CubinCache
 from autotile.files.library import Kernel, load_kernel
 from autotile.files.settings import read_settings
 from autotile.ground.capability import device_fault
+from autotile.ground.config_check import check_config, demand_of
 from autotile.ground.errors import CompileError, ConfigError, InputError, SpecError, ToolchainError
 from autotile.ground.geometry import known_names, launch_geometry, value_or_zero
 from autotile.ground.hardware import DeviceProperties
@@ -18,7 +19,6 @@ from autotile.ground.model import Config, LaunchGeometry, Problem, Resources, Va
 from autotile.ground.occupancy import occupancy
 from autotile.ground.problem import resolve_problem
 from autotile.ground.resource_gate import compiled_occupancy, resource_fault
-from autotile.ground.space import check_config, demand_of
 from autotile.ground.spec import KernelSpec, Parameter
 from autotile.ground.syntax import nearest
 from autotile.ops.assignments import read_size

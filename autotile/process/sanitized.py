@@ -20,11 +20,11 @@ from autotile.device.module import Module
 from autotile.device.properties import live_device
 from autotile.device.scalars import scalar_value
 from autotile.device.toolchain import load_cupy
+from autotile.ground.config_check import check_config
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.errors import AutotileError
 from autotile.ground.geometry import known_names, launch_geometry
 from autotile.ground.launch_data import LaunchData, Workspace
-from autotile.ground.space import check_config
 from autotile.ground.spec import BufferArgument
 from autotile.ground.spec_parser import parse_spec
 from autotile.process.limits import leave_nothing_behind

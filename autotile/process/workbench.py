@@ -19,9 +19,9 @@ from autotile.device.support import SupportKernels
 from autotile.device.telemetry import Telemetry
 from autotile.device.timing import Timer, discard_reason
 from autotile.device.toolchain import load_cupy
+from autotile.ground.config_check import check_config
 from autotile.ground.geometry import launch_geometry
 from autotile.ground.model import Config, Outcome, config_text
-from autotile.ground.space import check_config
 from autotile.ground.spec_parser import parse_spec
 from autotile.process.messages import Evaluation, Workload
 from autotile.process.serve import Stage

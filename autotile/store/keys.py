@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any, Literal
 
 from autotile.files.library import Kernel
 from autotile.ground.arrays import ArrayExpression
 from autotile.ground.expressions import Expression
+from autotile.ground.frozen import dataclass
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import L2Mode, Problem, canonical_json
 from autotile.ground.spec import (

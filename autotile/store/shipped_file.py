@@ -33,13 +33,26 @@ def read_document(path: Path, what: str, written: int, content: Callable[[Any], 
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        if document["format"] != written:
-            raise InputError(f"{path} has format {document['format']!r}, this autotile reads {written}; upgrade it")
-        return content(document)
+        found = document["format"]
     except OSError as error:
         raise InputError(f"cannot read the {what} in {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        fault = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise InputError(f"{path} is no file of {what}: {fault}; fetch it again or delete it") from None
+        raise _damaged(path, what, error) from None
+    if found != written:
+        raise InputError(f"{path} has format {found!r}, this autotile reads {written}; upgrade it")
+    return understood(path, what, document, content)
+
+
+def understood(path: Path, what: str, document: Any, content: Callable[[Any], Content]) -> Content:
+    """What a document that was read holds, or a part of that; parameters and errors as for `read_document`."""
+    try:
+        return content(document)
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, what, error) from None
+
+
+def _damaged(path: Path, what: str, error: Exception) -> InputError:
+    fault = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+    return InputError(f"{path} is no file of {what}: {fault}; fetch it again or delete it")

@@ -8,8 +8,8 @@ well before tuning anything.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -17,10 +17,11 @@ from typing import Any
 
 from autotile.files.settings import data_folder
 from autotile.ground.errors import InputError
+from autotile.ground.frozen import dataclass
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Config, Measurement, Resources
 from autotile.store.keys import TuningKey
-from autotile.store.shipped_file import read_document
+from autotile.store.shipped_file import read_document, understood
 from autotile.store.whole_file import whole_file
 
 _FORMAT = 1
@@ -64,8 +65,7 @@ def shipped_winners(kernel: str, dtype: str) -> list[Winner]:
         One of the files is damaged.
     """
     files = sorted(data_folder("tuned").glob("*.json"))
-    winners = (winner for path in files for winner in _of_kernels(path).get((kernel, dtype), ()))
-    return [replace(winner, shipped=True) for winner in winners]
+    return [winner for path in files for winner in _shipped(path, kernel, dtype)]
 
 
 def read_winners(path: Path) -> list[Winner]:
@@ -76,12 +76,7 @@ def read_winners(path: Path) -> list[Winner]:
     InputError
         It cannot be read, is damaged, or was written by a newer autotile.
     """
-
-    def winners(document: Any) -> list[Winner]:
-        device = DeviceProperties.from_json(document["device"])
-        return [_winner(entry, device) for entry in document["winners"]]
-
-    return read_document(path, "winners", _FORMAT, winners)
+    return read_document(path, "winners", _FORMAT, _winners)
 
 
 def winner_to_json(winner: Winner) -> dict[str, Any]:
@@ -141,13 +136,26 @@ def write_winners(path: Path, winners: Iterable[Winner]) -> int:
     return len(ordered)
 
 
+def _shipped(path: Path, kernel: str, dtype: str) -> list[Winner]:
+    """Winners of a kernel in a file that comes with autotile; the others of the file are not looked at."""
+
+    def winners(document: Mapping[str, Any]) -> list[Winner]:
+        return _winners(document, lambda entry: (entry["kernel"], entry["dtype"]) == (kernel, dtype), shipped=True)
+
+    return understood(path, "winners", _document(path), winners)
+
+
 @lru_cache
-def _of_kernels(path: Path) -> Mapping[tuple[str, str], Sequence[Winner]]:
-    """Winners of a file by kernel and dtype; it is read once a process."""
-    found: dict[tuple[str, str], list[Winner]] = {}
-    for winner in read_winners(path):
-        found.setdefault((winner.key.kernel, winner.key.dtype), []).append(winner)
-    return found
+def _document(path: Path) -> Mapping[str, Any]:
+    """A file's content, read once a process."""
+    return read_document(path, "winners", _FORMAT, dict)
+
+
+def _winners(
+    document: Mapping[str, Any], wanted: Callable[[Mapping[str, Any]], bool] = lambda _: True, *, shipped: bool = False
+) -> list[Winner]:
+    device = DeviceProperties.from_json(document["device"])
+    return [_winner(entry, device, shipped=shipped) for entry in document["winners"] if wanted(entry)]
 
 
 def _entry(winner: Winner) -> dict[str, Any]:
@@ -160,7 +168,7 @@ def _entry(winner: Winner) -> dict[str, Any]:
     }
 
 
-def _winner(entry: Mapping[str, Any], device: DeviceProperties) -> Winner:
+def _winner(entry: Mapping[str, Any], device: DeviceProperties, *, shipped: bool) -> Winner:
     of_device = {
         "gpu_name": device.name,
         "compute_capability": device.compute_capability,
@@ -176,6 +184,7 @@ def _winner(entry: Mapping[str, Any], device: DeviceProperties) -> Winner:
         resources=Resources(**resources) if resources else None,
         measurement=_measurement(measurement) if measurement else None,
         tuned_at=datetime.fromisoformat(entry["tuned_at"]),
+        shipped=shipped,
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from autotile.device.toolchain import nvrtc_version
 from autotile.files.library import Kernel
 from autotile.files.settings import Settings
+from autotile.ground.config_check import check_config
 from autotile.ground.errors import InputError
 from autotile.ground.family import Family
 from autotile.ground.features import Traits, features_of, meet_rules
@@ -20,7 +21,6 @@ from autotile.ground.learning import Learned, Measured, learn
 from autotile.ground.model import Config, Problem, config_key
 from autotile.ground.representatives import members_of
 from autotile.ground.rule import FamilyRule, RulePoint
-from autotile.ground.space import check_config
 from autotile.process.shelf import Shelf
 from autotile.store.families import Families, FamilyProgress
 from autotile.store.keys import TuningKey, key_of

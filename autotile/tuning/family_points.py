@@ -8,13 +8,14 @@ from dataclasses import replace
 from autotile.device.properties import device_count, has_driver, live_device
 from autotile.files.library import Kernel
 from autotile.files.settings import Settings
+from autotile.ground.config_check import check_config
 from autotile.ground.errors import InputError
 from autotile.ground.family import Family
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Problem
 from autotile.ground.problem import check_memory, resolve_problem
 from autotile.ground.representatives import choose_among, choose_representatives
-from autotile.ground.space import check_config, feasible_space
+from autotile.ground.space import feasible_space
 from autotile.ground.spec import KernelSpec
 from autotile.store.keys import space_hash
 from autotile.store.recording_files import list_recordings
