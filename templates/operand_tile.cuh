@@ -13,7 +13,12 @@
 // into registers, WIDTH floats a load, and `finish` stores it: fewer instructions where a tile is transposed.
 //
 // Transposing, a warp reads 8 k of several rows, whole 32-byte sectors, and writes them to as many lines of shared
-// memory. A GAP of 4 floats after each line puts those lines into different banks.
+// memory, which would all lie in the same banks. Either a gap of 4 floats after each line moves the next one on by 4
+// banks; or, without gaps, the lines are swizzled: pieces of 4 floats trade places, piece p of line k for p ^ k % 8.
+//
+//     padded     k0  p0 p1 p2 p3 ... gap               swizzled    k0  p0 p1 p2 p3 p4 p5 p6 p7 ...
+//                k1      p0 p1 p2 p3 ... gap                       k1  p1 p0 p3 p2 p5 p4 p7 p6 ...
+//                k2          p0 p1 p2 p3 ... gap                   k2  p2 p3 p0 p1 p6 p7 p4 p5 ...
 //
 // The fast way takes whole pieces of WIDTH floats and skips rows beyond the matrix. It is open where every row (or
 // every k) starts on a boundary of WIDTH floats, and to tiles that K fills. Others, at most one a block where vectors
@@ -30,12 +35,34 @@ struct Operand {
     int depth;       // k that the matrix has
 };
 
-template <int ROWS, int DEPTH, bool ALONG_K, int WIDTH, bool CP_ASYNC, int GAP, int THREADS>
+// How a tile lies in shared memory. What is SWIZZLED must start on 128-byte boundaries.
+template <int ROWS_, int DEPTH_, bool ALONG_K_, bool SWIZZLE_>
+struct TileLayout {
+    static constexpr int ROWS = ROWS_;
+    static constexpr int DEPTH = DEPTH_;
+    static constexpr bool ALONG_K = ALONG_K_;
+    static constexpr bool SWIZZLED = SWIZZLE_ && ALONG_K;
+    static constexpr int PITCH = ROWS + (ALONG_K && !SWIZZLE_ ? 4 : 0);  // floats from a k to the next
+    static constexpr int FLOATS = DEPTH * PITCH;
+    static_assert(!SWIZZLED || ROWS % 32 == 0, "8 pieces of a line trade places");
+
+    // What the place of a row within line k is XORed with.
+    static __device__ constexpr unsigned swizzle(unsigned k) { return SWIZZLED ? k % 8 * 4 : 0; }
+    static __device__ constexpr unsigned place(unsigned row, unsigned k) { return k * PITCH + (row ^ swizzle(k)); }
+};
+
+// The operand of product `product` of a batch, from the tile `tile` of its `rows` rows on.
+template <typename Layout>
+__device__ __forceinline__ Operand operand_at(const float* data, int product, int tile, int rows, int depth)
+{
+    const int row = tile * Layout::ROWS;
+    data += static_cast<size_t>(product) * rows * depth + static_cast<size_t>(row) * (Layout::ALONG_K ? depth : 1);
+    return {data, static_cast<unsigned>(Layout::ALONG_K ? depth : rows), rows - row, depth};
+}
+
+template <typename Layout, int WIDTH, bool CP_ASYNC, int THREADS>
 class Carrier {
 public:
-    static constexpr int PITCH = ROWS + (ALONG_K ? GAP : 0);
-    static constexpr int FLOATS = DEPTH * PITCH;
-
     // `first_k` is where the first tile starts, a multiple of DEPTH.
     __device__ __forceinline__ Carrier(const Operand& operand, int first_k)
         : from(operand), next(operand.data + offset(row(), first_k + k(), operand.pitch)), next_k(first_k)
@@ -66,6 +93,9 @@ public:
     }
 
 private:
+    static constexpr int ROWS = Layout::ROWS;
+    static constexpr int DEPTH = Layout::DEPTH;
+    static constexpr bool ALONG_K = Layout::ALONG_K;
     static constexpr int PIECE = ALONG_K && CP_ASYNC ? 1 : WIDTH;  // floats that travel together
     static constexpr int BYTES = PIECE * sizeof(float);
 
@@ -101,9 +131,11 @@ private:
     {
         return next + offset(rows_on(trip), k_on(trip), from.pitch);
     }
-    __device__ __forceinline__ float* target(float* tile, int trip) const
+    // The part of the way that no swizzle changes comes last, as the same for all threads.
+    __device__ __forceinline__ float* target(float* tile, int trip, int v = 0) const
     {
-        return tile + k() * PITCH + row() + k_on(trip) * PITCH + rows_on(trip);
+        return tile + Layout::place(row() + rows_on(trip) % 32, k() + v) + k_on(trip) * Layout::PITCH +
+               rows_on(trip) / 32 * 32;
     }
     __device__ __forceinline__ bool in_tile(int trip) const
     {
@@ -129,7 +161,7 @@ private:
             const int k = ALONG_K ? i % DEPTH : i / ROWS;
             const bool there = row < from.rows && next_k + k < from.depth;
             const float* data = from.data + offset(row, next_k + k, from.pitch);
-            cp_async<sizeof(float)>(tile + k * PITCH + row, data, there ? sizeof(float) : 0);
+            cp_async<sizeof(float)>(tile + Layout::place(row, k), data, there ? sizeof(float) : 0);
         }
     }
 
@@ -149,7 +181,7 @@ private:
             if (!in_tile(i)) break;
             if constexpr (ALONG_K) {
 #pragma unroll
-                for (int v = 0; v < PIECE; ++v) target(tile, i)[v * PITCH] = cargo[i].lane[v];
+                for (int v = 0; v < PIECE; ++v) *target(tile, i, v) = cargo[i].lane[v];
             } else {
                 *reinterpret_cast<Piece*>(target(tile, i)) = cargo[i];
             }

@@ -23,9 +23,6 @@
 //     tile t, k = BK - 1          already in registers: wait for tile t + 1, free tile t, send for tile t + STAGES,
 //                                 read the first k of tile t + 1, then multiply
 //
-// With two FRAGMENTS a thread reads the words of the next k before it multiplies those of this one, across the border
-// of tiles too.
-//
 // Few tiles leave SMs idle; SPLIT_K cuts K into parts for more blocks (split_k.cuh). Where NONDETERMINISTIC allows it,
 // they add up by atomics.
 //
@@ -40,7 +37,7 @@
 //   VEC           floats in one global load: 1, 2 or 4
 //   ASYNC         0: tiles go through registers; 1: only those that are transposed do, others by cp.async;
 //                 2: all by cp.async, which transposes float by float
-//   PAD           floats after each line of a transposed tile; 4 spreads its columns over more banks
+//   SWIZZLE       how a transposed tile avoids bank conflicts. 0: a gap after each line; 1: pieces trade places
 //   UNROLL        steps of k unrolled
 //   FRAGMENTS     1: read, then multiply; 2: read ahead
 //   GROUP         rows of tiles that blocks walk down together (raster.cuh)
@@ -64,7 +61,7 @@
 #define STAGES 3
 #define VEC 4
 #define ASYNC 1
-#define PAD 4
+#define SWIZZLE 0
 #define UNROLL 16
 #define FRAGMENTS 2
 #define GROUP 4
@@ -76,32 +73,11 @@
 #define NONDETERMINISTIC 0
 #endif
 
-#include "operand_tile.cuh"
-#include "share.cuh"
-#include "split_k.cuh"
-#include "thread_tile.cuh"
-#include "write_tile.cuh"
+#include "block_tile.cuh"
 
-constexpr int WARP = 32;
-constexpr int WARPS_X = BN / WN;
-constexpr int WARPS_Y = BM / WM;
-constexpr int LANES_X = WN / TN;
-constexpr int LANES_Y = WM / TM;
-constexpr int THREADS = WARP * WARPS_X * WARPS_Y;
-
-static_assert(BM % WM == 0 && BN % WN == 0, "warps must tile the block");
-static_assert(LANES_X * LANES_Y == WARP && LANES_X * TN == WN && LANES_Y * TM == WM, "lanes must tile the warp");
-static_assert(BK % UNROLL == 0 && UNROLL % FRAGMENTS == 0, "unrolled steps must divide the tile");
-
-template <int ROWS, bool ALONG_K>
-using Carry = Carrier<ROWS, BK, ALONG_K, VEC, ASYNC == 2 || (ASYNC == 1 && !ALONG_K), PAD, THREADS>;
-using CarrierA = Carry<BM, !TRANS_A>;
-using CarrierB = Carry<BN, TRANS_B>;
-
-struct Stage {
-    float A[CarrierA::FLOATS];
-    float B[CarrierB::FLOATS];
-};
+constexpr int THREADS = MULTIPLIERS;
+using CarrierA = CarrierOf<LayoutA, THREADS>;
+using CarrierB = CarrierOf<LayoutB, THREADS>;
 
 // The tiles in shared memory and the carriers that keep them coming.
 class Pipeline {
@@ -125,7 +101,7 @@ public:
     __device__ __forceinline__ const Stage& current() const { return stages[slot]; }
 
     // Leave the current tile, of which this thread has read everything, for the next one.
-    __device__ __forceinline__ void turn()
+    __device__ __forceinline__ const Stage& turn()
     {
         if constexpr (STAGES == 1) {
             __syncthreads();
@@ -145,6 +121,7 @@ public:
             cp_async_commit();
             slot = slot + 1 == STAGES ? 0 : slot + 1;
         }
+        return current();
     }
 
 private:
@@ -172,79 +149,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C, float* partials, float* totals,
       unsigned* counters, int M, int N, int K, float alpha, float beta)
 {
-    extern __shared__ __align__(16) float smem[];
-    Stage* stages = reinterpret_cast<Stage*>(smem);
+    extern __shared__ __align__(128) float smem[];
+    const Share share = share_of_block(M, N, K);
+    const Operand from_A = operand_at<LayoutA>(A, share.product, share.tile.row, M, K);
+    const Operand from_B = operand_at<LayoutB>(B, share.product, share.tile.column, N, K);
+    const int steps = share.last_step - share.first_step;
+    Pipeline pipeline(reinterpret_cast<Stage*>(smem), from_A, from_B, share.first_step * BK, steps);
 
-    const Share share = share_of(blockIdx.x, (M - 1) / BM + 1, (N - 1) / BN + 1, (K - 1) / BK + 1, GROUP, SPLIT_K);
-    const int row = share.tile.row * BM;
-    const int column = share.tile.column * BN;
-    A += static_cast<size_t>(share.product) * M * K + static_cast<size_t>(row) * (TRANS_A ? 1 : K);
-    B += static_cast<size_t>(share.product) * K * N + static_cast<size_t>(column) * (TRANS_B ? K : 1);
-    C += static_cast<size_t>(share.product) * M * N;
-
-    const int warp = threadIdx.x / WARP;
-    const int lane = threadIdx.x % WARP;
-    const int warp_row = warp / WARPS_X * WM;
-    const int warp_column = warp % WARPS_X * WN;
-    const int lane_x = lane % LANES_X;
-    const int lane_y = lane / LANES_X;
-    const unsigned first_A = warp_row + lane_y * STRIP;  // the first row and the first column that this thread owns
-    const unsigned first_B = warp_column + lane_x * STRIP;
-
-    const Operand from_A = {A, static_cast<unsigned>(TRANS_A ? M : K), M - row, K};
-    const Operand from_B = {B, static_cast<unsigned>(TRANS_B ? K : N), N - column, K};
-    Pipeline pipeline(stages, from_A, from_B, share.first_step * BK, share.last_step - share.first_step);
-
+    const Owner owner(threadIdx.x);
     float sum[TM * TN];
+    
     clear(sum);
-    float a[FRAGMENTS][TM];
-    float b[FRAGMENTS][TN];
-    const float* line_A = pipeline.current().A + first_A;
-    const float* line_B = pipeline.current().B + first_B;
-    const auto read = [&](int fragment) {
-        read_fragment<LANES_Y>(a[fragment], line_A);
-        read_fragment<LANES_X>(b[fragment], line_B);
-    };
-    if (FRAGMENTS == 2) read(0);
-#pragma unroll 1
-    for (int step = share.first_step; step < share.last_step; ++step) {
-#pragma unroll 1
-        for (int first_k = 0; first_k < BK; first_k += UNROLL) {
-#pragma unroll
-            for (int k = 0; k < UNROLL; ++k) {
-                if (FRAGMENTS == 1) {
-                    read(0);
-                    add_outer_product<TM, TN>(sum, a[0], b[0]);
-                }
-                if (k + 1 == UNROLL && first_k + UNROLL == BK) {
-                    pipeline.turn();
-                    line_A = pipeline.current().A + first_A;
-                    line_B = pipeline.current().B + first_B;
-                } else {
-                    line_A += CarrierA::PITCH;
-                    line_B += CarrierB::PITCH;
-                }
-                if (FRAGMENTS == 2) {
-                    read((k + 1) % FRAGMENTS);
-                    add_outer_product<TM, TN>(sum, a[k % FRAGMENTS], b[k % FRAGMENTS]);
-                }
-            }
-        }
-    }
-
-    if (SPLIT_K > 1) {
-        float* parts = NONDETERMINISTIC ? totals : partials;
-        parts += share.tile_number * split_k_floats<THREADS, TM * TN>(SPLIT_K, NONDETERMINISTIC);
-        unsigned* tickets = counters + share.tile_number;
-        if (!split_k_finish<THREADS, NONDETERMINISTIC>(sum, parts, tickets, share.split, SPLIT_K, threadIdx.x)) return;
-    }
-
-    const Output to = {C, M, N, alpha, beta};
-    if (!STAGED_STORE && to.vectors()) {
-        write_directly<TM, TN, LANES_Y, LANES_X>(to, sum, row + warp_row, column + warp_column, lane_y, lane_x);
-    } else {
-        __syncthreads();  // the tiles have been read, their place serves a second time
-        write_staged<TM, TN, LANES_Y, LANES_X>(to, sum, row + warp_row, column + warp_column, lane_y, lane_x,
-                                               smem + warp * (LANES_Y * WN));
-    }
+    multiply(sum, owner, steps, pipeline.current(), [&](bool) -> const Stage& { return pipeline.turn(); });
+    deliver<0>(sum, owner, share, {C, M, N, alpha, beta}, partials, totals, counters, smem);
 }

@@ -35,14 +35,25 @@ __device__ __forceinline__ int owned(int i, int lane)
     return (i / STRIP * LANES + lane) * STRIP + i % STRIP;
 }
 
-// What a thread needs of one line of a tile; `line` points to the first row that it owns.
-template <int LANES, int COUNT>
-__device__ __forceinline__ void read_fragment(float (&fragment)[COUNT], const float* line)
+// `place` in shared memory with the bits of `floats` changed in its address.
+__device__ __forceinline__ const float* swapped(const float* place, unsigned floats)
+{
+    return static_cast<const float*>(__cvta_shared_to_generic(__cvta_generic_to_shared(place) ^ floats * sizeof(float)));
+}
+
+// What a thread needs of line k of a tile that lies as Layout says (operand_tile.cuh); `tile` points to the first row
+// that the thread owns in line 0. Strips are LANES strips apart, so a swizzle changes the address of the first one and
+// of those within its 32 floats in one place; all else is constant and part of the instruction.
+template <typename Layout, int LANES, int COUNT>
+__device__ __forceinline__ void read_fragment(float (&fragment)[COUNT], const float* tile, int k)
 {
     static_assert(COUNT % STRIP == 0, "a thread owns whole strips");
 #pragma unroll
     for (int i = 0; i < COUNT; i += STRIP) {
-        const float4 strip = *reinterpret_cast<const float4*>(line + i * LANES);
+        const int row = i * LANES;  // after the first one
+        const float* place =
+            Layout::SWIZZLED ? swapped(tile, row % 32 ^ Layout::swizzle(k)) + row / 32 * 32 : tile + row;
+        const float4 strip = *reinterpret_cast<const float4*>(place + k * Layout::PITCH);
         fragment[i] = strip.x, fragment[i + 1] = strip.y, fragment[i + 2] = strip.z, fragment[i + 3] = strip.w;
     }
 }

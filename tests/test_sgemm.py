@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from autotile.device.compiler import compile_cubin, compile_job
 from autotile.files.library import Kernel, load_kernel
 from autotile.files.profiles import device_profile
+from autotile.ground.geometry import launch_geometry
 from autotile.ground.space import check_config, feasible_space
 
 SPACES = Path(__file__).parents[1] / "search_spaces"
@@ -31,6 +33,39 @@ def test_configurations_over_the_space_compile(kernel: Kernel, layout: tuple[int
         config = space.config((len(space) - 1) * (2 * i + 1) // (2 * SPREAD))
         resources = compile_cubin(compile_job(kernel, config, "float32", "sm_90a", sizes)).resources
         assert resources.spill_bytes <= 300, config
+
+
+@pytest.mark.parametrize("layout", list(product((0, 1), repeat=2)))
+@pytest.mark.parametrize("size", [68, 256, 1024, 4096])
+def test_the_default_is_valid_in_all_layouts_and_sizes(kernel: Kernel, layout: tuple[int, int], size: int) -> None:
+    sizes = {**kernel.spec.sizes, "M": size, "N": size, "K": size, "TRANS_A": layout[0], "TRANS_B": layout[1]}
+    assert check_config(kernel.spec, kernel.spec.default, sizes, H200) == ""
+
+
+@pytest.mark.parametrize("size", [256, 1024, 4096])
+def test_all_configurations_of_large_enough_squares_are_verified_at_the_ragged_shape(kernel: Kernel, size: int) -> None:
+    sizes = {**kernel.spec.sizes, "M": size, "N": size, "K": size}
+    space = feasible_space(kernel.spec, sizes, H200)
+    assert space.rows_in(feasible_space(kernel.spec, kernel.spec.ragged_sizes(sizes), H200)).all()
+
+
+def test_few_blocks_have_little_to_do(kernel: Kernel) -> None:
+    space = feasible_space(kernel.spec, {**kernel.spec.sizes, "M": 1024, "N": 1024, "K": 1024}, H200)
+    bm, bn, splits = (space.column(name) for name in ("BM", "BN", "SPLIT_K"))
+    blocks = 1024 // bm * (1024 // bn) * splits
+    defaults_tile = (bm == 128) & (bn == 128) & (splits == 1)
+    assert (blocks[~defaults_tile] >= H200.sm_count / 2).all()
+    assert np.mean(defaults_tile) < 0.05
+
+
+def test_what_is_transposed_is_swizzled_or_padded(kernel: Kernel) -> None:
+    padded, swizzled = ({**kernel.spec.default, "SWIZZLE": swizzle} for swizzle in (0, 1))
+    sizes = {**kernel.spec.sizes, "TRANS_B": 1}
+    geometries = [launch_geometry(kernel.spec, config, sizes, H200) for config in (padded, swizzled)]
+    gaps = 4 * (4 + 4) * padded["BK"] * padded["STAGES"]
+    assert geometries[0].dynamic_smem_bytes - geometries[1].dynamic_smem_bytes == gaps
+    copied = {**kernel.spec.sizes, "TRANS_A": 1}
+    assert "swizzle_is_felt" in check_config(kernel.spec, swizzled, copied, H200)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(256, 256, 256), (64, 7168, 16384), (512, 16, 500000), (1023, 701, 511)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from template_kit import TemplateOnDevice
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.gpu
 SPACES = Path(__file__).parents[2] / "search_spaces"
 LAYOUTS = list(product((0, 1), repeat=2))
 SHAPES = [(1, 1, 1, 1), (389, 277, 149, 2), (256, 128, 64, 1), (70, 516, 1036, 3)]
-SPREAD = 4  # in each layout
+SPACES_OF = [(261, 132, 484), (261, 130, 482), (261, 131, 483)]  # rows of 4, 2 and 1 floats that lie side by side
 
 
 @pytest.fixture(params=["sgemm", "sgemm_ws"])
@@ -37,9 +38,15 @@ def template(kernel: Kernel, tmp_path: Path, tmp_path_factory: pytest.TempPathFa
 
 
 def spread(kernel: Kernel, flags: dict[str, int]) -> list[Config]:
-    """Configurations at even distances over the space of a middling problem, split-K ones among them."""
-    space = feasible_space(kernel.spec, {"M": 389, "N": 276, "K": 1036, "BATCH": 1, **flags}, live_device())
-    return [space.config((len(space) - 1) * i // (SPREAD - 1)) for i in range(SPREAD)]
+    """Configurations from all over the spaces of middling problems: all widths of loads, padded and swizzled tiles."""
+    configs = []
+    for place, (m, n, k) in enumerate(SPACES_OF):
+        space = feasible_space(kernel.spec, {"M": m, "N": n, "K": k, "BATCH": 1, **flags}, live_device())
+        for swizzle in (0, 1):
+            rows = np.flatnonzero(space.column("SWIZZLE") == swizzle)
+            if rows.size:
+                configs.append(space.config(int(rows[(len(rows) - 1) * (2 * place + swizzle) // 5])))
+    return configs
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
