@@ -123,6 +123,20 @@ def compile_cubin(job: CompileJob) -> Compilation:
         nvrtc.nvrtcDestroyProgram(program)
 
 
+def known_architectures() -> tuple[str, ...]:
+    """Targets that NVRTC compiles for, such as ``"sm_90"``, without those of architecture-specific features.
+
+    Raises
+    ------
+    ToolchainError
+        NVRTC is missing.
+    """
+    nvrtc = load_nvrtc()
+    status, numbers = nvrtc.nvrtcGetSupportedArchs()
+    _expect_success(nvrtc, status)
+    return tuple(f"sm_{number}" for number in numbers)
+
+
 def parse_resources(log: str, entry: str) -> Resources:
     """Read the assembler's report (``-Xptxas -v``) on one entry function.
 

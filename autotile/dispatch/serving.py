@@ -39,11 +39,11 @@ _devices = 0
 
 
 def get_best_kernel(
-    name: str,
+    name: str | Path,
     *,
     dtype: str | None = None,
     device: int | str | None = None,
-    database: str | None = None,
+    database: str | Path | None = None,
     bundle: str | Path | None = None,
     strict: bool = False,
     **sizes: int,
@@ -93,15 +93,15 @@ def get_best_kernel(
     key = (name, dtype, place, database, bundle, *sizes, *sizes.values())
     served = _served.get(key)
     if served is None:
-        location = database or read_settings().database
-        kernel = find_best_kernel(name, dtype, place, location, sizes, bundle=bundle)
+        location = str(database or read_settings().database)
+        kernel = find_best_kernel(str(name), dtype, place, location, sizes, bundle=bundle)
         served = _served.setdefault(key, kernel)  # of threads that ask together, all are served the same
         if served is kernel and kernel.tier != "exact" and not isinstance(device, str) and kernel.can_launch:
             from autotile.dispatch.counting import misses  # what is not needed for an exact result is imported here
 
             misses.watch(location, kernel)
     if strict and served.tier != "exact":
-        raise _refusal(served, database or read_settings().database, bundle)
+        raise _refusal(served, str(database or read_settings().database), bundle)
     return served
 
 

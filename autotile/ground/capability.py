@@ -65,6 +65,18 @@ def device_fault(spec: KernelSpec, device: DeviceProperties) -> str:
     return ""
 
 
+def contradiction(spec: KernelSpec) -> str:
+    """Why no device at all can run the kernel, in one line; "" where one may."""
+    least, what_for = _least_capability(spec)
+    if spec.architecture is None or not least or not is_below(capability_of(spec.architecture), least):
+        return ""
+    needed = f"{least}{what_for or ', its minimum_compute_capability'}"
+    return (
+        f"{spec.architecture} runs on compute capability {capability_of(spec.architecture)} alone, but the kernel "
+        f"needs {needed}; no device meets both, so change one"
+    )
+
+
 def check_device(spec: KernelSpec, device: DeviceProperties) -> None:
     """Refuse a device that cannot run the kernel.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from autotile.ground.capability import ARCHITECTURE, CAPABILITY
+from autotile.ground.capability import ARCHITECTURE, CAPABILITY, contradiction
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.expressions import Kind
 from autotile.ground.hardware import EXPRESSION_NAMES
@@ -101,6 +101,8 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         text=text,
     )
     check_ragged_maps(spec, document)
+    if fault := contradiction(spec):
+        raise kernel.error("architecture", fault)
     return spec
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from autotile.device.compiler import CompileJob, compile_job
+from autotile.device.compiler import CompileJob, compile_job, known_architectures
 from autotile.device.cubin_cache import CachedCubin
 from autotile.device.toolchain import nvrtc_version
 from autotile.files.library import Kernel, load_kernel
@@ -104,11 +104,9 @@ def gather(
     InputError
         A kernel, size or architecture is unknown, a problem is not tuned, or nothing can be compiled for what is asked.
     ToolchainError
-        NVRTC is missing or does not know an architecture.
+        NVRTC is missing.
     """
-    for architecture in architectures:
-        if ARCHITECTURE.fullmatch(architecture) is None:
-            raise InputError(f"{architecture!r} is no architecture; expected one such as sm_90")
+    _check_architectures(architectures)
     settings = read_settings()
     kernels = {name: load_kernel(name) for name in dict.fromkeys(one.kernel for one in wanted)}
     pool = CompilePool(settings.cache, settings.cache_limit_bytes, available_cores(), _DEADLINE_S)
@@ -121,6 +119,18 @@ def gather(
         return shipments
     finally:
         pool.close()
+
+
+def _check_architectures(architectures: Sequence[str]) -> None:
+    """Refuse what NVRTC compiles nothing for."""
+    for architecture in architectures:
+        if ARCHITECTURE.fullmatch(architecture) is None:
+            raise InputError(f"{architecture!r} is no architecture; expected one such as sm_90")
+        if architecture.removesuffix("a") not in (known := known_architectures()):
+            raise InputError(
+                f"NVRTC {nvrtc_version()} does not know the architecture {architecture!r}; it compiles for "
+                f"{', '.join(known)}"
+            )
 
 
 def _gather(

@@ -41,6 +41,7 @@ class TestBundle:
             (("n=4",), "n=4 is not tuned; tuned is n=1048576"),
             (("m=4",), "has no size 'm'"),
             (("--arch", "hopper"), "'hopper' is no architecture"),
+            (("--arch", "sm_9000"), "does not know the architecture 'sm_9000'; it compiles for sm_"),
             (("--dtype", "float64"), "not written for dtype 'float64'"),
             (("nosuch",), "no kernel named 'nosuch'"),
             (("--db", "nowhere.db"), "there is no database nowhere.db"),

@@ -55,6 +55,15 @@ class TestLookUp:
         ]
         assert len(set(map(id, kernels))) == 5
 
+    def test_kernel_and_database_may_be_paths(self, shelf: Any) -> None:
+        shelf.put(4096, BEST)
+        database = Path(read_settings().database)
+        kernel = get_best_kernel(shelf.path, n=4096, device="h200", database=database)
+        assert (kernel.tier, kernel.config) == ("exact", BEST)
+        assert get_best_kernel(shelf.path, n=4096, device="h200", database=database, strict=True) is kernel
+        with pytest.raises(NotTunedError, match="sizes: tuned n=4096, asked n=8192"):
+            get_best_kernel(shelf.path, n=8192, device="h200", database=database, strict=True)
+
     def test_forgetting_sees_new_results(self, shelf: Any) -> None:
         assert get_best_kernel(str(shelf.path), n=4096, device="h200").tier == "default"
         shelf.put(4096, BEST)

@@ -57,6 +57,30 @@ def test_refusals(line: str, said: str) -> None:
         parse_spec(declared(line), "split.toml")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            declared('architecture = "sm_90a"\nminimum_compute_capability = "10.0"'),
+            "sm_90a runs on compute capability 9.0 alone, but the kernel needs 10.0, its minimum_compute_capability",
+        ),
+        (
+            CLUSTER_SPACE.replace('"sm_90a"', '"sm_80"'),
+            "sm_80 runs on compute capability 8.0 alone, but the kernel needs 9.0 for its clusters",
+        ),
+    ],
+)
+def test_what_no_device_meets_is_refused(text: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        parse_spec(text, "split.toml")
+    assert caught.value.key == "kernel.architecture"
+
+
+def test_a_minimum_below_the_one_architecture_is_no_contradiction() -> None:
+    spec = parse_spec(declared('architecture = "sm_90a"\nminimum_compute_capability = "8.0"'), "split.toml")
+    assert device_fault(spec, device_profile("h200")) == ""
+
+
 def test_capabilities_are_numbers_not_texts() -> None:
     assert is_below("9.0", "10.0")
     assert not is_below("9.0", "9.0")
