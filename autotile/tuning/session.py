@@ -12,12 +12,12 @@ from autotile.device.toolchain import nvrtc_version
 from autotile.files.library import Kernel
 from autotile.files.settings import Settings, available_cores
 from autotile.ground.hardware import DeviceProperties
-from autotile.ground.model import Config, Outcome, Problem, Trial
+from autotile.ground.model import Outcome, Problem, Trial
 from autotile.ground.problem import check_memory
 from autotile.ground.space import SearchSpace, feasible_space
 from autotile.process.compile_pool import CompilePool
 from autotile.process.shelf import Shelf
-from autotile.search.samplers import check_sampler, resolve_sampler
+from autotile.search.samplers import check_sampler
 from autotile.store.keys import TuningKey, key_of
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.bounds import Bounds, Stopped, check_until
@@ -31,11 +31,11 @@ from autotile.tuning.insight import Insight, insight_of
 from autotile.tuning.interrupt import StopRequest
 from autotile.tuning.ledger import Ledger
 from autotile.tuning.load import LoadMeter
-from autotile.tuning.lookahead import lookahead_of
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import Pipeline
 from autotile.tuning.result import Progress, TuneResult
-from autotile.tuning.start import earlier_trials, first_to_try, incumbent, rows_to_try
+from autotile.tuning.search_plan import SearchPlan
+from autotile.tuning.start import earlier_trials, incumbent
 from autotile.tuning.transfer import sources_of
 
 if TYPE_CHECKING:
@@ -137,28 +137,24 @@ class Session:
         self._space = space
         self._database = database
         self._observe = observe
-        self._learnt_from: tuple[str, ...] = ()
         self._stopped: Stopped | None = None
         self._insight: Insight | None = None
         self._stop = StopRequest()
         self._clock = Clock()
-        self._default: Config = dict(kernel.spec.default)
         self._notices = tuple(notice for notice in (backend.notice, *database.notices) if notice)
         self._study_id = database.study(self.key, backend.device)
         self._ledger = Ledger(space, earlier_trials(database, self._study_id, options))
         self._bounds = Bounds(options, self._ledger, self._clock, self._stop)
-        self._available = rows_to_try(kernel, problem.dtype, space, backend, options)
-        candidates = len(space) if self._available is None else int(self._available.sum())
-        self._most = min(candidates, options.trial_target or candidates)
-        self._incumbent = incumbent(database, self._study_id)
-        self._sources = sources_of(database, self.key) if options.transfer else []
         workers = options.workers or available_cores()
+        sources = sources_of(database, self.key) if options.transfer else []
+        earlier = incumbent(database, self._study_id)
+        self._plan = SearchPlan(
+            kernel, problem, space, options, backend=backend, incumbent=earlier, sources=sources, workers=workers
+        )
         self._pool = CompilePool(
             settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s, shelf=shelf
         )
         self._load = LoadMeter(self._pool, workers)
-        self._sampler = resolve_sampler(options.sampler, space, self._available, options.granted)
-        self._lookahead = lookahead_of(self._sampler, workers)
         self._pipeline = Pipeline(kernel, problem, backend.device, self._pool)
         self._pipeline.recall(self._ledger.trials)
 
@@ -192,9 +188,9 @@ class Session:
             try:
                 self._report("starting")
                 with self._clock.phase("start"):
-                    if self._bounds.room != 0 and self._ledger.find(self._default) is None:
-                        self._pipeline.start(self._default)  # compiles while the search is imported
-                    shortlist = self._new_search()
+                    if self._bounds.room != 0 and self._ledger.find(self._plan.default) is None:
+                        self._pipeline.start(self._plan.default)  # compiles while the search is imported
+                    shortlist = self._plan.begin(self._ledger)
                     self._fill(shortlist)  # compiles while the worker starts
                     evaluator = self._backend.open()
                 with self._clock.phase("search"):
@@ -213,24 +209,6 @@ class Session:
             self._database.end_run(run_id, result.to_json())
         return result
 
-    def _new_search(self) -> Shortlist:
-        from autotile.search.search import Search  # Optuna takes 0.3 s, while the GPU worker gets ready
-        from autotile.search.shortlist import Shortlist
-
-        search = Search(
-            self._space,
-            self._sampler,
-            self._options.seed,
-            first=first_to_try(self._default, self._incumbent, self._ledger),
-            available=self._available,
-            trials=self._options.trial_target,
-            ahead=self._lookahead.compiling,
-            objectives=self._options.objectives,
-            sources=self._sources,
-        )
-        self._learnt_from = search.learnt_from
-        return Shortlist(search, self._lookahead, self.device.sm_count, earlier=self.trials)
-
     def _search(self, shortlist: Shortlist, run_id: int, evaluator: Evaluator) -> Stopped:
         """Try candidates; every trial is committed as it ends."""
         while (stopped := self._bounds.stopped) is None:
@@ -244,7 +222,7 @@ class Session:
             self._load.add(trial)
             shortlist.tell(row, trial)
             self._report("searching", trial)
-            check_kernel(self._kernel.spec.source, self._ledger, trial, self._default, self._most)
+            check_kernel(self._kernel.spec.source, self._ledger, trial, self._plan.default, self._plan.most)
             self._fill(shortlist)
         return stopped
 
@@ -256,7 +234,9 @@ class Session:
         if not self._options.finals:
             return None
         hurried = self._stop.requested
-        finalists = choose_finalists(self.trials, self._default, self._incumbent, self._options.finals, hurried=hurried)
+        finalists = choose_finalists(
+            self.trials, self._plan.default, self._plan.incumbent, self._options.finals, hurried=hurried
+        )
         if not any(trial.outcome is Outcome.OK for trial in finalists):
             return None
         self._report("finals")
@@ -266,8 +246,8 @@ class Session:
         finals = run_finals(
             racing,
             evaluator,
-            default=self._default,
-            incumbent=self._incumbent,
+            default=self._plan.default,
+            incumbent=self._plan.incumbent,
             seed=self._options.seed,
             hurried=hurried,
         )
@@ -290,7 +270,7 @@ class Session:
             gates=self._ledger.gates,
             outcomes=self._ledger.outcomes,
             winner=finals.winner if finals is not None else fastest,
-            default=finals.default if finals is not None else self._ledger.find(self._default),
+            default=finals.default if finals is not None else self._ledger.find(self._plan.default),
             speedup=finals.speedup if finals is not None else None,
             ties=finals.ties if finals is not None else (),
             refused=finals.refused if finals is not None else (),
@@ -307,7 +287,7 @@ class Session:
             flops=int(work.flops.evaluate(sizes)) if work.flops is not None else None,
             bytes=int(work.bytes.evaluate(sizes)) if work.bytes is not None else None,
             notices=self._notices,
-            learnt_from=self._learnt_from,
+            learnt_from=self._plan.learnt_from,
         )
 
     def _start_run(self) -> int:
