@@ -157,12 +157,13 @@ __device__ __forceinline__ void accumulate(float (&sum)[SUMS], OperandA::Copier&
     };
 
 #pragma unroll 1
-    for (int step = 0; step < STAGES - 1; ++step) copy(step);
-#pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-        cp_async_wait<STAGES - 2>();
-        __syncthreads();
+    for (int step = 1 - STAGES; step < steps; ++step) {  // before step 0, only copies start
+        if (step >= 0) {
+            cp_async_wait<STAGES - 2>();
+            __syncthreads();
+        }
         copy(step + STAGES - 1);  // into the slot that everybody has left before this barrier
+        if (step < 0) continue;
         const unsigned char* slot = shared + step % STAGES * SLOT_BYTES;
 #pragma unroll 1
         for (int first = 0; first < WK; first += UNROLL * PIECE)

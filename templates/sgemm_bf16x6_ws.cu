@@ -257,6 +257,11 @@ __device__ __forceinline__ void multiply(float (&sum)[SUMS], Shared& shared, Rin
         LimbsOfA next;
         if (step + 1 < depth) next_of_A(next);
         wgmma_wait<0>();
+        hold(products);
+#pragma unroll
+        for (int p = 0; p < PIECES; ++p)
+#pragma unroll
+            for (int limb = 0; limb < LIMBS; ++limb) hold(a.piece[p][limb]);
         warp_arrive(&shared.used[rings.B.stage]);
         rings.B.advance();
 #pragma unroll

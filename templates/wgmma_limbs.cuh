@@ -14,6 +14,22 @@ __device__ __forceinline__ unsigned long long wgmma_operand_64(unsigned address)
     return (address >> 4 & 0x3fff) | 1ull << 16 | PATTERN << 32 | SWIZZLE_64 << 62;
 }
 
+// Holds registers in place up to here: those that a wgmma still reads, and those that it has only now written. Products
+// run on while the compiler believes them done.
+template <int COUNT>
+__device__ __forceinline__ void hold(const unsigned (&operand)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" ::"r"(operand[i]) : "memory");
+}
+
+template <int COUNT>
+__device__ __forceinline__ void hold(float (&sum)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(sum[i])::"memory");
+}
+
 // sum = a * b, plus sum where `add` is not 0; a and b are bf16. One overload for each N; the numbers are the operands
 // after the sums.
 #define WGMMA_FROM_REGISTERS(N, A0, A1, A2, A3, B, ADD, ACROSS)                                                        \
