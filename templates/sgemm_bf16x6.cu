@@ -57,7 +57,7 @@
 #define WN 32
 #define K_WARPS 1
 #define STAGES 4
-#define UNROLL 2
+#define UNROLL 1
 #define SPLIT_K 1
 #define CLUSTER_SPLIT 0
 #define GROUP 8
