@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotile.dispatch.bound import BoundKernel
-from autotile.dispatch.matmul import KERNELS, fitting_kernels
+from autotile.dispatch.matmul import EMULATED, KERNELS, fitting_kernels
 from autotile.dispatch.product import Product
 from autotile.dispatch.serving import find_best_kernel
 from autotile.files.settings import read_settings
@@ -68,11 +68,11 @@ class TestWorthTuning:
     @pytest.mark.parametrize(
         ("product", "expected"),
         [
-            (LARGE, {"sgemm_ws", "sgemm_bf16x6"}),
+            (LARGE, {"sgemm_ws", *EMULATED}),
             (replace(LARGE, emulate=False), {"sgemm_ws"}),
-            (replace(LARGE, m=128), {"sgemm", "sgemm_ws", "sgemm_bf16x6"}),
-            (Product(256, 256, 256), {"sgemm", "sgemm_ws", "sgemm_bf16x6"}),
-            (replace(LARGE, n=16), {"gemm_small", "sgemm", "sgemm_ws", "sgemm_bf16x6"}),
+            (replace(LARGE, m=128), {"sgemm", "sgemm_ws", *EMULATED}),
+            (Product(256, 256, 256), {"sgemm", "sgemm_ws", *EMULATED}),
+            (replace(LARGE, n=16), {"gemm_small", "sgemm", "sgemm_ws", *EMULATED}),
             (replace(LARGE, m=1), {"gemm_small"}),
             (replace(LARGE, dtype="bfloat16"), {"gemm_wgmma"}),
             (replace(LARGE, dtype="bfloat16", m=64), {"gemm_wgmma", "gemm_mma"}),

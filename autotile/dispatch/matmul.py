@@ -15,9 +15,9 @@ from autotile.files.library import load_kernel
 from autotile.files.settings import read_settings
 from autotile.ground.errors import ArgumentError, InputError
 
-KERNELS = ("gemm_wgmma", "gemm_mma", "gemm_small", "sgemm", "sgemm_ws", "sgemm_bf16x6")
+KERNELS = ("gemm_wgmma", "gemm_mma", "gemm_small", "sgemm", "sgemm_ws", "sgemm_bf16x6", "sgemm_bf16x6_ws")
 """Kernels that may compute a product; of those with no known time, the first that fits is taken."""
-EMULATED = frozenset({"sgemm_bf16x6"})
+EMULATED = frozenset({"sgemm_bf16x6", "sgemm_bf16x6_ws"})
 """Those that compute a float32 product from bfloat16 parts."""
 _TIER_PENALTY = {"exact": 1.0, "family": 1.1, "nearest": 1.15, "transferred": 1.5}
 """How much longer a configuration is assumed to take than its measured time says, scaled to the size asked for."""
