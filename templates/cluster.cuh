@@ -15,6 +15,14 @@ __device__ __forceinline__ void cluster_barrier()
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// The same without a word on memory: what was read before has been read, but nothing written need be visible. The barrier
+// above waits until all of a thread's stores are seen by the whole device.
+__device__ __forceinline__ void cluster_meet()
+{
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+    asm volatile("barrier.cluster.wait;" ::: "memory");
+}
+
 // Four floats of the shared memory of the block with rank `rank`, at the place that `here` has in this block's.
 __device__ __forceinline__ float4 load_from_rank(const float4* here, unsigned rank)
 {

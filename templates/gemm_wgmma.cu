@@ -33,7 +33,9 @@
 // loads a part of it and the copy engine delivers it to all of them (multicast): fewer reads from L2. So a stage is
 // empty only when the consumers of all blocks that share with this one have left it.
 //
-// Split-K. Where tiles are fewer than SMs, SPLIT_K blocks share a tile and each sums a part of K: see split_k.cuh.
+// Split-K. Where tiles are fewer than SMs, SPLIT_K blocks share a tile and each sums a part of K. They add up through a
+// workspace, see split_k.cuh, or are a cluster and add up through each other's shared memory (CLUSTER_SPLIT): their sums
+// take the place of the ring, which is empty by then, see cluster_tile.cuh.
 //
 // Epilogue. Sums leave through STORE_STAGES buffers of 64 rows x 128 bytes, written by stmatrix, read by the copy engine,
 // which also clips them at the edges of C. That needs rows of C of a multiple of 16 bytes; with TMA_STORE = 0 the
@@ -51,12 +53,15 @@
 //   GROUP          height of the bands in which tiles are visited, see raster.cuh
 //   ALONG_N        1: the bands lie across, GROUP counts columns of tiles
 //   SPLIT_K        parts that K is cut into
+//   CLUSTER_SPLIT  1: the blocks that share a tile are a cluster, up to 8 of them; a block has one tile, and threads
+//                  write C. Without PINGPONG, CLUSTER_M and CLUSTER_N
 //   STORE_STAGES   buffers between a consumer and C
 //   TMA_STORE      1: the copy engine writes C
 //   OUT_FP32       1: C is fp32
 //   NONDETERMINISTIC   1: parts of K are added up as they come, in `totals`; 0: in order, from `partials`
 //
-// Launch: 128 * (CONSUMERS + 1) threads; grid.x any multiple of the cluster, best what fits on the device at once.
+// Launch: 128 * (CONSUMERS + 1) threads; grid.x any multiple of the cluster, best what fits on the device at once; with
+// CLUSTER_SPLIT grid.x counts tiles along M and within them parts of K, grid.y tiles along N, grid.z the batch.
 
 #ifndef BM
 #define BM 128
@@ -70,6 +75,7 @@
 #define GROUP 16
 #define ALONG_N 0
 #define SPLIT_K 1
+#define CLUSTER_SPLIT 0
 #define STORE_STAGES 2
 #define TMA_STORE 1
 #define TRANS_A 0
@@ -80,6 +86,7 @@
 #endif
 
 #include "cluster.cuh"
+#include "cluster_tile.cuh"
 #include "element.cuh"
 #include "mbarrier.cuh"
 #include "split_k.cuh"
@@ -91,7 +98,7 @@
 
 constexpr int WARPGROUP = 128;
 constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
-constexpr int CLUSTER = CLUSTER_M * CLUSTER_N;
+constexpr int CLUSTER = CLUSTER_M * CLUSTER_N;  // blocks that share what they load
 
 constexpr int STRIP_ROWS = 64;  // rows of C that a warpgroup handles at once
 constexpr int STRIPS = BM / STRIP_ROWS / (PINGPONG ? 1 : CONSUMERS);
@@ -110,14 +117,21 @@ using Output = Stored<DTYPE>::type;
 using TileA = WgmmaTile<TRANS_A == 0, BM, BK, CLUSTER_N>;
 using TileB = WgmmaTile<TRANS_B == 1, BN, BK, CLUSTER_M>;
 using Buffer = StripBuffer<DTYPE, Output, BN>;
+#if CLUSTER_SPLIT
+using Schedule = OneTile<BM, BN, BK, SPLIT_K>;
+#else
 using Schedule = TileSchedule<BM, BN, BK, CLUSTER_M, CLUSTER_N, SPLIT_K, GROUP, ALONG_N != 0>;
-using Work = Schedule::Work;
+#endif
 using Stages = Ring<STAGES>;
+using SplitTile = ClusterTile<BM, BN, SPLIT_K, THREADS>;
+
+static_assert(!CLUSTER_SPLIT || CLUSTER == 1 && !PINGPONG, "a cluster along K is one along K alone");
+static_assert(!CLUSTER_SPLIT || SplitTile::BYTES <= STAGES * (TileA::BYTES + TileB::BYTES), "sums fit into the ring");
 
 struct Shared {
     alignas(1024) unsigned char A[STAGES][TileA::BYTES];
     alignas(1024) unsigned char B[STAGES][TileB::BYTES];
-    alignas(1024) unsigned char C[CONSUMERS][STORE_STAGES * Buffer::BYTES];
+    alignas(1024) unsigned char C[CONSUMERS][CLUSTER_SPLIT ? 1 : STORE_STAGES * Buffer::BYTES];
     Barrier full[STAGES];
     Barrier empty[STAGES];
     Barrier turn[CONSUMERS];
@@ -193,6 +207,11 @@ __device__ __forceinline__ void multiply(float (&sum)[STRIPS][SUMS], Shared& sha
 __device__ __forceinline__ void warpgroup_barrier(int barrier)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(WARPGROUP) : "memory");
+}
+
+__device__ __forceinline__ void consumers_barrier()
+{
+    asm volatile("bar.sync %0, %1;" ::"n"(1 + CONSUMERS), "n"(WARPGROUP * CONSUMERS) : "memory");
 }
 
 // What is the same for all strips that a consumer writes.
@@ -295,13 +314,42 @@ __device__ __forceinline__ void consume(Shared& shared, const Schedule& schedule
     if (TMA_STORE) tma_store_wait<0>();
 }
 
-#if CLUSTER_M * CLUSTER_N > 1
+#if CLUSTER_SPLIT
+// A consumer whose block has a part of a tile for its cluster: multiplies, and leaves the sums where the ring was.
+__device__ __forceinline__ void sum_part(Shared& shared, const Schedule& schedule, int consumer)
+{
+    const Work work = schedule.work();
+    const int first_row = consumer * STRIPS * STRIP_ROWS;
+    Stages ring;
+    float sum[STRIPS][SUMS];
+    multiply(sum, shared, ring, work.depth, first_row, 0, nullptr);
+    consumers_barrier();  // they all have read their last stage
+#pragma unroll
+    for (int s = 0; s < STRIPS; ++s)
+        SplitTile::leave(reinterpret_cast<float*>(shared.A), sum[s], first_row + s * STRIP_ROWS,
+                         schedule.M - work.row);
+}
+
+// All threads of the cluster add the parts of its tile up and write C.
+__device__ __forceinline__ void write_share(Shared& shared, const Schedule& schedule, Output* C, float alpha, float beta)
+{
+    const Work work = schedule.work();
+    C += static_cast<size_t>(work.batch) * schedule.M * schedule.N;
+    const OutputQuads<DTYPE, Output> to(C, schedule.M, schedule.N, alpha, beta);
+    SplitTile::write(reinterpret_cast<const float*>(shared.A), work.split, to, work.row, work.column,
+                     schedule.M - work.row);
+}
+
+#define CLUSTER_SHAPE __cluster_dims__(SPLIT_K, 1, 1)
+#elif CLUSTER_M * CLUSTER_N > 1
 #define CLUSTER_SHAPE __cluster_dims__(CLUSTER_M * CLUSTER_N, 1, 1)
 #else
 #define CLUSTER_SHAPE
 #endif
 
-// The register file, 65,536, divided: a kernel starts with an equal share for every thread.
+// The register file, 65,536, divided: a kernel starts with an equal share for every thread. That must do where all
+// threads work together in the end.
+constexpr bool DIVIDE_REGISTERS = CONSUMERS > 1 && !CLUSTER_SPLIT;
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 232;
 
@@ -335,14 +383,24 @@ gemm_wgmma(Output* C, float* partials, float* totals, unsigned* counters, const 
 
     // In this order the producer's code comes first and is fetched with the kernel's beginning: loads start earlier.
     if (threadIdx.x >= WARPGROUP) {
-        if (CONSUMERS > 1) claim_registers<CONSUMER_REGISTERS>();
-        consume(shared, schedule, C, NONDETERMINISTIC ? totals : partials, counters, C_map, alpha, beta,
-                threadIdx.x / WARPGROUP - 1, rank);
+        const int consumer = threadIdx.x / WARPGROUP - 1;
+        if (DIVIDE_REGISTERS) claim_registers<CONSUMER_REGISTERS>();
+#if CLUSTER_SPLIT
+        sum_part(shared, schedule, consumer);
+#else
+        consume(shared, schedule, C, NONDETERMINISTIC ? totals : partials, counters, C_map, alpha, beta, consumer,
+                rank);
+#endif
     } else {
-        if (CONSUMERS > 1) release_registers<PRODUCER_REGISTERS>();
+        if (DIVIDE_REGISTERS) release_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) produce(shared, schedule, A_map, B_map, rank);
     }
 
-    // No block leaves while another of its cluster may still write to its shared memory.
+#if CLUSTER_SPLIT
+    cluster_barrier();
+    write_share(shared, schedule, C, alpha, beta);
+    cluster_meet();  // no block leaves before the others have read its shared memory
+#endif
+    // Nor while another may still write to it.
     if (CLUSTER > 1) cluster_barrier();
 }

@@ -66,3 +66,13 @@ def test_rows_that_the_copy_engine_cannot_take_leave_nothing() -> None:
 def test_odd_rows_of_c_are_written_by_the_threads() -> None:
     space = feasible_space(SPEC, sizes(64, 101, 64, TRANS_B=1), H200)
     assert set(space.column("TMA_STORE")) == {0}
+
+
+def test_clusters_along_k_are_for_few_tiles() -> None:
+    assert set(feasible_space(SPEC, sizes(4096, 4096, 4096), H200).column("CLUSTER_SPLIT")) == {0}
+    space = feasible_space(SPEC, sizes(2560, 64, 2560), H200)
+    clusters = [config for config in map(space.config, range(len(space))) if config["CLUSTER_SPLIT"] == 1]
+    assert {config["SPLIT_K"] for config in clusters} == set(range(2, 9))
+    assert all(config["PINGPONG"] == 0 and config["CLUSTER_M"] == config["CLUSTER_N"] == 1 for config in clusters)
+    for config in clusters[:: len(clusters) // 4]:
+        assert compiled(dict(config), "float16", sizes(2560, 64, 2560)) == 0

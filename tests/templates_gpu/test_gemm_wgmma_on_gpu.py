@@ -21,6 +21,7 @@ SPEC = KERNEL.spec
 LAYOUTS = list(product((0, 1), repeat=2))
 SHAPES = [(8, 8, 8, 1), (200, 136, 264, 2), (1000, 520, 1032, 1), (2048, 1024, 512, 3)]
 SMALL = {"BM": 64, "BN": 64, "STAGES": 8, "CONSUMERS": 1, "STORE_STAGES": 1}
+CLUSTER = {"CLUSTER_SPLIT": 1, "TMA_STORE": 0, "STORE_STAGES": 1}
 CONFIGS: dict[str, Config] = {
     "default": {},
     "one_consumer": SMALL,
@@ -34,6 +35,12 @@ CONFIGS: dict[str, Config] = {
     "wide_strips": {"BM": 256, "BN": 192, "STAGES": 3, "STORE_STAGES": 1},
     "split": {"BM": 128, "BN": 64, "STAGES": 8, "SPLIT_K": 3},
     "split_pair": {"BM": 256, "BN": 128, "STAGES": 3, "SPLIT_K": 2, "CLUSTER_M": 2},
+    "split_cluster": {**SMALL, **CLUSTER, "SPLIT_K": 3},
+    "split_cluster_narrow": {**SMALL, **CLUSTER, "BN": 16, "SPLIT_K": 5},
+    "split_cluster_of_two_consumers": {"BM": 128, "BN": 96, "STAGES": 6, **CLUSTER, "SPLIT_K": 4},
+    "split_cluster_of_two_strips": {**SMALL, **CLUSTER, "BM": 128, "STAGES": 6, "SPLIT_K": 2},
+    "split_cluster_of_three_consumers": {"BM": 192, "BN": 160, "STAGES": 3, "CONSUMERS": 3, **CLUSTER, "SPLIT_K": 5},
+    "split_cluster_of_eight": {"BM": 128, "BN": 160, "STAGES": 4, **CLUSTER, "SPLIT_K": 8},
     "by_threads": {"BN": 128, "STAGES": 6, "STORE_STAGES": 1, "TMA_STORE": 0},
 }
 
@@ -47,12 +54,12 @@ def template(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Templa
     return TemplateOnDevice(KERNEL, device, support, tmp_path)
 
 
-# The default in all layouts, the others in two of them, one for each element type.
+# The default and one of the clusters along K in all layouts, the others in two, one for each element type.
 CASES = [
     (name, dtype, layout)
     for at, name in enumerate(CONFIGS)
     for second, dtype in enumerate(SPEC.dtypes)
-    for layout in (LAYOUTS if name == "default" else [LAYOUTS[(at + 2 * second) % 4]])
+    for layout in (LAYOUTS if name in ("default", "split_cluster") else [LAYOUTS[(at + 2 * second) % 4]])
 ]
 
 
@@ -65,15 +72,16 @@ def test_right_at_every_shape(template: TemplateOnDevice, case: tuple[str, str, 
     function = template.compiled(config, dtype, flags)
     # The one rule here that keeps out what is wrong, and not only what is slow.
     shapes = [shape for shape in SHAPES if config["SPLIT_K"] <= -(-shape[2] // config["BK"])]
-    assert len(shapes) >= 3
+    assert len(shapes) >= 2
     for at, shape in enumerate(shapes):
         sizes = {**dict(zip(("M", "N", "K", "BATCH"), shape, strict=True)), **flags}
         template.expect_right(function, config, dtype, sizes, check=at % 2 == 1)
 
 
+@pytest.mark.parametrize("name", ["by_threads", "split_cluster"])
 @pytest.mark.parametrize("offset", [0, 1, 2])
-def test_rows_of_c_of_any_length_and_address(template: TemplateOnDevice, offset: int) -> None:
-    config = {**SPEC.default, **CONFIGS["by_threads"]}
+def test_rows_of_c_of_any_length_and_address(template: TemplateOnDevice, offset: int, name: str) -> None:
+    config = {**SPEC.default, **CONFIGS[name]}
     template.expect_right_at_offsets(
         config, {**SPEC.sizes, "M": 333, "N": 277 + offset % 2, "K": 200, "BATCH": 1, "TRANS_B": 1}, (0, 0, offset)
     )
