@@ -112,10 +112,12 @@ __device__ __forceinline__ void consume(float (&sum)[TM * TN], const Handover& h
     Ring<STAGES> at;
     if (steps > 0) mbarrier_wait(&handover.full[0], 0);
     multiply(sum, owner, steps, handover.stages[0], [&](bool more) -> const Stage& {
-        __syncwarp();  // all lanes have read the stage
-        if (owner.thread % WARP == 0) mbarrier_arrive(&handover.empty[at.stage]);
-        at.advance();
-        if (more) mbarrier_wait(&handover.full[at.stage], at.parity);
+        if (more) {
+            __syncwarp();  // all lanes have read the stage
+            if (owner.thread % WARP == 0) mbarrier_arrive(&handover.empty[at.stage]);
+            at.advance();
+            mbarrier_wait(&handover.full[at.stage], at.parity);
+        }
         return handover.stages[at.stage];
     });
 }
