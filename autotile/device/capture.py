@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from autotile.device.driver import load_driver
+
+_RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED, cuda.h."""
 
 
 @contextmanager
@@ -15,9 +19,9 @@ def outside_of_captures() -> Iterator[None]:
     CUDA driver API, ``cuThreadExchangeStreamCaptureMode``: in the relaxed mode nothing is forbidden but what would
     invalidate the capture itself.
     """
-    driver = load_driver()
-    _, before = driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    exchange, mode = load_driver().cuThreadExchangeStreamCaptureMode, ctypes.c_int(_RELAXED)
+    exchange(ctypes.byref(mode))  # which now holds the mode before
     try:
         yield
     finally:
-        driver.cuThreadExchangeStreamCaptureMode(before)
+        exchange(ctypes.byref(mode))

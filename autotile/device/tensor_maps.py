@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.device.driver import load_driver
+from autotile.device.driver import load_driver, result_name
 from autotile.ground.errors import ArgumentError, ToolchainError
 from autotile.ground.tensor_maps import UNIT_BYTES, TensorMap
 
@@ -18,21 +19,31 @@ _MAP_BYTES = 128
 
 _MAP = np.dtype((np.void, _MAP_BYTES))
 
-# Types of cuda.h by name. Bits are moved as they are, so signed integers of 8 and 16 bits go by the unsigned type.
-_DATA_TYPES = {
-    "int8": "UINT8",
-    "uint8": "UINT8",
-    "int16": "UINT16",
-    "uint16": "UINT16",
-    "int32": "INT32",
-    "uint32": "UINT32",
-    "int64": "INT64",
-    "uint64": "UINT64",
-    "float16": "FLOAT16",
-    "bfloat16": "BFLOAT16",
-    "float32": "FLOAT32",
-    "float64": "FLOAT64",
+_ALIGNMENT_BYTES = 64
+"""Of a CUtensorMap."""
+
+# Enumerations of cuda.h. Bits are moved as they are, so signed integers of 8 and 16 bits go by the unsigned type.
+DATA_TYPES = {
+    "int8": 0,
+    "uint8": 0,
+    "int16": 1,
+    "uint16": 1,
+    "uint32": 2,
+    "int32": 3,
+    "uint64": 4,
+    "int64": 5,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bfloat16": 9,
 }
+"""``CUtensorMapDataType``"""
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+"""``CUtensorMapSwizzle`` by bytes."""
+PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+"""``CUtensorMapL2promotion`` by bytes."""
+_NONE = 0
+"""Of ``CUtensorMapInterleave`` and ``CUtensorMapFloatOOBfill``."""
 
 
 @lru_cache(maxsize=1024)
@@ -66,34 +77,35 @@ def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
             f"which this kernel cannot take (it reads {tensor_map.buffer} through a tensor map); pass a copy, which "
             "starts at a multiple of 256"
         )
-    driver = load_driver()
-    word, wide = driver.cuuint32_t, driver.cuuint64_t
-    swizzle, promotion = tensor_map.swizzle_bytes, tensor_map.l2_promotion_bytes
     try:
-        status, encoded = driver.cuTensorMapEncodeTiled(
-            _member(driver.CUtensorMapDataType, f"DATA_TYPE_{_DATA_TYPES[tensor_map.dtype]}"),
-            len(tensor_map.shape),
-            pointer,
-            [wide(extent) for extent in reversed(tensor_map.shape)],
-            [wide(stride) for stride in reversed(tensor_map.strides_bytes)],
-            [word(side) for side in reversed(tensor_map.box)],
-            [word(stride) for stride in reversed(tensor_map.element_strides)],
-            _member(driver.CUtensorMapInterleave, "INTERLEAVE_NONE"),
-            _member(driver.CUtensorMapSwizzle, f"SWIZZLE_{swizzle}B" if swizzle else "SWIZZLE_NONE"),
-            _member(
-                driver.CUtensorMapL2promotion, f"L2_PROMOTION_L2_{promotion}B" if promotion else "L2_PROMOTION_NONE"
-            ),
-            _member(driver.CUtensorMapFloatOOBfill, "FLOAT_OOB_FILL_NONE"),
-        )
-    except RuntimeError as error:  # the bindings' own of a function that the driver lacks share no other base class
+        encode = load_driver().cuTensorMapEncodeTiled
+    except AttributeError:
+        raise ToolchainError("this driver makes no tensor maps, which takes one of CUDA 12 or newer") from None
+    memory = np.zeros(_MAP_BYTES + _ALIGNMENT_BYTES, np.uint8)
+    start = -int(memory.ctypes.data) % _ALIGNMENT_BYTES
+    status = encode(
+        ctypes.c_void_p(memory.ctypes.data + start),
+        DATA_TYPES[tensor_map.dtype],
+        len(tensor_map.shape),
+        ctypes.c_void_p(pointer),
+        _array(ctypes.c_uint64, tensor_map.shape),
+        _array(ctypes.c_uint64, tensor_map.strides_bytes),
+        _array(ctypes.c_uint32, tensor_map.box),
+        _array(ctypes.c_uint32, tensor_map.element_strides),
+        _NONE,
+        SWIZZLES[tensor_map.swizzle_bytes],
+        PROMOTIONS[tensor_map.l2_promotion_bytes],
+        _NONE,
+    )
+    if status:
         raise ToolchainError(
-            f"this driver makes no tensor maps, which takes one of CUDA 12 or newer: {error}"
-        ) from None
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise ToolchainError(f"the driver makes no tensor map of {tensor_map.buffer}: {status.name} for {tensor_map}")
-    data = ctypes.string_at(encoded.getPtr(), _MAP_BYTES)
-    return np.frombuffer(data, _MAP)
+            f"the driver makes no tensor map of {tensor_map.buffer}: {result_name(status)} for {tensor_map}"
+        )
+    encoded = memory[start : start + _MAP_BYTES].view(_MAP)
+    encoded.flags.writeable = False  # it is shared by all who ask for the same
+    return encoded
 
 
-def _member(enumeration: Any, name: str) -> Any:
-    return getattr(enumeration, f"CU_TENSOR_MAP_{name}")
+def _array(kind: type[ctypes.c_uint32 | ctypes.c_uint64], values: Sequence[int]) -> Any:
+    """Numbers as the driver takes them, the innermost axis first."""
+    return (kind * len(values))(*reversed(values))

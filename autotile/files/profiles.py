@@ -196,10 +196,10 @@ def _check_names(figures: Mapping[str, Any], expected: frozenset[str], place: st
 
 
 def _version(compute_capability: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)\.(\d+)", compute_capability)
-    if match is None:
+    major, _, minor = compute_capability.partition(".")
+    if not (major.isdecimal() and minor.isdecimal()):
         raise InputError(f"compute capability {compute_capability!r}: expected major and minor number, such as '9.0'")
-    return int(match[1]), int(match[2])
+    return int(major), int(minor)
 
 
 def _plain(name: str) -> str:

@@ -9,10 +9,10 @@ from autotile.ground.errors import DeviceError
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.spec import KernelSpec
 
-ARCHITECTURE = re.compile(r"sm_(\d+)(\d)a?")
-"""A target of NVRTC, ``sm_90`` or ``sm_90a``: a major and a one-digit minor compute capability."""
+ARCHITECTURE = r"sm_(\d+)(\d)a?"
+"""Pattern of a target of NVRTC, ``sm_90`` or ``sm_90a``: a major and a one-digit minor compute capability."""
 
-CAPABILITY = re.compile(r"\d+\.\d")
+CAPABILITY = r"\d+\.\d"
 
 CLUSTER_CAPABILITY = "9.0"
 """Thread block clusters and tensor maps: CUDA C++ Programming Guide, features per compute capability."""
@@ -23,7 +23,7 @@ _EMBEDDED = {"5.3", "6.2", "7.2", "8.7", "10.1", "11.0"}
 
 def capability_of(architecture: str) -> str:
     """Compute capability of a target: ``"9.0"`` for ``sm_90a``."""
-    match = ARCHITECTURE.fullmatch(architecture)
+    match = re.fullmatch(ARCHITECTURE, architecture)
     if match is None:
         raise ValueError(f"{architecture!r} is no target such as sm_90a")
     return f"{match[1]}.{match[2]}"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import keyword
-import re
 
 from autotile.ground.arrays import ARRAY_FUNCTIONS
 from autotile.ground.expressions import FUNCTIONS
 from autotile.ground.spec_table import Table
-
-_C_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 # Words of C++20 that a macro of the same name would break, less those that are Python keywords too.
 _CXX_WORDS = (
@@ -30,7 +27,7 @@ _RESERVED = {
 
 def is_c_identifier(name: str) -> bool:
     """Whether a name can stand in C source."""
-    return _C_IDENTIFIER.fullmatch(name) is not None
+    return name.isascii() and name.isidentifier()
 
 
 def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:

@@ -32,9 +32,10 @@ ALLOWED_OPTIONS = (
 
 MAX_DIMENSIONS = 3
 
-_TEMPLATE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cu")
-_KERNEL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_\-]*")
-_STRING_VALUE = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)*|\.?\d[\w.]*", re.ASCII)
+# Patterns are compiled where a file has what they are for.
+_TEMPLATE = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cu"
+_KERNEL_NAME = r"[A-Za-z][A-Za-z0-9_\-]*"
+_STRING_VALUE = r"(?a)[A-Za-z_]\w*(::[A-Za-z_]\w*)*|\.?\d[\w.]*"
 
 # Odd, prime and uneven, so that no size is a multiple of a tile or of another; larger where fewer sizes share the work.
 _RAGGED_PRIMES = (389, 277, 149, 101, 67, 43, 29, 19, 13, 11, 7, 5, 3)
@@ -160,7 +161,7 @@ def _values(table: Table, name: str) -> tuple[Value, ...]:
             raise table.error(name, f"{describe(value)} is listed twice; remove one")
         if isinstance(value, int) and abs(value) >= 2**63:
             raise table.error(name, f"{describe(value)} does not fit in 64 bits")
-        if isinstance(value, str) and not _STRING_VALUE.fullmatch(value):
+        if isinstance(value, str) and not re.fullmatch(_STRING_VALUE, value):
             raise table.error(name, f"{describe(value)} is neither a C identifier nor a C number")
     return tuple(values)
 
@@ -220,14 +221,14 @@ def _limits(table: Table) -> Limits:
     return Limits(min_occupancy, table.whole_number("max_spill_bytes", least=0) if has_spill else None)
 
 
-def _matching(table: Table, name: str, pattern: re.Pattern[str], wanted: str) -> str:
+def _matching(table: Table, name: str, pattern: str, wanted: str) -> str:
     text = table.text(name)
-    if not pattern.fullmatch(text):
+    if not re.fullmatch(pattern, text):
         raise table.error(name, f"expected {wanted}; got {describe(text)}")
     return text
 
 
-def _optional(table: Table, name: str, pattern: re.Pattern[str], wanted: str) -> str | None:
+def _optional(table: Table, name: str, pattern: str, wanted: str) -> str | None:
     return _matching(table, name, pattern, wanted) if name in table.data else None
 
 

@@ -25,7 +25,7 @@ MAX_WHOLE_NUMBER = 2**31 - 1
 """Largest size or number of bytes; sizes reach kernels as int32 by convention."""
 
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\-\"']+)\s*=")
-_POSITION = re.compile(r" \(at line (\d+), column \d+\)$")
+_POSITION = r" \(at line (\d+), column \d+\)$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +210,9 @@ def describe(value: Any) -> str:
 
 
 def _not_toml(message: str, source: str) -> SpecError:
-    position = _POSITION.search(message)
+    position = re.search(_POSITION, message)
     line = int(position[1]) if position else None
-    return SpecError(f"not TOML: {_POSITION.sub('', message)}", source=source, line=line)
+    return SpecError(f"not TOML: {re.sub(_POSITION, '', message)}", source=source, line=line)
 
 
 def _check_keys(data: Mapping[str, Any], document: Document) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -124,7 +125,7 @@ def gather(
 def _check_architectures(architectures: Sequence[str]) -> None:
     """Refuse what NVRTC compiles nothing for."""
     for architecture in architectures:
-        if ARCHITECTURE.fullmatch(architecture) is None:
+        if re.fullmatch(ARCHITECTURE, architecture) is None:
             raise InputError(f"{architecture!r} is no architecture; expected one such as sm_90")
         if architecture.removesuffix("a") not in (known := known_architectures()):
             raise InputError(

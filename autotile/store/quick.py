@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -97,15 +98,19 @@ def _rule(row: Mapping[str, Any]) -> StoredRule:
 
 def _winner(row: Mapping[str, Any]) -> Winner:
     key = {**row} | {name: json.loads(row[name]) for name in ("options", "sizes")}
-    device = json.loads(row["device"]) if row["device"] else None
-    if device is not None and row["driver"]:
-        device["driver"] = row["driver"]  # a study may outlive the driver that it was begun with
     timed = row["time_us"] is not None
     return Winner(
         TuningKey.from_json(key),
-        DeviceProperties.from_json(device) if device else None,
+        _device(row["device"], row["driver"]) if row["device"] else None,
         json.loads(row["config"]),
         resources_of(row),
         Measurement(row["time_us"], row["low_us"], row["high_us"], l2=row["l2"]) if timed else None,
         datetime.fromisoformat(row["created_at"]),
     )
+
+
+@lru_cache(maxsize=16)
+def _device(text: str, driver: str) -> DeviceProperties | None:
+    """A study's device, which most studies share; a study may outlive the driver that it was begun with."""
+    device = json.loads(text)
+    return DeviceProperties.from_json({**device, "driver": driver or device.get("driver", "")}) if device else None
