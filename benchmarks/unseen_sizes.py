@@ -1,7 +1,7 @@
 """What is lost at sizes that were never tuned: by a family's rule, by the nearest tuned size, by the default.
 
     python benchmarks/unseen_sizes.py --folder DIR --output FILE.json [--kernel gemm_mma] [--dtype bfloat16]
-        [--points 24] [--sizes 60] [--trials 40] [--finals 6] [--seed 0] [--draw log|linear]
+        [--points 24] [--sizes 60] [--trials 28] [--finals 4] [--seed 0] [--draw log|linear]
         [M=64..4096 N=256..4096 K=256..4096]
 
 A family of sizes is tuned at some points. Then sizes are drawn at random from it, and each is tuned by itself with the
@@ -71,8 +71,8 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=24)
     parser.add_argument("--max-configs", type=int, default=8)
     parser.add_argument("--sizes", type=int, default=60)
-    parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--finals", type=int, default=6)
+    parser.add_argument("--trials", type=int, default=28)
+    parser.add_argument("--finals", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--draw", choices=("log", "linear"), default="log")
     arguments = parser.parse_args()

@@ -35,6 +35,7 @@ class GpuWorker:
 
     def __init__(self) -> None:
         self._bench: Workbench | None = None
+        self._workload: Mapping[str, Any] = {}
 
     def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Answer one request."""
@@ -60,9 +61,7 @@ class GpuWorker:
     def _answer(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         if message["op"] == "open":
             stage("open")
-            self._bench = None  # another session's, whose memory is needed again
-            self._bench = Workbench(Workload(**message["workload"]))
-            return {"device": self._bench.device.to_json()}
+            return {"device": self._open(message["workload"]).device.to_json()}
         if self._bench is None:
             raise InputError("the worker has no workload yet: send open first")
         match message["op"]:
@@ -76,6 +75,14 @@ class GpuWorker:
                 return {"blocks_per_sm": blocks}
             case unknown:
                 raise InputError(f"the worker knows no request {unknown!r}")
+
+    def _open(self, workload: Mapping[str, Any]) -> Workbench:
+        """Lay a problem out, unless the last session left just this one, and unharmed."""
+        if self._bench is None or workload != self._workload or not self._bench.is_sound():
+            self._bench = None  # its memory is needed again
+            self._bench = Workbench(Workload(**workload))
+            self._workload = workload
+        return self._bench
 
     def _judge(self, bench: Workbench, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """A candidate's evaluation; of one found wrong, only where no earlier one can be the cause."""

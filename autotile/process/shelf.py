@@ -12,8 +12,8 @@ from autotile.process.child import Child
 class Shelf:
     """Keeps children that are idle and well until somebody asks for one of their module; ends them when it is closed.
 
-    What a child was asked before must not matter to it: a GPU worker lays every problem out anew, and a compile worker
-    remembers nothing.
+    What a child was asked before must not matter to it: a GPU worker lays another problem out anew, and the same one
+    too where that was harmed; a compile worker remembers nothing.
     """
 
     def __init__(self) -> None:

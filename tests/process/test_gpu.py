@@ -16,6 +16,7 @@ from autotile.ground.errors import WorkerError
 from autotile.ground.model import Config, Outcome
 from autotile.process.gpu import Gpu
 from autotile.process.messages import Candidate, Workload
+from autotile.process.shelf import Shelf
 
 pytestmark = pytest.mark.gpu
 
@@ -32,10 +33,14 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     return fault_kernel(tmp_path_factory.mktemp("faults"))
 
 
+def workload(kernel: Kernel, cache: Path, **sizes: int) -> Workload:
+    spec = kernel.spec
+    return Workload(spec.text, spec.source, {**spec.sizes, **sizes}, "float32", "cold", str(cache), 10**9, 0.02)
+
+
 @pytest.fixture
 def gpu(kernel: Kernel, cache: Path) -> Iterator[Gpu]:
-    spec = kernel.spec
-    gpu = Gpu(Workload(spec.text, spec.source, spec.sizes, "float32", "cold", str(cache), 10**9, 0.02), deadline_s=8.0)
+    gpu = Gpu(workload(kernel, cache), deadline_s=8.0)
     yield gpu
     gpu.close()
 
@@ -103,6 +108,19 @@ def test_a_stray_write_leaves_no_worker_that_would_blame_others(gpu: Gpu, candid
     assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
     assert gpu.evaluate(candidate(fault), None).outcome in (Outcome.OUT_OF_BOUNDS, Outcome.WRONG_RESULT)
     assert gpu.evaluate(candidate(threads=64), None).outcome is Outcome.OK
+
+
+def test_one_worker_judges_the_candidates_of_several_sessions(kernel: Kernel, cache: Path, candidate: Make) -> None:
+    workers = set()
+    with Shelf() as shelf:
+        for n in (100_000, 100_000, 5000):  # the same problem, then another
+            gpu = Gpu(workload(kernel, cache, n=n), deadline_s=8.0, shelf=shelf)
+            assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+            assert gpu.evaluate(candidate("wrong_element"), None).outcome is Outcome.WRONG_RESULT
+            assert gpu._child is not None
+            workers.add(gpu._child.pid)
+            gpu.close()
+    assert len(workers) == 1
 
 
 def test_five_deaths_in_a_row_stop_what_never_ran(gpu: Gpu, candidate: Make) -> None:
