@@ -137,7 +137,7 @@ def _hash_with_includes(path: Path, source: str) -> str:
         code = _without_comments(text)
         digest.update(f"{current.name}\0{len(code)}\0{code}".encode())
         for name in _INCLUDE.findall(text):
-            for folder in (current.parent, path.parent):  # where the compiler looks before the toolkit's headers
+            for folder in {current.parent: None, path.parent: None}:  # where the compiler looks before its own headers
                 included = (folder / name).resolve()
                 if included not in seen and _is_file(included):
                     seen.add(included)
