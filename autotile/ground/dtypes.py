@@ -38,8 +38,11 @@ class Dtype:
         """Round values to this type, as stored bits."""
         if self.name != "bfloat16":
             return values.astype(self.storage)
-        bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).astype(np.uint64)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
+        bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+        rounded = (bits >> 16) & 1  # to nearest, ties to even; in place, as inputs are large
+        rounded += 0x7FFF
+        rounded += bits
+        rounded >>= 16
         return rounded.astype(np.uint16)
 
     def decode(self, stored: Array) -> NDArray[np.float64]:
