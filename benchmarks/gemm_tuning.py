@@ -16,7 +16,6 @@ from autotile.dispatch.product import Product
 from autotile.dispatch.serving import find_best_kernel, forget_served
 from autotile.files.settings import read_settings
 from autotile.ground.errors import AutotileError, InputError
-from autotile.ground.model import Trial
 from autotile.process.shelf import Shelf
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult
@@ -27,6 +26,8 @@ _SAMPLE_LIMIT_S = 0.05
 _RACE_S, _ROUNDS = 3.0, 60
 _PROOF_S, _PROOFS = 15.0, 75
 """Most that the finals take for their race and for the winner's proof, see `autotile.tuning.finals` and `.proof`."""
+_COMPARING_S = 2e-3
+"""What it takes, beside its two launches, to verify a candidate: on an H200, a proof at 4096 cubed takes 0.6 s."""
 _MARGIN_S = 0.5
 """For the candidate that is under way when the search ends, and for what a longer session has more to sum up."""
 
@@ -85,13 +86,14 @@ class _Sessions:
         """
         start = time.monotonic()
         result = self._hold(kernel, self._search_options(kernel, search_s))
-        if result is None or result.winner is None or result.winner.time_us is None:
+        time_us = _time_us(result)
+        if result is None or time_us is None:
             return None
         outside_s = time.monotonic() - start - result.phases["start"] - result.phases["search"]
         if finals:
             self._hold(kernel, self._options(budget_s=0.0, finals=_FINALISTS))
-        after_search_s = outside_s + (outside_s + result.phases["start"] + _finals_s(result.winner)) + _MARGIN_S
-        return Found(result.winner.time_us, after_search_s)
+        after_search_s = outside_s + (outside_s + result.phases["start"] + _finals_s(time_us)) + _MARGIN_S
+        return Found(time_us, after_search_s)
 
     def _search_options(self, kernel: str, search_s: float) -> TuneOptions:
         seeds = [] if kernel in self.tried else seeds_of(self.served[kernel], self._seeds, self._database)
@@ -126,16 +128,21 @@ class _Sessions:
             return None
 
 
-def _finals_s(fastest: Trial) -> float:
+def _finals_s(fastest_us: float) -> float:
     """What a race of the finalists, the default and the winner so far is expected to take, and the winner's proof."""
-    race_s = _ROUNDS * (_FINALISTS + 2) * 1e-6 * (fastest.time_us or 0.0)
-    proof_s = _PROOFS * fastest.seconds.get("verify", 0.0)
+    launch_s = 1e-6 * fastest_us
+    race_s, proof_s = _ROUNDS * (_FINALISTS + 2) * launch_s, _PROOFS * (2 * launch_s + _COMPARING_S)
     return min(race_s, _RACE_S) + min(proof_s, _PROOF_S)
+
+
+def _time_us(result: TuneResult | None) -> float | None:
+    """Of the fastest configuration; None where there is none."""
+    return result.winner.time_us if result is not None and result.winner is not None else None
 
 
 def _line(kernel: str, result: TuneResult, wall_s: float) -> str:
     trials = sum(result.outcomes.values())
-    time_us = result.winner.time_us if result.winner is not None else None
+    time_us = _time_us(result)
     found = f"{time_us:,.1f} us" if time_us is not None else "nothing ran"
     phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in result.phases.items())
     return f"{kernel}: {found}, {trials - result.resumed} configurations more in {wall_s:.1f} s ({phases})"
