@@ -15,8 +15,8 @@ __device__ __forceinline__ void cluster_barrier()
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// The same without a word on memory: what was read before has been read, but nothing written need be visible. The barrier
-// above waits until all of a thread's stores are seen by the whole device.
+// The same, but nothing that was written need be visible after it, except barriers published by `mbarrier_publish`. The
+// barrier above waits until the whole device sees all of a thread's stores.
 __device__ __forceinline__ void cluster_meet()
 {
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");

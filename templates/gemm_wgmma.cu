@@ -163,6 +163,9 @@ __device__ __forceinline__ void produce(Shared& shared, const Schedule& schedule
             ring.advance();
         }
     }
+    // The block stays until the consumers of others have left its last stages too.
+    if (CLUSTER > 1)
+        for (int i = 0; i < STAGES; ++i, ring.advance()) mbarrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
 }
 
 // This consumer has left a stage: each producer that writes to it is told by a thread of its own.
@@ -377,7 +380,7 @@ gemm_wgmma(Output* C, float* partials, float* totals, unsigned* counters, const 
         mbarrier_publish();
     }
     if (CLUSTER > 1)
-        cluster_barrier();
+        cluster_meet();
     else
         __syncthreads();
 
@@ -401,6 +404,4 @@ gemm_wgmma(Output* C, float* partials, float* totals, unsigned* counters, const 
     write_share(shared, schedule, C, alpha, beta);
     cluster_meet();  // no block leaves before the others have read its shared memory
 #endif
-    // Nor while another may still write to it.
-    if (CLUSTER > 1) cluster_barrier();
 }
