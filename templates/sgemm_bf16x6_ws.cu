@@ -16,8 +16,9 @@
 // So every element is split once a block, and never by a warp that tensor cores wait for. A goes from registers to wgmma,
 // so that shared memory serves three limbs of B only.
 //
-// A step is 32 of k: 12 wgmma into `products`, which start from zero, one fp32 addition for each of them into `sums`.
-// While its wgmma run, a consumer reads and splits A for the next step; while it adds, the other consumer's wgmma run.
+// A step is 32 of k: 12 wgmma into `products`, which start from zero, and one fp32 addition for each of these into the
+// sums. While a consumer adds and splits its rows of A for the next step, the other consumer's wgmma run. A consumer does
+// nothing beside its own wgmma: they read A from its registers as they go.
 //
 // The order of k. A lane's four neighbours along k are those that wgmma calls 2 t, 2 t + 1, 2 t + 8, 2 t + 9, with
 // t = lane % 4; the splitters put the k of B into the same order (`slot_of`).
@@ -230,7 +231,8 @@ struct Rings {
 // The sums of one tile. `first_row` is the first of this warp's 16 rows of the tile.
 __device__ __forceinline__ void multiply(float (&sum)[SUMS], Shared& shared, Rings& rings, int depth, int first_row)
 {
-    auto next_of_A = [&](LimbsOfA& a) {
+    LimbsOfA a;
+    auto next_of_A = [&] {
         mbarrier_wait(&shared.arrived[rings.A.stage], rings.A.parity);
         a.read(shared.A[rings.A.stage], first_row);
         warp_arrive(&shared.read[rings.A.stage]);
@@ -239,8 +241,7 @@ __device__ __forceinline__ void multiply(float (&sum)[SUMS], Shared& shared, Rin
 
 #pragma unroll
     for (int i = 0; i < SUMS; ++i) sum[i] = 0.0f;
-    LimbsOfA a;
-    next_of_A(a);
+    next_of_A();
 #pragma unroll 1
     for (int step = 0; step < depth; ++step) {
         float products[SUMS];
@@ -254,19 +255,13 @@ __device__ __forceinline__ void multiply(float (&sum)[SUMS], Shared& shared, Rin
                 wgmma_from_registers<!TRANS_B>(products, a.piece[p][limb_pair(i).a], limb_of_B(limbs[limb_pair(i).b], p),
                                                i | p);
         wgmma_commit();
-        LimbsOfA next;
-        if (step + 1 < depth) next_of_A(next);
         wgmma_wait<0>();
         hold(products);
-#pragma unroll
-        for (int p = 0; p < PIECES; ++p)
-#pragma unroll
-            for (int limb = 0; limb < LIMBS; ++limb) hold(a.piece[p][limb]);
         warp_arrive(&shared.used[rings.B.stage]);
         rings.B.advance();
+        if (step + 1 < depth) next_of_A();
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) sum[i] += products[i];
-        a = next;
     }
 }
 

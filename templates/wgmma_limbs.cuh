@@ -14,15 +14,7 @@ __device__ __forceinline__ unsigned long long wgmma_operand_64(unsigned address)
     return (address >> 4 & 0x3fff) | 1ull << 16 | PATTERN << 32 | SWIZZLE_64 << 62;
 }
 
-// Holds registers in place up to here: those that a wgmma still reads, and those that it has only now written. Products
-// run on while the compiler believes them done.
-template <int COUNT>
-__device__ __forceinline__ void hold(const unsigned (&operand)[COUNT])
-{
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) asm volatile("" ::"r"(operand[i]) : "memory");
-}
-
+// What a wgmma has written: the compiler believes it written when the wgmma starts, and would read it before the wait.
 template <int COUNT>
 __device__ __forceinline__ void hold(float (&sum)[COUNT])
 {
