@@ -82,7 +82,8 @@ def _write_winners(rows: Sequence[Row], arguments: argparse.Namespace) -> int:
     good = [r.kernel.problem for row, r in raced if row.is_right(r) and r.ratio.value >= _WORTH_SHIPPING]
     with Database.open(arguments.database or read_settings().database) as database:
         stored = [best.winner for best in database.best(gpu_name=live_device().name) if best.confirmed]
-    return write_winners(arguments.winners, [winner for winner in stored if winner.key.problem in good])
+    found = [winner for winner in stored if winner.key.problem in good]
+    return write_winners(arguments.winners, found) if found else 0
 
 
 def _arguments() -> argparse.Namespace:
