@@ -64,8 +64,8 @@ constexpr int BM = 64 * CONSUMERS;
 constexpr int BK = 32;           // 128 bytes, a row of TMA's swizzle
 constexpr int PIECE = 16;        // depth of a wgmma
 constexpr int PIECES = BK / PIECE;
-constexpr int SUMS = BN / 2;     // of a thread
-constexpr int SPLITTERS = 3;     // warps
+constexpr int SUMS = BN / 2;    // of a thread
+constexpr int SPLITTERS = 96;    // threads
 constexpr int SLAB = 64;         // columns in a row of 128 bytes of limbs
 constexpr int STAGE_BYTES = (BM + BN) * BK * sizeof(float);
 static_assert(BN % SLAB == 0, "limbs of B lie in whole slabs");
@@ -81,13 +81,6 @@ struct Shared {
     Barrier split[LIMB_STAGES];  // the tile of B
     Barrier used[LIMB_STAGES];   // its limbs
 };
-
-// One arrival for the warp, when all its lanes have come so far.
-__device__ __forceinline__ void warp_arrive(Barrier* barrier)
-{
-    __syncwarp();
-    if (threadIdx.x % WARP == 0) mbarrier_arrive(barrier);
-}
 
 // The producer: one thread that keeps the ring full.
 __device__ __forceinline__ void produce(Shared& shared, const Schedule& schedule, const TensorMap& A_map,
@@ -129,7 +122,7 @@ __device__ __forceinline__ void split_across(unsigned char (&limbs)[LIMBS][BN * 
 {
     constexpr int QUADS = BN / 4;
 #pragma unroll 4
-    for (int i = thread; i < BK * QUADS; i += SPLITTERS * WARP) {
+    for (int i = thread; i < BK * QUADS; i += SPLITTERS) {
         const int k = i / QUADS;
         const int n = i % QUADS * 4;
         const Split4 parts(*reinterpret_cast<const float4*>(B + (k * BN + n) * 4));
@@ -145,7 +138,7 @@ __device__ __forceinline__ void split_across(unsigned char (&limbs)[LIMBS][BN * 
 __device__ __forceinline__ void split_along(unsigned char (&limbs)[LIMBS][BN * BK * 2], const unsigned char* B, int thread)
 {
 #pragma unroll 1
-    for (int i = thread; i < BN * PIECES; i += SPLITTERS * WARP) {
+    for (int i = thread; i < BN * PIECES; i += SPLITTERS) {
         const int n = i % BN;
         const int piece = i / BN;
         unsigned slots[LIMBS][2][4];  // the early and the late half of the 16
@@ -185,8 +178,8 @@ __device__ __forceinline__ void split_tiles(Shared& shared, const Schedule& sche
             else
                 split_across(shared.limbs[to.stage], shared.B[from.stage], thread);
             tma_fence();  // wgmma reads what was written here
-            warp_arrive(&shared.split[to.stage]);
-            warp_arrive(&shared.read[from.stage]);
+            mbarrier_arrive(&shared.split[to.stage]);
+            mbarrier_arrive(&shared.read[from.stage]);
             from.advance();
             to.advance();
         }
@@ -235,7 +228,7 @@ __device__ __forceinline__ void multiply(float (&sum)[SUMS], Shared& shared, Rin
     auto next_of_A = [&] {
         mbarrier_wait(&shared.arrived[rings.A.stage], rings.A.parity);
         a.read(shared.A[rings.A.stage], first_row);
-        warp_arrive(&shared.read[rings.A.stage]);
+        mbarrier_arrive(&shared.read[rings.A.stage]);
         rings.A.advance();
     };
 
@@ -257,7 +250,7 @@ __device__ __forceinline__ void multiply(float (&sum)[SUMS], Shared& shared, Rin
         wgmma_commit();
         wgmma_wait<0>();
         hold(products);
-        warp_arrive(&shared.used[rings.B.stage]);
+        mbarrier_arrive(&shared.used[rings.B.stage]);
         rings.B.advance();
         if (step + 1 < depth) next_of_A();
 #pragma unroll
@@ -308,11 +301,11 @@ sgemm_bf16x6_ws(const float* A, const float* B, float* C, float* partials, float
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(&shared.arrived[stage], 1);
-            mbarrier_init(&shared.read[stage], 4 * CONSUMERS + SPLITTERS);
+            mbarrier_init(&shared.read[stage], CONSUMERS * WARPGROUP + SPLITTERS);
         }
         for (int stage = 0; stage < LIMB_STAGES; ++stage) {
             mbarrier_init(&shared.split[stage], SPLITTERS);
-            mbarrier_init(&shared.used[stage], 4 * CONSUMERS);
+            mbarrier_init(&shared.used[stage], CONSUMERS * WARPGROUP);
         }
         mbarrier_publish();
     }
