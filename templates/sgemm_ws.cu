@@ -113,8 +113,7 @@ __device__ __forceinline__ void consume(float (&sum)[TM * TN], const Handover& h
     if (steps > 0) mbarrier_wait(&handover.full[0], 0);
     multiply(sum, owner, steps, handover.stages[0], [&](bool more) -> const Stage& {
         if (more) {
-            __syncwarp();  // all lanes have read the stage
-            if (owner.thread % WARP == 0) mbarrier_arrive(&handover.empty[at.stage]);
+            mbarrier_arrive(&handover.empty[at.stage]);
             at.advance();
             mbarrier_wait(&handover.full[at.stage], at.parity);
         }
@@ -134,7 +133,7 @@ sgemm_ws(const float* __restrict__ A, const float* __restrict__ B, float* __rest
     const Handover handover = {reinterpret_cast<Stage*>(smem), full, empty};
     if (threadIdx.x < STAGES) {
         mbarrier_init(&full[threadIdx.x], 2 * PRODUCERS);  // each thread arrives for its copies and for its stores
-        mbarrier_init(&empty[threadIdx.x], CONSUMERS / WARP);
+        mbarrier_init(&empty[threadIdx.x], CONSUMERS);
     }
     __syncthreads();
 
