@@ -158,7 +158,6 @@ sgemm(const float* __restrict__ A, const float* __restrict__ B, float* __restric
 
     const Owner owner(threadIdx.x);
     float sum[TM * TN];
-    
     clear(sum);
     multiply(sum, owner, steps, pipeline.current(), [&](bool) -> const Stage& { return pipeline.turn(); });
     deliver<0>(sum, owner, share, {C, M, N, alpha, beta}, partials, totals, counters, smem);
