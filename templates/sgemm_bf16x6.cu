@@ -56,7 +56,7 @@
 #define WM 64
 #define WN 32
 #define K_WARPS 1
-#define STAGES 4
+#define STAGES 3
 #define UNROLL 1
 #define SPLIT_K 1
 #define CLUSTER_SPLIT 0
