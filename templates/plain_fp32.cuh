@@ -6,21 +6,24 @@
 
 __device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
-// The operands of C = op(A) * op(B), as they lie in memory.
+// Row `row` of A times column `column` of B, as they lie in memory; A is M x K and B is K x N unless TRANSPOSED. The
+// arguments are passed by value: an object would have to live in memory to have an address.
+template <bool TRANSPOSED_A, bool TRANSPOSED_B>
+__device__ __noinline__ float plain_sum(const float* A, const float* B, int row, int column, int M, int N, int K)
+{
+    float sum = 0.0f;
+    for (int k = 0; k < K; ++k)
+        sum += A[TRANSPOSED_A ? static_cast<size_t>(k) * M + row : static_cast<size_t>(row) * K + k] *
+               B[TRANSPOSED_B ? static_cast<size_t>(column) * K + k : static_cast<size_t>(k) * N + column];
+    return sum;
+}
+
+// The operands of C = op(A) * op(B).
 template <bool TRANSPOSED_A, bool TRANSPOSED_B>
 struct Factors {
     const float* A;
     const float* B;
     int M, N, K;
-
-    __device__ __noinline__ float sum_at(int row, int column) const
-    {
-        float sum = 0.0f;
-        for (int k = 0; k < K; ++k)
-            sum += A[TRANSPOSED_A ? static_cast<size_t>(k) * M + row : static_cast<size_t>(row) * K + k] *
-                   B[TRANSPOSED_B ? static_cast<size_t>(column) * K + k : static_cast<size_t>(k) * N + column];
-        return sum;
-    }
 
     // Of COUNT sums of neighbours in a row, mends those that lie in C and are not finite.
     template <int COUNT>
@@ -28,6 +31,7 @@ struct Factors {
     {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i)
-            if (!is_finite(sums[i]) && row < M && column + i < N) sums[i] = sum_at(row, column + i);
+            if (!is_finite(sums[i]) && row < M && column + i < N)
+                sums[i] = plain_sum<TRANSPOSED_A, TRANSPOSED_B>(A, B, row, column + i, M, N, K);
     }
 };
