@@ -82,7 +82,13 @@ class Pipeline:
             self._queue[row] = _Queued(config, geometry, self._compile(config))
 
     def compile_again(self, trials: Sequence[Trial]) -> list[tuple[Trial, Candidate]]:
-        """Trials that ran before, ready to run again; one whose cubin is gone and cannot be had again is left out."""
+        """Trials that ran before, ready to run again; one whose cubin is gone and cannot be had again is left out.
+
+        Nothing else is to be tried any more: candidates that still wait for a compile worker are given up.
+        """
+        for queued in self._queue.values():
+            queued.compiled.cancel()
+        self._queue.clear()
         compiled = [self._compile(trial.config) for trial in trials]
         cubins = [future.result().cubin for future in compiled]
         pairs = zip(trials, cubins, strict=True)

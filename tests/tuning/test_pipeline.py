@@ -273,6 +273,22 @@ def test_what_no_longer_compiles_does_not_race(
     assert Path(candidate.cubin_path).parent == pool.folder
 
 
+def test_what_waits_for_a_worker_is_given_up_when_the_finals_begin(
+    pipeline: Pipeline, pool: Pool, proposals: InOrder, judges: dict[str, Any], bench: Any
+) -> None:
+    pipeline.fill(proposals)
+    waiting = [future for _, future in pool.waiting]
+    pool.waiting.clear()
+    with ThreadPoolExecutor(1) as thread:
+        racing = thread.submit(pipeline.compile_again, [judges["by_threads"](bench.configs()[0])])
+        while not pool.waiting:
+            time.sleep(0.001)
+        pool.finish()
+    assert len(racing.result()) == 1
+    assert waiting
+    assert all(future.cancelled() for future in waiting)
+
+
 def test_a_broken_toolchain_is_raised(pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder) -> None:
     pipeline.fill(proposals)
     pool.waiting[0][1].set_exception(ToolchainError("no NVRTC"))
