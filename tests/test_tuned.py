@@ -1,16 +1,18 @@
 """The winners that come with autotile belong to the kernels that come with it, and may be served."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autotile.dispatch.matmul import best_matmul
+from autotile.dispatch.matmul import EMULATED, best_matmul
 from autotile.dispatch.product import Product
 from autotile.dispatch.serving import find_best_kernel
 from autotile.files.library import load_kernel
 from autotile.files.settings import data_folder
 from autotile.ground.space import check_config
 from autotile.store.keys import space_hash
+from autotile.store.rules import read_rules_file
 from autotile.store.winners import Winner, read_winners
 
 WINNERS = [winner for path in sorted(data_folder("tuned").glob("*.json")) for winner in read_winners(path)]
@@ -44,9 +46,34 @@ def test_they_are_served_where_nothing_is_tuned(tmp_path: Path) -> None:
     assert "came with autotile" in kernel.explain()
 
 
-def test_a_product_is_computed_by_the_kernel_that_won(tmp_path: Path) -> None:
-    winner = max(WINNERS, key=lambda winner: winner.key.sizes["M"])
-    product = Product.of_sizes(winner.key.sizes, winner.key.dtype)
-    assert winner.device is not None
-    kernel = best_matmul(product, device=winner.device.name, database=str(tmp_path / "none.db"))
-    assert (kernel.kernel, kernel.config) == (winner.key.kernel, winner.config)
+def test_the_rules_that_come_with_autotile_belong_to_its_kernels(tmp_path: Path) -> None:
+    rules = [
+        rule for path in sorted((data_folder("tuned") / "families").glob("*.json")) for rule in read_rules_file(path)
+    ]
+    assert rules
+    for rule in rules:
+        kernel = load_kernel(rule.key.kernel)
+        assert (rule.key.template_hash, rule.key.space_hash) == (kernel.source_hash, space_hash(kernel.spec))
+    served = find_best_kernel(
+        "gemm_mma", "bfloat16", rules[0].device.name, str(tmp_path / "none.db"), {"M": 300, "N": 4096, "K": 4096}
+    )
+    assert served.tier == "family"
+
+
+PRODUCTS = {(winner.key.dtype, *(winner.key.sizes[name] for name in "MNK")) for winner in WINNERS}
+
+
+@pytest.mark.parametrize("product", sorted(PRODUCTS), ids=str)
+def test_a_product_is_computed_by_the_kernel_that_won(product: tuple[str, int, int, int], tmp_path: Path) -> None:
+    dtype, *shape = product
+    rivals = [
+        winner
+        for winner in WINNERS
+        if winner.key.dtype == dtype and [winner.key.sizes[name] for name in "MNK"] == shape
+    ]
+    fastest = min(rivals, key=lambda winner: winner.measurement.time_us)
+    assert fastest.device is not None
+    # An emulating kernel may be expected to be faster still, from smaller products.
+    asked = replace(Product.of_sizes(fastest.key.sizes, dtype), emulate=fastest.key.kernel in EMULATED)
+    kernel = best_matmul(asked, device=fastest.device.name, database=str(tmp_path / "none.db"))
+    assert (kernel.kernel, kernel.config) == (fastest.key.kernel, fastest.config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from autotile.device.toolchain import load_cupy
@@ -60,7 +61,7 @@ def best_matmul(product: Product, *, device: int | str | None = None, database: 
             refusals.append(f"{name}: {error}")
     if not found:
         raise InputError(f"no kernel computes {product}: {'; '.join(refusals) or 'none is written for it'}")
-    best = min(found, key=lambda kernel: _expected_us(kernel, product)).kernel
+    best = _fastest(found, product).kernel
     # Asked for again, as only what is launched shall count as a miss.
     return get_best_kernel(best, dtype=product.dtype, device=device, database=database, **fitting[best])
 
@@ -187,14 +188,31 @@ def _common_dtype(a: Any, b: Any) -> str:
     return dtypes[0]
 
 
-def _expected_us(kernel: BoundKernel, product: Product) -> float:
-    """Time that a kernel is expected to take; infinite where nothing is known."""
+def _fastest(kernels: Sequence[BoundKernel], product: Product) -> BoundKernel:
+    """The one that is expected to be fastest; the first where nothing is known."""
+    measured = any(_is_measured(kernel) for kernel in kernels)
+    return min(kernels, key=lambda kernel: _expected_us(kernel, product, least_scale=1.0 if measured else 0.0))
+
+
+def _is_measured(kernel: BoundKernel) -> bool:
+    """Whether its time is one of this very problem on this GPU."""
+    return kernel.tier != "transferred" and kernel.choice.tuned_sizes == kernel.problem.sizes
+
+
+def _expected_us(kernel: BoundKernel, product: Product, *, least_scale: float) -> float:
+    """Time that a kernel is expected to take; infinite where nothing is known.
+
+    A smaller product leaves the device emptier rather than done sooner, so time shrinks with the square root of the
+    work; or, beside a kernel that was measured at this product, not at all.
+    """
     tuned_sizes = kernel.choice.tuned_sizes
     if kernel.measurement is None or tuned_sizes is None:
         return math.inf
+    if _is_measured(kernel):
+        return kernel.measurement.time_us
     tuned = Product.of_sizes(tuned_sizes, kernel.problem.dtype)
-    scale = max(product.flops / tuned.flops, product.elements / tuned.elements)
-    return _TIER_PENALTY[kernel.tier] * scale * kernel.measurement.time_us
+    work = max(product.flops / tuned.flops, product.elements / tuned.elements)
+    return _TIER_PENALTY[kernel.tier] * max(work, math.sqrt(work), least_scale) * kernel.measurement.time_us
 
 
 def _result_shape(left: Operand, right: Operand) -> tuple[int, ...]:
