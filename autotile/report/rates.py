@@ -49,7 +49,8 @@ class Workrate:
         compute_share = _share(flops_per_s, device.peak_fp32_flops_per_s if device else 0.0)
         memory_share = _share(bytes_per_s, device.memory_bandwidth_bytes_per_s if device else 0.0)
         if flops_per_s is not None and (bytes_per_s is None or compute_share >= memory_share):
-            share = f" ({percent_text(compute_share)} of fp32 peak)" if compute_share and self.dtype == _FP32 else ""
+            whose = "fp32 peak" if compute_share <= 1.0 else "the CUDA cores' fp32 peak"  # the tensor cores passed it
+            share = f" ({percent_text(compute_share)} of {whose})" if compute_share and self.dtype == _FP32 else ""
             return flops_text(flops_per_s) + share
         if bytes_per_s is not None:
             share = f" ({percent_text(memory_share)} of bandwidth)" if memory_share else ""

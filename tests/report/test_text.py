@@ -84,6 +84,9 @@ class TestWorkrate:
     def test_matrix_multiplication_is_set_against_the_fp32_peak(self):
         assert self.sgemm.text(4790, self.h200) == "28.7 TFLOP/s (42.9 % of fp32 peak)"
 
+    def test_what_tensor_cores_reach_is_not_called_a_share_of_a_limit(self):
+        assert self.sgemm.text(1453, self.h200) == "94.6 TFLOP/s (141.4 % of the CUDA cores' fp32 peak)"
+
     def test_a_copy_is_set_against_the_bandwidth(self):
         copy = Workrate(flops=None, bytes=2**30, dtype="float32")
         assert copy.text(251.1, self.h200) == "4,276 GB/s (89.1 % of bandwidth)"
