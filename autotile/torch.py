@@ -60,6 +60,8 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
     a, b
         CUDA tensors of one dtype: float32, float16 or bfloat16; shapes ``(m, k)`` and ``(k, n)``, or stacks
         ``(batch, m, k)`` and ``(batch, k, n)``. Transposed views are used as they lie.
+    emulate
+        As for `autotile.matmul`; holds for the gradients as well.
 
     Returns
     -------

@@ -24,6 +24,8 @@ _PROBE_S = 6.0
 """Wall time of a first look at a kernel."""
 _PROBES = 0.4
 """Part of the budget that the looks at all kernels may take."""
+_LOOKED = 4
+"""A kernel of which fewer configurations were tried, as starting up took most of the look, is not judged by them."""
 _LEAST_S = 1.0
 """A session does not begin to search any sooner."""
 _NEAR = 1.2
@@ -41,10 +43,13 @@ class Found:
         Of the fastest configuration.
     after_search_s
         What a session of the kernel is expected to take beyond its search: finals, and what begins and ends it.
+    tried
+        Configurations of the kernel so far.
     """
 
     time_us: float
     after_search_s: float
+    tried: int
 
 
 class Session(Protocol):
@@ -89,6 +94,7 @@ def share_out(
     probe_s = min(_PROBE_S, _PROBES * budget_s / len(kernels))
     looks = {name: found for name in kernels if (found := tune(name, probe_s, finals=False)) is not None}
     chosen = leaders({name: found.time_us for name, found in looks.items()})
+    chosen += [name for name, found in looks.items() if name not in chosen and found.tried < _LOOKED]
     for place, name in enumerate(chosen):
         share_s = (deadline - clock()) / (len(chosen) - place)
         search_s = share_s - looks[name].after_search_s

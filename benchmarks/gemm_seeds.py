@@ -9,9 +9,9 @@ from pathlib import Path
 
 from autotile.dispatch.bound import BoundKernel
 from autotile.files.settings import read_settings
+from autotile.ground.config_check import check_config
 from autotile.ground.model import Config, config_key
 from autotile.ground.problem import size_distance
-from autotile.ground.space import check_config
 from autotile.store.database import Database
 from autotile.store.winners import shipped_winners
 

@@ -93,13 +93,13 @@ class _Sessions:
         outside_s = time.monotonic() - start - result.phases["start"] - result.phases["search"]
         if finals:
             self._hold(kernel, self._options(budget_s=0.0, finals=_FINALISTS))
-        return Found(time_us, 2 * outside_s + _finals_s(time_us) + _MARGIN_S)
+        return Found(time_us, 2 * outside_s + _finals_s(time_us) + _MARGIN_S, self.tried[kernel])
 
     def _search_options(self, kernel: str, search_s: float) -> TuneOptions:
         seeds = [] if kernel in self.tried else seeds_of(self.served[kernel], self._seeds, self._database)
-        if len(seeds) > 1:
+        if any(seed != self.served[kernel].definition.spec.default for seed in seeds):  # the default alone is no seed
             return self._options(budget_s=search_s, only=tuple(seeds), sampler="brute-force")
-        return self._options(budget_s=search_s)  # the default alone is no seed
+        return self._options(budget_s=search_s)
 
     def _options(self, *, budget_s: float, finals: int = 0, **others: Any) -> TuneOptions:
         return TuneOptions(

@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("family", nargs="*", default=_FAMILY)
     parser.add_argument("--folder", type=Path, required=True, help="for the databases")
     parser.add_argument("--output", type=Path, required=True, help="JSON file, written anew after each size")
-    parser.add_argument("--rules", type=Path, help="file to write the rule to, as it may come with autotile")
+    parser.add_argument("--rules", type=Path, help="file to write a rule to that pays, as it may come with autotile")
     parser.add_argument("--kernel", default="gemm_mma")
     parser.add_argument("--dtype")
     parser.add_argument("--points", type=int, default=24)
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 class Bench:
-    """One run of the benchmark, all of whose sessions share their workers."""
+    """One run of the benchmark; its sessions after the family's share their workers."""
 
     def __init__(self, arguments: argparse.Namespace, shelf: Shelf) -> None:
         self.arguments = arguments
@@ -99,10 +99,6 @@ class Bench:
         rows = self._rows_before(document)
         if not Path(self.alone).exists():
             shutil.copy(self.own, self.alone)  # closed, so that the file is all there is
-        if self.arguments.rules is not None:
-            with Database.open(self.own) as database:
-                rules = Families(database).rules(self.kernel.name, self.dtype)
-            write_rules_file(self.arguments.rules, [one for one in rules if one.rule.family == self.family])
         points = [point["sizes"] for point in document["rule"]["points"]]
         for sizes in draw(self.family, self.kernel, self.device, self.arguments, points):
             if sizes not in [row["sizes"] for row in rows]:
@@ -111,6 +107,18 @@ class Bench:
                 self._write(document, rows)
         self._write(document, rows)
         show(rows)
+        if self.arguments.rules is not None:
+            self._write_rules(rows)
+
+    def _write_rules(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A rule that loses more than the nearest tuned size would make serving slower."""
+        found = summary(rows)
+        if found["family"]["mean_loss"] > found["nearest"]["mean_loss"]:
+            print("no rule is written: it loses more than the nearest tuned size")
+            return
+        with Database.open(self.own) as database:
+            rules = Families(database).rules(self.kernel.name, self.dtype)
+        write_rules_file(self.arguments.rules, [one for one in rules if one.rule.family == self.family])
 
     def tune_family(self) -> dict[str, Any]:
         """The family's rule, learned now or before."""

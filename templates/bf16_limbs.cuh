@@ -3,12 +3,13 @@
 // An fp32 has a significand of 24 bits, a bf16 one of 8 and the same range. So three limbs hold all of it:
 //
 //     x = x0 + x1 + x2       x0 = x rounded to bf16, x1 = the rest rounded, x2 = the rest of that, which is exact
-//                            |x1| <= 2^-9 |x0|, |x2| <= 2^-18 |x0|
+//                            |x1| <= 2^-8 |x0|, |x2| <= 2^-17 |x0|
 //
 //     a b = a0 b0 + (a0 b1 + a1 b0) + (a0 b2 + a1 b1 + a2 b0)  +  a1 b2 + a2 b1 + a2 b2
-//           `----------------- six products ----------------'     `- under 2^-26 |a b| -'
+//           `----------------- six products ----------------'     `-- 2^-24 |a b| at most --'
 //
-// A bf16 product is exact in fp32. What the six leave out is less than the rounding of a single fp32 product (2^-24).
+// A bf16 product is exact in fp32. What the six leave out is no more than the rounding of a single fp32 product, 2^-24,
+// and a sixth of it as a rule.
 // (G. Henry, P. Tang, A. Heinecke: Leveraging the bfloat16 artificial intelligence datatype for higher-precision
 // computations, ARITH 2019.)
 //

@@ -45,10 +45,19 @@ class MadeUpSessions:
         Of each kernel; one that is missing does not run.
     start_s, finals_s
         What a session takes at least, and beyond its search.
+    tried
+        Configurations of a kernel after its first look; 12 where it is missing.
     """
 
-    def __init__(self, times_us: dict[str, float], start_s: float = 1.5, finals_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        times_us: dict[str, float],
+        start_s: float = 1.5,
+        finals_s: float = 2.0,
+        tried: dict[str, int] | None = None,
+    ) -> None:
         self.times_us = times_us
+        self.tried = tried or {}
         self.start_s = start_s
         self.finals_s = finals_s
         self.now_s = 100.0
@@ -58,7 +67,7 @@ class MadeUpSessions:
         self.held.append((kernel, search_s, finals))
         self.now_s += max(self.start_s, search_s) + (self.finals_s if finals else 0.0)
         found = self.times_us.get(kernel)
-        return Found(found, self.finals_s) if found is not None else None
+        return Found(found, self.finals_s, self.tried.get(kernel, 12)) if found is not None else None
 
     def clock(self) -> float:
         return self.now_s
@@ -138,6 +147,11 @@ class TestShareOut:
         share_out(["sgemm_ws", "sgemm_bf16x6"], 4.0, sessions, sessions.clock)
         assert [finals for _, _, finals in sessions.held] == [False, False]
         assert sessions.now_s - 100.0 <= 4.0
+
+    def test_a_kernel_that_was_hardly_seen_is_not_judged(self) -> None:
+        sessions = MadeUpSessions({"gemm_small": 900.0, "sgemm": 500.0, "sgemm_bf16x6": 200.0}, tried={"gemm_small": 1})
+        share_out(list(sessions.times_us), 60.0, sessions, sessions.clock)
+        assert [name for name, _, finals in sessions.held if finals] == ["sgemm_bf16x6", "sgemm", "gemm_small"]
 
     def test_a_kernel_that_does_not_run_leaves_its_time_to_others(self) -> None:
         sessions = MadeUpSessions({"sgemm_ws": 300.0})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from autotile.device.toolchain import load_cupy
@@ -33,7 +34,9 @@ def fitting_kernels(product: Product) -> dict[str, dict[str, Any]]:
     return {name: found for name, found in sizes.items() if found is not None}
 
 
-def best_matmul(product: Product, *, device: int | str | None = None, database: str | None = None) -> BoundKernel:
+def best_matmul(
+    product: Product, *, device: int | str | None = None, database: str | Path | None = None
+) -> BoundKernel:
     """The kernel that is expected to compute a product fastest, bound to it.
 
     Measured times decide; a time that was measured at other sizes or on another GPU is scaled by the work and counts
@@ -52,7 +55,7 @@ def best_matmul(product: Product, *, device: int | str | None = None, database: 
         No kernel takes such a product on the device.
     """
     found, refusals = [], []
-    location = database or read_settings().database
+    location = str(database or read_settings().database)
     fitting = fitting_kernels(product)
     for name, sizes in fitting.items():
         try:
@@ -75,7 +78,7 @@ def matmul(
     beta: float = 0.0,
     deterministic: bool = True,
     emulate: bool = True,
-    database: str | None = None,
+    database: str | Path | None = None,
     stream: Any = None,
 ) -> Any:
     """``alpha a @ b + beta out`` on the GPU, by the kernel that was measured to be the fastest.
@@ -151,7 +154,7 @@ def _kernel(
     *,
     deterministic: bool,
     emulate: bool,
-    database: str | None,
+    database: str | Path | None,
 ) -> BoundKernel:
     """The kernel for arrays as they lie; what was chosen once is remembered."""
     x, y, _ = arrays
@@ -208,6 +211,8 @@ def _expected_us(kernel: BoundKernel, product: Product, *, least_scale: float) -
     tuned_sizes = kernel.choice.tuned_sizes
     if kernel.measurement is None or tuned_sizes is None:
         return math.inf
+    if kernel.tier == "transferred" and kernel.kernel in EMULATED:
+        return math.inf  # how tensor cores compare with CUDA cores is each GPU's own
     if _is_measured(kernel):
         return kernel.measurement.time_us
     tuned = Product.of_sizes(tuned_sizes, kernel.problem.dtype)

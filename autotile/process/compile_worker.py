@@ -18,15 +18,17 @@ class CompileWorker:
     """Answers ``{"job", "cache", "limit_bytes", "memory_bytes"}`` with the cubin's path and resources, or the error."""
 
     def __init__(self) -> None:
-        self._cache: CubinCache | None = None
+        self._is_limited = False
+        self._caches: dict[tuple[str, int], CubinCache] = {}
 
     def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Answer one request."""
         try:
-            if self._cache is None:
+            if not self._is_limited:
                 limit_memory(message["memory_bytes"])
-                self._cache = CubinCache(Path(message["cache"]), message["limit_bytes"])
-            cubin = self._cache.get_or_compile(CompileJob.from_json(message["job"]))
+                self._is_limited = True
+            cache = self._cache(message["cache"], message["limit_bytes"])
+            cubin = cache.get_or_compile(CompileJob.from_json(message["job"]))
         except CompileError as error:
             return {"error": str(error), "kind": "compile"}
         except InputError as error:  # the cache cannot be written: no fault of the candidate
@@ -34,6 +36,11 @@ class CompileWorker:
         except ToolchainError as error:
             return {"error": str(error), "kind": "setup"}
         return {"path": str(cubin.path), "cubin_hash": cubin.cubin_hash, "resources": asdict(cubin.resources)}
+
+    def _cache(self, folder: str, limit_bytes: int) -> CubinCache:
+        if (folder, limit_bytes) not in self._caches:
+            self._caches[folder, limit_bytes] = CubinCache(Path(folder), limit_bytes)
+        return self._caches[folder, limit_bytes]
 
 
 if __name__ == "__main__":

@@ -70,7 +70,13 @@ class Gpu:
             The device or the toolchain does not work.
         """
         if self._device is None:
-            self._device = self._laid_out()
+            try:
+                self._device = self._laid_out()
+            except (InputError, ToolchainError):
+                if not self._is_used:
+                    raise
+                self._child = self._begin(kept=False)  # what an earlier session left may be to blame
+                self._device = self._laid_out()
         return self._device
 
     def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
@@ -172,10 +178,12 @@ class Gpu:
             self._drop_child()
         return answer
 
-    def _begin(self) -> Child:
-        """Start a worker, which lays out the problem."""
+    def _begin(self, *, kept: bool = True) -> Child:
+        """Start a worker, or take one that was kept, which lays out the problem."""
+        old = self._shelf.take_kept(self._module) if kept and self._shelf is not None else None
+        self._is_used = old is not None
         try:
-            child = self._shelf.take(self._module) if self._shelf is not None else Child(self._module)
+            child = old or Child(self._module)
         except WorkerError as error:
             raise _cannot_start(error) from None
         child.begin({"op": "open", "workload": self._workload.to_json()}, _OPEN_DEADLINE_S)

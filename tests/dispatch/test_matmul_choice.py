@@ -1,6 +1,7 @@
 """Which kernel computes a product, without a device."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +63,13 @@ def test_without_emulation_all_but_the_emulated_kernels_fit() -> None:
 def test_emulation_is_a_question_of_float32_only(dtype: str) -> None:
     product = replace(PRODUCT, dtype=dtype)
     assert fitting_kernels(product) == fitting_kernels(replace(product, emulate=False))
+
+
+def test_a_path_names_a_database(tmp_path: Path) -> None:
+    assert best_matmul(PRODUCT, device="NVIDIA H200", database=tmp_path / "none.db").kernel in KERNELS
+
+
+def test_elsewhere_nothing_is_emulated_for_the_times_of_another_gpu(tmp_path: Path) -> None:
+    for device in ("rtx-4090", "a100"):
+        kernel = best_matmul(Product(256, 256, 256), device=device, database=str(tmp_path / "none.db"))
+        assert kernel.kernel not in EMULATED

@@ -10,6 +10,7 @@ from autotile.device.compiler import CompileJob
 from autotile.ground.model import Outcome
 from autotile.process.compile_pool import CompilePool
 from autotile.process.limits import memory_share_bytes
+from autotile.process.shelf import Shelf
 
 SOURCE = 'extern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE; }'
 JOB = CompileJob(SOURCE, "hash", "/nowhere/fill.cu", "fill", "sm_90", ("-DVALUE=1",))
@@ -55,6 +56,17 @@ def test_a_cached_job_needs_no_worker(pool: CompilePool, tmp_path: Path) -> None
         assert again.submit(lambda: JOB).result().cubin == first.cubin
     finally:
         again.close()
+
+
+def test_a_kept_worker_compiles_into_the_cache_of_whoever_asks(tmp_path: Path) -> None:
+    with Shelf() as shelf:
+        for name in ("a", "b", "a"):
+            folder = tmp_path / name
+            pool = CompilePool(folder, 10**8, workers=1, deadline_s=30, shelf=shelf)
+            compiled = pool.submit(lambda: JOB).result()
+            pool.close()
+            assert compiled.cubin is not None
+            assert compiled.cubin.path.is_relative_to(folder)
 
 
 def test_a_failed_compilation_is_an_outcome(pool: CompilePool) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from autotile.device.compiler import CompileJob
 from autotile.ground.model import Outcome
+from autotile.process import gpu as gpus
 from autotile.process import shelf as shelves
 from autotile.process.child import Child
 from autotile.process.compile_pool import Compiled, CompilePool
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("clean")
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
-    """Every child that the shelf had to start."""
+    """Every child that had to be started."""
     monkeypatch.setattr("autotile.process.child._GRACE_S", 0.3)
     children: list[Child] = []
 
@@ -34,6 +35,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
         return children[-1]
 
     monkeypatch.setattr(shelves, "Child", start)
+    monkeypatch.setattr(gpus, "Child", start)
     return children
 
 
@@ -102,6 +104,23 @@ def test_the_next_session_lays_its_problem_out_in_the_same_worker(
         session.close()
     assert len(started) == 1
     assert (tmp_path / "openings").stat().st_size == 3
+
+
+def test_a_kept_worker_that_cannot_lay_the_next_problem_out_is_replaced(
+    gpu: Callable[..., Gpu], started: list[Child]
+) -> None:
+    for openings in ((), ("well", "setup_error"), ()):
+        session = gpu(*openings)
+        assert evaluate(session, "ok") is Outcome.OK
+        session.close()
+    assert len(started) == 2
+
+
+def test_what_is_put_on_a_closed_shelf_is_ended(started: list[Child]) -> None:
+    with Shelf() as shelf:
+        child = shelf.take(MODULE)
+    shelf.put(child)
+    assert not child.is_running()
 
 
 @pytest.mark.parametrize("deed", ["die_in_verify", "spent", "sleep"])
