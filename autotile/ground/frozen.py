@@ -32,6 +32,8 @@ if not TYPE_CHECKING:
 
 
 def _defined(given: Class, *, slots: bool) -> Class:
+    if own := given.__dict__.keys() & _METHODS.keys():
+        raise TypeError(f"{given.__name__} defines {min(own)}, which would be replaced; use the standard decorator")
     made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(given)
     compared = [field.name for field in dataclasses.fields(made) if field.compare]
     made._compared = attrgetter(*compared)

@@ -126,3 +126,14 @@ def test_without_slots_a_property_can_be_cached() -> None:
     cached = Cached(3)
     assert (cached.area, cached.__dict__["area"]) == (9, 9)
     assert cached == Cached(3)
+
+
+def test_methods_of_a_class_are_never_replaced_silently() -> None:
+    with pytest.raises(TypeError, match="Named defines __repr__, which would be replaced"):
+
+        @frozen.dataclass(frozen=True)
+        class Named:
+            name: str
+
+            def __repr__(self) -> str:
+                return self.name
