@@ -48,7 +48,7 @@ from autotile.process.messages import Candidate, Workload
 from autotile.process.shelf import Shelf
 from autotile.store.database import Database
 from autotile.store.families import Families
-from autotile.store.rules import write_rules_file
+from autotile.store.rules import StoredRule, write_rules_file
 from autotile.tuning.family_result import FamilyPlan, FamilyStep
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import tune
@@ -116,19 +116,17 @@ class Bench:
         if found["family"]["mean_loss"] > found["nearest"]["mean_loss"]:
             print("no rule is written: it loses more than the nearest tuned size")
             return
+        write_rules_file(self.arguments.rules, self._rules())
+
+    def _rules(self) -> list[StoredRule]:
+        """Those of the family that are learned so far, newest first."""
         with Database.open(self.own) as database:
             rules = Families(database).rules(self.kernel.name, self.dtype)
-        write_rules_file(self.arguments.rules, [one for one in rules if one.rule.family == self.family])
+        return [stored for stored in rules if stored.rule.family == self.family]
 
     def tune_family(self) -> dict[str, Any]:
         """The family's rule, learned now or before."""
-        with Database.open(self.own) as database:
-            known = [
-                rule
-                for rule in Families(database).rules(self.kernel.name, self.dtype)
-                if rule.rule.family == self.family
-            ]
-        if known:
+        if known := self._rules():
             rule = known[0].rule
             return {"rule": rule.to_json(), "loss": rule.mean_loss, "held_out_loss": rule.mean_held_out}
         plan = FamilyPlan(self.arguments.points, self.arguments.max_configs)
