@@ -11,8 +11,9 @@ import pytest
 from autotile.device.compiler import compile_cubin, compile_job
 from autotile.files.library import Kernel, load_kernel
 from autotile.files.profiles import device_profile
+from autotile.ground.config_check import check_config
 from autotile.ground.geometry import launch_geometry
-from autotile.ground.space import check_config, feasible_space
+from autotile.ground.space import feasible_space
 
 SPACES = Path(__file__).parents[1] / "search_spaces"
 H200 = device_profile("h200")

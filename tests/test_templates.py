@@ -14,9 +14,10 @@ from autotile.device.compiler import compile_cubin, compile_job
 from autotile.files.library import Kernel, load_kernel
 from autotile.files.profiles import device_profile
 from autotile.ground.capability import capability_of, device_fault, is_below
+from autotile.ground.config_check import check_config
 from autotile.ground.geometry import fixed_names, value_or_zero
 from autotile.ground.model import Config, Resources, Value
-from autotile.ground.space import SearchSpace, check_config, feasible_space
+from autotile.ground.space import SearchSpace, feasible_space
 
 ROOT = Path(__file__).parents[1]
 H200 = device_profile("h200")

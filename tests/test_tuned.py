@@ -10,7 +10,7 @@ from autotile.dispatch.product import Product
 from autotile.dispatch.serving import find_best_kernel
 from autotile.files.library import load_kernel
 from autotile.files.settings import data_folder
-from autotile.ground.space import check_config
+from autotile.ground.config_check import check_config
 from autotile.store.keys import space_hash
 from autotile.store.rules import read_rules_file
 from autotile.store.winners import Winner, read_winners

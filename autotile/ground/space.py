@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autotile.ground.capability import check_device
-from autotile.ground.config_check import check_config, demand_of
+from autotile.ground.config_check import demand_of
 from autotile.ground.errors import SpecError
 from autotile.ground.expressions import Expression
 from autotile.ground.geometry import fixed_names
@@ -22,7 +22,7 @@ from autotile.ground.limits import Demand, Limit, broken_limit, limits_of
 from autotile.ground.model import Config, Value, config_text
 from autotile.ground.spec import KernelSpec, Parameter
 
-__all__ = ["SearchSpace", "SpaceStage", "check_config", "enumerate_space", "feasible_space"]
+__all__ = ["SearchSpace", "SpaceStage", "enumerate_space", "feasible_space"]
 
 MAX_COMBINATIONS = 2**63 - 1
 """Most combinations a space may have before its rules, so that a rank fits in int64."""

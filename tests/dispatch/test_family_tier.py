@@ -17,13 +17,13 @@ from autotile.dispatch.choose import choose
 from autotile.files.library import Kernel, load_kernel
 from autotile.files.profiles import device_profile
 from autotile.files.settings import read_settings
+from autotile.ground.config_check import check_config
 from autotile.ground.errors import NotTunedError
 from autotile.ground.family import Family, parse_family
 from autotile.ground.features import Feature
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Config, Problem, Resources
 from autotile.ground.rule import FamilyRule, RuleConfig, RulePoint
-from autotile.ground.space import check_config
 from autotile.ground.tree import Leaf, Split, Tree
 from autotile.store.database import Database
 from autotile.store.families import Families, FamilyProgress

@@ -11,10 +11,10 @@ import pytest
 
 from autotile.files.library import Kernel, load_kernel
 from autotile.files.profiles import device_profile
+from autotile.ground.config_check import check_config
 from autotile.ground.dtypes import DTYPES
 from autotile.ground.expressions import Expression
 from autotile.ground.model import Config
-from autotile.ground.space import check_config
 from autotile.ground.spec import ScalarArgument
 from autotile.ground.tolerance import output_tolerance
 

@@ -10,11 +10,12 @@ from faults.fault_kit import HEALTHY, fault_kernel, read_faults
 from autotile.device.compiler import compile_cubin, compile_job
 from autotile.files.library import Kernel
 from autotile.files.profiles import device_profile
+from autotile.ground.config_check import check_config
 from autotile.ground.errors import CompileError
 from autotile.ground.geometry import launch_geometry
 from autotile.ground.model import Config, Outcome, Resources
 from autotile.ground.resource_gate import compiled_occupancy, resource_fault
-from autotile.ground.space import check_config, feasible_space
+from autotile.ground.space import feasible_space
 from autotile.process.compile_pool import Compiled, CompilePool
 
 H200 = device_profile("h200")

@@ -5,8 +5,9 @@ from feature_kernels import CLUSTER_SPACE, SPLIT_SPACE
 
 from autotile.files.profiles import device_profile
 from autotile.ground.capability import capability_of, device_fault, is_below
+from autotile.ground.config_check import check_config
 from autotile.ground.errors import DeviceError, InputError, SpecError
-from autotile.ground.space import check_config, enumerate_space
+from autotile.ground.space import enumerate_space
 from autotile.ground.spec_parser import parse_spec
 
 

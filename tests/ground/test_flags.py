@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotile.files.profiles import device_profile
+from autotile.ground.config_check import check_config
 from autotile.ground.errors import ProblemError, SpecError
 from autotile.ground.problem import resolve_problem, size_distance
-from autotile.ground.space import check_config, feasible_space
+from autotile.ground.space import feasible_space
 from autotile.ground.spec import KernelSpec
 from autotile.ground.spec_parser import parse_spec
 

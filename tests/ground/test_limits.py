@@ -8,10 +8,11 @@ import pytest
 from spec_samples import make_spec
 
 from autotile.files.profiles import device_profile
+from autotile.ground.config_check import check_config
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.limits import LIMITS
 from autotile.ground.occupancy import occupancy
-from autotile.ground.space import check_config, feasible_space
+from autotile.ground.space import feasible_space
 
 H200 = device_profile("h200")
 G80 = device_profile("g80")

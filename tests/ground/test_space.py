@@ -12,11 +12,12 @@ from spec_samples import SGEMM, make_spec
 
 from autotile.files.profiles import device_profile
 from autotile.ground import joining, space
+from autotile.ground.config_check import check_config
 from autotile.ground.errors import ProblemError, SpecError
 from autotile.ground.expressions import parse_expression
 from autotile.ground.limits import limits_of
 from autotile.ground.model import Value
-from autotile.ground.space import SearchSpace, check_config, enumerate_space, feasible_space
+from autotile.ground.space import SearchSpace, enumerate_space, feasible_space
 from autotile.ground.spec import KernelSpec
 from autotile.ground.spec_parser import parse_spec
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from autotile.files.library import load_kernel
 from autotile.files.profiles import device_profile
+from autotile.ground.config_check import check_config
 from autotile.ground.errors import SpecError
 from autotile.ground.geometry import known_names
 from autotile.ground.launch_data import LaunchData
-from autotile.ground.space import check_config, feasible_space
+from autotile.ground.space import feasible_space
 from autotile.ground.spec_parser import parse_spec
 from autotile.ground.tensor_maps import TensorMap, TensorMapDemand, strides_bytes
 

@@ -7,10 +7,11 @@ import pytest
 from feature_kernels import CLUSTER_SPACE, SPLIT_SPACE
 
 from autotile.files.profiles import device_profile
+from autotile.ground.config_check import check_config
 from autotile.ground.errors import ConfigError, SpecError
 from autotile.ground.geometry import known_names
 from autotile.ground.launch_data import LaunchData, Workspace
-from autotile.ground.space import check_config, feasible_space
+from autotile.ground.space import feasible_space
 from autotile.ground.spec_parser import parse_spec
 
 H200 = device_profile("h200")
