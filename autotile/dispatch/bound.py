@@ -261,7 +261,9 @@ class BoundKernel:
                     image = self._packed.read() if self._packed is not None else self._compiled().path
                     function = Module(image).function(self.definition.spec.entry)
                     function.opt_in(self._geometry.dynamic_smem_bytes)
-                self._launching = Launching(self._caller, function, self._device_index)
+                self._launching = Launching(
+                    self._caller, function, self._device_index, with_graphs=read_settings().graphs
+                )
             return self._launching
 
     def _compiled(self) -> CachedCubin:

@@ -10,6 +10,7 @@ import numpy as np
 from autotile.device.arguments import pack_arguments
 from autotile.device.scalars import encode_scalar, scalar_value
 from autotile.dispatch.arrays import as_bits, as_cupy, new_array
+from autotile.dispatch.lanes import MapPlace, Places
 from autotile.dispatch.libraries import Library, Slot
 from autotile.dispatch.stream_workspaces import StreamWorkspaces
 from autotile.ground.dtypes import DTYPES
@@ -19,7 +20,6 @@ from autotile.ground.hardware import DeviceProperties
 from autotile.ground.launch_data import LaunchData
 from autotile.ground.model import Config, LaunchGeometry, Problem
 from autotile.ground.spec import BufferArgument, KernelSpec, ScalarArgument, TensorMapArgument
-from autotile.ground.tensor_maps import TensorMap
 
 
 class Given(NamedTuple):
@@ -35,14 +35,6 @@ class Given(NamedTuple):
 
     views: Mapping[str, Any]
     arrays: tuple[Any, ...]
-
-
-class MapPlace(NamedTuple):
-    """A tensor map among a kernel's parameters: the words at which its buffer's address and it itself stand."""
-
-    pointer_word: int
-    word: int
-    tensor_map: TensorMap
 
 
 class Caller:
@@ -146,10 +138,15 @@ class Caller:
         values = {**self._scalars, **{name: self._override(name, value) for name, value in scalars.items()}}
         return pack_arguments(self._spec, self._data, pointers=pointers, scalars=values, workspaces=workspaces)
 
-    def places(
-        self, library: Library, starts: Sequence[int], words: int
-    ) -> tuple[tuple[Slot, ...], tuple[MapPlace, ...]]:
-        """What the arrays of a library must be, and where their addresses and tensor maps stand.
+    def slots(self, library: Library) -> tuple[Slot, ...]:
+        """What the arrays of a library must be to be taken at once."""
+        return tuple(
+            library.slot(_with_and_without_ones(self._shapes[b.name]), self._element_types[b.name])
+            for b in self._spec.buffers
+        )
+
+    def places(self, starts: Sequence[int], words: int) -> Places:
+        """Where the addresses of the arrays stand, and the tensor maps.
 
         Parameters
         ----------
@@ -164,16 +161,12 @@ class Caller:
         spare = {b.name: words - len(buffers) + i for i, b in enumerate(buffers)}
         word = spare | {a.name: start for a, start in found if isinstance(a, BufferArgument)}
         maps = {tensor_map.name: tensor_map for tensor_map in self._data.tensor_maps}
-        slots = (
-            library.slot(_with_and_without_ones(self._shapes[b.name]), self._element_types[b.name], word[b.name])
-            for b in buffers
-        )
         map_places = (
             MapPlace(word[a.buffer], start, maps[a.name])
             for a, start in found
             if isinstance(a, TensorMapArgument) and a.name in maps
         )
-        return tuple(slots), tuple(map_places)
+        return Places(tuple(word[b.name] for b in buffers), tuple(map_places))
 
     def _left_out(self, count: int) -> tuple[str, ...]:
         """Kinds of buffers that a call with so many arrays leaves out."""

@@ -13,7 +13,8 @@ from autotile.ground.frozen import dataclass
 
 _APPLICATION = "autotile"
 _LIMIT_KEY = "cache_limit_mib"
-_KNOWN_KEYS = ("database", "cache", "kernels", _LIMIT_KEY, "sanitizer")
+_KNOWN_KEYS = ("database", "cache", "kernels", _LIMIT_KEY, "sanitizer", "graphs")
+_SWITCH = {"on": True, "off": False}
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -33,6 +34,8 @@ class Settings:
     """Folders with recordings for replay."""
     sanitizer: str = ""
     """compute-sanitizer's path (``AUTOTILE_SANITIZER``, ``sanitizer``); empty: it is looked for in the usual places."""
+    graphs: bool = True
+    """Whether launches that come again are kept as CUDA graphs (``AUTOTILE_GRAPHS``, ``graphs``; ``on`` or ``off``)."""
 
 
 def read_settings() -> Settings:
@@ -41,7 +44,7 @@ def read_settings() -> Settings:
     Raises
     ------
     InputError
-        ``config.toml`` is malformed.
+        ``config.toml`` is malformed, or an entry has a value that it cannot have.
     """
     config = _read_config(_user_folder("XDG_CONFIG_HOME", ".config") / "config.toml")
 
@@ -51,6 +54,9 @@ def read_settings() -> Settings:
     limit_mib = entry("AUTOTILE_CACHE_LIMIT_MIB", _LIMIT_KEY, 1024)
     if not limit_mib.isdecimal() or int(limit_mib) == 0:
         raise InputError(f"the cubin cache limit is {limit_mib!r}, expected a positive number of MiB")
+    graphs = entry("AUTOTILE_GRAPHS", "graphs", "on").lower()
+    if graphs not in _SWITCH:
+        raise InputError(f"the setting graphs (AUTOTILE_GRAPHS) is {graphs!r}, expected on or off")
     extra = entry("AUTOTILE_KERNELS", "kernels", "").split(os.pathsep)
     return Settings(
         database=entry("AUTOTILE_DB", "database", _user_folder("XDG_DATA_HOME", ".local/share") / "autotile.db"),
@@ -59,6 +65,7 @@ def read_settings() -> Settings:
         kernel_folders=(*(Path(folder).expanduser() for folder in extra if folder), data_folder("search_spaces")),
         recording_folders=(data_folder("recordings"),),
         sanitizer=entry("AUTOTILE_SANITIZER", "sanitizer", ""),
+        graphs=_SWITCH[graphs],
     )
 
 

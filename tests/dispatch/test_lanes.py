@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from autotile.device.launch import ParameterBlock
-from autotile.dispatch import launching
-from autotile.dispatch.calling import Given, MapPlace
+from autotile.dispatch import lanes, launching
+from autotile.dispatch.calling import Given
+from autotile.dispatch.lanes import Lane, MapPlace, Places
 from autotile.dispatch.launching import Launching
 from autotile.dispatch.libraries import Slot
 from autotile.dispatch.stream_workspaces import StreamWorkspaces
@@ -27,16 +28,18 @@ def test_tensor_maps_follow_the_addresses(monkeypatch: pytest.MonkeyPatch) -> No
         made.append(pointer)
         return np.frombuffer(pointer.to_bytes(8, "little") * 16, np.dtype((np.void, 128)))
 
-    monkeypatch.setattr(launching, "encode_tensor_map", encode)
+    monkeypatch.setattr(lanes, "encode_tensor_map", encode)
     tensor_map = TensorMap("A_map", "A", "float32", (8, 8), (8, 8), (1, 1), 0, 0)
     block = ParameterBlock([np.uint64(1), encode(tensor_map, 2), np.int32(3)], spare_words=2)
     address, place, number = block.starts
     spare = len(block.words) - 1
-    lane = launching._Lane(block, None)
+    launched: list[tuple[int, int, int]] = []
+    places = Places((spare, address), (MapPlace(spare, place, tensor_map),))
+    lane = Lane(lambda *launch: launched.append(launch), block, places, None, with_graphs=False)
     made.clear()
     for mapped, other in ((64, 128), (64, 256), (32, 256)):
-        block.words[spare], block.words[address] = mapped, other
-        lane.renew([MapPlace(spare, place, tensor_map)])
+        lane.launch(7, (mapped, other))
+        assert launched.pop() == (7, block.address, 0)
         assert block.words[address] == other
         assert list(block.words[place : place + 16]) == [mapped] * 16
         assert block.words[number] & 0xFFFFFFFF == 3
@@ -68,6 +71,7 @@ class Cuda:
         self.devices = 2
         self.context_of: dict[int, int] = {}
         self.launched: list[tuple[int, int]] = []
+        self.captured: set[int] = set()
         self.cuda = self.runtime = self.driver = self
         self.CUDADriverError = RuntimeError
 
@@ -86,6 +90,12 @@ class Cuda:
         yield
         self.current = before
 
+    def graphLaunch(self, graph: int, stream: int) -> None:  # noqa: N802 - CuPy's name
+        self.launched.append((graph, stream))
+
+    def streamIsCapturing(self, stream: int) -> bool:  # noqa: N802 - CuPy's name
+        return stream in self.captured
+
     def launch(self, stream: int, address: int, _: int) -> None:
         if threading.get_ident() not in self.context_of:
             raise self.CUDADriverError("CUDA_ERROR_INVALID_CONTEXT")
@@ -96,13 +106,13 @@ class Arrays:
     """The library of those arrays; its current stream is number 7."""
 
     def slot(self, *_: Any) -> Slot:
-        return Slot({}, (), 0)
+        return Slot((), ())
 
     def stream(self, _: int) -> int:
         return 7
 
-    def write(self, arrays: Sequence[Any], slots: Sequence[Slot], index: int, words: memoryview) -> bool:
-        return all(array.place == index for array in arrays)
+    def pointers(self, arrays: Sequence[Any], slots: Sequence[Slot], index: int) -> tuple[int, ...] | None:
+        return tuple(map(id, arrays)) if all(array.place == index for array in arrays) else None
 
 
 class OneIn:
@@ -120,8 +130,11 @@ class OneIn:
     def pack(self, *_: Any) -> tuple[Any, ...]:
         return np.uint64(1), np.uint64(2)
 
-    def places(self, library: Arrays, *_: Any) -> tuple[tuple[Slot, ...], tuple[MapPlace, ...]]:
-        return (library.slot(), library.slot()), ()
+    def slots(self, library: Arrays) -> tuple[Slot, ...]:
+        return library.slot(), library.slot()
+
+    def places(self, *_: Any) -> Places:
+        return Places((0, 1), ())
 
 
 @pytest.fixture
@@ -146,7 +159,7 @@ def launch_carefully(kernel: Launching, caller: OneIn, cuda: Cuda, index: int, a
 def test_an_output_left_out_is_no_reason_to_leave_the_device(cuda: Cuda) -> None:
     """On a second device that is not the current one, a call is not quick, and nothing is allocated elsewhere."""
     caller, array = OneIn(cuda), SimpleNamespace(place=1)
-    kernel = Launching(caller, SimpleNamespace(pointer=0), 1)  # type: ignore[arg-type]
+    kernel = Launching(caller, SimpleNamespace(pointer=0), 1, with_graphs=False)  # type: ignore[arg-type]
     assert kernel.quickly([array]) is None
     launch_carefully(kernel, caller, cuda, 1, array)
     cuda.current = 0
@@ -162,7 +175,7 @@ def test_a_thread_without_a_context_gets_one(cuda: Cuda) -> None:
     """Also where it has the number of one that ended: threads are told apart by more than that."""
     cuda.devices = 1
     caller, array = OneIn(cuda), SimpleNamespace(place=0)
-    kernel = Launching(caller, SimpleNamespace(pointer=0), 0)  # type: ignore[arg-type]
+    kernel = Launching(caller, SimpleNamespace(pointer=0), 0, with_graphs=False)  # type: ignore[arg-type]
     quick: list[bool] = []
 
     def call() -> None:
@@ -184,7 +197,7 @@ def test_a_thread_without_a_context_gets_one(cuda: Cuda) -> None:
 def test_a_bound_launch_in_another_thread_and_with_another_device_current(cuda: Cuda, devices: int) -> None:
     cuda.devices, index = devices, devices - 1
     caller = OneIn(cuda)
-    kernel = Launching(caller, SimpleNamespace(pointer=0), index)  # type: ignore[arg-type]
+    kernel = Launching(caller, SimpleNamespace(pointer=0), index, with_graphs=False)  # type: ignore[arg-type]
     launch = kernel.bound(Given({}, (SimpleNamespace(place=index),) * 2), {})
     cuda.current = 0
     with ThreadPoolExecutor(1) as pool:
@@ -194,8 +207,114 @@ def test_a_bound_launch_in_another_thread_and_with_another_device_current(cuda: 
 
 
 def test_an_error_of_the_driver_is_told(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Launching(OneIn(cuda), SimpleNamespace(pointer=0), 0)  # type: ignore[arg-type]
+    def refuse(*_: Any) -> None:
+        raise cuda.CUDADriverError("CUDA_ERROR_INVALID_VALUE")
+
+    monkeypatch.setattr(cuda, "launch", refuse)
+    kernel = Launching(OneIn(cuda), SimpleNamespace(pointer=0), 0, with_graphs=False)  # type: ignore[arg-type]
     launch = kernel.bound(Given({}, (SimpleNamespace(place=0),) * 2), {})
-    monkeypatch.setattr(cuda, "ctxGetCurrent", lambda: 1)
-    with pytest.raises(RuntimeError, match="INVALID_CONTEXT"):
+    with pytest.raises(RuntimeError, match="INVALID_VALUE"):
         launch()
+
+
+class Graphs:
+    """Makes graphs, numbered from 1, until told to make no more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made = 0
+        self.refuses = False
+        monkeypatch.setattr(lanes, "make_launch_graph", self._make)
+
+    def _make(self, *_: Any) -> Any:
+        if self.refuses:
+            return None
+        self.made += 1
+        return SimpleNamespace(executable=self.made)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+    return Graphs(monkeypatch)
+
+
+@pytest.fixture
+def lane() -> Lane:
+    block = ParameterBlock([np.uint64(1)])
+    return Lane(lambda *_: None, block, Places((0,), ()), None, with_graphs=True)
+
+
+def test_a_launch_that_comes_again_becomes_a_graph(cuda: Cuda, graphs: Graphs) -> None:
+    """And is launched as one, but while its stream is captured, where graphs are not allowed."""
+    caller, arrays = OneIn(cuda), [SimpleNamespace(place=0), SimpleNamespace(place=0)]
+    kernel = Launching(caller, SimpleNamespace(pointer=0), 0, with_graphs=True)  # type: ignore[arg-type]
+    launch_carefully(kernel, caller, cuda, 0, arrays[0])
+    cuda.devices, direct, graph = 1, (0, 7), (1, 7)
+    for expected in (direct, direct, graph, graph):
+        cuda.launched.clear()
+        assert kernel.quickly(arrays) is arrays
+        assert cuda.launched == [expected]
+    cuda.captured.add(7)
+    for both in (arrays, arrays[::-1], arrays[::-1], arrays[::-1]):
+        cuda.launched.clear()
+        assert kernel.quickly(both) is both
+        assert cuda.launched == [direct]
+    assert graphs.made == 1
+
+
+def test_a_bound_launch_becomes_a_graph_of_each_stream(
+    cuda: Cuda, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda.devices = 1
+    kernel = Launching(OneIn(cuda), SimpleNamespace(pointer=0), 0, with_graphs=True)  # type: ignore[arg-type]
+    current = [7]
+    monkeypatch.setattr(Arrays, "stream", lambda *_: current[0])
+    launch = kernel.bound(Given({}, (SimpleNamespace(place=0),) * 2), {})
+    for current[0] in (7, 7, 7, 8, 8, 8, 7):
+        launch()
+    assert cuda.launched == [(0, 7), (0, 7), (1, 7), (0, 8), (0, 8), (2, 8), (1, 7)]
+    cuda.captured.add(7)
+    launch()
+    assert cuda.launched[-1] == (0, 7)
+
+
+def test_arrays_that_never_come_again_cost_no_graphs(lane: Lane, graphs: Graphs) -> None:
+    for pointer in range(10_000):
+        lane.keep_as_graph((pointer,))
+    assert graphs.made == 0
+
+
+def test_many_arrays_in_turn_make_few_graphs(lane: Lane, graphs: Graphs) -> None:
+    """More than are kept: those in use stay, and what made none would make others only after a long time."""
+    for _ in range(100):
+        for pointer in range(10):
+            if (pointer,) not in lane.graphs:
+                lane.keep_as_graph((pointer,))
+    assert graphs.made == len(lane.graphs) == 4
+
+
+def test_graphs_of_arrays_that_are_gone_give_way(lane: Lane, graphs: Graphs) -> None:
+    for start in (0, 100):
+        for _ in range(1000):
+            for pointer in range(start, start + 4):
+                if (pointer,) not in lane.graphs:
+                    lane.keep_as_graph((pointer,))
+        assert set(lane.graphs) == {(pointer,) for pointer in range(start, start + 4)}
+    assert graphs.made == 8
+
+
+def test_a_graph_that_is_refused_is_not_asked_for_at_every_launch(lane: Lane, graphs: Graphs) -> None:
+    graphs.refuses = True
+    for _ in range(3):
+        lane.keep_as_graph((1,))
+    assert not lane.graphs
+    graphs.refuses = False
+    for _ in range(3):
+        lane.keep_as_graph((1,))
+    assert (1,) in lane.graphs
+
+
+def test_without_graphs_there_are_none(graphs: Graphs) -> None:
+    lane = Lane(lambda *_: None, ParameterBlock([np.uint64(1)]), Places((0,), ()), None, with_graphs=False)
+    for _ in range(5):
+        lane.keep_as_graph((1,))
+    assert graphs.made == 0

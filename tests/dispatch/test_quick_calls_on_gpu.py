@@ -261,3 +261,60 @@ def test_bound_launches_follow_the_current_stream(tally: BoundKernel, cp: Any) -
             launch()
             stream.synchronize()
         np.testing.assert_array_equal(y.get(), 2 * x.get())
+
+
+@pytest.mark.parametrize("on_null", [True, False])
+def test_launches_that_became_graphs(tally: BoundKernel, cp: Any, on_null: bool) -> None:
+    """They see what the arrays hold now, also where they are captured as part of another graph."""
+    stream = cp.cuda.Stream.null if on_null else cp.cuda.Stream(non_blocking=True)
+    with stream:
+        pairs = [(_random(cp, seed), cp.zeros(N, np.float32)) for seed in range(6)]
+        launch = tally.bind(*pairs[0])
+        for round_ in range(4):
+            for x, y in pairs:
+                cp.add(x, np.float32(round_), out=x)
+                y.fill(np.nan)
+                tally(x, y)
+                cp.testing.assert_array_equal(y, 2 * x)
+            pairs[0][1].fill(np.nan)
+            launch()
+            cp.testing.assert_array_equal(pairs[0][1], 2 * pairs[0][0])
+        lane = tally._launching._lanes.by_stream[stream.ptr]  # type: ignore[union-attr]
+        assert len(lane.graphs) == 4
+        if not on_null:
+            (x, y), (_, z) = pairs[0], pairs[1]
+            stream.begin_capture()
+            tally(x, y)
+            launch()
+            tally(y, z)
+            graph = stream.end_capture()
+            x += 1
+            graph.launch(stream)
+            cp.testing.assert_array_equal(z, 4 * x)
+
+
+def test_threads_with_graphs_of_their_own(tally: BoundKernel, cp: Any) -> None:
+    arrays = [(_random(cp, seed), cp.zeros(N, np.float32)) for seed in range(8)]
+    launches = [tally.bind(x, y) for x, y in arrays]
+    cp.cuda.Device().synchronize()
+
+    def many(index: int) -> None:
+        with cp.cuda.Stream(non_blocking=True) as stream:
+            for _ in range(200):
+                tally(*arrays[index])
+                launches[index]()
+            stream.synchronize()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(many, range(8)))
+    for x, y in arrays:
+        np.testing.assert_array_equal(y.get(), 2 * x.get())
+
+
+def test_launches_without_graphs(tally: BoundKernel, cp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTILE_GRAPHS", "off")
+    x, y = _random(cp, 0), cp.zeros(N, np.float32)
+    for _ in range(4):
+        tally(x, y)
+    assert not tally._launching._lanes.by_stream[0].graphs  # type: ignore[union-attr]
+    np.testing.assert_array_equal(y.get(), 2 * x.get())

@@ -10,7 +10,14 @@ import pytest
 from autotile.files.settings import available_cores, child_environment, data_folder, read_settings, toolkit_folders
 from autotile.ground.errors import InputError
 
-VARIABLES = ("AUTOTILE_DB", "AUTOTILE_CACHE", "AUTOTILE_KERNELS", "AUTOTILE_CACHE_LIMIT_MIB", "AUTOTILE_SANITIZER")
+VARIABLES = (
+    "AUTOTILE_DB",
+    "AUTOTILE_CACHE",
+    "AUTOTILE_KERNELS",
+    "AUTOTILE_CACHE_LIMIT_MIB",
+    "AUTOTILE_SANITIZER",
+    "AUTOTILE_GRAPHS",
+)
 
 
 @pytest.fixture
@@ -34,6 +41,7 @@ def test_defaults_lie_in_the_users_folders(tmp_path: Path) -> None:
     assert settings.kernel_folders == (data_folder("search_spaces"),)
     assert settings.recording_folders == (data_folder("recordings"),)
     assert settings.sanitizer == ""
+    assert settings.graphs
 
 
 def test_reading_settings_makes_nothing(config: Path, tmp_path: Path) -> None:
@@ -44,7 +52,7 @@ def test_reading_settings_makes_nothing(config: Path, tmp_path: Path) -> None:
 def test_config_file_and_environment(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config.write_text(
         f'database = "{tmp_path}/team.db"\ncache = "~/cubins"\ncache_limit_mib = 64\nkernels = "/a{os.pathsep}~/b"\n'
-        'sanitizer = "/opt/compute-sanitizer"\n'
+        'sanitizer = "/opt/compute-sanitizer"\ngraphs = "off"\n'
     )
     monkeypatch.setenv("HOME", str(tmp_path))
     settings = read_settings()
@@ -53,18 +61,27 @@ def test_config_file_and_environment(config: Path, tmp_path: Path, monkeypatch: 
     assert settings.cache_limit_bytes == 64 * 2**20
     assert settings.kernel_folders == (Path("/a"), tmp_path / "b", data_folder("search_spaces"))
     assert settings.sanitizer == "/opt/compute-sanitizer"
+    assert not settings.graphs
 
     monkeypatch.setenv("AUTOTILE_DB", "postgresql://host/name")
     monkeypatch.setenv("AUTOTILE_CACHE", "/elsewhere")
     monkeypatch.setenv("AUTOTILE_CACHE_LIMIT_MIB", "5")
     monkeypatch.setenv("AUTOTILE_KERNELS", "/c")
     monkeypatch.setenv("AUTOTILE_SANITIZER", "compute-sanitizer-2026")
+    monkeypatch.setenv("AUTOTILE_GRAPHS", "ON")
     settings = read_settings()
     assert settings.database == "postgresql://host/name"
     assert settings.cache == Path("/elsewhere")
     assert settings.cache_limit_bytes == 5 * 2**20
     assert settings.kernel_folders == (Path("/c"), data_folder("search_spaces"))
     assert settings.sanitizer == "compute-sanitizer-2026"
+    assert settings.graphs
+
+
+def test_a_switch_is_on_or_off(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTILE_GRAPHS", "1")
+    with pytest.raises(InputError, match="'1', expected on or off"):
+        read_settings()
 
 
 def test_a_toolkit_is_looked_for_where_the_user_says_first(monkeypatch: pytest.MonkeyPatch) -> None:

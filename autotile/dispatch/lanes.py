@@ -1,0 +1,136 @@
+"""What a thread launches from on a stream: parameters of its own, and graphs of the launches that come again.
+
+Threads must not write the same parameters, and streams have workspaces of their own. In a hot loop the same few arrays
+come again and again, or memory that was freed and is used again; a launch on them is kept as a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import local
+from typing import Any, NamedTuple
+
+from autotile.device.launch import ParameterBlock
+from autotile.device.launch_graph import LaunchGraph, make_launch_graph
+from autotile.device.tensor_maps import encode_tensor_map
+from autotile.ground.tensor_maps import TensorMap
+
+DriverLaunch = Callable[[int, int, int], None]
+Pointers = tuple[int, ...]
+
+_MAP_WORDS = 16
+_MOST_LANES = 64
+"""Streams whose parameters are kept for a thread; beyond that they are made anew."""
+_MOST_GRAPHS = 4
+"""Of a lane: a loop uses an array or two in turn."""
+_MOST_SEEN = 64
+_PATIENCE = 2048
+"""Launches without a graph after which those that are kept give way, so that making graphs costs next to nothing even
+where new arrays come all the time."""
+
+
+class MapPlace(NamedTuple):
+    """A tensor map among a kernel's parameters: the words at which its buffer's address and it itself stand."""
+
+    pointer_word: int
+    word: int
+    tensor_map: TensorMap
+
+
+class Places(NamedTuple):
+    """Where the arrays' addresses stand among a kernel's parameters, and where tensor maps do."""
+
+    words: tuple[int, ...]
+    maps: tuple[MapPlace, ...]
+
+
+class Lane:
+    """Parameters that one thread launches from on one stream.
+
+    Parameters
+    ----------
+    launch
+        Launches the kernel.
+    block
+        Its parameters.
+    places
+        What is exchanged in them.
+    kept
+        What the parameters point to and must stay.
+    with_graphs
+        Whether launches may become graphs.
+
+    Attributes
+    ----------
+    graphs
+        Launches on arrays that came again, by their addresses.
+    """
+
+    __slots__ = ("_block", "_kept", "_launch", "_mapped", "_missed", "_places", "_seen", "_with_graphs", "graphs")
+
+    def __init__(
+        self, launch: DriverLaunch, block: ParameterBlock, places: Places, kept: object, *, with_graphs: bool
+    ) -> None:
+        self._launch = launch
+        self._block = block
+        self._places = places
+        self._kept = kept
+        self._with_graphs = with_graphs
+        self._mapped: dict[int, int] = {}
+        """Address that the tensor map at a place was made for."""
+        self._seen: set[Pointers] = set()
+        self._missed = 0
+        self.graphs: dict[Pointers, LaunchGraph] = {}
+
+    def launch(self, stream: int, pointers: Pointers) -> None:
+        """Launch on arrays at other addresses than before."""
+        words = self._block.words
+        for word, pointer in zip(self._places.words, pointers, strict=True):
+            words[word] = pointer
+        if self._places.maps:
+            self._renew(self._places.maps)
+        self._launch(stream, self._block.address, 0)
+
+    def keep_as_graph(self, pointers: Pointers) -> None:
+        """After a launch: keep it as a graph, if it came before. The stream must not be captured."""
+        if not self._with_graphs:
+            return
+        self._missed += 1
+        if pointers not in self._seen:
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen.add(pointers)
+            return
+        if len(self.graphs) >= _MOST_GRAPHS:
+            if self._missed < _PATIENCE:
+                return
+            self.graphs.clear()
+        self._missed = 0
+        graph = make_launch_graph(self._launch, self._block)
+        if graph is None:
+            self._seen.clear()  # some launches pass before it is tried again
+        else:
+            self.graphs[pointers] = graph
+
+    def _renew(self, maps: Sequence[MapPlace]) -> None:
+        """Make those tensor maps anew whose buffer has another address than before."""
+        words = self._block.words
+        for pointer_word, word, tensor_map in maps:
+            pointer = words[pointer_word]
+            if self._mapped.get(word) != pointer:
+                encoded = encode_tensor_map(tensor_map, pointer)
+                words[word : word + _MAP_WORDS] = encoded.view("u1").data.cast("Q")
+                self._mapped[word] = pointer
+
+
+class OfThread(local):
+    """What the thread that asks keeps for each stream, by the stream's address; it goes with the thread."""
+
+    def __init__(self) -> None:
+        self.by_stream: dict[int, Any] = {}
+
+    def keep(self, stream: int, kept: Any) -> None:
+        """Keep something for a stream."""
+        if len(self.by_stream) >= _MOST_LANES:
+            self.by_stream.clear()
+        self.by_stream[stream] = kept
