@@ -10,7 +10,7 @@ from typing import Protocol
 from autotile.dispatch.matmul import EMULATED
 from autotile.dispatch.product import Product
 
-_AHEAD_WHERE_LARGE = {"gemm_mma": "gemm_wgmma", "sgemm": "sgemm_ws"}
+_AHEAD_WHERE_LARGE = {"gemm_mma": "gemm_wgmma"}
 """Kernels that lose to another one, where that fits, unless the product is small or narrow."""
 _NARROW = 256
 """Fewer rows or columns make too few tiles of the largest sizes."""
