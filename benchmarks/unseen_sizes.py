@@ -5,10 +5,10 @@
         [M=64..4096 N=256..4096 K=256..4096]
 
 A family of sizes is tuned at some points. Then sizes are drawn at random from it, and each is tuned by itself with the
-same effort, taught by the family as any further tuning would be, in a copy of the family's database. What its own
-tuning found, what the rule serves, what the nearest tuned point would serve, and the default are then timed side by
-side. The loss of each is its time over the fastest of the four, minus 1; over its own tuning's best, it may be
-negative and is given beside it.
+same effort, taught by the family as any further tuning would be and by no other of these sizes: in a copy of the
+family's database of its own. What its own tuning found, what the rule serves, what the nearest tuned point would serve,
+and the default are then timed side by side. The loss of each is its time over the fastest of the four, minus 1; over its
+own tuning's best, it may be negative and is given beside it.
 
 DIR keeps the databases. What is in them and in FILE.json is not done again, so a run that was killed goes on.
 """
@@ -97,8 +97,6 @@ class Bench:
         """Everything that is not done yet."""
         document = self.tune_family()
         rows = self._rows_before(document)
-        if not Path(self.alone).exists():
-            shutil.copy(self.own, self.alone)  # closed, so that the file is all there is
         points = [point["sizes"] for point in document["rule"]["points"]]
         for sizes in draw(self.family, self.kernel, self.device, self.arguments, points):
             if sizes not in [row["sizes"] for row in rows]:
@@ -148,6 +146,9 @@ class Bench:
 
     def compare(self, sizes: dict[str, int]) -> dict[str, Any]:
         """Tune a size by itself, and time it beside what would have been served."""
+        for ending in ("-wal", "-shm"):  # of a run that was killed
+            Path(self.alone + ending).unlink(missing_ok=True)
+        shutil.copy(self.own, self.alone)  # closed, so that the file is all there is
         problem = Problem(self.kernel.name, sizes, self.dtype)
         served = {way: self.served(way, problem) for way in _WAYS}
         options = replace(self.options, database=self.alone)
