@@ -20,8 +20,6 @@ _VECTOR = 8
 """Elements of the widest access: 16 bytes of a 16-bit type."""
 _REACH_DOUBLINGS = 1.0
 """At this distance from a point its remainder counts 1/e."""
-_GUESSED = 0.1
-"""Weight of a point where a configuration cannot run, against one where it was measured."""
 _DOUBT = 0.3
 """Weight of no remainder at all, against a weight of 1 at the point itself."""
 
@@ -50,29 +48,23 @@ class TimeModel:
     positions: Matrix
 
     @classmethod
-    def fit(cls, times_us: Matrix, best_us: Matrix, traits: Traits) -> TimeModel:
+    def fit(cls, times_us: Matrix, traits: Traits) -> TimeModel:
         """Fit by least squares of relative errors.
 
-        Where a configuration was not measured, it is guessed to be as much slower than the best as it is elsewhere, so
-        that one with few points does not take leave of all others.
+        Only measured times count. A guess where a configuration cannot run would bend its model where it can.
 
         Parameters
         ----------
         times_us
             Shape (points, configurations); NaN where a configuration was not measured. Each has a number.
-        best_us
-            Least time known at each point, shape (points,).
         traits
             Of the points and configurations.
         """
         known = np.isfinite(times_us)
-        slower = np.nanmean(np.log(times_us / best_us[:, None]), axis=0)
-        filled = np.where(known, times_us, np.exp(slower) * best_us[:, None])
-        trusted = np.where(known, 1.0, _GUESSED)
-        weights = [_fitted(_parts(traits, c), filled[:, c], trusted[:, c]) for c in range(times_us.shape[1])]
-        modelled = _sums(traits, np.array(weights))
+        weights = np.array([_fitted(_parts(traits, c)[rows], times_us[rows, c]) for c, rows in enumerate(known.T)])
+        modelled = _sums(traits, weights)
         remainders = np.where(known, np.log(np.where(known, times_us, 1.0) / modelled), 0.0)
-        return cls(np.array(weights), remainders, known, _positions(traits.sizes))
+        return cls(weights, remainders, known, _positions(traits.sizes))
 
     def predict(self, traits: Traits) -> Matrix:
         """Expected times in microseconds at other problems, shape (problems, configurations)."""
@@ -82,21 +74,21 @@ class TimeModel:
         return np.asarray(_sums(traits, self.weights) * np.exp(carried))
 
 
-def _fitted(parts: Matrix, times_us: Matrix, trusted: Matrix) -> Matrix:
+def _fitted(parts: Matrix, times_us: Matrix) -> Matrix:
     from scipy.optimize import nnls  # 0.1 s, which serving has no use for
 
-    relative = parts * (trusted / times_us)[:, None]
+    relative = parts / times_us[:, None]
     scale = np.maximum(relative.max(axis=0), 1e-300)
-    weights, _ = nnls(relative / scale, trusted)
+    weights, _ = nnls(relative / scale, np.ones(len(times_us)))
     return np.asarray(weights / scale)
 
 
 def _parts(traits: Traits, config: int) -> Matrix:
     """Parts of a configuration's time at each problem, shape (problems, parts)."""
     depth = traits.flops / traits.outputs if traits.flops.any() else np.ones_like(traits.outputs)
-    rounds, waves = traits.rounds[:, config], traits.waves[:, config]
+    rounds, waves = traits.rounds[:, config], np.ceil(traits.waves[:, config])
     ragged = [rounds * depth * (sizes % _VECTOR != 0) for sizes in traits.sizes.values()]
-    plain = [np.ones_like(depth), depth, rounds * depth, waves * depth, np.ceil(waves), np.ceil(waves) * depth]
+    plain = [np.ones_like(depth), depth, rounds * depth, waves, waves * depth]
     return np.stack([*plain, traits.bytes, *ragged], axis=1)
 
 

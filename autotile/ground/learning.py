@@ -123,41 +123,39 @@ def learn(measured: Measured, features: Sequence[Feature], most: int) -> Learned
     return Learned(chosen, trees[best], at_points[:, best], held_out[:, best])
 
 
-def select_configs(losses: Matrix, valid_between: Mask, most: int) -> list[int]:
-    """Columns whose best one at each point loses least on average: greedily, then by exchanges.
+def select_configs(costs: Matrix, weights: Matrix, most: int) -> list[int]:
+    """Columns whose best one at each problem costs least on average: greedily, then by exchanges.
 
     Parameters
     ----------
-    losses
-        Shape (points, configurations); NaN where a configuration cannot be served.
-    valid_between
-        Whether a configuration can be served at other problems, shape (problems, configurations). A problem that none
-        is chosen for counts as one at which twice the time is taken.
+    costs
+        Of serving each configuration, shape (problems, configurations).
+    weights
+        What each problem counts, shape (problems,).
     most
         At most so many; fewer where more gain nothing.
     """
-    at_points = np.where(np.isfinite(losses), losses, UNSERVED) / len(losses)
-    filled = np.concatenate([at_points, np.where(valid_between, 0.0, _UNCOVERED) / max(len(valid_between), 1)])
+    weighted = costs * (weights / weights.sum())[:, None]
     chosen: list[int] = []
-    best = filled.max(axis=1)
+    best = weighted.max(axis=1)
     while len(chosen) < most:
-        means = np.minimum(filled, best[:, None]).sum(axis=0)
+        means = np.minimum(weighted, best[:, None]).sum(axis=0)
         new = int(np.argmin(means))
         if chosen and means[new] > best.sum() - _LEAST_GAIN:
             break
         chosen.append(new)
-        best = np.minimum(best, filled[:, new])
-    return _exchanged(filled, chosen)
+        best = np.minimum(best, weighted[:, new])
+    return _exchanged(weighted, chosen)
 
 
-def _exchanged(filled: Matrix, chosen: list[int]) -> list[int]:
+def _exchanged(weighted: Matrix, chosen: list[int]) -> list[int]:
     """Replace one column by another as long as that gains."""
     improved = len(chosen) > 1
     while improved:
         improved = False
         for place in range(len(chosen)):
-            others = filled[:, [column for at, column in enumerate(chosen) if at != place]].min(axis=1)
-            means = np.minimum(filled, others[:, None]).sum(axis=0)
+            others = weighted[:, [column for at, column in enumerate(chosen) if at != place]].min(axis=1)
+            means = np.minimum(weighted, others[:, None]).sum(axis=0)
             new = int(np.argmin(means))
             if means[new] < means[chosen[place]] - _LEAST_GAIN:
                 chosen[place] = new
@@ -169,27 +167,34 @@ def _learn_on(
     measured: Measured, points: Numbers, features: Sequence[Feature], most: int
 ) -> tuple[tuple[int, ...], list[Tree]]:
     """Chosen columns, and trees of 1, 2, ... leaves, from some of the points."""
-    proposed_by, losses = measured.proposed_by, measured.losses
+    proposed_by, losses = measured.proposed_by, measured.losses[points]
     known = proposed_by[points].any(axis=0) | ~proposed_by.any(axis=0)
-    columns = np.flatnonzero(known & np.isfinite(losses[points]).any(axis=0))
-    valid_between = measured.valid_between[:, columns]
-    chosen = tuple(int(columns[c]) for c in select_configs(losses[np.ix_(points, columns)], valid_between, most))
+    columns = np.flatnonzero(known & np.isfinite(losses).any(axis=0))
+    expected = _expected_losses(measured, points, columns)
+    costs = [np.where(np.isfinite(losses[:, columns]), losses[:, columns], UNSERVED)]
+    costs += [np.where(np.isfinite(expected), expected, _UNCOVERED)]
+    selected = select_configs(np.concatenate(costs), _weights(len(points), len(expected)), most)
+    chosen = tuple(int(columns[c]) for c in selected)
     asked = [feature for feature in features if _is_over(feature, len(chosen))]
-    here, between = measured.traits.select(chosen).rows(points), measured.between.select(chosen)
-    times_us = measured.times_us[points]
-    expected = TimeModel.fit(times_us[:, chosen], np.nanmin(times_us, axis=1), here).predict(between)
-    valid = measured.valid_between[:, chosen]
-    expected = np.where(valid, expected, np.nan)
-    served = valid.any(axis=1)
-    filled_up = expected[served] / np.nanmin(expected[served], axis=1, keepdims=True) - 1.0
+    served = np.flatnonzero(np.isfinite(expected[:, selected]).any(axis=1))
+    here, between = measured.traits.select(chosen).rows(points), measured.between.select(chosen).rows(served)
     trees = grow_trees(
-        np.concatenate([_filled(losses[np.ix_(points, np.array(chosen))]), _filled(filled_up)]),
-        _weights(len(points), len(filled_up)),
+        np.concatenate([_filled(losses[:, chosen]), _filled(expected[np.ix_(served, selected)])]),
+        _weights(len(points), len(served)),
         asked,
-        np.concatenate([here.table(asked), between.table(asked)[served]]),
+        np.concatenate([here.table(asked), between.table(asked)]),
         _LEAVES_A_CONFIG * most,
     )
     return chosen, trees
+
+
+def _expected_losses(measured: Measured, points: Numbers, columns: Numbers) -> Matrix:
+    """Losses of columns at the problems between the points, as some of the points let expect; NaN where not valid."""
+    here, between = measured.traits.select(columns).rows(points), measured.between.select(columns)
+    expected_us = TimeModel.fit(measured.times_us[np.ix_(points, columns)], here).predict(between)
+    valid = measured.valid_between[:, columns]
+    least_us = np.where(valid, expected_us, np.inf).min(axis=1, keepdims=True)
+    return np.where(valid, expected_us / least_us - 1.0, np.nan)
 
 
 def _weights(points: int, between: int) -> Matrix:
