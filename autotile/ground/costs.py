@@ -2,8 +2,8 @@
 
 The time of a launch is taken to be a sum of parts, none of them negative: a constant, the work of the busiest SM (the
 rounds of blocks that it is given, times the depth of an output), that work again for each size that no vector divides,
-the depth alone (what one block takes whose latency nothing hides), the waves, and the bytes moved. What the sum leaves
-over at the measured points is carried to their neighbours.
+the depth alone (what one block takes whose latency nothing hides), whole waves, their depth, and the bytes moved. What
+the sum leaves over at the measured points is carried to their neighbours.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ _VECTOR = 8
 """Elements of the widest access: 16 bytes of a 16-bit type."""
 _REACH_DOUBLINGS = 1.0
 """At this distance from a point its remainder counts 1/e."""
+_GUESSED = 0.001
+"""Weight of a point where a configuration cannot run, against one where it was measured. More would bend its model
+where it can: a guess for a small problem may be a tenth of what a large tile takes there."""
 _DOUBT = 0.3
 """Weight of no remainder at all, against a weight of 1 at the point itself."""
+_STRANGE_SHARE = 0.1
+"""Of the points nearby, where a configuration was measured at so few of them that it is hardly known there."""
 
 Matrix = NDArray[np.float64]
 
@@ -48,38 +53,51 @@ class TimeModel:
     positions: Matrix
 
     @classmethod
-    def fit(cls, times_us: Matrix, traits: Traits) -> TimeModel:
+    def fit(cls, times_us: Matrix, best_us: Matrix, traits: Traits) -> TimeModel:
         """Fit by least squares of relative errors.
 
-        Only measured times count. A guess where a configuration cannot run would bend its model where it can.
+        Where a configuration was not measured, it is guessed to be as much slower than the best as it is elsewhere.
+        Guesses only decide what a few measured times leave open.
 
         Parameters
         ----------
         times_us
             Shape (points, configurations); NaN where a configuration was not measured. Each has a number.
+        best_us
+            Least time known at each point, shape (points,).
         traits
             Of the points and configurations.
         """
         known = np.isfinite(times_us)
-        weights = np.array([_fitted(_parts(traits, c)[rows], times_us[rows, c]) for c, rows in enumerate(known.T)])
-        modelled = _sums(traits, weights)
+        slower = np.nanmean(np.log(times_us / best_us[:, None]), axis=0)
+        filled = np.where(known, times_us, np.exp(slower) * best_us[:, None])
+        trusted = np.where(known, 1.0, _GUESSED)
+        weights = [_fitted(_parts(traits, c), filled[:, c], trusted[:, c]) for c in range(times_us.shape[1])]
+        modelled = _sums(traits, np.array(weights))
         remainders = np.where(known, np.log(np.where(known, times_us, 1.0) / modelled), 0.0)
-        return cls(weights, remainders, known, _positions(traits.sizes))
+        return cls(np.array(weights), remainders, known, _positions(traits.sizes))
 
     def predict(self, traits: Traits) -> Matrix:
-        """Expected times in microseconds at other problems, shape (problems, configurations)."""
+        """Expected times in microseconds at other problems, shape (problems, configurations).
+
+        Where a configuration was measured at hardly any of the points nearby, it is taken for up to twice as slow as
+        the model says: a model of one or two times fits them by chance, and of many such models some err far to the
+        low side.
+        """
         distances = np.abs(_positions(traits.sizes)[:, None, :] - self.positions[None, :, :]).sum(axis=2)
         nearness = np.exp(-distances / _REACH_DOUBLINGS)
-        carried = nearness @ self.remainders / (nearness @ self.known + _DOUBT)
-        return np.asarray(_sums(traits, self.weights) * np.exp(carried))
+        known = nearness @ self.known
+        carried = nearness @ self.remainders / (known + _DOUBT)
+        share = known / nearness.sum(axis=1, keepdims=True)
+        return np.asarray(_sums(traits, self.weights) * np.exp(carried) * (1.0 + np.exp(-share / _STRANGE_SHARE)))
 
 
-def _fitted(parts: Matrix, times_us: Matrix) -> Matrix:
+def _fitted(parts: Matrix, times_us: Matrix, trusted: Matrix) -> Matrix:
     from scipy.optimize import nnls  # 0.1 s, which serving has no use for
 
-    relative = parts / times_us[:, None]
+    relative = parts * (trusted / times_us)[:, None]
     scale = np.maximum(relative.max(axis=0), 1e-300)
-    weights, _ = nnls(relative / scale, np.ones(len(times_us)))
+    weights, _ = nnls(relative / scale, trusted)
     return np.asarray(weights / scale)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from autotile.ground.costs import TimeModel
 from autotile.ground.features import Feature, Traits
-from autotile.ground.tree import Tree, grow_trees, leaf_of
+from autotile.ground.tree import Tree, grow_tree, leaf_of
 
 UNSERVED = 10.0
 """Loss where nothing can be served that was chosen: as bad as eleven times the time, so that it is avoided."""
@@ -24,10 +24,6 @@ _LEAST_GAIN = 1e-9
 """Of the mean loss; less is rounding."""
 _FOLDS = 32
 """Left-out groups of a cross-validation; up to this many points each is left out alone."""
-_HELD_OUT_SHARE = 0.632
-"""What losses at left-out points count in the choice of a tree; losses at its own points count the rest.
-From B. Efron, "Estimating the error rate of a prediction rule" (1983): left-out points alone are too pessimistic where
-there are few, and then the smallest tree would always do."""
 _MEASURED_SHARE = 0.25
 """Weight of all measured points together; the rest goes to the problems in between."""
 _LEAVES_A_CONFIG = 2
@@ -93,7 +89,7 @@ class Learned:
 
 
 def learn(measured: Measured, features: Sequence[Feature], most: int) -> Learned:
-    """Choose configurations and grow a tree; how many leaves it has is chosen by cross-validation.
+    """Choose configurations and grow a tree, from all points and, for what to expect elsewhere, without each of them.
 
     Parameters
     ----------
@@ -104,23 +100,14 @@ def learn(measured: Measured, features: Sequence[Feature], most: int) -> Learned
     most
         Configurations to choose, at most.
     """
-    losses = measured.losses
-    everywhere = np.arange(len(losses))
-    folds = [everywhere[start::_FOLDS] for start in range(min(_FOLDS, len(losses)))] if len(losses) > 1 else []
-    held_out = np.full((len(losses), _LEAVES_A_CONFIG * most), np.nan)
+    everywhere = np.arange(len(measured.times_us))
+    folds = [everywhere[start::_FOLDS] for start in range(min(_FOLDS, len(everywhere)))] if len(everywhere) > 1 else []
+    held_out = np.full(len(everywhere), np.nan)
     for fold in folds:
-        chosen, trees = _learn_on(measured, np.setdiff1d(everywhere, fold), features, most)
-        for leaves in range(held_out.shape[1]):
-            tree = trees[min(leaves, len(trees) - 1)]
-            held_out[fold, leaves] = _served_losses(measured, chosen, tree, fold)
-    chosen, trees = _learn_on(measured, everywhere, features, most)
-    at_points = np.stack([_served_losses(measured, chosen, tree, everywhere) for tree in trees], axis=1)
-    expected = at_points.mean(axis=0)
-    if folds:
-        left_out = held_out.mean(axis=0)[: len(trees)]
-        expected = _HELD_OUT_SHARE * left_out + (1.0 - _HELD_OUT_SHARE) * expected
-    best = int(np.argmin(expected))  # of equal ones the smallest
-    return Learned(chosen, trees[best], at_points[:, best], held_out[:, best])
+        rule = _learn_on(measured, np.setdiff1d(everywhere, fold), features, most)
+        held_out[fold] = _served_losses(measured, *rule, fold)
+    chosen, tree = _learn_on(measured, everywhere, features, most)
+    return Learned(chosen, tree, _served_losses(measured, chosen, tree, everywhere), held_out)
 
 
 def select_configs(costs: Matrix, weights: Matrix, most: int) -> list[int]:
@@ -165,8 +152,8 @@ def _exchanged(weighted: Matrix, chosen: list[int]) -> list[int]:
 
 def _learn_on(
     measured: Measured, points: Numbers, features: Sequence[Feature], most: int
-) -> tuple[tuple[int, ...], list[Tree]]:
-    """Chosen columns, and trees of 1, 2, ... leaves, from some of the points."""
+) -> tuple[tuple[int, ...], Tree]:
+    """Chosen columns, and a tree between them, from some of the points."""
     proposed_by, losses = measured.proposed_by, measured.losses[points]
     known = proposed_by[points].any(axis=0) | ~proposed_by.any(axis=0)
     columns = np.flatnonzero(known & np.isfinite(losses).any(axis=0))
@@ -178,20 +165,22 @@ def _learn_on(
     asked = [feature for feature in features if _is_over(feature, len(chosen))]
     served = np.flatnonzero(np.isfinite(expected[:, selected]).any(axis=1))
     here, between = measured.traits.select(chosen).rows(points), measured.between.select(chosen).rows(served)
-    trees = grow_trees(
-        np.concatenate([_filled(losses[:, chosen]), _filled(expected[np.ix_(served, selected)])]),
+    tree = grow_tree(
+        np.concatenate([_filled(losses[:, chosen]), _filled(expected[served][:, selected])]),
         _weights(len(points), len(served)),
         asked,
         np.concatenate([here.table(asked), between.table(asked)]),
         _LEAVES_A_CONFIG * most,
     )
-    return chosen, trees
+    return chosen, tree
 
 
 def _expected_losses(measured: Measured, points: Numbers, columns: Numbers) -> Matrix:
     """Losses of columns at the problems between the points, as some of the points let expect; NaN where not valid."""
-    here, between = measured.traits.select(columns).rows(points), measured.between.select(columns)
-    expected_us = TimeModel.fit(measured.times_us[np.ix_(points, columns)], here).predict(between)
+    known = columns.tolist()
+    here, between = measured.traits.select(known).rows(points), measured.between.select(known)
+    times_us = measured.times_us[np.ix_(points, columns)]
+    expected_us = TimeModel.fit(times_us, np.nanmin(measured.times_us[points], axis=1), here).predict(between)
     valid = measured.valid_between[:, columns]
     least_us = np.where(valid, expected_us, np.inf).min(axis=1, keepdims=True)
     return np.where(valid, expected_us / least_us - 1.0, np.nan)

@@ -16,8 +16,8 @@ _LEAST_SHARE = 0.01
 """Of all weight, in a leaf at least."""
 _PARENTS_SHARE = 0.01
 """Of all weight, what the losses in all of the parent weigh in a leaf's order."""
-_LEAST_GAIN = 1e-6
-"""Of the mean loss over all points; less is rounding."""
+_LEAST_GAIN = 1e-4
+"""Of the mean loss over all points; less is not worth a question."""
 _DEEPEST = 32
 """Splits above a leaf of a tree that is read from a file."""
 
@@ -93,10 +93,8 @@ def leaves_of(tree: Tree) -> int:
     return 1 if isinstance(tree, Leaf) else leaves_of(tree.then) + leaves_of(tree.otherwise)
 
 
-def grow_trees(
-    losses: Matrix, weights: Vector, features: Sequence[Feature], table: Matrix, most_leaves: int
-) -> list[Tree]:
-    """Trees of 1, 2, ... leaves, each the one before with the leaf split that gains most.
+def grow_tree(losses: Matrix, weights: Vector, features: Sequence[Feature], table: Matrix, most_leaves: int) -> Tree:
+    """A tree that is split where that gains most, as long as a question is worth reading.
 
     Parameters
     ----------
@@ -113,10 +111,10 @@ def grow_trees(
         At most so many.
     """
     grower = _Grower(losses, weights, features, table)
-    trees = [grower.tree]
-    while len(trees) < most_leaves and grower.split_once():
-        trees.append(grower.tree)
-    return trees
+    for _ in range(1, most_leaves):
+        if not grower.split_once():
+            break
+    return grower.tree
 
 
 @dataclass(eq=False)

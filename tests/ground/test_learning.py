@@ -10,10 +10,9 @@ from autotile.ground.costs import TimeModel
 from autotile.ground.features import features_of
 from autotile.ground.learning import UNSERVED, Measured, select_configs
 from autotile.ground.problem import size_distance
-from autotile.ground.tree import Leaf, Split, grow_trees, leaves_of, threshold_between, tree_from_json
+from autotile.ground.tree import Leaf, Split, grow_tree, leaves_of, threshold_between, tree_from_json
 
 FAMILY = ["M=64..8192", "N=64..8192", "K=128..4096"]
-NOWHERE = np.ones((0, 9), np.bool_)
 matrices = st.integers(0, 10**6).map(lambda seed: np.random.default_rng(seed).gamma(0.5, 0.3, (12, 9)))
 
 
@@ -102,40 +101,43 @@ class TestRule:
 class TestSelection:
     @given(matrices, st.integers(1, 5))
     def test_more_configurations_never_lose_more(self, losses: np.ndarray, most: int) -> None:
-        few, more = (losses[:, select_configs(losses, NOWHERE, count)].min(axis=1).mean() for count in (most, most + 1))
+        weights = np.ones(len(losses))
+        few, more = (losses[:, select_configs(losses, weights, n)].min(axis=1).mean() for n in (most, most + 1))
         assert more <= few + 1e-9
         assert few <= losses.mean(axis=0).min() + 1e-9
 
-    def test_what_runs_everywhere_comes_before_what_does_not(self) -> None:
-        losses = np.array([[0.0, 0.1], [np.nan, 0.1], [0.0, 0.1]])
-        nowhere = np.ones((0, 2), np.bool_)
-        assert select_configs(losses, nowhere, 1) == [1]
-        assert sorted(select_configs(losses, nowhere, 2)) == [0, 1]
+    def test_what_can_be_served_everywhere_comes_before_what_cannot(self) -> None:
+        losses = np.array([[0.0, 0.1], [UNSERVED, 0.1], [0.0, 0.1]])
+        assert select_configs(losses, np.ones(3), 1) == [1]
+        assert sorted(select_configs(losses, np.ones(3), 2)) == [0, 1]
 
-    def test_what_is_valid_in_more_of_the_family_makes_up_for_a_small_loss(self) -> None:
-        losses = np.array([[0.0, 0.1], [0.0, 0.1]])
-        everywhere = np.array([[True, True], [False, True]])
-        assert select_configs(losses, everywhere[:1], 1) == [0]
-        assert select_configs(losses, everywhere, 1) == [1]
+    def test_a_problem_counts_by_its_weight(self) -> None:
+        losses = np.array([[0.0, 0.3], [0.2, 0.0]])
+        assert select_configs(losses, np.array([1.0, 1.0]), 1) == [0]
+        assert select_configs(losses, np.array([1.0, 2.0]), 1) == [1]
 
 
 class TestTree:
     def test_a_question_that_tells_them_apart_is_found(self) -> None:
         losses = np.array([[0.0, 1.0]] * 5 + [[1.0, 0.0]] * 5)
         table = np.stack([np.arange(10.0), np.ones(10)], axis=1)
-        trees = grow_trees(losses, np.ones(10), features_of(SPEC, 0)[:2], table, 4)
-        assert [leaves_of(tree) for tree in trees] == [1, 2]
-        tree = trees[1]
+        tree = grow_tree(losses, np.ones(10), features_of(SPEC, 0)[:2], table, 4)
         assert isinstance(tree, Split)
         assert 4 <= tree.at_most < 5
         assert (tree.then, tree.otherwise) == (Leaf((0, 1)), Leaf((1, 0)))
 
-    @given(matrices)
-    def test_it_reads_back(self, losses: np.ndarray) -> None:
+    def test_a_question_that_gains_next_to_nothing_is_not_asked(self) -> None:
+        losses = np.array([[0.0, 1e-5]] * 5 + [[1e-5, 0.0]] * 5)
+        table = np.arange(10.0)[:, None]
+        assert isinstance(grow_tree(losses, np.ones(10), features_of(SPEC, 0)[:1], table, 4), Leaf)
+
+    @given(matrices, st.integers(1, MOST))
+    def test_it_reads_back_and_is_no_larger_than_asked(self, losses: np.ndarray, most: int) -> None:
         features = features_of(SPEC, losses.shape[1])
         table = np.random.default_rng(0).random((len(losses), len(features)))
-        for tree in grow_trees(losses, np.ones(len(losses)), features, table, MOST):
-            assert tree_from_json(tree.to_json(), tuple(SPEC.sizes), losses.shape[1]) == tree
+        tree = grow_tree(losses, np.ones(len(losses)), features, table, most)
+        assert leaves_of(tree) <= most
+        assert tree_from_json(tree.to_json(), tuple(SPEC.sizes), losses.shape[1]) == tree
 
     @pytest.mark.parametrize("order", [[0, 0], [0], [0, 2], "01", [0, 1, 2]])
     def test_a_damaged_leaf_is_refused(self, order: object) -> None:
@@ -149,14 +151,38 @@ class TestTree:
             assert low <= threshold_between(low, high) < high
 
 
-def test_the_time_model_tells_configurations_apart_where_it_was_not_fitted() -> None:
-    gpu = MadeUpGpu.make(1, 12, noise=0.0)
-    _, points, measured = gpu.measured(FAMILY, 24)
-    unseen = drawn(50, 4)
-    expected = TimeModel.fit(measured.times_us, measured.times_us.min(axis=1), gpu.traits(points)).predict(
-        gpu.traits(unseen)
-    )
-    actual = np.array([gpu.times_us(sizes) for sizes in unseen])
-    errors = np.log(expected / actual)
-    differences = np.log(actual) - np.log(actual).mean(axis=1, keepdims=True)
-    assert np.median(np.abs(errors - errors.mean(axis=1, keepdims=True))) < 0.25 * np.median(np.abs(differences))
+class TestTimeModel:
+    def test_it_tells_configurations_apart_where_it_was_not_fitted(self) -> None:
+        expected, actual = self._expected_and_actual(np.ones((24, 12), np.bool_))
+        errors = np.log(expected / actual)
+        differences = np.log(actual) - np.log(actual).mean(axis=1, keepdims=True)
+        assert np.median(np.abs(errors - errors.mean(axis=1, keepdims=True))) < 0.25 * np.median(np.abs(differences))
+
+    def test_where_a_configuration_cannot_run_bends_nothing_where_it_can(self) -> None:
+        """Each was measured only where it is good, and large tiles are where the best take many times as long."""
+        _, _, measured = MadeUpGpu.make(1, 12, noise=0.0).measured(FAMILY, 24)
+        expected, actual = self._expected_and_actual(measured.losses < 1.5)
+        good = actual < 2.0 * actual.min(axis=1, keepdims=True)
+        errors = np.where(good, np.abs(np.log(expected / actual)), np.nan)
+        assert np.nanmedian(errors, axis=0).max() < 0.06
+
+    def test_a_configuration_that_was_measured_once_is_not_believed_to_be_fast_far_away(self) -> None:
+        known = np.ones((24, 12), np.bool_)
+        known[:, 0] = False
+        _, _, measured = MadeUpGpu.make(1, 12, noise=0.0).measured(FAMILY, 24)
+        smallest = int(measured.times_us.min(axis=1).argmin())
+        known[smallest, 0] = True
+        expected, actual = self._expected_and_actual(known)
+        far = actual.min(axis=1) > 10 * measured.times_us[smallest].min()
+        assert far.sum() > 10
+        assert (expected[far, 0] < expected[far, 1:].min(axis=1)).mean() < 0.1
+
+    @staticmethod
+    def _expected_and_actual(known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Times at sizes that were not measured, learned from the known ones of 24 points."""
+        gpu = MadeUpGpu.make(1, 12, noise=0.0)
+        _, points, measured = gpu.measured(FAMILY, 24)
+        unseen = drawn(50, 4)
+        times_us = np.where(known, measured.times_us, np.nan)
+        model = TimeModel.fit(times_us, measured.times_us.min(axis=1), gpu.traits(points))
+        return model.predict(gpu.traits(unseen)), np.array([gpu.times_us(sizes) for sizes in unseen])
