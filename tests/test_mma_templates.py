@@ -72,12 +72,7 @@ def test_the_default_spills_nothing(kernel: Kernel, layout: dict[str, int], arch
         assert compile_cubin(job).resources.spill_bytes == 0
 
 
+@of_both
 @pytest.mark.parametrize("part", range(3))
-def test_configurations_spread_over_the_space_keep_its_limit_on_spills(part: int) -> None:
-    assert not list(spilling(MMA, part))
-
-
-def test_few_configurations_of_limbs_break_the_limit_on_spills() -> None:
-    """Where 64 threads copy tiles of 128 rows, some layouts need more addresses than there are registers."""
-    found = [config for part in range(3) for config in spilling(LIMBS, part)]
-    assert len(found) <= 2, found
+def test_configurations_spread_over_the_space_keep_its_limit_on_spills(kernel: Kernel, part: int) -> None:
+    assert not list(spilling(kernel, part))
