@@ -225,8 +225,10 @@ def _own(location: str, problem: Problem, faults: list[str]) -> list[Winner]:
 def _rules(location: str, problem: Problem, faults: list[str]) -> Iterator[StoredRule]:
     """Rules of the kernel's families, read when they are asked for: the user's, newest first, then autotile's own."""
     yield from _own_rules(location, problem, faults)
-    files = sorted((data_folder("tuned") / "families").glob("*.json"))
-    if files:
+    shipped = sorted((data_folder("tuned") / "families").glob("*.json"))
+    named = f'"{problem.kernel}"'.encode()
+    files = [path for path in shipped if named in path.read_bytes()]
+    if files:  # trees and families are for kernels that have some
         from autotile.store.rules import shipped_rules
 
         yield from shipped_rules(files, problem.kernel, problem.dtype)

@@ -21,12 +21,13 @@ _LEAK_BYTES = 100 << 20
 
 
 def used_gpu_bytes() -> int:
-    """Memory in use on all GPUs."""
+    """Memory in use on the GPU of these tests."""
+    import cupy
     import pynvml
 
     pynvml.nvmlInit()
-    devices = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-    return sum(int(pynvml.nvmlDeviceGetMemoryInfo(device).used) for device in devices)
+    device = pynvml.nvmlDeviceGetHandleByPciBusId(cupy.cuda.runtime.deviceGetPCIBusId(0).encode())
+    return int(pynvml.nvmlDeviceGetMemoryInfo(device).used)
 
 
 @contextmanager
