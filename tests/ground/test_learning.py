@@ -166,16 +166,21 @@ class TestTimeModel:
         errors = np.where(good, np.abs(np.log(expected / actual)), np.nan)
         assert np.nanmedian(errors, axis=0).max() < 0.06
 
-    def test_a_configuration_that_was_measured_once_is_not_believed_to_be_fast_far_away(self) -> None:
-        known = np.ones((24, 12), np.bool_)
-        known[:, 0] = False
-        _, _, measured = MadeUpGpu.make(1, 12, noise=0.0).measured(FAMILY, 24)
-        smallest = int(measured.times_us.min(axis=1).argmin())
-        known[smallest, 0] = True
-        expected, actual = self._expected_and_actual(known)
-        far = actual.min(axis=1) > 10 * measured.times_us[smallest].min()
-        assert far.sum() > 10
-        assert (expected[far, 0] < expected[far, 1:].min(axis=1)).mean() < 0.1
+    def test_configurations_that_were_measured_once_are_hardly_believed_to_be_the_best(self) -> None:
+        """In the mean over several GPUs, of the one that is expected to be the fastest."""
+        assert np.mean([self._loss_where_half_were_measured_once(seed) for seed in range(4)]) < 0.3
+
+    @staticmethod
+    def _loss_where_half_were_measured_once(seed: int) -> float:
+        gpu, once = MadeUpGpu.make(seed, 40, noise=0.0), np.arange(20, 40)
+        _, points, measured = gpu.measured(FAMILY, 24)
+        known = np.tile(np.arange(40) < 20, (24, 1))
+        known[measured.losses[:, once].argmin(axis=0), once] = True
+        times_us, unseen = np.where(known, measured.times_us, np.nan), drawn(50, 4)
+        model = TimeModel.fit(times_us, measured.times_us.min(axis=1), gpu.traits(points))
+        served = model.predict(gpu.traits(unseen)).argmin(axis=1)
+        actual = np.array([gpu.times_us(sizes) for sizes in unseen])
+        return float((actual[np.arange(50), served] / actual.min(axis=1) - 1).mean())
 
     @staticmethod
     def _expected_and_actual(known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
