@@ -7,8 +7,8 @@
 A family of sizes is tuned at some points. Then sizes are drawn at random from it, and each is tuned by itself with the
 same effort, taught by the family as any further tuning would be and by no other of these sizes: in a copy of its own of
 the family's database. What its own tuning found, what the rule serves, what the nearest tuned point would serve, and
-the default are then timed side by side. The loss of each is its time over the fastest of the four, minus 1; over its own
-tuning's best, it may be negative and is given beside it.
+the default are then timed side by side. The loss of each is its time over the fastest of the four, minus 1; over its
+own tuning's best, it may be negative and is given beside it.
 
 DIR keeps the databases. What is in them and in FILE.json is not done again, so a run that was killed goes on.
 """
