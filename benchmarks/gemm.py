@@ -43,7 +43,8 @@ def main() -> None:
     """Tune and time every shape, print the tables and write the JSON."""
     arguments = _arguments()
     seeds = read_seeds(arguments.seeds) if arguments.seeds else []
-    document: dict[str, Any] = {**provenance(), "budget_s": arguments.budget, "dtypes": {}}
+    budget_s = None if arguments.no_tune else arguments.budget
+    document: dict[str, Any] = {**provenance(), "budget_s": budget_s, "dtypes": {}}
     all_rows: list[Row] = []
     for dtype in arguments.dtype:
         rows: list[Row] = []
