@@ -47,10 +47,9 @@ def test_they_are_served_where_nothing_is_tuned(tmp_path: Path) -> None:
 
 
 def test_the_rules_that_come_with_autotile_belong_to_its_kernels(tmp_path: Path) -> None:
-    rules = [
-        rule for path in sorted((data_folder("tuned") / "families").glob("*.json")) for rule in read_rules_file(path)
-    ]
-    assert rules
+    files = sorted((data_folder("tuned") / "families").glob("*.json"))
+    rules = [rule for path in files for rule in read_rules_file(path)]
+    assert [path.name for path in files] == [f"nvidia-h200.{rule.key.kernel}.json" for rule in rules]
     for rule in rules:
         kernel = load_kernel(rule.key.kernel)
         assert (rule.key.template_hash, rule.key.space_hash) == (kernel.source_hash, space_hash(kernel.spec))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -225,9 +226,7 @@ def _own(location: str, problem: Problem, faults: list[str]) -> list[Winner]:
 def _rules(location: str, problem: Problem, faults: list[str]) -> Iterator[StoredRule]:
     """Rules of the kernel's families, read when they are asked for: the user's, newest first, then autotile's own."""
     yield from _own_rules(location, problem, faults)
-    shipped = sorted((data_folder("tuned") / "families").glob("*.json"))
-    named = f'"{problem.kernel}"'.encode()
-    files = [path for path in shipped if named in path.read_bytes()]
+    files = sorted((data_folder("tuned") / "families").glob(f"*.{escape(problem.kernel)}.json"))
     if files:  # trees and families are for kernels that have some
         from autotile.store.rules import shipped_rules
 

@@ -1,6 +1,7 @@
 """Rules of families with what they belong to, as dispatch needs them; the SQL behind them is in ``families``.
 
-A file of rules is JSON, and files of this kind come with autotile, so that its own kernels are served well at any size.
+A file of rules is JSON, and files of this kind come with autotile, so that its own kernels are served well at any size:
+``GPU.KERNEL.json``, so that a kernel's rules are found without reading the others.
 """
 
 from __future__ import annotations

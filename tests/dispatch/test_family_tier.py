@@ -88,7 +88,7 @@ class TestTier:
             (stored,) = Families(database).rules()
         wide = replace(stored, rule=replace(stored.rule, family=parse_family(shelf.kernel.spec, ["n=1..1000000"])))
         (tmp_path / "families").mkdir()
-        write_rules_file(tmp_path / "families" / "h200.json", [wide])
+        write_rules_file(tmp_path / "families" / "h200.scale.json", [wide])
         monkeypatch.setattr(serving, "data_folder", lambda _: tmp_path)
         assert "n=1000..100000" in shelf.ask(4097).explain()
         shipped = shelf.ask(200_000)
