@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from autotile.ground.errors import ProblemError
+from autotile.ground.frozen import dataclass
 from autotile.ground.spec import KernelSpec
 
 _LARGEST_SIZE = 2**31 - 1

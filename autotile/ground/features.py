@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import replace
+from functools import lru_cache, reduce
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotile.ground.expressions import Expression
+from autotile.ground.frozen import dataclass
 from autotile.ground.geometry import fixed_names
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Config
@@ -92,9 +93,9 @@ class Feature:
         ValueError
             There is no such feature.
         """
-        for feature in _all_features(tuple(sizes), (), configs):
-            if feature.to_json() == data:
-                return feature
+        known = _by_json(tuple(sizes), configs).get(frozenset(data.items()))
+        if known is not None:
+            return known
         raise ValueError(f"{data} is no feature of a problem")
 
 
@@ -245,6 +246,12 @@ def _all_features(sizes: Sequence[str], flags: Sequence[str], configs: int) -> l
         *(Feature("waves", config=number) for number in range(configs)),
         *(Feature("work_ratio", config=a, over=b) for a in range(configs) for b in range(a + 1, configs)),
     ]
+
+
+@lru_cache(maxsize=8)
+def _by_json(sizes: tuple[str, ...], configs: int) -> Mapping[frozenset[tuple[str, Any]], Feature]:
+    """Features by what `Feature.to_json` gives for them: a tree asks for one at every node."""
+    return {frozenset(feature.to_json().items()): feature for feature in _all_features(sizes, (), configs)}
 
 
 class _Problems:

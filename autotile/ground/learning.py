@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from autotile.ground.costs import TimeModel
 from autotile.ground.features import Feature, Traits
-from autotile.ground.tree import Tree, grow_tree, leaf_of
+from autotile.ground.growing import grow_tree
+from autotile.ground.tree import Tree, leaf_of
 
 UNSERVED = 10.0
 """Loss where nothing can be served that was chosen: as bad as eleven times the time, so that it is avoided."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from autotile.ground.family import Family
 from autotile.ground.features import Traits
+from autotile.ground.frozen import dataclass
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Config, Resources, config_key
 from autotile.ground.problem import size_distance

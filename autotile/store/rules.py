@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from autotile.ground.errors import InputError
+from autotile.ground.frozen import dataclass
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.rule import FamilyRule
 from autotile.store.keys import TuningKey
