@@ -198,6 +198,8 @@ class BoundKernel:
             There is no CUDA device, or the toolchain is missing.
         CompileError
             The template does not compile.
+        InputError
+            At the first call: a setting is malformed.
         """
         launching = self._launching
         if launching is not None and stream is None and not scalars:
@@ -226,7 +228,7 @@ class BoundKernel:
 
         Raises
         ------
-        ArgumentError, ToolchainError, CompileError
+        ArgumentError, ToolchainError, CompileError, InputError
             As for a call.
         """
         launching = self._launching or self._load()
@@ -255,15 +257,14 @@ class BoundKernel:
                 f"{self.kernel} was served for a look at {self.device.name}, not for a CUDA device of this machine; "
                 "to launch it, call get_best_kernel where there is one, and without the device's name"
             )
+        with_graphs = read_settings().graphs
         with self._lock:
             if self._launching is None:
                 with load_cupy().cuda.Device(self._device_index), outside_of_captures():
                     image = self._packed.read() if self._packed is not None else self._compiled().path
                     function = Module(image).function(self.definition.spec.entry)
                     function.opt_in(self._geometry.dynamic_smem_bytes)
-                self._launching = Launching(
-                    self._caller, function, self._device_index, with_graphs=read_settings().graphs
-                )
+                self._launching = Launching(self._caller, function, self._device_index, with_graphs=with_graphs)
             return self._launching
 
     def _compiled(self) -> CachedCubin:

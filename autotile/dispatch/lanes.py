@@ -21,12 +21,12 @@ Pointers = tuple[int, ...]
 _MAP_WORDS = 16
 _MOST_LANES = 64
 """Streams whose parameters are kept for a thread; beyond that they are made anew."""
-_MOST_GRAPHS = 4
-"""Of a lane: a loop uses an array or two in turn."""
-_MOST_SEEN = 64
+_MOST_GRAPHS = 32
+"""Of a lane: the layers of a model, each with weights of its own."""
+_MOST_SEEN = 128
 _PATIENCE = 2048
-"""Launches without a graph after which those that are kept give way, so that making graphs costs next to nothing even
-where new arrays come all the time."""
+"""Launches without a graph after which those that are kept give way, and what was refused is asked for again: so making
+graphs costs next to nothing even where new arrays come all the time."""
 
 
 class MapPlace(NamedTuple):
@@ -56,9 +56,7 @@ class Lane:
     places
         What is exchanged in them.
     kept
-        What the parameters point to and must stay.
-    with_graphs
-        Whether launches may become graphs.
+        What the launches need and must stay: the kernel's module, what the parameters point to.
 
     Attributes
     ----------
@@ -66,20 +64,20 @@ class Lane:
         Launches on arrays that came again, by their addresses.
     """
 
-    __slots__ = ("_block", "_kept", "_launch", "_mapped", "_missed", "_places", "_seen", "_with_graphs", "graphs")
+    __slots__ = ("_block", "_kept", "_launch", "_mapped", "_missed", "_places", "_refused", "_seen", "graphs")
 
-    def __init__(
-        self, launch: DriverLaunch, block: ParameterBlock, places: Places, kept: object, *, with_graphs: bool
-    ) -> None:
+    def __init__(self, launch: DriverLaunch, block: ParameterBlock, places: Places, kept: object) -> None:
         self._launch = launch
         self._block = block
         self._places = places
         self._kept = kept
-        self._with_graphs = with_graphs
         self._mapped: dict[int, int] = {}
         """Address that the tensor map at a place was made for."""
         self._seen: set[Pointers] = set()
         self._missed = 0
+        """Launches without a graph since one was asked for."""
+        self._refused = False
+        """Whether that was refused."""
         self.graphs: dict[Pointers, LaunchGraph] = {}
 
     def launch(self, stream: int, pointers: Pointers) -> None:
@@ -91,25 +89,23 @@ class Lane:
             self._renew(self._places.maps)
         self._launch(stream, self._block.address, 0)
 
-    def keep_as_graph(self, pointers: Pointers) -> None:
+    def keep_as_graph(self, stream: int, pointers: Pointers) -> None:
         """After a launch: keep it as a graph, if it came before. The stream must not be captured."""
-        if not self._with_graphs:
-            return
         self._missed += 1
         if pointers not in self._seen:
             if len(self._seen) >= _MOST_SEEN:
                 self._seen.clear()
             self._seen.add(pointers)
             return
-        if len(self.graphs) >= _MOST_GRAPHS:
-            if self._missed < _PATIENCE:
-                return
+        is_full = len(self.graphs) >= _MOST_GRAPHS
+        if (is_full or self._refused) and self._missed < _PATIENCE:
+            return
+        if is_full:
             self.graphs.clear()
         self._missed = 0
-        graph = make_launch_graph(self._launch, self._block)
-        if graph is None:
-            self._seen.clear()  # some launches pass before it is tried again
-        else:
+        graph = make_launch_graph(self._launch, self._block, stream, self._kept)
+        self._refused = graph is None
+        if graph is not None:
             self.graphs[pointers] = graph
 
     def _renew(self, maps: Sequence[MapPlace]) -> None:

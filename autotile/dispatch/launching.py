@@ -120,8 +120,9 @@ class Launching:
         self._launch(stream, block.address, 0)
         library = library_of(given.arrays[0])
         if library is not None and not scalars:
-            places = self._caller.places(block.starts, len(block.words))
-            self._lanes.keep(stream, self._lane(block, places, workspaces))
+            if stream not in self._lanes.by_stream:  # else the lane and its graphs are as good as new
+                places = self._caller.places(block.starts, len(block.words))
+                self._lanes.keep(stream, self._lane(block, places, workspaces))
             self._libraries.setdefault(
                 type(given.arrays[0]), (library.stream, library.pointers, self._caller.slots(library))
             )
@@ -164,10 +165,10 @@ class Launching:
         return go if self._one_device else go_there
 
     def _lane(self, block: ParameterBlock, places: Places, workspaces: WorkspaceSet) -> Lane:
-        return Lane(self._launch, block, places, workspaces, with_graphs=self._with_graphs)
+        return Lane(self._launch, block, places, (self._function, workspaces))
 
     def _launch_anew(self, lane: Lane, stream: int, pointers: Pointers) -> None:
         """Launch on arrays without a graph, and keep the launch as one if it may come again."""
         lane.launch(stream, pointers)
-        if not (stream and self._is_captured(stream)):
-            lane.keep_as_graph(pointers)
+        if self._with_graphs and not (stream and self._is_captured(stream)):
+            lane.keep_as_graph(stream, pointers)

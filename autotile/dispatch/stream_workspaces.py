@@ -46,9 +46,6 @@ class StreamWorkspaces:
         self._captured: list[WorkspaceSet] = []
         self._lock = threading.Lock()
 
-    def __bool__(self) -> bool:
-        return bool(self._workspaces)
-
     def current(self) -> WorkspaceSet:
         """Those of CuPy's current stream, each at its device address; 0 for one that is empty."""
         if not self._workspaces:

@@ -35,7 +35,7 @@ def test_tensor_maps_follow_the_addresses(monkeypatch: pytest.MonkeyPatch) -> No
     spare = len(block.words) - 1
     launched: list[tuple[int, int, int]] = []
     places = Places((spare, address), (MapPlace(spare, place, tensor_map),))
-    lane = Lane(lambda *launch: launched.append(launch), block, places, None, with_graphs=False)
+    lane = Lane(lambda *launch: launched.append(launch), block, places, None)
     made.clear()
     for mapped, other in ((64, 128), (64, 256), (32, 256)):
         lane.launch(7, (mapped, other))
@@ -221,11 +221,12 @@ class Graphs:
     """Makes graphs, numbered from 1, until told to make no more."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.made = 0
+        self.asked = self.made = 0
         self.refuses = False
         monkeypatch.setattr(lanes, "make_launch_graph", self._make)
 
     def _make(self, *_: Any) -> Any:
+        self.asked += 1
         if self.refuses:
             return None
         self.made += 1
@@ -240,7 +241,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
 @pytest.fixture
 def lane() -> Lane:
     block = ParameterBlock([np.uint64(1)])
-    return Lane(lambda *_: None, block, Places((0,), ()), None, with_graphs=True)
+    return Lane(lambda *_: None, block, Places((0,), ()), None)
 
 
 def test_a_launch_that_comes_again_becomes_a_graph(cuda: Cuda, graphs: Graphs) -> None:
@@ -279,42 +280,73 @@ def test_a_bound_launch_becomes_a_graph_of_each_stream(
 
 def test_arrays_that_never_come_again_cost_no_graphs(lane: Lane, graphs: Graphs) -> None:
     for pointer in range(10_000):
-        lane.keep_as_graph((pointer,))
+        lane.keep_as_graph(0, (pointer,))
     assert graphs.made == 0
 
 
 def test_many_arrays_in_turn_make_few_graphs(lane: Lane, graphs: Graphs) -> None:
     """More than are kept: those in use stay, and what made none would make others only after a long time."""
-    for _ in range(100):
-        for pointer in range(10):
+    for _ in range(50):
+        for pointer in range(40):
             if (pointer,) not in lane.graphs:
-                lane.keep_as_graph((pointer,))
-    assert graphs.made == len(lane.graphs) == 4
+                lane.keep_as_graph(0, (pointer,))
+    assert graphs.made == len(lane.graphs) == 32
 
 
 def test_graphs_of_arrays_that_are_gone_give_way(lane: Lane, graphs: Graphs) -> None:
     for start in (0, 100):
         for _ in range(1000):
-            for pointer in range(start, start + 4):
+            for pointer in range(start, start + 32):
                 if (pointer,) not in lane.graphs:
-                    lane.keep_as_graph((pointer,))
-        assert set(lane.graphs) == {(pointer,) for pointer in range(start, start + 4)}
-    assert graphs.made == 8
+                    lane.keep_as_graph(0, (pointer,))
+        assert set(lane.graphs) == {(pointer,) for pointer in range(start, start + 32)}
+    assert graphs.made == 64
 
 
-def test_a_graph_that_is_refused_is_not_asked_for_at_every_launch(lane: Lane, graphs: Graphs) -> None:
-    graphs.refuses = True
-    for _ in range(3):
-        lane.keep_as_graph((1,))
-    assert not lane.graphs
-    graphs.refuses = False
-    for _ in range(3):
-        lane.keep_as_graph((1,))
+def test_patience_begins_anew_with_each_graph(lane: Lane, graphs: Graphs) -> None:
+    """Launches long ago on arrays that never came again say nothing about the graphs in use now."""
+    for pointer in range(2000):
+        lane.keep_as_graph(0, (-pointer,))
+    for _ in range(2):
+        for pointer in range(1, 33):
+            lane.keep_as_graph(0, (pointer,))
+    for _ in range(2):
+        for pointer in range(100, 150):
+            lane.keep_as_graph(0, (pointer,))
+    assert graphs.made == 32
     assert (1,) in lane.graphs
 
 
-def test_without_graphs_there_are_none(graphs: Graphs) -> None:
-    lane = Lane(lambda *_: None, ParameterBlock([np.uint64(1)]), Places((0,), ()), None, with_graphs=False)
+def test_what_is_refused_is_asked_for_again_after_a_long_time(lane: Lane, graphs: Graphs) -> None:
+    graphs.refuses = True
+    for _ in range(5000):
+        lane.keep_as_graph(0, (1,))
+    assert not lane.graphs
+    assert graphs.asked == 3
+    graphs.refuses = False
+    for _ in range(2048):
+        lane.keep_as_graph(0, (1,))
+    assert (1,) in lane.graphs
+
+
+def test_a_careful_launch_leaves_the_graphs_alone(cuda: Cuda, graphs: Graphs) -> None:
+    """As calls with ``stream=`` are, which may come in turn with quick ones, also while the stream is captured."""
+    cuda.devices = 1
+    caller, arrays = OneIn(cuda), [SimpleNamespace(place=0), SimpleNamespace(place=0)]
+    kernel = Launching(caller, SimpleNamespace(pointer=0), 0, with_graphs=True)  # type: ignore[arg-type]
+    for _ in range(4):
+        launch_carefully(kernel, caller, cuda, 0, arrays[0])
+        for _ in range(3):
+            kernel.quickly(arrays)
+    assert graphs.made == 1
+    assert cuda.launched[-3:] == [(1, 7)] * 3
+
+
+def test_without_graphs_none_is_asked_for(cuda: Cuda, graphs: Graphs) -> None:
+    caller, arrays = OneIn(cuda), [SimpleNamespace(place=0), SimpleNamespace(place=0)]
+    kernel = Launching(caller, SimpleNamespace(pointer=0), 0, with_graphs=False)  # type: ignore[arg-type]
+    launch_carefully(kernel, caller, cuda, 0, arrays[0])
+    cuda.devices = 1
     for _ in range(5):
-        lane.keep_as_graph((1,))
-    assert graphs.made == 0
+        kernel.quickly(arrays)
+    assert graphs.asked == 0
