@@ -198,6 +198,8 @@ def _is_over(feature: Feature, configs: int) -> bool:
 
 def _filled(losses: Matrix) -> Matrix:
     """Losses with what would be served in place of what cannot be: the best of the others on average."""
+    if not len(losses):
+        return losses
     finite = np.isfinite(losses)
     penalised = np.where(finite, losses, UNSERVED)
     substitute = np.full(len(losses), UNSERVED)

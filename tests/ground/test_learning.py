@@ -1,5 +1,7 @@
 """Learning a rule, on a made-up GPU whose times are known everywhere."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from made_up_costs import MOST, SPEC, MadeUpGpu, learned_from
 from autotile.ground.costs import TimeModel
 from autotile.ground.features import features_of
 from autotile.ground.growing import grow_tree, threshold_between
-from autotile.ground.learning import UNSERVED, Measured, select_configs
+from autotile.ground.learning import UNSERVED, Measured, learn, select_configs
 from autotile.ground.problem import size_distance
 from autotile.ground.tree import Leaf, Split, Tree, tree_from_json
 
@@ -102,6 +104,45 @@ class TestRule:
         assert learned.losses.tolist() == [0.0]
         assert np.isnan(learned.held_out).all()
 
+    @pytest.mark.filterwarnings("error")
+    def test_where_nothing_can_be_served_between_the_points_there_is_a_rule_all_the_same(self) -> None:
+        _, _, measured = MadeUpGpu.make(3, 10).measured(FAMILY, 12)
+        learned = learned_from(replace(measured, valid_between=np.zeros_like(measured.valid_between)))
+        assert np.isfinite(learned.losses).all()
+
+    def test_configurations_are_chosen_for_the_problems_between_the_points_too(self) -> None:
+        """Two of equal worth at the points: the one that can be served at more of the other problems is chosen."""
+        gpu = MadeUpGpu.make(1, 2, noise=0.0)
+        _, _, measured = gpu.measured(FAMILY, 12)
+        times_us = np.ones_like(measured.times_us)
+        for other in (0, 1):
+            valid = np.ones_like(measured.valid_between)
+            valid[: len(valid) // 2, other] = False
+            found = replace(
+                measured, times_us=times_us, proposed_by=np.ones_like(measured.proposed_by), valid_between=valid
+            )
+            assert learn(found, features_of(SPEC, 1), 1).chosen == (1 - other,)
+
+    def test_configurations_are_chosen_for_what_they_are_expected_to_take_between_the_points(self) -> None:
+        """A large tile wins at the points, which all fill its last round, and loses at most other sizes."""
+        gpu = MadeUpGpu.make(1, 40, noise=0.0)
+        sizes = [{"M": M, "N": 4096, "K": 1024} for M in range(64, 8192, 64)]
+        tile = gpu.traits(sizes).tile
+        pair = [int(tile.argmax()), int(tile.argmin())]
+        traits = gpu.traits(sizes).select(pair)
+        times_us = traits.rounds * traits.tile * [0.97, 1.0]
+        at_best = np.flatnonzero(times_us[:, 0] < times_us[:, 1])[:12]
+        measured = Measured(
+            times_us[at_best],
+            np.ones((len(at_best), 2), np.bool_),
+            traits.rows(at_best),
+            traits,
+            np.ones((len(sizes), 2), np.bool_),
+        )
+        assert times_us[:, 1].sum() < times_us[:, 0].sum()
+        assert len(at_best) > 3
+        assert learn(measured, features_of(SPEC, 1), 1).chosen == (1,)
+
 
 class TestSelection:
     @given(matrices, st.integers(1, 5))
@@ -174,6 +215,18 @@ class TestTimeModel:
     def test_configurations_that_were_measured_once_are_hardly_believed_to_be_the_best(self) -> None:
         """In the mean over several GPUs, of the one that is expected to be the fastest."""
         assert np.mean([self._loss_where_half_were_measured_once(seed) for seed in range(4)]) < 0.3
+
+    def test_a_wave_that_is_begun_is_a_whole_one(self) -> None:
+        """Blocks of which an SM holds many at once: from one block more than a wave on, the time of two."""
+        gpu = MadeUpGpu.make(2, 1, noise=0.0)
+        traits = gpu.traits([{"M": M, "N": 128, "K": 64} for M in range(16, 60_000, 400)])
+        waves = traits.waves[:, 0]
+        times_us = 10.0 * np.ceil(waves)[:, None]
+        even = np.arange(len(waves)) % 2 == 0
+        fitted = TimeModel.fit(times_us[even], times_us[even, 0], traits.rows(np.flatnonzero(even)))
+        expected = fitted.predict(traits.rows(np.flatnonzero(~even)))[:, 0]
+        assert waves.max() > 2
+        assert np.abs(expected / times_us[~even, 0] - 1).max() < 0.02
 
     @staticmethod
     def _loss_where_half_were_measured_once(seed: int) -> float:
