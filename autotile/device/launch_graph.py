@@ -7,10 +7,10 @@ through the one as fast as through the other. A graph takes 50 to 80 us to make,
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
+from weakref import finalize
 
 from autotile.device.capture import outside_of_captures
 from autotile.device.launch import ParameterBlock
@@ -39,28 +39,28 @@ class LaunchGraph:
         Handle of the graph, as ``cudaGraphLaunch`` takes it.
     """
 
-    __slots__ = ("_graph", "_kept", "_process", "executable")
+    __slots__ = ("__weakref__", "executable")
 
     def __init__(self, graph: Any, kept: object) -> None:
-        self._graph = graph
-        self._kept = kept
-        self._process = os.getpid()
         self.executable = int(graph.graphExec)
+        finalize(self, _destroy, [kept, graph], os.getpid()).atexit = False  # CUDA ends with the process
 
-    def __del__(self) -> None:
-        if sys.is_finalizing() or os.getpid() != self._process:
-            _others.append(self._graph)  # CUDA is gone, or is not this process's
-            return
-        with outside_of_captures():
-            self._graph = None
-        _places.put(None)
+
+def _destroy(held: list[object], process: int) -> None:
+    """Destroy a graph, the last of what is held, and then let go of the rest."""
+    if os.getpid() != process:  # this is a forked child
+        _of_the_parent.append(held)
+        return
+    with outside_of_captures():
+        held.pop()
+    _places.put(None)
 
 
 _places: SimpleQueue[None] = SimpleQueue()  # which may be put to while it is read, as finalizers need it
 for _ in range(_MOST):
     _places.put(None)
-_others: list[Any] = []
-"""Graphs that are not ours to destroy."""
+_of_the_parent: list[object] = []
+"""Graphs that are not this process's to destroy."""
 
 
 def make_launch_graph(

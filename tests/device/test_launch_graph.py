@@ -72,6 +72,10 @@ class Graph(Handle):
     graphExec = 5  # noqa: N815 - CuPy's name
 
 
+class Module(Handle):
+    pass
+
+
 class Stream(Handle):
     ptr = 77
 
@@ -121,6 +125,14 @@ def test_where_cuda_refuses_there_is_no_graph_and_no_place_is_lost(cuda: Cuda, s
     assert None not in made
 
 
+def test_what_a_launch_needs_stays_as_long_as_its_graph(cuda: Cuda) -> None:
+    made = make_launch_graph(cuda.launch, BLOCK, 0, Module(cuda))
+    gc.collect()
+    assert cuda.destroyed == [("Stream", True)]
+    del made
+    assert cuda.destroyed == [("Stream", True), ("Graph", True), ("Module", False)]
+
+
 def test_there_are_so_many_at_most_and_what_goes_makes_room(cuda: Cuda) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = [graph for graph in pool.map(lambda _: make(cuda), range(50)) if graph is not None]
@@ -140,7 +152,7 @@ def test_an_error_that_is_not_cudas_is_told(cuda: Cuda, monkeypatch: pytest.Monk
 def test_a_forked_child_leaves_the_graphs_of_its_parent_alone(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(cuda)
     kept: list[Any] = []
-    monkeypatch.setattr(launch_graph, "_others", kept)
+    monkeypatch.setattr(launch_graph, "_of_the_parent", kept)
     monkeypatch.setattr(launch_graph, "os", SimpleNamespace(getpid=lambda: -1))
     del made
     gc.collect()
