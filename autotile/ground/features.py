@@ -78,7 +78,7 @@ class Feature:
         return {"feature": self.kind, **needed}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], sizes: Iterable[str], configs: int) -> Feature:
+    def from_json(cls, data: Any, sizes: Iterable[str], configs: int) -> Feature:
         """Inverse of `to_json`.
 
         Parameters
@@ -93,7 +93,8 @@ class Feature:
         ValueError
             There is no such feature.
         """
-        known = _by_json(tuple(sizes), configs).get(frozenset(data.items()))
+        is_plain = isinstance(data, Mapping) and all(isinstance(value, str | int) for value in data.values())
+        known = _by_json(tuple(sizes), configs).get(frozenset(data.items())) if is_plain else None
         if known is not None:
             return known
         raise ValueError(f"{data} is no feature of a problem")

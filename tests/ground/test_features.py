@@ -62,6 +62,13 @@ def test_features_read_back() -> None:
     for feature in features_of(SPEC, 3):
         assert Feature.from_json(feature.to_json(), names, 3) == feature
         assert str(feature)
-    for damaged in ({"feature": "size", "of": "Q"}, {"feature": "blocks", "config": 3}, {"feature": "exec"}, {}, 7):
+    for damaged in (
+        {"feature": "size", "of": "Q"},
+        {"feature": "blocks", "config": 3},
+        {"feature": "exec"},
+        {},
+        {"feature": []},
+        7,
+    ):
         with pytest.raises(ValueError, match="is no feature"):
             Feature.from_json(damaged, names, 3)
