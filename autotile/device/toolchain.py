@@ -79,8 +79,10 @@ def _wheels(folder: str) -> Iterator[str]:
 @lru_cache
 def include_folders() -> tuple[str, ...]:
     """Folders with the toolkit's headers, such as ``cuda_fp16.h`` and ``cuda/std``; empty where there are none."""
-    from cuda.pathfinder import find_nvidia_header_directory
-
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+    except ImportError:  # it comes with the bindings of NVRTC
+        return ()
     found = (find_nvidia_header_directory(library) for library in ("cudart", "cccl"))
     return tuple(folder for folder in found if folder)
 
