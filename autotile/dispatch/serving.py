@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,12 +14,13 @@ from autotile.dispatch.bound import BoundKernel
 from autotile.dispatch.choose import choose
 from autotile.files.library import load_kernel
 from autotile.files.profiles import device_profile
-from autotile.files.settings import data_folder, read_settings
+from autotile.files.settings import read_settings
 from autotile.ground.errors import DatabaseError, NotTunedError, ToolchainError
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Problem
 from autotile.ground.problem import resolve_problem
 from autotile.store.quick import read_rules_quickly, read_winners_quickly
+from autotile.store.shipped_file import rule_files
 from autotile.store.winners import Winner, shipped_winners
 
 if TYPE_CHECKING:
@@ -226,11 +226,10 @@ def _own(location: str, problem: Problem, faults: list[str]) -> list[Winner]:
 def _rules(location: str, problem: Problem, faults: list[str]) -> Iterator[StoredRule]:
     """Rules of the kernel's families, read when they are asked for: the user's, newest first, then autotile's own."""
     yield from _own_rules(location, problem, faults)
-    files = sorted((data_folder("tuned") / "families").glob(f"*.{escape(problem.kernel)}.json"))
-    if files:  # trees and families are for kernels that have some
+    if rule_files(problem.kernel):  # trees and families are for kernels that have some
         from autotile.store.rules import shipped_rules
 
-        yield from shipped_rules(files, problem.kernel, problem.dtype)
+        yield from shipped_rules(problem.kernel, problem.dtype)
 
 
 def _own_rules(location: str, problem: Problem, faults: list[str]) -> list[StoredRule]:

@@ -22,7 +22,7 @@ from autotile.process.compile_pool import CompilePool
 from autotile.report.text import sizes_text
 from autotile.store.families import Families
 from autotile.store.keys import TuningKey, space_hash
-from autotile.store.rules import StoredRule
+from autotile.store.rules import StoredRule, shipped_rules
 from autotile.store.winners import Winner, shipped_winners
 
 _DEADLINE_S = 120.0
@@ -162,7 +162,7 @@ def _gather(
 
 
 def _current(kernel: Kernel, database: str | None, dtype: str | None) -> _Tuned:
-    """What is tuned of this very version of the kernel: the user's own winners, then those that came with autotile."""
+    """What is tuned of this very version of the kernel: the user's own results, then those that came with autotile."""
     if dtype is not None and dtype not in kernel.spec.dtypes:
         raise InputError(f"{kernel.name} is not written for dtype {dtype!r}; it takes {', '.join(kernel.spec.dtypes)}")
     opened = open_to_read(database)
@@ -174,6 +174,7 @@ def _current(kernel: Kernel, database: str | None, dtype: str | None) -> _Tuned:
             rules = Families(opened).rules(kernel.name, dtype)
     dtypes = [dtype] if dtype is not None else kernel.spec.dtypes
     came_along = [winner for name in dtypes for winner in shipped_winners(kernel.name, name)]
+    rules += [rule for name in dtypes for rule in shipped_rules(kernel.name, name)]
     digests = {winner.key.digest for winner in own}
     every = own + [winner for winner in came_along if winner.key.digest not in digests]
     version = (kernel.source_hash, space_hash(kernel.spec), tuple(kernel.spec.options))

@@ -7,7 +7,7 @@ A file of rules is JSON, and files of this kind come with autotile, so that its 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
@@ -19,7 +19,7 @@ from autotile.ground.frozen import dataclass
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.rule import FamilyRule
 from autotile.store.keys import TuningKey
-from autotile.store.shipped_file import read_document
+from autotile.store.shipped_file import read_document, rule_files
 from autotile.store.whole_file import whole_file
 
 _FORMAT = 1
@@ -73,15 +73,15 @@ class StoredRule:
         )
 
 
-def shipped_rules(files: Sequence[Path], kernel: str, dtype: str) -> list[StoredRule]:
-    """Rules of a kernel in files that come with autotile, of every GPU.
+def shipped_rules(kernel: str, dtype: str) -> list[StoredRule]:
+    """Rules of a kernel that come with autotile, of every GPU.
 
     Raises
     ------
     InputError
         One of the files is damaged.
     """
-    found = (rule for path in files for rule in read_rules_file(path))
+    found = (rule for path in rule_files(kernel) for rule in read_rules_file(path))
     return [replace(rule, shipped=True) for rule in found if (rule.key.kernel, rule.key.dtype) == (kernel, dtype)]
 
 

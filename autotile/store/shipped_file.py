@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from glob import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
+from autotile.files.settings import data_folder
 from autotile.ground.errors import InputError
 
 Content = TypeVar("Content")
+
+
+def rule_files(kernel: str) -> list[Path]:
+    """Files with rules of a kernel's families, ``GPU.KERNEL.json``; none is read to tell which they are."""
+    return sorted((data_folder("tuned") / "families").glob(f"*.{escape(kernel)}.json"))
 
 
 def read_document(path: Path, what: str, written: int, content: Callable[[Any], Content]) -> Content:

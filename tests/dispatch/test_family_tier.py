@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotile.device.toolchain import nvrtc_version
-from autotile.dispatch import serving
 from autotile.dispatch.choose import choose
 from autotile.files.library import Kernel, load_kernel
 from autotile.files.profiles import device_profile
@@ -25,6 +24,7 @@ from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Config, Problem, Resources
 from autotile.ground.rule import FamilyRule, RuleConfig, RulePoint
 from autotile.ground.tree import Leaf, Split, Tree
+from autotile.store import shipped_file
 from autotile.store.database import Database
 from autotile.store.families import Families, FamilyProgress
 from autotile.store.keys import key_of
@@ -89,7 +89,7 @@ class TestTier:
         wide = replace(stored, rule=replace(stored.rule, family=parse_family(shelf.kernel.spec, ["n=1..1000000"])))
         (tmp_path / "families").mkdir()
         write_rules_file(tmp_path / "families" / "h200.scale.json", [wide])
-        monkeypatch.setattr(serving, "data_folder", lambda _: tmp_path)
+        monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
         assert "n=1000..100000" in shelf.ask(4097).explain()
         shipped = shelf.ask(200_000)
         assert (shipped.tier, shipped.config) == ("family", LARGE)

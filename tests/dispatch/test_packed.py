@@ -7,6 +7,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from autotile.ground.rule import FamilyRule, RuleConfig, RulePoint
 from autotile.ground.tree import Leaf, Split
 from autotile.ops.bundling import make_bundle, read_wanted
 from autotile.ops.shipping import Wanted
+from autotile.store import shipped_file
 from autotile.store.bundle import MANIFEST, Bundle, manifest_digest
 from autotile.store.database import Database
 from autotile.store.families import Families, FamilyProgress
+from autotile.store.rules import StoredRule, write_rules_file
 
 ROOT = Path(__file__).parents[2]
 FAST = {"THREADS": 256, "WORK": 4}
@@ -101,8 +104,11 @@ class TestServing:
         with pytest.raises(BundleError, match="no configuration of scale that is valid for scale n=32"):
             ask(bundle, 32)
 
-    def test_by_the_rule_of_a_family(self, shelf: Any, tmp_path: Path) -> None:
-        """Its configurations are packed too, and it is asked where nothing is exact."""
+    @pytest.mark.parametrize("came_along", [False, True])
+    def test_by_the_rule_of_a_family(
+        self, shelf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came_along: bool
+    ) -> None:
+        """Its configurations are packed too, and it is asked where nothing is exact; be it the user's or autotile's."""
         key = shelf.put(4096, FAST)
         other = {"THREADS": 32, "WORK": 1}
         point = RulePoint({"n": 4096}, ((10.0, 9.9, 10.1),) * 2, 10.0, 0.0, None)
@@ -111,8 +117,14 @@ class TestServing:
         rule = FamilyRule(family, configs, Split(Feature("size", "n"), 5000.0, Leaf((1, 0)), Leaf((0, 1))), (point,))
         with Database.open(read_settings().database) as database:
             device = database.best("scale")[0].device
-            Families(database).save_progress(replace(key, sizes={}), family, device, FamilyProgress({}))
-            Families(database).save_rule(replace(key, sizes={}), device, rule)
+            if not came_along:
+                Families(database).save_progress(replace(key, sizes={}), family, device, FamilyProgress({}))
+                Families(database).save_rule(replace(key, sizes={}), device, rule)
+        if came_along:
+            (tmp_path / "families").mkdir()
+            stored = StoredRule(replace(key, sizes={}), device, rule, datetime(2026, 1, 1, tzinfo=UTC))
+            write_rules_file(tmp_path / "families" / "h200.scale.json", [stored])
+            monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
         make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
         served = {n: ask(tmp_path / "x", n) for n in (4096, 4000, 8000, 200_000)}
         assert {n: kernel.tier for n, kernel in served.items()} == {
