@@ -226,10 +226,10 @@ def _own(location: str, problem: Problem, faults: list[str]) -> list[Winner]:
 def _rules(location: str, problem: Problem, faults: list[str]) -> Iterator[StoredRule]:
     """Rules of the kernel's families, read when they are asked for: the user's, newest first, then autotile's own."""
     yield from _own_rules(location, problem, faults)
-    if rule_files(problem.kernel):  # trees and families are for kernels that have some
+    if files := rule_files(problem.kernel):  # trees and families are for kernels that have some
         from autotile.store.rules import shipped_rules
 
-        yield from shipped_rules(problem.kernel, problem.dtype)
+        yield from shipped_rules(files, problem.kernel, problem.dtype)
 
 
 def _own_rules(location: str, problem: Problem, faults: list[str]) -> list[StoredRule]:

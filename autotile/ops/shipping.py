@@ -23,6 +23,7 @@ from autotile.report.text import sizes_text
 from autotile.store.families import Families
 from autotile.store.keys import TuningKey, space_hash
 from autotile.store.rules import StoredRule, shipped_rules
+from autotile.store.shipped_file import rule_files
 from autotile.store.winners import Winner, shipped_winners
 
 _DEADLINE_S = 120.0
@@ -174,7 +175,8 @@ def _current(kernel: Kernel, database: str | None, dtype: str | None) -> _Tuned:
             rules = Families(opened).rules(kernel.name, dtype)
     dtypes = [dtype] if dtype is not None else kernel.spec.dtypes
     came_along = [winner for name in dtypes for winner in shipped_winners(kernel.name, name)]
-    rules += [rule for name in dtypes for rule in shipped_rules(kernel.name, name)]
+    rule_paths = rule_files(kernel.name)
+    rules += [rule for name in dtypes for rule in shipped_rules(rule_paths, kernel.name, name)]
     digests = {winner.key.digest for winner in own}
     every = own + [winner for winner in came_along if winner.key.digest not in digests]
     version = (kernel.source_hash, space_hash(kernel.spec), tuple(kernel.spec.options))

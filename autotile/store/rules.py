@@ -19,7 +19,7 @@ from autotile.ground.frozen import dataclass
 from autotile.ground.hardware import DeviceProperties
 from autotile.ground.rule import FamilyRule
 from autotile.store.keys import TuningKey
-from autotile.store.shipped_file import read_document, rule_files
+from autotile.store.shipped_file import read_document
 from autotile.store.whole_file import whole_file
 
 _FORMAT = 1
@@ -73,15 +73,20 @@ class StoredRule:
         )
 
 
-def shipped_rules(kernel: str, dtype: str) -> list[StoredRule]:
+def shipped_rules(files: Iterable[Path], kernel: str, dtype: str) -> list[StoredRule]:
     """Rules of a kernel that come with autotile, of every GPU.
+
+    Parameters
+    ----------
+    files
+        As `autotile.store.shipped_file.rule_files` finds them.
 
     Raises
     ------
     InputError
         One of the files is damaged.
     """
-    found = (rule for path in rule_files(kernel) for rule in read_rules_file(path))
+    found = (rule for path in files for rule in read_rules_file(path))
     return [replace(rule, shipped=True) for rule in found if (rule.key.kernel, rule.key.dtype) == (kernel, dtype)]
 
 
