@@ -104,8 +104,9 @@ def choose(
         and best.key.options == asked.options
     ]
     ranked = sorted(current, key=lambda best: _rank(best, asked))
-    best = next(filter(may_serve, ranked), None)  # most often the first, and the others need no look
-    if best is not None and _tier(best.key, asked) == "exact":
+    exact = [best for best in ranked if _tier(best.key, asked) == "exact"]
+    best = next(filter(may_serve, exact), None)
+    if best is not None:
         return _choice(best, asked, device)
     if known_rules := list(rules):
         from autotile.dispatch.rules import choose_by_rule  # trees and families are for who has tuned families
@@ -114,6 +115,7 @@ def choose(
         if by_rule is not None:
             chosen, said = by_rule
             return replace(_choice(chosen, asked, device), tier="family", rule=said)
+    best = next(filter(may_serve, ranked[len(exact) :]), None)  # most often the first; the others need no look
     return (
         _choice(best, asked, device)
         if best is not None

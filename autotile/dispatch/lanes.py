@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from autotile.device.launch import ParameterBlock
 from autotile.device.launch_graph import LaunchGraph, make_launch_graph
 from autotile.device.tensor_maps import encode_tensor_map
+from autotile.dispatch.libraries import Facts, Pointers
 from autotile.ground.tensor_maps import TensorMap
 
 DriverLaunch = Callable[[int, int, int], None]
-Pointers = tuple[int, ...]
 
 _MAP_WORDS = 16
 _MOST_LANES = 64
@@ -61,7 +61,7 @@ class Lane:
     Attributes
     ----------
     graphs
-        Launches on arrays that came again, by their addresses.
+        Launches on arrays that came again, by what these are.
     """
 
     __slots__ = ("_block", "_kept", "_launch", "_mapped", "_missed", "_places", "_refused", "_seen", "graphs")
@@ -73,12 +73,13 @@ class Lane:
         self._kept = kept
         self._mapped: dict[int, int] = {}
         """Address that the tensor map at a place was made for."""
-        self._seen: set[Pointers] = set()
+        self._seen: set[int] = set()
+        """Hashes of what arrays were."""
         self._missed = 0
         """Launches without a graph since one was asked for."""
         self._refused = False
         """Whether that was refused."""
-        self.graphs: dict[Pointers, LaunchGraph] = {}
+        self.graphs: dict[Facts, LaunchGraph] = {}
 
     def launch(self, stream: int, pointers: Pointers) -> None:
         """Launch on arrays at other addresses than before."""
@@ -89,13 +90,14 @@ class Lane:
             self._renew(self._places.maps)
         self._launch(stream, self._block.address, 0)
 
-    def keep_as_graph(self, stream: int, pointers: Pointers) -> None:
+    def keep_as_graph(self, stream: int, facts: Facts) -> None:
         """After a launch: keep it as a graph, if it came before. The stream must not be captured."""
         self._missed += 1
-        if pointers not in self._seen:
+        seen = hash(facts)
+        if seen not in self._seen:
             if len(self._seen) >= _MOST_SEEN:
                 self._seen.clear()
-            self._seen.add(pointers)
+            self._seen.add(seen)
             return
         is_full = len(self.graphs) >= _MOST_GRAPHS
         if (is_full or self._refused) and self._missed < _PATIENCE:
@@ -106,7 +108,7 @@ class Lane:
         graph = make_launch_graph(self._launch, self._block, stream, self._kept)
         self._refused = graph is None
         if graph is not None:
-            self.graphs[pointers] = graph
+            self.graphs[facts] = graph
 
     def _renew(self, maps: Sequence[MapPlace]) -> None:
         """Make those tensor maps anew whose buffer has another address than before."""

@@ -18,12 +18,12 @@ from autotile.device.properties import device_count
 from autotile.device.toolchain import load_cupy
 from autotile.dispatch.arrays import on_stream
 from autotile.dispatch.calling import Caller, Given
-from autotile.dispatch.lanes import Lane, OfThread, Places, Pointers
-from autotile.dispatch.libraries import CupyLibrary, Slot, library_of
+from autotile.dispatch.lanes import Lane, OfThread, Places
+from autotile.dispatch.libraries import CupyLibrary, Facts, Pointers, Slot, library_of, pointers
 from autotile.dispatch.stream_workspaces import WorkspaceSet
 
 Stream = Callable[[int], int]
-ReadPointers = Callable[[Sequence[Any], Sequence[Slot], int], Pointers | None]
+ReadFacts = Callable[[Sequence[Any]], Facts]
 
 
 class Launching:
@@ -51,10 +51,10 @@ class Launching:
         self._current_device: Callable[[], int] = runtime.getDevice
         self._launch_graph: Callable[[int, int], None] = runtime.graphLaunch
         self._is_captured: Callable[[int], bool] = runtime.streamIsCapturing
-        """Not to be asked of stream 0, which cannot be captured."""
+        """Not to be asked of stream 0, which cannot be captured; what is, gets launches of its own."""
         self._launch = driver_launch(function.pointer, caller.geometry)
         self._cupy = CupyLibrary()
-        self._libraries: dict[type, tuple[Stream, ReadPointers, tuple[Slot, ...]]] = {}
+        self._libraries: dict[type, tuple[Stream, ReadFacts, tuple[Slot, ...]]] = {}
         self._lanes = OfThread()
 
     def quickly(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
@@ -78,22 +78,23 @@ class Launching:
         known = self._libraries.get(type(arrays[0])) if arrays else None
         if known is None or not (self._one_device or self._current_device() == self._device_index):
             return None
-        stream_of, pointers_of, slots = known
+        stream_of, facts_of, slots = known
         stream = stream_of(self._device_index)
         lane: Lane | None = self._lanes.by_stream.get(stream)
         if lane is None:
             return None
-        if len(arrays) != len(slots):
-            arrays = self._caller.complete(arrays)
-        pointers = pointers_of(arrays, slots, self._device_index)
-        if pointers is None:
-            return None
-        graph = lane.graphs.get(pointers)
-        if graph is not None and not (stream and self._is_captured(stream)):
+        facts = facts_of(arrays)
+        is_captured = stream != 0 and self._is_captured(stream)
+        graph = lane.graphs.get(facts)
+        if graph is not None and not is_captured:
             self._launch_graph(graph.executable, stream)
-        else:
-            self._launch_anew(lane, stream, pointers)
-        return arrays
+            return arrays
+        if len(arrays) != len(slots):
+            return self.quickly(self._caller.complete(arrays))
+        found = pointers(facts, slots, self._device_index) if facts else None
+        if found is not None:
+            self._launch_anew(lane, stream, found, facts, is_captured)
+        return arrays if found is not None else None
 
     def carefully(self, given: Given, scalars: Mapping[str, float]) -> None:
         """Launch on CuPy's current stream, and be quick with such arrays from now on.
@@ -124,7 +125,7 @@ class Launching:
                 places = self._caller.places(block.starts, len(block.words))
                 self._lanes.keep(stream, self._lane(block, places, workspaces))
             self._libraries.setdefault(
-                type(given.arrays[0]), (library.stream, library.pointers, self._caller.slots(library))
+                type(given.arrays[0]), (library.stream, library.facts, self._caller.slots(library))
             )
 
     def bound(self, given: Given, scalars: Mapping[str, float]) -> Callable[[], None]:
@@ -151,11 +152,12 @@ class Launching:
         def go() -> None:
             stream = current(index)
             lane: Lane = lanes.by_stream.get(stream) or new_lane(stream)
+            captured = stream != 0 and is_captured(stream)
             graph = lane.graphs.get(())
-            if graph is not None and not (stream and is_captured(stream)):
+            if graph is not None and not captured:
                 launch_graph(graph.executable, stream)
             else:
-                self._launch_anew(lane, stream, ())
+                self._launch_anew(lane, stream, (), (), captured)
 
         def go_there() -> None:
             with load_cupy().cuda.Device(index):
@@ -167,8 +169,8 @@ class Launching:
     def _lane(self, block: ParameterBlock, places: Places, workspaces: WorkspaceSet) -> Lane:
         return Lane(self._launch, block, places, (self._function, workspaces))
 
-    def _launch_anew(self, lane: Lane, stream: int, pointers: Pointers) -> None:
+    def _launch_anew(self, lane: Lane, stream: int, found: Pointers, facts: Facts, is_captured: bool) -> None:
         """Launch on arrays without a graph, and keep the launch as one if it may come again."""
-        lane.launch(stream, pointers)
-        if self._with_graphs and not (stream and self._is_captured(stream)):
-            lane.keep_as_graph(stream, pointers)
+        lane.launch(stream, found)
+        if self._with_graphs and not is_captured:
+            lane.keep_as_graph(stream, facts)

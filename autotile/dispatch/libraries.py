@@ -1,4 +1,8 @@
-"""The two libraries whose arrays are taken at once: what an array must be, where it lies, which stream it uses."""
+"""The two libraries whose arrays are taken at once: what an array is and must be, which stream it uses.
+
+What arrays are is read in one go, as a key by which a launch on them is found again: what was right once needs no other
+check. Reading it is most of what a quick call costs beside the driver's part.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,11 @@ import numpy as np
 from autotile.device.properties import device_count
 from autotile.device.toolchain import load_cupy
 from autotile.ground.dtypes import DTYPES
+
+Facts = tuple[tuple[int, tuple[int, ...], Any, bool, int], ...]
+"""Of each array: address, shape, type, whether it is row-major, CUDA device (negative where it is on none)."""
+
+Pointers = tuple[int, ...]
 
 
 class Slot(NamedTuple):
@@ -31,8 +40,16 @@ class Library(Protocol):
     def stream(self, device_index: int) -> int:
         """Address of the library's current stream."""
 
-    def pointers(self, arrays: Sequence[Any], slots: Sequence[Slot], device_index: int) -> tuple[int, ...] | None:
-        """The arrays' addresses; None where an array is not just right. There is a slot for each array."""
+    def facts(self, arrays: Sequence[Any]) -> Facts:
+        """What the arrays are; empty where one is another library's."""
+
+
+def pointers(facts: Facts, slots: Sequence[Slot], device_index: int) -> Pointers | None:
+    """The arrays' addresses; None where an array is not what its slot says, row-major and on the device."""
+    for (_, shape, dtype, is_row_major, index), (shapes, dtypes) in zip(facts, slots, strict=True):
+        if shape not in shapes or dtype not in dtypes or not is_row_major or index != device_index:
+            return None
+    return tuple([fact[0] for fact in facts])
 
 
 def library_of(array: Any) -> Library | None:
@@ -47,7 +64,7 @@ class CupyLibrary:
     """CuPy's arrays."""
 
     def __init__(self) -> None:
-        self._stream: Callable[[], Any] = load_cupy().cuda.get_current_stream
+        self._stream: Callable[[int], Any] = load_cupy().cuda.get_current_stream
         self._many_devices = device_count() > 1
 
     def slot(self, shapes: tuple[tuple[int, ...], ...], element_type: str) -> Slot:
@@ -59,24 +76,17 @@ class CupyLibrary:
 
     def stream(self, device_index: int) -> int:
         """Address of CuPy's current stream."""
-        pointer: int = self._stream().ptr
+        pointer: int = self._stream(device_index).ptr  # without the index, CuPy asks CUDA for it
         return pointer
 
-    def pointers(self, arrays: Sequence[Any], slots: Sequence[Slot], device_index: int) -> tuple[int, ...] | None:
-        """The arrays' addresses; None where an array is not just right. There is a slot for each array."""
-        many, found = self._many_devices, []
-        try:
-            for array, (shapes, dtypes) in zip(arrays, slots):  # noqa: B905 - they were counted
-                # CuPy's own name for what flags.c_contiguous says seven times as slowly.
-                if array.shape not in shapes or array.dtype not in dtypes or not array._c_contiguous:
-                    return None
-                memory = array.data
-                if many and memory.device_id != device_index:
-                    return None
-                found.append(memory.ptr)
-        except AttributeError:  # another library's array
-            return None
-        return tuple(found)
+    def facts(self, arrays: Sequence[Any]) -> Facts:
+        """What the arrays are; empty where one is another library's."""
+        try:  # CuPy's own name for what flags.c_contiguous says seven times as slowly
+            if self._many_devices:
+                return tuple([(a.data.ptr, a.shape, a.dtype, a._c_contiguous, a.data.device_id) for a in arrays])
+            return tuple([(a.data.ptr, a.shape, a.dtype, a._c_contiguous, 0) for a in arrays])
+        except AttributeError:
+            return ()
 
 
 class TorchLibrary:
@@ -90,7 +100,6 @@ class TorchLibrary:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._tensor = torch.Tensor
         # PyTorch's own compiler asks this way, which costs a fortieth of torch.cuda.current_stream.
         self._raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
@@ -106,13 +115,9 @@ class TorchLibrary:
             return self._raw_stream(device_index)
         return int(self._torch.cuda.current_stream(device_index).cuda_stream)
 
-    def pointers(self, arrays: Sequence[Any], slots: Sequence[Slot], device_index: int) -> tuple[int, ...] | None:
-        """The tensors' addresses; None where a tensor is not just right. There is a slot for each tensor."""
-        tensor, found = self._tensor, []
-        for array, (shapes, dtypes) in zip(arrays, slots):  # noqa: B905 - they were counted
-            if not isinstance(array, tensor) or array.get_device() != device_index or array.dtype not in dtypes:
-                return None
-            if array.shape not in shapes or not array.is_contiguous():
-                return None
-            found.append(array.data_ptr())
-        return tuple(found)
+    def facts(self, arrays: Sequence[Any]) -> Facts:
+        """What the tensors are; empty where one is another library's, or has no memory, as sparse ones."""
+        try:
+            return tuple([(a.data_ptr(), a.shape, a.dtype, a.is_contiguous(), a.get_device()) for a in arrays])
+        except (AttributeError, RuntimeError):
+            return ()

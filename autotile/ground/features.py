@@ -262,7 +262,8 @@ class _Problems:
         self._spec = spec
         self._count = len(problems)
         self.sizes = {name: np.array([problem[name] for problem in problems], np.int64) for name in spec.sizes}
-        self._names = {**fixed_names(spec, problems[0], device), **self.sizes}
+        own = self.sizes if self._count > 1 else {}  # a single problem's numbers cost a tenth of columns
+        self._names = {**fixed_names(spec, problems[0], device), **own}
 
     def column(self, expression: Expression | None, config: Config | None = None) -> Column:
         """Values of an expression, float64, shape (problems,); zeros where there is none."""

@@ -130,5 +130,10 @@ def _nonzero(divisor: Operand, where: Rows) -> Any:
 
 def _refuse(bad: Rows, where: Rows, problem: str) -> None:
     rows = bad & where
-    if np.any(rows):
+    if any_row(rows):
         raise NoResultError(problem, rows)
+
+
+def any_row(rows: Rows) -> bool:
+    """Whether any row counts; `numpy.any` takes microseconds for a single one."""
+    return bool(rows.any()) if isinstance(rows, np.ndarray) else bool(rows)

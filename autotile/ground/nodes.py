@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from autotile.ground.integers import NoResultError, Operand, Rows
+from autotile.ground.integers import NoResultError, Operand, Rows, any_row
 
 Kind = Literal["number", "boolean", "string"]
 Environment = Mapping[str, Operand]
@@ -122,7 +122,7 @@ class Junction(NamedTuple):
         undecided: Any = True
         for operand in self.operands:
             wanted = where & undecided
-            if not _some(wanted):
+            if not any_row(wanted):
                 break
             value = operand.evaluate(env, wanted)
             undecided = undecided & (_opposite(value) if is_or else value)
@@ -142,7 +142,7 @@ class Chain(NamedTuple):
         left = self.first.evaluate(env, where)
         for comparison, operand in self.links:
             wanted = where & holds
-            if not _some(wanted):
+            if not any_row(wanted):
                 break
             right = operand.evaluate(env, wanted)
             holds = holds & COMPARISONS[comparison](left, right)
@@ -180,16 +180,11 @@ class Choice(NamedTuple):
         if not isinstance(condition, np.ndarray):
             return (self.chosen if condition else self.otherwise).evaluate(env, where)
         first, second = where & condition, where & ~condition
-        if not _some(second):
+        if not any_row(second):
             return self.chosen.evaluate(env, where)
-        if not _some(first):
+        if not any_row(first):
             return self.otherwise.evaluate(env, where)
         return np.where(condition, self.chosen.evaluate(env, first), self.otherwise.evaluate(env, second))
-
-
-def _some(rows: Rows) -> bool:
-    """Whether any row counts; `numpy.any` takes microseconds for a single one."""
-    return bool(rows.any()) if isinstance(rows, np.ndarray) else bool(rows)
 
 
 def _opposite(value: Operand) -> Operand:

@@ -16,7 +16,7 @@ from autotile.dispatch import lanes, launching
 from autotile.dispatch.calling import Given
 from autotile.dispatch.lanes import Lane, MapPlace, Places
 from autotile.dispatch.launching import Launching
-from autotile.dispatch.libraries import Slot
+from autotile.dispatch.libraries import Facts, Slot
 from autotile.dispatch.stream_workspaces import StreamWorkspaces
 from autotile.ground.tensor_maps import TensorMap
 
@@ -106,13 +106,13 @@ class Arrays:
     """The library of those arrays; its current stream is number 7."""
 
     def slot(self, *_: Any) -> Slot:
-        return Slot((), ())
+        return Slot(((),), ("float32",))
 
     def stream(self, _: int) -> int:
         return 7
 
-    def pointers(self, arrays: Sequence[Any], slots: Sequence[Slot], index: int) -> tuple[int, ...] | None:
-        return tuple(map(id, arrays)) if all(array.place == index for array in arrays) else None
+    def facts(self, arrays: Sequence[Any]) -> Facts:
+        return tuple((id(array), (), "float32", True, array.place) for array in arrays)
 
 
 class OneIn:
