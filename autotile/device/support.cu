@@ -63,8 +63,9 @@ extern "C" __global__ void compare_elements(const DTYPE* got, const double* want
     if (threadIdx.x % 32 == 0) atomicMax(result + 2, (count_t)__double_as_longlong(greatest));
 }
 
-// result[0] += how many of values[0:n] are not finite; result[1], a double, += the sum of the squares of the others
-extern "C" __global__ void summarise(const double* values, count_t n, count_t* result) {
+// result[0] += how many of values[0:n] are not finite; squares_of[w] is the sum of the squares of the others that warp w
+// reads. Warps do not add to one sum: in another order it would be another one.
+extern "C" __global__ void summarise(const double* values, count_t n, count_t* result, double* squares_of) {
     count_t unfinite = 0;
     double squares = 0.0;
     for (count_t i = first_element(); i < n; i += stride()) {
@@ -74,7 +75,7 @@ extern "C" __global__ void summarise(const double* values, count_t n, count_t* r
     }
     if (unfinite) atomicAdd(result, unfinite);
     for (int lane = 16; lane > 0; lane /= 2) squares += __shfl_down_sync(~0u, squares, lane);
-    if (threadIdx.x % 32 == 0) atomicAdd((double*)(result + 1), squares);
+    if (threadIdx.x % 32 == 0) squares_of[first_element() / 32] = squares;
 }
 
 // C = A B in float64 for each of `batches` products; A is M x K, B is K x N, all row-major. From one product to the next

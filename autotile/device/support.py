@@ -16,6 +16,7 @@ from autotile.ground.dtypes import DTYPES, Dtype
 
 _SOURCE = Path(__file__).with_name("support.cu")
 _THREADS = 256
+_WARP_THREADS = 32
 _MAX_BLOCKS = 2048
 _MATMUL_TILE = 64
 _MATMUL_THREADS = 256
@@ -115,11 +116,11 @@ class SupportKernels:
 
     def summarise(self, pointer: int, elements: int) -> tuple[int, float]:
         """How many of ``elements`` float64 values are not finite, and the sum of the squares of the others."""
+        squares = load_cupy().empty(_blocks(elements) * _THREADS // _WARP_THREADS)  # of each warp
+        arguments = np.uint64(pointer), np.uint64(elements), np.uint64(self._result.data.ptr)
         self._clear_result()
-        result = np.uint64(self._result.data.ptr)
-        self._launch("summarise", elements, np.uint64(pointer), np.uint64(elements), result)
-        unfinite, squares = self._result.get()[:2]
-        return int(unfinite), float(squares.view(np.float64))
+        self._launch("summarise", elements, *arguments, np.uint64(squares.data.ptr))
+        return int(self._result.get()[0]), float(squares.get().sum())
 
     def spin(self, blocks: int, turns: int) -> None:
         """Queue ``blocks`` blocks of a fixed number of clock cycles each on CuPy's current stream."""
@@ -135,8 +136,7 @@ class SupportKernels:
         self._result.set(np.zeros(_RESULT_WORDS, dtype=np.uint64))
 
     def _launch(self, name: str, elements: int, *arguments: Any, dtype: Dtype = DTYPES["float32"]) -> None:
-        blocks = max(1, min(_MAX_BLOCKS, -(-elements // _THREADS)))
-        self._function(name, dtype).launch((blocks, 1, 1), (_THREADS, 1, 1), arguments, 0)
+        self._function(name, dtype).launch((_blocks(elements), 1, 1), (_THREADS, 1, 1), arguments, 0)
 
     def _function(self, name: str, dtype: Dtype = DTYPES["float32"]) -> Function:
         function = self._functions.get((name, dtype.name))
@@ -151,6 +151,11 @@ class SupportKernels:
             module = Module(self._cache.get_or_compile(_job(dtype, self._architecture)).path)
             self._modules[dtype.name] = module
         return module
+
+
+def _blocks(elements: int) -> int:
+    """Blocks of a launch that goes over so many elements."""
+    return max(1, min(_MAX_BLOCKS, -(-elements // _THREADS)))
 
 
 def _stack(array: Any, leading: tuple[int, ...]) -> tuple[Any, int]:

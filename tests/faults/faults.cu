@@ -30,7 +30,7 @@ enum Fault {
     wrong_sometimes,  // in one launch of fifty
     prints,           // right, but prints a thousand lines a launch
     // right, as it happens; only compute-sanitizer sees it
-    shared_race,         // one warp writes what the others read, with no barrier between
+    shared_race,         // each warp writes what the others read, with no barrier between
     uninitialized_read,  // reads its output before it writes it
     divergent_barrier,   // the warps of a block wait at two barriers
     // resources
@@ -147,9 +147,9 @@ __device__ float result(const float* x, int n, int i) {
         return i == 0 && now ? right + 0.5f : right;
     }
     if constexpr (fault == shared_race) {
-        __shared__ float factor;
-        if (threadIdx.x == 0) factor = n > 0 ? 2.0f : 0.0f;
-        spin(SECOND / 100000);  // long enough for the first warp to write it
+        __shared__ volatile float factor;
+        if (threadIdx.x % 32 == 0) factor = 2.0f;  // while other warps read it; what they find is the same
+        __syncwarp(__activemask());
         return factor * x[i] + 1.0f;
     }
     if constexpr (fault == shared_memory) {
