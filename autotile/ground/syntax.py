@@ -6,6 +6,7 @@ Python's own parser reads the text; nothing here or downstream compiles or runs 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 
 from autotile.ground.errors import SpecError
@@ -21,6 +22,7 @@ MAX_SHOWN = 160
 """Longest expression that a message repeats."""
 
 _BACKSLASH = chr(92)
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,8 @@ def _check_characters(text: str) -> None:
 
 
 def _check_depth(tree: ast.expr, text: SyntaxText) -> None:
-    if len(text.text) < MAX_DEPTH:
-        return  # each level takes a character or more, as in ----x
+    if len(_WORD.sub("", text.text)) < MAX_DEPTH - 1:
+        return  # each level but the innermost takes a sign, a bracket or a space, as in ----x or (not(x))
     level: list[ast.AST] = [tree]
     for _ in range(MAX_DEPTH):
         level = [child for node in level for child in ast.iter_child_nodes(node)]

@@ -293,6 +293,26 @@ def test_launches_that_became_graphs(tally: BoundKernel, cp: Any, on_null: bool)
             cp.testing.assert_array_equal(z, 4 * x)
 
 
+def test_launches_let_go_of_while_a_stream_is_captured(tally: BoundKernel, cp: Any) -> None:
+    """By the thread that captures and by another, in the mode in which CUDA forbids most: the capture stays whole."""
+    pairs = [(_random(cp, seed), cp.zeros(N, np.float32)) for seed in range(4)]
+    with cp.cuda.Stream(non_blocking=True) as stream:
+        for x, y in pairs * 3:
+            tally(x, y)
+        graphs = tally._launching._lanes.by_stream[stream.ptr].graphs  # type: ignore[union-attr]
+        stream.synchronize()
+        stream.begin_capture(cp.cuda.runtime.streamCaptureModeGlobal)
+        tally(*pairs[0])
+        graphs.pop(next(iter(graphs)))
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(graphs.clear).result()
+        graph = stream.end_capture()
+        pairs[0][1].fill(np.nan)
+        graph.launch(stream)
+        cp.testing.assert_array_equal(pairs[0][1], 2 * pairs[0][0])
+    assert not graphs
+
+
 def test_threads_with_graphs_of_their_own(tally: BoundKernel, cp: Any) -> None:
     arrays = [(_random(cp, seed), cp.zeros(N, np.float32)) for seed in range(8)]
     launches = [tally.bind(x, y) for x, y in arrays]
