@@ -14,10 +14,12 @@ from autotile.ground.tree import Leaf, Split, Tree
 
 _LEAST_SHARE = 0.01
 """Of all weight, in a leaf at least."""
-_PARENTS_SHARE = 0.01
+_PARENTS_SHARE = 1e-4
 """Of all weight, what the losses in all of the parent weigh in a leaf's order."""
 _LEAST_GAIN = 1e-4
 """In mean loss over all points, 0.01 %: less is not worth a question, nor a less plain one in place of another."""
+
+_TILES = (256, 128, 64, 32, 16, 8, 4, 2)
 
 Matrix = NDArray[np.float64]
 Vector = NDArray[np.float64]
@@ -118,8 +120,16 @@ class _Grower:
 
 
 def threshold_between(low: float, high: float) -> float:
-    """A short number from ``low`` up to but not including ``high``, near their geometric mean where that exists."""
+    """A number from ``low`` up to but not including ``high`` at which times may well change.
+
+    From a whole number that is one divided by a large power of two, where a row of tiles ends: 128 between 120 and 137.
+    Else it is a short one. Either lies near the geometric mean, where that exists.
+    """
     middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
+    for tile in _TILES if low >= 1.0 and low == int(low) else ():
+        whole = max(round(middle / tile), math.ceil(low / tile)) * tile
+        if whole < high:
+            return float(whole)
     for digits in range(2, 17):
         rounded = float(f"{middle:.{digits}g}")
         if low <= rounded < high:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from made_up_costs import MOST, SPEC, MadeUpGpu, learned_from
 
 from autotile.ground.costs import TimeModel
-from autotile.ground.features import features_of
+from autotile.ground.features import Feature, features_of
 from autotile.ground.growing import grow_tree, threshold_between
 from autotile.ground.learning import UNSERVED, Measured, learn, select_configs
 from autotile.ground.problem import size_distance
@@ -196,6 +196,23 @@ class TestTree:
         if low < high:
             assert low <= threshold_between(low, high) < high
 
+    @pytest.mark.parametrize(
+        ("low", "high", "expected"),
+        [(120, 137, 128), (128, 137, 128), (129, 191, 160), (1, 3, 2), (250, 900, 512), (0.5, 2.5, 1.1)],
+    )
+    def test_a_threshold_of_sizes_is_where_a_row_of_tiles_ends(self, low: float, high: float, expected: float) -> None:
+        assert threshold_between(float(low), float(high)) == expected
+
+
+def test_a_leaf_serves_what_is_best_in_it_though_elsewhere_it_is_bad() -> None:
+    """Of 100 problems, 6 by themselves: what wins there by 5 % loses 200 % at all others."""
+    few = np.arange(100) < 6
+    losses = np.stack([np.where(few, 0.05, 0.0), np.where(few, 0.0, 2.0)], axis=1)
+    tree = grow_tree(losses, np.ones(100), [Feature("size", "M")], np.arange(100.0)[:, None], 4)
+    assert isinstance(tree, Split)
+    assert isinstance(tree.then, Leaf)
+    assert tree.then.order == (1, 0)
+
 
 class TestTimeModel:
     def test_it_tells_configurations_apart_where_it_was_not_fitted(self) -> None:
@@ -227,6 +244,17 @@ class TestTimeModel:
         expected = fitted.predict(traits.rows(np.flatnonzero(~even)))[:, 0]
         assert waves.max() > 2
         assert np.abs(expected / times_us[~even, 0] - 1).max() < 0.02
+
+    def test_a_larger_problem_takes_no_less_and_a_smaller_one_no_more(self) -> None:
+        """Though by its blocks, of which two share an SM as fast as one, a configuration would seem to take longer."""
+        gpu = MadeUpGpu.make(2, 1, noise=0.0)
+        points = gpu.traits([{"M": M, "N": 4096, "K": 4096} for M in (64, 8192, 512, 32_768)])
+        times_us = np.array([[30.0], [31.0], [30.5], [1000.0]])
+        fitted = TimeModel.fit(times_us, times_us[:, 0], points)
+        expected = fitted.predict(gpu.traits([{"M": M, "N": 4096, "K": 4096} for M in (64, 128, 512, 4096, 8192)]))
+        strange = 1.0 + np.exp(-1.0 / 0.1)  # what is known nearby is hardly doubted
+        assert (expected[:, 0] >= 30.0).all()
+        assert (expected[:, 0] <= 31.0 * strange).all()
 
     @staticmethod
     def _loss_where_half_were_measured_once(seed: int) -> float:
