@@ -79,5 +79,6 @@ def test_wide_loads_are_for_rows_that_allow_them(kernel: Kernel) -> None:
     narrow = {**kernel.spec.default, "VEC": 1}
     assert check_config(kernel.spec, kernel.spec.default, aligned, H200) == ""
     assert "wide_where_it_fits" in check_config(kernel.spec, kernel.spec.default, odd, H200)
-    assert "narrow_where_it_must" in check_config(kernel.spec, narrow, aligned, H200)
-    assert check_config(kernel.spec, narrow, odd, H200) == ""
+    assert check_config(kernel.spec, narrow, odd, H200) == check_config(kernel.spec, narrow, aligned, H200) == ""
+    assert feasible_space(kernel.spec, odd, H200).row_of(narrow) is not None
+    assert feasible_space(kernel.spec, aligned, H200).row_of(narrow) is None

@@ -45,6 +45,8 @@ class SpaceStage:
 
     name: str
     remaining: int
+    is_pruning: bool = False
+    """Whether it is a rule for the search alone."""
 
 
 def join(

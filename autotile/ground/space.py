@@ -1,9 +1,9 @@
-"""The search space: every configuration that meets the rules, and those that a device can hold, as one table."""
+"""The search space: every configuration that meets the rules and is worth a trial, as one table."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
@@ -91,6 +91,24 @@ class SearchSpace:
         kept = np.asfortranarray(self.codes[np.asarray(mask, np.bool_)])
         return replace(self, codes=kept, limits=self.limits + limits)
 
+    def including(self, configs: Iterable[Config]) -> SearchSpace:
+        """The same with rows for configurations that are not in the table, be they pruned or not feasible.
+
+        Raises
+        ------
+        KeyError
+            A parameter is missing, or its value is not among those declared.
+        """
+        added = {
+            tuple(codes[config[each.name]] for each, codes in zip(self.parameters, self._positions, strict=True)): None
+            for config in configs
+            if self.row_of(config) is None
+        }
+        if not added:
+            return self
+        rows = np.concatenate([self.codes, np.array(list(added), self.codes.dtype)])
+        return replace(self, codes=_ordered(list(rows.T), [len(each.values) for each in self.parameters]))
+
     def rows_in(self, other: SearchSpace) -> NDArray[np.bool_]:
         """Which rows another table of the same parameters holds too, shape (rows,)."""
         return np.isin(self._ranks, other._ranks, assume_unique=True)
@@ -144,7 +162,7 @@ class SearchSpace:
 
 
 def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> SearchSpace:
-    """Enumerate the configurations that meet the file's rules.
+    """Enumerate the configurations that meet the file's rules, those for the search alone among them.
 
     Parameters
     ----------
@@ -173,12 +191,14 @@ def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DevicePr
             source=spec.source,
             key="parameters",
         )
-    columns, stages = join(spec.parameters, spec.rules, fixed_names(spec, sizes, device), spec.source)
+    rules = (*spec.rules, *spec.pruning)
+    columns, stages = join(spec.parameters, rules, fixed_names(spec, sizes, device), spec.source)
+    pruning = {rule.name for rule in spec.pruning}
     return SearchSpace(
         parameters=spec.parameters,
         codes=_ordered(columns, [len(parameter.values) for parameter in spec.parameters]),
         combinations=combinations,
-        rules=tuple(stages),
+        rules=tuple(replace(stage, is_pruning=stage.name in pruning) for stage in stages),
         limits=(),
         seconds=time.perf_counter() - started,
     )

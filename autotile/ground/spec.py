@@ -26,7 +26,7 @@ class Parameter(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A named condition that every valid configuration meets."""
+    """A named condition over parameters, sizes and ``device.*``."""
 
     name: str
     expression: Expression
@@ -162,6 +162,8 @@ class KernelSpec:
     parameters: tuple[Parameter, ...]
     default: Mapping[str, Value]
     rules: tuple[Rule, ...]
+    pruning: tuple[Rule, ...]
+    """Conditions that the search keeps, too. What breaks one is right, but not worth a trial."""
     launch: Launch
     limits: Limits
     arguments: tuple[Argument, ...]

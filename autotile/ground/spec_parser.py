@@ -19,7 +19,19 @@ from autotile.ground.spec_table import Table, describe, read_document
 from autotile.ground.spec_workspaces import check_ragged_maps
 from autotile.ground.syntax import listing, nearest
 
-SECTIONS = ("kernel", "problem", "parameters", "default", "rules", "launch", "limits", "arguments", "reference", "work")
+SECTIONS = (
+    "kernel",
+    "problem",
+    "parameters",
+    "default",
+    "rules",
+    "pruning",
+    "launch",
+    "limits",
+    "arguments",
+    "reference",
+    "work",
+)
 
 ALLOWED_OPTIONS = (
     "--use_fast_math",
@@ -75,6 +87,7 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         **{f"device.{name}": "number" for name in EXPRESSION_NAMES},
     }
     rules = _rules(document.table("rules", optional=True), all_kinds)
+    pruning = _rules(document.table("pruning", optional=True), all_kinds, taken=rules)
     arguments = parse_arguments(document.table("arguments"), frame, all_kinds, taken)
     spec = KernelSpec(
         name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', a letter first"),
@@ -91,8 +104,9 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         ragged=frame.ragged,
         dtypes=dtypes,
         parameters=parameters,
-        default=_default(document.table("default"), parameters, rules, frame.sizes),
+        default=_default(document.table("default"), parameters, (*rules, *pruning), frame.sizes),
         rules=rules,
+        pruning=pruning,
         launch=_launch(document.table("launch"), all_kinds),
         limits=_limits(document.table("limits", optional=True)),
         arguments=arguments,
@@ -172,10 +186,12 @@ def _kind(value: Value) -> Kind:
     return "boolean" if isinstance(value, bool) else "number"
 
 
-def _rules(table: Table, kinds: Mapping[str, Kind]) -> tuple[Rule, ...]:
+def _rules(table: Table, kinds: Mapping[str, Kind], *, taken: tuple[Rule, ...] = ()) -> tuple[Rule, ...]:
     for name in table.data:
         if not is_c_identifier(name):
             raise table.error(name, f"{name!r} is no name for a rule; use letters, digits and '_', no digit first")
+        if any(rule.name == name for rule in taken):
+            raise table.error(name, f"{name!r} is the name of a rule already; choose another")
     return tuple(Rule(name, table.expression(name, kinds, "boolean")) for name in table.data)
 
 

@@ -17,12 +17,12 @@ from autotile.report.layout import below, facts, table, title
 from autotile.report.occupancy import OccupancyReport, occupancy_document, occupancy_sentence, occupancy_table
 from autotile.report.text import bytes_text, device_text
 
-CheckKind = Literal["device", "value", "rule", "limit", "compiled"]
+CheckKind = Literal["device", "value", "rule", "pruning", "limit", "compiled"]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One condition that a configuration has to meet."""
+    """One condition that a configuration has to meet, or what the search asks of it before it tries it (pruning)."""
 
     kind: CheckKind
     name: str

@@ -53,11 +53,15 @@ class SpaceReport:
         space = self.space
         shown = table("after", f"{RIGHT}configurations left")
         shown.add_row("all combinations", f"{space.combinations:,}")
-        for kind, stages in (("rule", space.rules), ("limit", space.limits)):
-            for stage in stages:
-                shown.add_row(f"{kind} {stage.name}", f"{stage.remaining:,}")
+        for stage in space.rules:
+            shown.add_row(f"{'pruning' if stage.is_pruning else 'rule'} {stage.name}", f"{stage.remaining:,}")
+        for stage in space.limits:
+            shown.add_row(f"limit {stage.name}", f"{stage.remaining:,}")
         return shown
 
 
 def _stages(stages: Sequence[SpaceStage]) -> list[dict[str, Any]]:
-    return [{"name": stage.name, "remaining": stage.remaining} for stage in stages]
+    return [
+        {"name": stage.name, "remaining": stage.remaining, **({"pruning": True} if stage.is_pruning else {})}
+        for stage in stages
+    ]

@@ -35,7 +35,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import Pipeline
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.search_plan import SearchPlan
-from autotile.tuning.start import earlier_trials, incumbent
+from autotile.tuning.start import earlier_trials, incumbent, reopened
 from autotile.tuning.transfer import sources_of
 
 if TYPE_CHECKING:
@@ -134,7 +134,6 @@ class Session:
         self._problem = problem
         self._options = options
         self._backend = backend
-        self._space = space
         self._database = database
         self._observe = observe
         self._stopped: Stopped | None = None
@@ -143,11 +142,14 @@ class Session:
         self._clock = Clock()
         self._notices = tuple(notice for notice in (backend.notice, *database.notices) if notice)
         self._study_id = database.study(self.key, backend.device)
-        self._ledger = Ledger(space, earlier_trials(database, self._study_id, options))
+        tried = earlier_trials(database, self._study_id, options)
+        earlier = incumbent(database, self._study_id)
+        known = [*(options.only or ()), *(trial.config for trial in tried), *([earlier] if earlier else [])]
+        self._space = space = reopened(space, kernel, problem, backend.device, known)
+        self._ledger = Ledger(space, tried)
         self._bounds = Bounds(options, self._ledger, self._clock, self._stop)
         workers = options.workers or available_cores()
         sources = sources_of(database, self.key) if options.transfer else []
-        earlier = incumbent(database, self._study_id)
         self._plan = SearchPlan(
             kernel, problem, space, options, backend=backend, incumbent=earlier, sources=sources, workers=workers
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.files.library import Kernel
-from autotile.ground.model import Config, Outcome, Trial, config_key
+from autotile.ground.config_check import check_config
+from autotile.ground.hardware import DeviceProperties
+from autotile.ground.model import Config, Outcome, Problem, Trial, config_key
 from autotile.ground.objectives import objective_values
 from autotile.ground.space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend
@@ -51,6 +54,16 @@ def incumbent(database: Database, study_id: int) -> Config | None:
         (trial.time_us, trial.config) for trial in tried if trial.outcome is Outcome.OK and trial.time_us is not None
     ]
     return min(ran, key=itemgetter(0))[1] if ran else None
+
+
+def reopened(
+    space: SearchSpace, kernel: Kernel, problem: Problem, device: DeviceProperties, configs: Iterable[Config]
+) -> SearchSpace:
+    """The space with those of the configurations that are only pruned: what was named or tried is not dropped."""
+    outside = [config for config in configs if space.row_of(config) is None]
+    return space.including(
+        config for config in outside if not check_config(kernel.spec, config, problem.sizes, device, problem.dtype)
+    )
 
 
 def first_to_try(default: Config, incumbent: Config | None, ledger: Ledger) -> list[Config]:

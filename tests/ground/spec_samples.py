@@ -72,13 +72,17 @@ bytes = "4 * (M * K + K * N + M * N)"
 def make_spec(
     parameters: Mapping[str, Sequence[Value]],
     rules: Mapping[str, str] | None = None,
+    pruning: Mapping[str, str] | None = None,
     *,
     default: Mapping[str, Value] | None = None,
     launch: Mapping[str, object] | None = None,
     limits: Mapping[str, float] | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> KernelSpec:
-    """Parse a file made of these parameters and rules; the default is the first value of each unless given."""
+    """Parse a file made of these parameters, rules and conditions for the search.
+
+    The default is the first value of each parameter unless given.
+    """
     sections = {
         "kernel": {"name": "k", "template": "k.cu", "entry": "k"},
         "problem": {},
@@ -86,6 +90,7 @@ def make_spec(
         "parameters": parameters,
         "default": {name: values[0] for name, values in parameters.items()} | dict(default or {}),
         "rules": rules or {},
+        "pruning": pruning or {},
         "launch": {"block": ["32"], "grid": ["ceil_div(N, 32)"], **(launch or {})},
         "limits": limits or {},
         "arguments.X": {"buffer": "float32", "shape": ["N"], "access": "inout"},

@@ -133,6 +133,28 @@ def test_configurations_outside_of_the_space_have_no_row() -> None:
         found.column("C")
 
 
+def test_what_is_pruned_is_valid_all_the_same() -> None:
+    spec = make_spec({"A": [1, 2, 3], "B": [4, 8]}, {"r": "A != 2"}, {"p": "A * 4 <= B"})
+    found = enumerate_space(spec, SIZES, H200)
+    assert rows(found) == [{"A": 1, "B": 4}, {"A": 1, "B": 8}]
+    assert [(stage.name, stage.remaining, stage.is_pruning) for stage in found.rules] == [
+        ("r", 4, False),
+        ("p", 2, True),
+    ]
+    assert check_config(spec, {"A": 3, "B": 4}, SIZES, H200) == ""
+    assert "the rule 'r' is broken" in check_config(spec, {"A": 2, "B": 8}, SIZES, H200)
+
+
+def test_rows_can_be_added() -> None:
+    found = enumerate_space(make_spec({"A": [1, 2, 3], "B": [4, 8]}, {}, {"p": "A * 4 == B"}), SIZES, H200)
+    more = found.including([{"A": 3, "B": 4}, {"A": 1, "B": 4}, {"A": 1, "B": 8}, {"A": 3, "B": 4}])
+    assert rows(more) == [{"A": 1, "B": 4}, {"A": 1, "B": 8}, {"A": 2, "B": 8}, {"A": 3, "B": 4}]
+    assert [more.row_of(config) for config in rows(more)] == [0, 1, 2, 3]
+    assert more.rules == found.rules
+    assert found.including([{"A": 1, "B": 4}]) is found
+    assert len(found) == 2
+
+
 def test_select_keeps_rows_and_look_ups() -> None:
     found = enumerate_space(make_spec({"A": [1, 2, 3], "B": [4, 8]}), SIZES, H200)
     stage = space.SpaceStage("mine", 3)

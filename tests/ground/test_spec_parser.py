@@ -45,6 +45,7 @@ def test_every_section_is_read() -> None:
     assert spec.default == {"BM": 64, "BN": 64, "TM": 8, "STAGED": True, "LAYOUT": "row"}
     assert list(spec.default) == [parameter.name for parameter in spec.parameters]
     assert [rule.name for rule in spec.rules] == ["squarish", "fits"]
+    assert spec.pruning == ()
     assert [expression.text for expression in spec.launch.block] == ["BN // TM", "BM // TM"]
     assert spec.launch.static_smem_bytes is not None
     assert spec.launch.static_smem_bytes.evaluate({}) == 1024
@@ -229,6 +230,8 @@ RULES = [
     ('squarish = "max(BM, BN) <= 2 * min(BM, BN)"', "squarish = true", "rules.squarish", ["expression in a string"]),
     ("squarish =", "squarish-tiles =", "rules.squarish-tiles", ["no name for a rule"]),
     ("[rules]", "[rules.more]", "rules.more", ["expected an expression in a string, got a table"]),
+    ("[launch]", '[pruning]\nsquarish = "BM > 32"\n[launch]', "pruning.squarish", ["name of a rule already"]),
+    ("[launch]", '[pruning]\nlarge = "BM > 64"\n[launch]', "default", ["breaks the rule 'large' at default sizes"]),
 ]
 LAUNCH = [
     ('["BN // TM", "BM // TM"]', "[]", "launch.block", ["the list is empty"]),

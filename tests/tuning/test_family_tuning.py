@@ -131,6 +131,23 @@ class TestResuming:
         assert steps == {"tuning"}
         assert len(bench.stored()) == before
 
+    def test_candidates_are_measured_where_the_search_would_not_try_them(
+        self, bench: Any, judges: Any, run: Any, rewrite: Any
+    ) -> None:
+        """And what was measured there counts from then on."""
+        record_all(bench, judges)
+        bench.kernel = rewrite({"[launch]": '[pruning]\nwork_for_many = "WORK == 1 or n > 10000"\n\n[launch]'}).kernel
+        rule = run().rule
+        many = next(number for number, one in enumerate(rule.configs) if one.config == MANY)
+        times_us = {point.sizes["n"]: point.times_us[many] for point in rule.points}
+        assert [times_us[n][0] for n in SIZES] == [19.0] * 3 + [10.0] * 3
+        with Database.open(read_settings().database) as database:
+            study = next(study for study in database.studies() if study.key.sizes == {"n": SIZES[1]})
+            tried = database.tried(study.study_id)
+        assert config_key(MANY) in tried
+        assert config_key({"THREADS": 128, "WORK": 2}) not in tried
+        assert bench.tune(bench.folder / "1.npz", n=SIZES[1]).resumed == len(tried)
+
     def test_progress_is_forgotten_when_there_is_a_rule(self, bench: Any, judges: Any, run: Any) -> None:
         record_all(bench, judges)
         result = run()
