@@ -18,6 +18,9 @@ from autotile.ground.family import Extent, Family
 
 _CANDIDATES = 1024
 """Problems of the family to choose from. Twice as many change no distance by more than a few percent."""
+_MEMBERS = 4096
+"""Problems of the family that a rule is learned for. Of 1,024, two lay in the sixteen sizes behind a row of tiles, where
+other configurations win than in all of that row: too few to tell them apart."""
 _FLAG_DOUBLINGS = 4.0
 """A flag that differs counts like a size sixteen times as large: it selects another code path."""
 _RAGGED_DOUBLINGS = 0.5
@@ -59,7 +62,7 @@ def choose_representatives(
             f"{count} points cannot cover {widest}={family.extents[widest]}: expected at least {needed}, one for each "
             "listed value and each end of a range"
         )
-    candidates = _candidates(family)
+    candidates = _candidates(family, _CANDIDATES)
     members = [dict(zip(family.extents, values, strict=True)) for values in candidates]
     chosen = choose_among(family, members, count, is_possible, np.array(list(candidates.values()), float))
     if not chosen:
@@ -123,17 +126,17 @@ def _position(family: Family, sizes: Mapping[str, int]) -> list[float]:
 
 def members_of(family: Family) -> list[dict[str, int]]:
     """Members that fill the family evenly, round and ragged ones, and those at its corners and edges."""
-    return [dict(zip(family.extents, values, strict=True)) for values in _candidates(family)]
+    return [dict(zip(family.extents, values, strict=True)) for values in _candidates(family, _MEMBERS)]
 
 
-def _candidates(family: Family) -> dict[tuple[int, ...], int]:
+def _candidates(family: Family, count: int) -> dict[tuple[int, ...], int]:
     """Members, each with how many of the problems that fill the family evenly it stands for.
 
     Small sizes stand for many, since few whole numbers lie in an octave; those at corners and edges for none.
     """
     extents = family.extents.values()
     found: Counter[tuple[int, ...]] = Counter()
-    for number, row in enumerate(_even_fractions(_CANDIDATES, len(extents))):
+    for number, row in enumerate(_even_fractions(count, len(extents))):
         inside = tuple(
             _value(e, float(u), _kind(number, place)) for place, (e, u) in enumerate(zip(extents, row, strict=True))
         )
