@@ -102,8 +102,8 @@ class Bench:
             if sizes not in [row["sizes"] for row in rows]:
                 rows.append(self.compare(sizes))
                 print(f"{len(rows)} of {self.arguments.sizes}: {line(rows[-1])}", flush=True)
-                self._write(document, rows)
-        self._write(document, rows)
+                self.write(document, rows)
+        self.write(document, rows)
         show(rows)
         if self.arguments.rules is not None:
             self._write_rules(rows)
@@ -208,11 +208,12 @@ class Bench:
         before = json.loads(self.arguments.output.read_text())
         return before["rows"] if before["family"]["rule"] == document["rule"] else []
 
-    def _write(self, document: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    def write(self, document: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        """Write the JSON: the family, its rule, and the sizes so far."""
         chosen = {
             name: str(value)
             for name, value in vars(self.arguments).items()
-            if name not in ("output", "folder", "rules")
+            if name not in ("output", "folder", "rules", "earlier", "earlier_rules")
         }
         whole = {**provenance(), "options": chosen, "family": document, "summary": summary(rows), "rows": rows}
         self.arguments.output.write_text(json.dumps(whole, indent=1) + "\n")

@@ -1,0 +1,104 @@
+"""Learn a family's rule again, and time again what it serves at the sizes of an earlier run of ``unseen_sizes.py``.
+
+    python benchmarks/unseen_again.py EARLIER.json EARLIER-rules.json --folder DIR --output FILE.json
+        --rules FILE-rules.json
+
+For when the learning of rules has changed, and nothing that is measured: the rule is learned from the times of its own
+configurations at its own points, the sizes and what their own tuning found are those of the earlier run, and all four
+ways to serve are timed side by side as there. What the rule lost at points that were left out stays as it was then,
+when there were more configurations to choose from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from unseen_sizes import Bench, losses, show, summary
+
+from autotile.ground.config_check import check_config
+from autotile.ground.features import Traits, features_of, meet_rules
+from autotile.ground.learning import Measured, learn
+from autotile.ground.model import Config, Problem, config_key
+from autotile.ground.representatives import members_of
+from autotile.ground.rule import FamilyRule
+from autotile.ground.spec import KernelSpec
+from autotile.process.shelf import Shelf
+from autotile.store.rules import StoredRule, read_rules_file, write_rules_file
+
+
+def main() -> None:
+    """Learn, time, print the table, write the JSON and the rule."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("earlier", type=Path, help="JSON file of unseen_sizes.py")
+    parser.add_argument("earlier_rules", type=Path, help="file of the rule that it wrote")
+    parser.add_argument("--folder", type=Path, required=True, help="for databases, which stay empty")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--rules", type=Path, required=True, help="file to write the rule to")
+    arguments = parser.parse_args()
+    earlier = json.loads(arguments.earlier.read_text())
+    (stored,) = read_rules_file(arguments.earlier_rules)
+    with Shelf() as shelf:
+        bench = Bench(_as_then(arguments, earlier["options"], stored), shelf)
+        rule = relearned(bench, stored.rule)
+        rows = [_again(bench, rule, row) for row in earlier["rows"]]
+    family = {**earlier["family"], "rule": rule.to_json(), "loss": rule.mean_loss}
+    write_rules_file(arguments.rules, [replace(stored, rule=rule)])
+    bench.write(family, rows)
+    show(rows)
+    print("\n".join(rule.lines()), summary(rows)["family"], sep="\n")
+
+
+def _as_then(arguments: argparse.Namespace, options: Mapping[str, str], stored: StoredRule) -> argparse.Namespace:
+    """The arguments of the earlier run, but where to write."""
+    numbers = {name: int(options[name]) for name in ("points", "max_configs", "sizes", "trials", "finals", "seed")}
+    family = [f"{name}={extent}" for name, extent in stored.rule.family.extents.items()]
+    names = {"kernel": stored.key.kernel, "dtype": stored.key.dtype, "draw": options["draw"]}
+    return argparse.Namespace(**vars(arguments), **numbers, **names, family=family)
+
+
+def relearned(bench: Bench, rule: FamilyRule) -> FamilyRule:
+    """The rule that is learned now from what an earlier one was learned from, as far as that kept it."""
+    spec, device = bench.kernel.spec, bench.device
+    times_us = np.array([[np.nan if time is None else time[0] for time in point.times_us] for point in rule.points])
+    configs, resident = [one.config for one in rule.configs], [one.blocks_per_sm for one in rule.configs]
+    points, members = [point.sizes for point in rule.points], members_of(rule.family)
+    over_best = times_us / np.nanmin(times_us, axis=1, keepdims=True)
+    measured = Measured(
+        times_us,
+        over_best == np.nanmin(over_best, axis=0),  # each was proposed somewhere
+        Traits.of(spec, device, configs, resident, points),
+        Traits.of(spec, device, configs, resident, members),
+        meet_rules(spec, device, configs, members),
+    )
+    most = bench.arguments.max_configs
+    learned = learn(measured, features_of(spec, most), most)
+    kept = [
+        replace(point, times_us=tuple(point.times_us[c] for c in learned.chosen), loss=float(loss))
+        for point, loss in zip(rule.points, learned.losses, strict=True)
+    ]
+    chosen = tuple(rule.configs[c] for c in learned.chosen)
+    return FamilyRule(rule.family, chosen, learned.tree, tuple(kept))
+
+
+def _again(bench: Bench, rule: FamilyRule, row: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = row["sizes"]
+    configs: dict[str, Config] = {**row["configs"], "family": _served(bench.kernel.spec, bench, rule, sizes)}
+    distinct = {config_key(config): config for config in configs.values()}
+    times_us = bench.timed(Problem(bench.kernel.name, sizes, bench.dtype), list(distinct.values()))
+    found = {way: times_us.get(config_key(config)) for way, config in configs.items()}
+    return {**row, "time_us": found, "configs": {way: dict(one) for way, one in configs.items()}, **losses(found)}
+
+
+def _served(spec: KernelSpec, bench: Bench, rule: FamilyRule, sizes: Mapping[str, int]) -> Config:
+    configs = (rule.configs[number].config for number in rule.order(spec, bench.device, sizes))
+    return next(one for one in configs if not check_config(spec, one, sizes, bench.device, bench.dtype))
+
+
+if __name__ == "__main__":
+    main()
