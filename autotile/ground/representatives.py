@@ -19,8 +19,8 @@ from autotile.ground.family import Extent, Family
 _CANDIDATES = 1024
 """Problems of the family to choose from. Twice as many change no distance by more than a few percent."""
 _MEMBERS = 4096
-"""Problems of the family that a rule is learned for. Of 1,024, two lay in the sixteen sizes behind a row of tiles, where
-other configurations win than in all of that row: too few to tell them apart."""
+"""Problems of the family that a rule is learned for. Of 1,024, two lay in the sixteen sizes behind a row of tiles where
+other configurations win than in the rest of the next row: too few to tell them apart."""
 _FLAG_DOUBLINGS = 4.0
 """A flag that differs counts like a size sixteen times as large: it selects another code path."""
 _RAGGED_DOUBLINGS = 0.5

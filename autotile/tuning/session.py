@@ -36,7 +36,7 @@ from autotile.tuning.pipeline import Pipeline
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.search_plan import SearchPlan
 from autotile.tuning.start import earlier_trials, incumbent, reopened
-from autotile.tuning.transfer import sources_of
+from autotile.tuning.transfer import best_of, sources_of
 
 if TYPE_CHECKING:
     from autotile.search.shortlist import Shortlist
@@ -144,12 +144,12 @@ class Session:
         self._study_id = database.study(self.key, backend.device)
         tried = earlier_trials(database, self._study_id, options)
         earlier = incumbent(database, self._study_id)
+        sources = sources_of(database, self.key) if options.transfer else []
         known = [*(options.only or ()), *(trial.config for trial in tried), *([earlier] if earlier else [])]
-        self._space = space = reopened(space, kernel, problem, backend.device, known)
+        self._space = space = reopened(space, kernel, problem, backend.device, [*known, *best_of(sources)])
         self._ledger = Ledger(space, tried)
         self._bounds = Bounds(options, self._ledger, self._clock, self._stop)
         workers = options.workers or available_cores()
-        sources = sources_of(database, self.key) if options.transfer else []
         self._plan = SearchPlan(
             kernel, problem, space, options, backend=backend, incumbent=earlier, sources=sources, workers=workers
         )

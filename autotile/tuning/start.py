@@ -59,7 +59,7 @@ def incumbent(database: Database, study_id: int) -> Config | None:
 def reopened(
     space: SearchSpace, kernel: Kernel, problem: Problem, device: DeviceProperties, configs: Iterable[Config]
 ) -> SearchSpace:
-    """The space with those of the configurations that are only pruned: what was named or tried is not dropped."""
+    """The space with those of the configurations that are only pruned: what was named, tried or taught is in it."""
     outside = [config for config in configs if space.row_of(config) is None]
     return space.including(
         config for config in outside if not check_config(kernel.spec, config, problem.sizes, device, problem.dtype)

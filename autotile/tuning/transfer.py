@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from autotile.ground.model import config_key
+from autotile.ground.model import Config, config_key
 from autotile.ground.problem import size_distance
 from autotile.search.expectation import Source
 from autotile.store.keys import TuningKey
@@ -17,6 +19,7 @@ _MOST = 4
 """Studies that are learnt from: each costs a model, of some tenths of a second."""
 _LEAST = 6
 """Trials with a time, below which a study teaches nothing."""
+_BEST_OF_EACH = 3
 
 
 def sources_of(database: Database, key: TuningKey) -> list[Source]:
@@ -37,6 +40,12 @@ def sources_of(database: Database, key: TuningKey) -> list[Source]:
     others.sort(key=lambda study: _distance(study.key, key))
     sources = [_source(database, study, key) for study in others[:_MOST]]
     return [source for source in sources if len(source.configs) >= _LEAST]
+
+
+def best_of(sources: Iterable[Source]) -> list[Config]:
+    """The fastest few configurations of each study: they may be good here too, also where the search would not look."""
+    ordered = (sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0)) for source in sources)
+    return [config for trials in ordered for _, config in trials[:_BEST_OF_EACH]]
 
 
 def _source(database: Database, study: StudySummary, key: TuningKey) -> Source:

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from autotile.files.settings import read_settings
 from autotile.store.database import Database
 from autotile.tuning.transfer import sources_of
@@ -46,3 +48,20 @@ def test_a_taught_session_finds_the_best_at_once(bench: Any) -> None:
     taught = bench.tune(bench.record(), trials=3, sampler="feasible")
     assert taught.winner is not None
     assert taught.winner.config == {"THREADS": 256, "WORK": 4}
+
+
+@pytest.mark.parametrize(
+    ("place", "condition", "work"),
+    [("[launch]", "[pruning]\n{}\n\n[launch]", 4), ("[rules]\n", "[rules]\n{}\n", 2)],
+    ids=["pruning", "rules"],
+)
+def test_what_was_best_elsewhere_is_tried_where_the_search_would_not_look(
+    bench: Any, rewrite: Any, place: str, condition: str, work: int
+) -> None:
+    """But not what breaks a rule."""
+    bench.tune(bench.record(n=1024), n=1024, sampler="brute-force")
+    recording = bench.record()
+    bench.kernel = rewrite({place: condition.format('little = "WORK < 4 or n < 4096"')}).kernel
+    found = bench.tune(recording, sampler="feasible", trials=6).winner
+    assert found is not None
+    assert found.config == {"THREADS": 256, "WORK": work}
