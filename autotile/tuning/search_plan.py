@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autotile.files.library import Kernel
 from autotile.ground.model import Config, Problem
 from autotile.ground.space import SearchSpace
-from autotile.search.expectation import Source
 from autotile.search.samplers import resolve_sampler
 from autotile.tuning.backend import Backend
 from autotile.tuning.ledger import Ledger
 from autotile.tuning.lookahead import lookahead_of
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.start import first_to_try, rows_to_try
+from autotile.tuning.start import Known, first_to_try, rows_to_try
 
 if TYPE_CHECKING:
     from autotile.search.shortlist import Shortlist
@@ -27,10 +25,8 @@ class SearchPlan:
     ----------
     kernel, problem, space, options, backend
         The session's.
-    incumbent
-        What earlier sessions chose; None where there were none.
-    sources
-        What other studies teach.
+    known
+        What earlier sessions chose, and what other studies teach.
     workers
         Compilations at a time.
 
@@ -39,7 +35,7 @@ class SearchPlan:
     default
         The file's default configuration.
     incumbent
-        As given.
+        What earlier sessions chose; None where there were none.
     most
         Trials that the study can come to hold.
     learnt_from
@@ -54,8 +50,7 @@ class SearchPlan:
         options: TuneOptions,
         *,
         backend: Backend,
-        incumbent: Config | None,
-        sources: Sequence[Source],
+        known: Known,
         workers: int,
     ) -> None:
         self._space = space
@@ -63,11 +58,11 @@ class SearchPlan:
         self._sm_count = backend.device.sm_count
         self._available = rows_to_try(kernel, problem.dtype, space, backend, options)
         candidates = len(space) if self._available is None else int(self._available.sum())
-        self._sources = sources
+        self._sources = known.sources
         self._sampler = resolve_sampler(options.sampler, space, self._available, options.granted)
         self._lookahead = lookahead_of(self._sampler, workers)
         self.default: Config = dict(kernel.spec.default)
-        self.incumbent = incumbent
+        self.incumbent = known.incumbent
         self.most = min(candidates, options.trial_target or candidates)
         self.learnt_from: tuple[str, ...] = ()
 

@@ -35,8 +35,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import Pipeline
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.search_plan import SearchPlan
-from autotile.tuning.start import earlier_trials, incumbent, reopened
-from autotile.tuning.transfer import best_of, sources_of
+from autotile.tuning.start import known_before, reopened
 
 if TYPE_CHECKING:
     from autotile.search.shortlist import Shortlist
@@ -142,17 +141,12 @@ class Session:
         self._clock = Clock()
         self._notices = tuple(notice for notice in (backend.notice, *database.notices) if notice)
         self._study_id = database.study(self.key, backend.device)
-        tried = earlier_trials(database, self._study_id, options)
-        earlier = incumbent(database, self._study_id)
-        sources = sources_of(database, self.key) if options.transfer else []
-        known = [*(options.only or ()), *(trial.config for trial in tried), *([earlier] if earlier else [])]
-        self._space = space = reopened(space, kernel, problem, backend.device, [*known, *best_of(sources)])
-        self._ledger = Ledger(space, tried)
+        known = known_before(database, self._study_id, self.key, options)
+        self._space = space = reopened(space, kernel, problem, backend.device, known.configs)
+        self._ledger = Ledger(space, known.trials)
         self._bounds = Bounds(options, self._ledger, self._clock, self._stop)
         workers = options.workers or available_cores()
-        self._plan = SearchPlan(
-            kernel, problem, space, options, backend=backend, incumbent=earlier, sources=sources, workers=workers
-        )
+        self._plan = SearchPlan(kernel, problem, space, options, backend=backend, known=known, workers=workers)
         self._pool = CompilePool(
             settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s, shelf=shelf
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,46 @@ from autotile.ground.hardware import DeviceProperties
 from autotile.ground.model import Config, Outcome, Problem, Trial, config_key
 from autotile.ground.objectives import objective_values
 from autotile.ground.space import SearchSpace, feasible_space
+from autotile.search.expectation import Source
+from autotile.store.keys import TuningKey
 from autotile.tuning.backend import Backend
 from autotile.tuning.ledger import Ledger
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.transfer import best_of, sources_of
 
 if TYPE_CHECKING:
     from autotile.store.database import Database
 
 Mask = NDArray[np.bool_]
+
+
+class Known(NamedTuple):
+    """What a session begins with.
+
+    Attributes
+    ----------
+    trials
+        Of earlier sessions of the study.
+    incumbent
+        What they found; None where none has ended.
+    sources
+        Other studies that teach.
+    configs
+        All configurations that these and the user name.
+    """
+
+    trials: list[Trial]
+    incumbent: Config | None
+    sources: list[Source]
+    configs: list[Config]
+
+
+def known_before(database: Database, study_id: int, key: TuningKey, options: TuneOptions) -> Known:
+    """What is known before the first trial."""
+    trials, best = earlier_trials(database, study_id, options), incumbent(database, study_id)
+    sources = sources_of(database, key) if options.transfer else []
+    named = [*(options.only or ()), *(trial.config for trial in trials), *([best] if best else [])]
+    return Known(trials, best, sources, [*named, *best_of(sources)])
 
 
 def earlier_trials(database: Database, study_id: int, options: TuneOptions) -> list[Trial]:

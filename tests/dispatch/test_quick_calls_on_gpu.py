@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autotile.device import launch_graph
 from autotile.dispatch.bound import BoundKernel
 from autotile.dispatch.serving import forget_served, get_best_kernel
 from autotile.ground.errors import ArgumentError
@@ -311,6 +312,28 @@ def test_launches_let_go_of_while_a_stream_is_captured(tally: BoundKernel, cp: A
         graph.launch(stream)
         cp.testing.assert_array_equal(pairs[0][1], 2 * pairs[0][0])
     assert not graphs
+
+
+@pytest.mark.parametrize("priority", [0, -1, -5])
+def test_a_graph_has_its_streams_priority(
+    tally: BoundKernel, cp: Any, monkeypatch: pytest.MonkeyPatch, priority: int
+) -> None:
+    made: list[Any] = []
+    capture = launch_graph._captured
+
+    def noted(*arguments: Any) -> Any:
+        made.append(capture(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(launch_graph, "_captured", noted)
+    x, y = _random(cp, 0), cp.zeros(N, np.float32)
+    with cp.cuda.Stream(non_blocking=True, priority=priority) as stream:
+        for _ in range(3):
+            tally(x, y)
+        stream.synchronize()
+    (graph,) = made
+    verbose = 1  # cudaGraphDebugDotFlagsVerbose, driver_types.h
+    assert f"{{priority | {priority}}}" in graph.debug_dot_str(verbose)
 
 
 def test_threads_with_graphs_of_their_own(tally: BoundKernel, cp: Any) -> None:
