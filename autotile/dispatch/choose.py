@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from autotile.files.library import Kernel
-from autotile.ground.config_check import check_config
+from autotile.ground.config_check import check_config, is_worth_a_trial
+from autotile.ground.errors import SpecError
 from autotile.ground.frozen import dataclass
 from autotile.ground.geometry import launch_geometry
 from autotile.ground.hardware import DeviceProperties
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 Tier = Literal["exact", "family", "nearest", "transferred", "default"]
 _TIERS: tuple[Tier, ...] = ("exact", "family", "nearest", "transferred", "default")
+_NEAR_DOUBLINGS = 1.0
+"""So far from where it was tuned, a configuration is believed though a search would not try it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,10 @@ def choose(
 ) -> Choice:
     """The best stored result that may be served for a problem, else the default configuration.
 
-    A result of another version of the kernel is never served: it was not verified for this one. A configuration
-    that breaks a rule or a limit at these sizes or on this device is passed over; so is one that, with the resources it
-    was compiled to where it was tuned, could not run here or not as its author asks.
+    A result of another version of the kernel is never served: it was not verified for this one. Nor is one that was
+    tuned far away and that a search would not try at these sizes. A configuration that breaks a rule or a limit at these
+    sizes or on this device is passed over; so is one that, with the resources it was compiled to where it was tuned,
+    could not run here or not as its author asks.
 
     Parameters
     ----------
@@ -115,12 +119,16 @@ def choose(
         if by_rule is not None:
             chosen, said = by_rule
             return replace(_choice(chosen, asked, device), tier="family", rule=said)
-    best = next(filter(may_serve, ranked[len(exact) :]), None)  # most often the first; the others need no look
-    return (
-        _choice(best, asked, device)
-        if best is not None
-        else Choice("default", _default_config(kernel, problem, device))
-    )
+
+    def is_promising(best: Winner) -> bool:
+        flags, doublings = size_distance(best.key.sizes, asked.sizes)
+        is_near = not flags and doublings <= _NEAR_DOUBLINGS
+        return (is_near or is_worth_a_trial(kernel.spec, best.config, problem.sizes, device)) and may_serve(best)
+
+    best = next(filter(is_promising, ranked[len(exact) :]), None)  # most often the first; the others need no look
+    if best is not None:
+        return _choice(best, asked, device)
+    return Choice("default", _default_config(kernel, problem, device))
 
 
 def _resource_fault(kernel: Kernel, best: Winner, problem: Problem, device: DeviceProperties) -> str:
@@ -178,9 +186,16 @@ def _choice(best: Winner, asked: TuningKey, device: DeviceProperties) -> Choice:
 
 
 def _default_config(kernel: Kernel, problem: Problem, device: DeviceProperties) -> Config:
-    """The declared default, or the first valid configuration where the default cannot run here."""
-    if not check_config(kernel.spec, kernel.spec.default, problem.sizes, device, problem.dtype):
-        return dict(kernel.spec.default)
+    """The declared default; where it cannot run here or is not worth a trial, the first configuration that is."""
+    spec, sizes = kernel.spec, problem.sizes
+    is_valid = not check_config(spec, spec.default, sizes, device, problem.dtype)
+    if is_valid and is_worth_a_trial(spec, spec.default, sizes, device):
+        return dict(spec.default)
     from autotile.ground.space import feasible_space  # tables are for who needs all configurations
 
-    return feasible_space(kernel.spec, problem.sizes, device, problem.dtype).config(0)
+    try:
+        return feasible_space(spec, sizes, device, problem.dtype).config(0)
+    except SpecError:
+        if is_valid:  # of a space too large to enumerate
+            return dict(spec.default)
+        raise

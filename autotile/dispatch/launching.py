@@ -84,7 +84,7 @@ class Launching:
         if lane is None:
             return None
         facts = facts_of(arrays)
-        is_captured = stream != 0 and self._is_captured(stream)
+        is_captured = stream != 0 and self._with_graphs and self._is_captured(stream)
         graph = lane.graphs.get(facts)
         if graph is not None and not is_captured:
             self._launch_graph(graph.executable, stream)
@@ -138,6 +138,7 @@ class Launching:
         """
         current = (library_of(given.arrays[0]) or self._cupy).stream
         launch_graph, is_captured, index = self._launch_graph, self._is_captured, self._device_index
+        with_graphs = self._with_graphs
         lanes = OfThread()
 
         def new_lane(stream: int) -> Lane:
@@ -152,7 +153,7 @@ class Launching:
         def go() -> None:
             stream = current(index)
             lane: Lane = lanes.by_stream.get(stream) or new_lane(stream)
-            captured = stream != 0 and is_captured(stream)
+            captured = stream != 0 and with_graphs and is_captured(stream)
             graph = lane.graphs.get(())
             if graph is not None and not captured:
                 launch_graph(graph.executable, stream)

@@ -45,6 +45,18 @@ def check_config(
     return broken_limit(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
 
 
+def is_worth_a_trial(spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> bool:
+    """Whether a search would try a feasible configuration: it meets the rules for the search alone.
+
+    Raises
+    ------
+    SpecError, ProblemError
+        As for `check_config`.
+    """
+    names = known_names(spec, config, sizes, device)
+    return all(rule.expression.evaluate(names) for rule in spec.pruning)
+
+
 def demand_of(spec: KernelSpec, names: Mapping[str, Value], sizes: Mapping[str, int], dtype: str) -> Demand:
     """What a single configuration asks of a device, given the value of every name."""
     return Demand.of(spec, sizes, dtype, lambda expression: np.array([int(expression.evaluate(names))]))

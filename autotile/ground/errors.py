@@ -80,6 +80,10 @@ class SpecError(InputError):
         return message
 
 
+class EmptySpaceError(SpecError):
+    """A search-space file's rules, or a device's limits, leave no configuration."""
+
+
 class UnknownKernelError(InputError):
     """No kernel of that name."""
 

@@ -128,7 +128,7 @@ def threshold_between(low: float, high: float) -> float:
     middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
     for tile in _TILES if low >= 1.0 and low == int(low) else ():
         whole = max(round(middle / tile), math.ceil(low / tile)) * tile
-        if whole < high:
+        if whole < high and tile <= 2 * middle:
             return float(whole)
     for digits in range(2, 17):
         rounded = float(f"{middle:.{digits}g}")

@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.ground.errors import SpecError
+from autotile.ground.errors import EmptySpaceError, SpecError
 from autotile.ground.frozen import dataclass
 from autotile.ground.model import Value
 from autotile.ground.spec import Parameter, Rule
@@ -214,7 +214,9 @@ class _GrowingTable:
             met = ", ".join(stage.name for stage in self.stages[:-1])
             those = f"of the {before:,} combinations that meet {met}" if met else f"of {before:,} combinations"
             raise rule.expression.place.error(
-                f"the rule {rule.name!r} leaves none {those}; relax it or add values", expression=rule.expression.text
+                f"the rule {rule.name!r} leaves none {those}; relax it or add values",
+                expression=rule.expression.text,
+                kind=EmptySpaceError,
             )
 
     def _check_size(self, name: str, rows: int, most: int) -> None:

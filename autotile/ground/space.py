@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from autotile.ground.capability import check_device
 from autotile.ground.config_check import demand_of
-from autotile.ground.errors import SpecError
+from autotile.ground.errors import EmptySpaceError, SpecError
 from autotile.ground.expressions import Expression
 from autotile.ground.geometry import fixed_names
 from autotile.ground.hardware import DeviceProperties
@@ -209,6 +209,8 @@ def feasible_space(
 ) -> SearchSpace:
     """Enumerate the configurations that meet the rules and that the device can hold, as far as the file declares it.
 
+    Where the rules for the search alone leave nothing, they are left out.
+
     Parameters
     ----------
     spec, sizes, device
@@ -223,6 +225,18 @@ def feasible_space(
     ProblemError, DeviceError
         As for `enumerate_space`.
     """
+    try:
+        return _feasible(spec, sizes, device, dtype)
+    except EmptySpaceError as empty:
+        if not spec.pruning:
+            raise
+        try:
+            return _feasible(replace(spec, pruning=()), sizes, device, dtype)
+        except SpecError:
+            raise empty from None
+
+
+def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties, dtype: str | None) -> SearchSpace:
     started = time.perf_counter()
     space = enumerate_space(spec, sizes, device)
     fixed = fixed_names(spec, sizes, device)
@@ -245,7 +259,7 @@ def feasible_space(
         name, cure, before = _emptied(limits, stages, len(space))
         config = space.config(example[name])
         fault = broken_limit(demand_of(spec, {**fixed, **config}, sizes, dtype or spec.dtypes[0]), device, spec)
-        raise SpecError(
+        raise EmptySpaceError(
             f"the limit {name} of {device.name} leaves none of the {before:,} configurations that meet the rules and "
             f"the limits before it, as of {config_text(config)}: {fault.partition(': ')[2]}; {cure}",
             source=spec.source,

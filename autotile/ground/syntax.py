@@ -33,10 +33,12 @@ class Place:
     key: str = ""
     line: int | None = None
 
-    def error(self, problem: str, *, column: int | None = None, expression: str = "") -> SpecError:
+    def error(
+        self, problem: str, *, column: int | None = None, expression: str = "", kind: type[SpecError] = SpecError
+    ) -> SpecError:
         """Make a `SpecError` that points here; an expression that does not print well on one line is left out."""
         shown = expression if len(expression) <= MAX_SHOWN and expression.isprintable() else ""
-        return SpecError(problem, source=self.source, key=self.key, line=self.line, column=column, expression=shown)
+        return kind(problem, source=self.source, key=self.key, line=self.line, column=column, expression=shown)
 
 
 class LanguageError(Exception):

@@ -141,7 +141,7 @@ class Session:
         self._clock = Clock()
         self._notices = tuple(notice for notice in (backend.notice, *database.notices) if notice)
         self._study_id = database.study(self.key, backend.device)
-        known = known_before(database, self._study_id, self.key, options)
+        known = known_before(database, self._study_id, self.key, options, kernel.spec.default)
         self._space = space = reopened(space, kernel, problem, backend.device, known.configs)
         self._ledger = Ledger(space, known.trials)
         self._bounds = Bounds(options, self._ledger, self._clock, self._stop)

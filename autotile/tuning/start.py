@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,12 +50,12 @@ class Known(NamedTuple):
     configs: list[Config]
 
 
-def known_before(database: Database, study_id: int, key: TuningKey, options: TuneOptions) -> Known:
-    """What is known before the first trial."""
+def known_before(database: Database, study_id: int, key: TuningKey, options: TuneOptions, default: Config) -> Known:
+    """What is known before the first trial; the default is tried in any case."""
     trials, best = earlier_trials(database, study_id, options), incumbent(database, study_id)
     sources = sources_of(database, key) if options.transfer else []
     named = [*(options.only or ()), *(trial.config for trial in trials), *([best] if best else [])]
-    return Known(trials, best, sources, [*named, *best_of(sources)])
+    return Known(trials, best, sources, [dict(default), *named, *best_of(sources)])
 
 
 def earlier_trials(database: Database, study_id: int, options: TuneOptions) -> list[Trial]:
@@ -124,7 +125,6 @@ def rows_to_try(kernel: Kernel, dtype: str, space: SearchSpace, backend: Backend
         wanted = np.zeros(len(space), dtype=np.bool_)
         wanted[[row for config in options.only if (row := space.row_of(config)) is not None]] = True
         masks.append(wanted)
-    masks += [
-        space.rows_in(feasible_space(kernel.spec, sizes, backend.device, dtype)) for sizes in options.verify_sizes
-    ]
+    valid = replace(kernel.spec, pruning=())  # they must be right there, not fast
+    masks += [space.rows_in(feasible_space(valid, sizes, backend.device, dtype)) for sizes in options.verify_sizes]
     return np.logical_and.reduce(masks) if masks else None

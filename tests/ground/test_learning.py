@@ -198,7 +198,7 @@ class TestTree:
 
     @pytest.mark.parametrize(
         ("low", "high", "expected"),
-        [(120, 137, 128), (128, 137, 128), (129, 191, 160), (1, 3, 2), (250, 900, 512), (0.5, 2.5, 1.1)],
+        [(120, 137, 128), (128, 137, 128), (129, 191, 160), (1, 3, 2), (250, 900, 512), (1, 300, 32), (0.5, 2.5, 1.1)],
     )
     def test_a_threshold_of_sizes_is_where_a_row_of_tiles_ends(self, low: float, high: float, expected: float) -> None:
         assert threshold_between(float(low), float(high)) == expected
