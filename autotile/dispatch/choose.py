@@ -80,9 +80,9 @@ def choose(
     """The best stored result that may be served for a problem, else the default configuration.
 
     A result of another version of the kernel is never served: it was not verified for this one. Nor is one that was
-    tuned far away and that a search would not try at these sizes. A configuration that breaks a rule or a limit at these
-    sizes or on this device is passed over; so is one that, with the resources it was compiled to where it was tuned,
-    could not run here or not as its author asks.
+    tuned far away and that a search would not try at these sizes. A configuration that breaks a rule or a limit at
+    these sizes or on this device is passed over; so is one that, with the resources it was compiled to where it was
+    tuned, could not run here or not as its author asks.
 
     Parameters
     ----------

@@ -5,6 +5,7 @@
     AutotileError
     ├── InputError                 what the user gave cannot be used (exit code 2)
     │   ├── SpecError              a search-space file is malformed
+    │   │   └── EmptySpaceError    its rules, or a device's limits, leave nothing
     │   ├── UnknownKernelError     no kernel of that name
     │   ├── ProblemError           a size or dtype is missing, unknown or absurd
     │   ├── ConfigError            a configuration is not one of the space
