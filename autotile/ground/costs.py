@@ -106,12 +106,13 @@ class TimeModel:
         measured bounds it. Where the sizes of only one of the two fit vectors, the bound moves by what that is worth.
         """
         here, there = _unaligned(traits, self.weights), _unaligned(self.points, self.weights)
-        worse = here[:, None, :] / there[None, :, :]  # than at the point, shape (problems, points, configurations)
-        smaller, larger = _is_within(traits.sizes, self.points.sizes), _is_within(self.points.sizes, traits.sizes).T
-        times_us = self.times_us[None, :, :]
-        most = np.fmin.reduce(np.where(smaller[:, :, None], times_us * np.maximum(worse, 1.0), np.nan), axis=1)
-        least = np.fmax.reduce(np.where(larger[:, :, None], times_us * np.minimum(worse, 1.0), np.nan), axis=1)
-        bounded = np.fmax(np.fmin(expected_us, most), least)
+        smaller, larger = _is_within(traits.sizes, self.points.sizes), _is_within(self.points.sizes, traits.sizes)
+        most, least = np.full_like(expected_us, np.inf), np.zeros_like(expected_us)
+        for point, times_us in enumerate(self.times_us):  # NaN bounds nothing
+            worse, below, above = here / there[point], smaller[:, point], larger[point]
+            most[below] = np.fmin(most, times_us * np.maximum(worse, 1.0))[below]
+            least[above] = np.fmax(least, times_us * np.minimum(worse, 1.0))[above]
+        bounded = np.maximum(np.minimum(expected_us, most), least)
         return np.asarray(np.where(least > most, expected_us, bounded))  # bounds that contradict each other say nothing
 
 

@@ -41,7 +41,7 @@ class Known(NamedTuple):
     sources
         Other studies that teach.
     configs
-        All configurations that these and the user name.
+        The default, and all configurations that these and the user name.
     """
 
     trials: list[Trial]
