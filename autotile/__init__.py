@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotile.dispatch.bound import BoundKernel
-    from autotile.dispatch.matmul import matmul
-    from autotile.dispatch.serving import get_best_kernel
-    from autotile.ground.errors import AutotileError, InputError
+    from autotile.errors import AutotileError, InputError
     from autotile.ops import tune, tune_family
-    from autotile.tuning.family_result import FamilyPlan
+    from autotile.serving.bound import BoundKernel
+    from autotile.serving.dispatcher import get_best_kernel
+    from autotile.serving.matmul import matmul
+    from autotile.tuning.family import FamilyPlan
     from autotile.tuning.options import TuneOptions
 
 __version__ = "0.1.0"
@@ -37,13 +37,13 @@ __all__ = [
 ]
 
 _HOME = {
-    "AutotileError": "autotile.ground.errors",
-    "BoundKernel": "autotile.dispatch.bound",
-    "FamilyPlan": "autotile.tuning.family_result",
-    "InputError": "autotile.ground.errors",
+    "AutotileError": "autotile.errors",
+    "BoundKernel": "autotile.serving.bound",
+    "FamilyPlan": "autotile.tuning.family",
+    "InputError": "autotile.errors",
     "TuneOptions": "autotile.tuning.options",
-    "get_best_kernel": "autotile.dispatch.serving",
-    "matmul": "autotile.dispatch.matmul",
+    "get_best_kernel": "autotile.serving.dispatcher",
+    "matmul": "autotile.serving.matmul",
     "tune": "autotile.ops",
     "tune_family": "autotile.ops",
 }

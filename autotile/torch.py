@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotile.dispatch.matmul import matmul as _matmul
+from autotile.serving.matmul import matmul as _matmul
 
 __all__ = ["matmul"]
 

@@ -26,15 +26,13 @@ from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 
-from autotile.files.library import load_kernel
-from autotile.ground.geometry import launch_geometry
-from autotile.ground.model import Outcome, Trial
-from autotile.ground.resource_gate import compiled_occupancy
-from autotile.ground.space import SearchSpace
-from autotile.search.lookahead import Lookahead
-from autotile.search.search import Search
-from autotile.search.shortlist import Shortlist
-from autotile.store.recording import Recording, read_recording
+from autotile.core.model import Outcome, Trial
+from autotile.exchange.recording import Recording, read_recording
+from autotile.kernel.launch import launch_geometry
+from autotile.kernel.library import load_kernel
+from autotile.search.search import Lookahead, Search, Shortlist
+from autotile.space.limits import compiled_occupancy
+from autotile.space.space import SearchSpace
 
 KERNEL = "sgemm_2d"
 MARKS = (10, 25, 50, 100)

@@ -34,8 +34,8 @@ from rich.console import Console
 from rich.table import Table
 
 import autotile
-from autotile.device.launch import ParameterBlock, driver_launch
-from autotile.ground.model import LaunchGeometry
+from autotile.core.model import LaunchGeometry
+from autotile.cuda.launch import ParameterBlock, driver_launch
 
 Call = Callable[[], Any]
 SIZE = 64

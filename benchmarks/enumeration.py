@@ -108,9 +108,9 @@ def prepare_autotile() -> tuple[Callable[[], Any], Callable[[Any], Iterable[Any]
     """Import autotile; how to build the space, and how to read its configurations."""
     import numpy as np
 
-    from autotile.files.profiles import device_profile
-    from autotile.ground.space import enumerate_space
-    from autotile.ground.spec_parser import parse_spec
+    from autotile.core.device import device_profile
+    from autotile.kernel.parser import parse_spec
+    from autotile.space.space import enumerate_space
 
     text, device = search_space_file(), device_profile("h200")
 

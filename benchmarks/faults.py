@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from autotile.ground.errors import AutotileError
+from autotile.errors import AutotileError
 
 # the kit is part of the tests; this script's own folder, which comes first, has another module of the same name
 sys.path[0] = str(Path(__file__).parents[1] / "tests")

@@ -25,14 +25,13 @@ from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 
-from autotile.device.properties import live_device
-from autotile.dispatch.bound import BoundKernel
-from autotile.dispatch.matmul import best_matmul
-from autotile.dispatch.product import Product
-from autotile.files.settings import read_settings
-from autotile.process.shelf import Shelf
-from autotile.store.database import Database
-from autotile.store.winners import write_winners
+from autotile.cuda.driver import live_device
+from autotile.database.database import Database
+from autotile.database.winners import write_winners
+from autotile.serving.bound import BoundKernel
+from autotile.serving.matmul import Product, best_matmul
+from autotile.settings import read_settings
+from autotile.workers.child import Shelf
 
 _HERE = Path(__file__).parent
 _WORTH_SHIPPING = 0.95

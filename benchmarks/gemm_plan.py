@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from autotile.dispatch.matmul import EMULATED
-from autotile.dispatch.product import Product
+from autotile.serving.matmul import EMULATED, Product
 
 _AHEAD_WHERE_LARGE = {"gemm_mma": "gemm_wgmma"}
 """Kernels that lose to another one, where that fits, unless the product is small or narrow."""

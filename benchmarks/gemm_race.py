@@ -11,14 +11,12 @@ import torch
 from gemm_row import CuBlas, Row, Runner
 from gemm_tuning import Tuned
 
-from autotile.device.properties import live_device
-from autotile.device.shots import BATCH_BELOW_US
-from autotile.device.timing import Timer
-from autotile.dispatch.bound import BoundKernel
-from autotile.dispatch.product import Product
-from autotile.ground.dtypes import DTYPES
-from autotile.ground.stats import median_interval, paired_ratio
-from autotile.ground.tolerance import output_tolerance
+from autotile.core.dtypes import DTYPES, output_tolerance
+from autotile.core.statistics import median_interval, paired_ratio
+from autotile.cuda.driver import live_device
+from autotile.cuda.timing import BATCH_BELOW_US, Timer
+from autotile.serving.bound import BoundKernel
+from autotile.serving.matmul import Product
 
 _TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _RUNS_COMPARED = 5

@@ -9,11 +9,10 @@ from typing import Any
 
 from gemm_tuning import Tuned
 
-from autotile.dispatch.bound import BoundKernel
-from autotile.dispatch.matmul import EMULATED
-from autotile.dispatch.product import Product
-from autotile.ground.model import config_text
-from autotile.ground.stats import Interval
+from autotile.core.model import config_text
+from autotile.core.statistics import Interval
+from autotile.serving.bound import BoundKernel
+from autotile.serving.matmul import EMULATED, Product
 
 _TENSOR_FMAS_PER_SM = {"8.0": 1024, "9.0": 2048}
 """Dense 16-bit multiply-adds that an SM starts in a cycle (NVIDIA A100 and H100 white papers: 312 TFLOP/s on 108 SMs at

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotile.dispatch.bound import BoundKernel
-from autotile.files.settings import read_settings
-from autotile.ground.config_check import check_config
-from autotile.ground.model import Config, config_key
-from autotile.ground.problem import size_distance
-from autotile.store.database import Database
-from autotile.store.winners import shipped_winners
+from autotile.core.model import Config, config_key
+from autotile.database.database import Database
+from autotile.database.winners import shipped_winners
+from autotile.kernel.problem import size_distance
+from autotile.serving.bound import BoundKernel
+from autotile.settings import read_settings
+from autotile.space.limits import check_config
 
 _MOST = 10
 """As many as compile at once on a host of 16 cores, beside the default and what is served so far."""

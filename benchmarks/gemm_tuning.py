@@ -10,16 +10,15 @@ from typing import Any
 from gemm_plan import Found, share_out, worth_tuning
 from gemm_seeds import Seed, seeds_of
 
-from autotile.dispatch.bound import BoundKernel
-from autotile.dispatch.matmul import fitting_kernels
-from autotile.dispatch.product import Product
-from autotile.dispatch.serving import find_best_kernel, forget_served
-from autotile.files.settings import read_settings
-from autotile.ground.errors import AutotileError, InputError
-from autotile.process.shelf import Shelf
+from autotile.errors import AutotileError, InputError
+from autotile.serving.bound import BoundKernel
+from autotile.serving.dispatcher import find_best_kernel, forget_served
+from autotile.serving.matmul import Product, fitting_kernels
+from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
+from autotile.workers.child import Shelf
 
 _FINALISTS = 6
 _SAMPLE_LIMIT_S = 0.05

@@ -20,11 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 import autotile
-from autotile.device.properties import live_device
-from autotile.device.timing import Timer
-from autotile.ground.dtypes import DTYPES
-from autotile.ground.stats import median_interval
-from autotile.ground.tolerance import output_tolerance
+from autotile.core.dtypes import DTYPES, output_tolerance
+from autotile.core.statistics import median_interval
+from autotile.cuda.driver import live_device
+from autotile.cuda.timing import Timer
 
 KERNELS = ("matmul_naive", "matmul_tiled", "sgemm_2d")
 CUBLAS = "cuBLAS"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from autotile import __version__
-from autotile.device.properties import device_count, driver_version, live_device
-from autotile.device.toolchain import nvrtc_version
-from autotile.files.settings import available_cores
+from autotile.cuda.driver import device_count, driver_version, live_device
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.settings import available_cores
 
 _PACKAGES = ("numpy", "cupy", "cupy-cuda13x", "cupy-cuda12x", "optuna", "kernel-tuner", "sqlalchemy")
 

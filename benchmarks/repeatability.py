@@ -31,13 +31,13 @@ from rich.console import Console
 from rich.table import Table
 from sgemm_bench import KERNEL, Matrices, sample_configs
 
-from autotile.device.properties import live_device
-from autotile.device.timing import Timer
-from autotile.files.library import Kernel, load_kernel
-from autotile.files.settings import read_settings
-from autotile.ground.model import Config, config_key
-from autotile.ground.problem import resolve_problem
-from autotile.ground.stats import median_interval, paired_ratio
+from autotile.core.model import Config, config_key
+from autotile.core.statistics import median_interval, paired_ratio
+from autotile.cuda.driver import live_device
+from autotile.cuda.timing import Timer
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.problem import resolve_problem
+from autotile.settings import read_settings
 from autotile.tuning.options import BRUTE_FORCE, DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
@@ -118,7 +118,7 @@ def one_run(kernel: Kernel, sizes: dict[str, int], configs: list[Config], seed: 
 
 def tuned(kernel: Kernel, sizes: dict[str, int], options: TuneOptions) -> tuple[TuneResult, list[dict[str, Any]]]:
     """Tune with an empty database; the cubins are shared by all."""
-    from autotile.store.database import Database
+    from autotile.database.database import Database
 
     with tempfile.TemporaryDirectory() as folder:
         location = str(Path(folder) / "tuning.db")

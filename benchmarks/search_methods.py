@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from autotile.ground.model import Measurement, Outcome, Trial, Value
-from autotile.ground.space import SearchSpace
-from autotile.ground.spec import Parameter
+from autotile.core.model import Measurement, Outcome, Trial, Value
+from autotile.kernel.spec import Parameter
+from autotile.space.space import SearchSpace
 
 _REDRAWS = 200
 """Draws that Optuna's samplers have for one measurement before it is lost."""

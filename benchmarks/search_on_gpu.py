@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 from sgemm_bench import KERNEL, sample_configs
 
-from autotile.files.library import load_kernel
-from autotile.files.settings import read_settings
-from autotile.ground.model import config_key
-from autotile.ground.problem import resolve_problem
+from autotile.core.model import config_key
+from autotile.kernel.library import load_kernel
+from autotile.kernel.problem import resolve_problem
+from autotile.settings import read_settings
 from autotile.tuning.options import BRUTE_FORCE, TuneOptions
 from autotile.tuning.session import open_session
 

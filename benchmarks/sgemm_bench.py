@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from autotile.device.compiler import compile_job
-from autotile.device.module import Module
-from autotile.device.properties import live_device
-from autotile.device.shots import Launch
-from autotile.files.library import Kernel, load_kernel
-from autotile.files.settings import available_cores, read_settings
-from autotile.ground.geometry import launch_geometry
-from autotile.ground.model import Config
-from autotile.ground.space import feasible_space
-from autotile.process.compile_pool import CompilePool
+from autotile.core.model import Config
+from autotile.cuda.compiler import compile_job
+from autotile.cuda.driver import live_device
+from autotile.cuda.launch import Module
+from autotile.cuda.timing import Launch
+from autotile.kernel.launch import launch_geometry
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.settings import available_cores, read_settings
+from autotile.space.space import feasible_space
+from autotile.workers.compile_pool import CompilePool
 
 KERNEL = "sgemm_2d"
 

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from search_methods import RecordedSpace, as_trial
 
-from autotile.search.expectation import Source
 from autotile.search.search import Search
+from autotile.search.transfer import Source
 
 _MARKS = (1, 5, 10, 25, 50)
 Job = tuple[Path, Path | None, int, int]

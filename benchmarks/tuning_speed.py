@@ -89,10 +89,10 @@ def run_child(tool: str, shape: str, folder: Path) -> dict[str, Any]:
 
 def run_autotile(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
     """Brute force over the sample with autotile."""
-    from autotile.files.library import load_kernel
-    from autotile.files.settings import read_settings
-    from autotile.ground.model import Outcome
-    from autotile.ground.problem import resolve_problem
+    from autotile.core.model import Outcome
+    from autotile.kernel.library import load_kernel
+    from autotile.kernel.problem import resolve_problem
+    from autotile.settings import read_settings
     from autotile.tuning.options import BRUTE_FORCE, TuneOptions
     from autotile.tuning.result import Progress
     from autotile.tuning.session import open_session
@@ -130,7 +130,7 @@ def run_kernel_tuner(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
     import kernel_tuner
     from constraint import FunctionConstraint
 
-    from autotile.files.library import load_kernel
+    from autotile.kernel.library import load_kernel
 
     m, n, k = sizes["M"], sizes["N"], sizes["K"]
     generator = np.random.default_rng(0)
@@ -181,9 +181,9 @@ TOOLS = {"autotile": run_autotile, "kernel-tuner": run_kernel_tuner}
 
 def time_winners(rounds: list[dict[str, Any]], sizes: dict[str, int]) -> list[dict[str, Any]]:
     """Time every winner named in any round, interleaved; one entry a winner."""
-    from autotile.device.properties import live_device
-    from autotile.device.timing import Timer
-    from autotile.ground.stats import median_interval
+    from autotile.core.statistics import median_interval
+    from autotile.cuda.driver import live_device
+    from autotile.cuda.timing import Timer
 
     winners = {json.dumps(entry["winner"], sort_keys=True): entry["winner"] for entry in rounds}
     timer = Timer(live_device().l2_bytes, "cold", limit_s=0.1)

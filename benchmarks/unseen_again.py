@@ -21,15 +21,15 @@ from typing import Any
 import numpy as np
 from unseen_sizes import Bench, losses, show, summary
 
-from autotile.ground.config_check import check_config
-from autotile.ground.features import Traits, features_of, meet_rules
-from autotile.ground.learning import Measured, learn
-from autotile.ground.model import Config, Problem, config_key
-from autotile.ground.representatives import members_of
-from autotile.ground.rule import FamilyRule
-from autotile.ground.spec import KernelSpec
-from autotile.process.shelf import Shelf
-from autotile.store.rules import StoredRule, read_rules_file, write_rules_file
+from autotile.core.model import Config, Problem, config_key
+from autotile.database.winners import StoredRule, read_rules_file, write_rules_file
+from autotile.families.family import members_of
+from autotile.families.features import Traits, features_of, meet_rules
+from autotile.families.learning import Measured, learn
+from autotile.families.rule import FamilyRule
+from autotile.kernel.spec import KernelSpec
+from autotile.space.limits import check_config
+from autotile.workers.child import Shelf
 
 
 def main() -> None:

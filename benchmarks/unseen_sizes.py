@@ -31,27 +31,26 @@ from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 
-from autotile.device.compiler import compile_job
-from autotile.device.cubin_cache import CubinCache
-from autotile.device.properties import live_device
-from autotile.device.toolchain import nvrtc_version
-from autotile.dispatch.choose import Choice, choose
-from autotile.files.library import Kernel
-from autotile.files.settings import read_settings
-from autotile.ground.errors import InputError
-from autotile.ground.family import Extent, Family
-from autotile.ground.model import Config, Outcome, Problem, config_key
-from autotile.ground.space import feasible_space
+from autotile.core.model import Config, Outcome, Problem, config_key
+from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.cuda.driver import live_device
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.database import Database
+from autotile.database.families import Families
+from autotile.database.winners import StoredRule, write_rules_file
+from autotile.errors import InputError
+from autotile.families.family import Extent, Family
+from autotile.kernel.library import Kernel
 from autotile.ops.families import open_family, tune_opened_family
-from autotile.process.gpu import Gpu
-from autotile.process.messages import Candidate, Workload
-from autotile.process.shelf import Shelf
-from autotile.store.database import Database
-from autotile.store.families import Families
-from autotile.store.rules import StoredRule, write_rules_file
-from autotile.tuning.family_result import FamilyPlan, FamilyStep
+from autotile.serving.choice import Choice, choose
+from autotile.settings import read_settings
+from autotile.space.space import feasible_space
+from autotile.tuning.family import FamilyPlan, FamilyStep
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import tune
+from autotile.workers.child import Shelf
+from autotile.workers.gpu import Gpu
+from autotile.workers.protocol import Candidate, Workload
 
 _FAMILY = ("M=64..4096", "N=256..4096", "K=256..4096")
 _WAYS = ("family", "nearest", "default")

@@ -11,17 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotile.dispatch.bound import BoundKernel
-from autotile.dispatch.matmul import EMULATED, KERNELS, fitting_kernels
-from autotile.dispatch.product import Product
-from autotile.dispatch.serving import find_best_kernel
-from autotile.files.settings import read_settings
-from autotile.ground.model import Measurement, Outcome, Trial, config_key
-from autotile.ground.stats import Interval
-from autotile.process.shelf import Shelf
-from autotile.store.database import Database
-from autotile.store.keys import key_of
-from autotile.store.winners import Winner
+from autotile.core.model import Measurement, Outcome, Trial, config_key
+from autotile.core.statistics import Interval
+from autotile.database.database import Database
+from autotile.database.keys import key_of
+from autotile.database.winners import Winner
+from autotile.serving.bound import BoundKernel
+from autotile.serving.dispatcher import find_best_kernel
+from autotile.serving.matmul import EMULATED, KERNELS, Product, fitting_kernels
+from autotile.settings import read_settings
+from autotile.workers.child import Shelf
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))
@@ -168,7 +167,7 @@ class TestTuneProduct:
     @pytest.fixture(autouse=True)
     def _replay(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("autotile.tuning.backend.has_driver", lambda: False)
-        monkeypatch.setattr("autotile.dispatch.matmul.KERNELS", ("matmul_tiled",))
+        monkeypatch.setattr("autotile.serving.matmul.KERNELS", ("matmul_tiled",))
 
     def test_a_second_search_goes_on_and_nothing_is_measured_twice(self) -> None:
         with Shelf() as shelf:

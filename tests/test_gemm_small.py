@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autotile.device.compiler import compile_cubin, compile_job
-from autotile.files.library import load_kernel
-from autotile.files.profiles import device_profile
-from autotile.ground.errors import InputError
-from autotile.ground.geometry import fixed_names, value_or_zero
-from autotile.ground.space import feasible_space
+from autotile.core.device import device_profile
+from autotile.cuda.compiler import compile_cubin, compile_job
+from autotile.errors import InputError
+from autotile.kernel.launch import fixed_names, value_or_zero
+from autotile.kernel.library import load_kernel
+from autotile.space.space import feasible_space
 
 KERNEL = load_kernel(str(Path(__file__).parents[1] / "search_spaces" / "gemm_small.toml"))
 SPEC = KERNEL.spec

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from autotile.device.compiler import compile_cubin, compile_job
-from autotile.files.library import load_kernel
-from autotile.files.profiles import device_profile
-from autotile.ground.config_check import check_config
-from autotile.ground.errors import InputError
-from autotile.ground.model import Value
-from autotile.ground.space import feasible_space
+from autotile.core.device import device_profile
+from autotile.core.model import Value
+from autotile.cuda.compiler import compile_cubin, compile_job
+from autotile.errors import InputError
+from autotile.kernel.library import load_kernel
+from autotile.space.limits import check_config
+from autotile.space.space import feasible_space
 
 KERNEL = load_kernel(str(Path(__file__).parents[1] / "search_spaces" / "gemm_wgmma.toml"))
 SPEC = KERNEL.spec

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotile.device.compiler import compile_cubin, compile_job
-from autotile.files.library import Kernel, load_kernel
-from autotile.files.profiles import device_profile
-from autotile.ground.config_check import check_config
-from autotile.ground.geometry import launch_geometry
-from autotile.ground.space import feasible_space
+from autotile.core.device import device_profile
+from autotile.cuda.compiler import compile_cubin, compile_job
+from autotile.kernel.launch import launch_geometry
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.space.limits import check_config
+from autotile.space.space import feasible_space
 
 SPACES = Path(__file__).parents[1] / "search_spaces"
 H200 = device_profile("h200")

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from autotile.device.compiler import compile_cubin, compile_job
-from autotile.files.library import Kernel, load_kernel
-from autotile.files.profiles import device_profile
-from autotile.ground.capability import capability_of, device_fault, is_below
-from autotile.ground.config_check import check_config
-from autotile.ground.geometry import fixed_names, value_or_zero
-from autotile.ground.model import Config, Resources, Value
-from autotile.ground.space import SearchSpace, feasible_space
+from autotile.core.device import device_profile
+from autotile.core.model import Config, Resources, Value
+from autotile.cuda.compiler import compile_cubin, compile_job
+from autotile.kernel.launch import fixed_names, value_or_zero
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.problem import capability_of, device_fault, is_below
+from autotile.space.limits import check_config
+from autotile.space.space import SearchSpace, feasible_space
 
 ROOT = Path(__file__).parents[1]
 H200 = device_profile("h200")

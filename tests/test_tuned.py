@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from autotile.dispatch.matmul import EMULATED, best_matmul
-from autotile.dispatch.product import Product
-from autotile.dispatch.serving import find_best_kernel
-from autotile.files.library import load_kernel
-from autotile.files.settings import data_folder
-from autotile.ground.config_check import check_config
-from autotile.store.keys import space_hash
-from autotile.store.rules import read_rules_file
-from autotile.store.winners import Winner, read_winners
+from autotile.database.keys import space_hash
+from autotile.database.winners import Winner, read_rules_file, read_winners
+from autotile.kernel.library import load_kernel
+from autotile.serving.dispatcher import find_best_kernel
+from autotile.serving.matmul import EMULATED, Product, best_matmul
+from autotile.settings import data_folder
+from autotile.space.limits import check_config
 
 WINNERS = [winner for path in sorted(data_folder("tuned").glob("*.json")) for winner in read_winners(path)]
 

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from autotile import __version__
 from autotile.cli.output import show_error
-from autotile.ground.errors import AutotileError, InputError
+from autotile.errors import AutotileError, InputError
 
 NOTHING_FOUND = 1
 BAD_INPUT = 2

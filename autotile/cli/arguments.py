@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from autotile.cli.completion import complete_device, complete_dtype, complete_kernel
-from autotile.ground.errors import InputError
+from autotile.errors import InputError
 
 
 def _not_empty(database: str | None) -> str | None:

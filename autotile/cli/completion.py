@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autotile.ground.errors import AutotileError
+from autotile.errors import AutotileError
 
 
 def complete_kernel(incomplete: str) -> list[str]:
     """Names of kernels."""
-    from autotile.files.library import kernel_names
+    from autotile.kernel.library import kernel_names
 
     return _matching(incomplete, kernel_names)
 
 
 def complete_device(incomplete: str) -> list[str]:
     """Names of GPU profiles."""
-    from autotile.files.profiles import profile_names
+    from autotile.core.device import profile_names
 
     return _matching(incomplete, profile_names)
 
 
 def complete_sampler(incomplete: str) -> list[str]:
     """Names of search methods."""
-    from autotile.search.kernel_tuner_names import kernel_tuner_samplers
+    from autotile.search.kernel_tuner import kernel_tuner_samplers
     from autotile.search.samplers import SAMPLERS
 
     return _matching(incomplete, lambda: ["auto", *SAMPLERS, *kernel_tuner_samplers()])
@@ -31,14 +31,14 @@ def complete_sampler(incomplete: str) -> list[str]:
 
 def complete_dtype(incomplete: str) -> list[str]:
     """Names of element types."""
-    from autotile.ground.dtypes import DTYPES
+    from autotile.core.dtypes import DTYPES
 
     return _matching(incomplete, lambda: list(DTYPES))
 
 
 def complete_outcome(incomplete: str) -> list[str]:
     """Names of outcomes."""
-    from autotile.ground.model import Outcome
+    from autotile.core.model import Outcome
 
     return _matching(incomplete, lambda: [str(outcome) for outcome in Outcome])
 

@@ -20,7 +20,7 @@ from autotile.cli.arguments import (
 )
 from autotile.cli.completion import complete_device
 from autotile.cli.output import console, show
-from autotile.ground.errors import InputError
+from autotile.errors import InputError
 from autotile.report.text import plural
 
 

@@ -18,8 +18,8 @@ from autotile.cli.arguments import (
 )
 from autotile.cli.completion import complete_kernel, complete_outcome
 from autotile.cli.output import show
-from autotile.ground.errors import InputError
-from autotile.ground.model import Outcome
+from autotile.core.model import Outcome
+from autotile.errors import InputError
 
 
 def best(

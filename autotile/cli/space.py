@@ -10,7 +10,7 @@ import typer
 from autotile.cli.application import NOTHING_FOUND, examples
 from autotile.cli.arguments import DeviceOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
 from autotile.cli.output import notice, show
-from autotile.ground.model import Problem
+from autotile.core.model import Problem
 from autotile.report.text import sizes_text
 
 

@@ -24,12 +24,12 @@ from autotile.cli.arguments import (
 from autotile.cli.completion import complete_sampler
 from autotile.cli.family import MOST_CONFIGS, MOST_POINTS, tune_family
 from autotile.cli.output import console, notice, show
-from autotile.ground.errors import AutotileError, InputError
-from autotile.ground.model import Problem
+from autotile.core.model import Problem
+from autotile.errors import AutotileError, InputError
 from autotile.report.text import plural
 
 if TYPE_CHECKING:
-    from autotile.files.library import Kernel
+    from autotile.kernel.library import Kernel
     from autotile.report.tuning import TuneReport
     from autotile.tuning.options import TuneOptions
 

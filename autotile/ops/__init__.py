@@ -12,13 +12,7 @@ if TYPE_CHECKING:
     from autotile.ops.explaining import block_occupancy, explain_config
     from autotile.ops.families import list_families, tune_family
     from autotile.ops.misses import list_misses, missed_problems
-    from autotile.ops.results import (
-        check_database,
-        database_location,
-        installed_recordings,
-        list_studies,
-        list_trials,
-    )
+    from autotile.ops.results import check_database, database_location, installed_recordings, list_studies, list_trials
     from autotile.ops.serving import best
     from autotile.ops.spaces import count_space
     from autotile.ops.targets import known_devices, open_problem, target_device

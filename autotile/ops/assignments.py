@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autotile.ground.errors import InputError, ProblemError
-from autotile.ground.problem import LARGEST_SIZE
+from autotile.errors import InputError, ProblemError
+from autotile.kernel.problem import LARGEST_SIZE
 
 _MOST_DIGITS = 18
 """More digits than any size has, few enough to fit in 64 bits."""

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from autotile import __version__
-from autotile.ground.errors import InputError
+from autotile.errors import InputError
+from autotile.exchange.bundle import BundledCubin, BundledKernel, cubin_member, write_bundle
 from autotile.ops.assignments import read_sizes
 from autotile.ops.shipping import Shipment, Wanted, gather
 from autotile.report.bundle import BundleReport, BundleRow
-from autotile.store.bundle import BundledCubin, BundledKernel, cubin_member, write_bundle
 
 
 def make_bundle(

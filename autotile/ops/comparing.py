@@ -8,21 +8,21 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from autotile.files.library import kernel_names, load_kernel
-from autotile.files.profiles import device_profile
-from autotile.files.settings import read_settings
-from autotile.ground.errors import AutotileError, InputError
-from autotile.ground.model import Measurement, Trial, config_key
-from autotile.ground.stats import Interval, ratio_of
+from autotile.core.device import device_profile
+from autotile.core.model import Measurement, Trial, config_key
+from autotile.core.statistics import Interval, ratio_of
+from autotile.database.database import Database
+from autotile.database.engine import parse_location
+from autotile.database.keys import key_differences, space_hash
+from autotile.database.merging import Copied, copy_all
+from autotile.database.pruning import Criteria, prune
+from autotile.database.studies import StoredBest
+from autotile.database.winners import Winner, read_winners
+from autotile.errors import AutotileError, InputError
+from autotile.kernel.library import kernel_names, load_kernel
 from autotile.ops.reading import open_named, open_to_read
 from autotile.report.comparison import Compared, DiffReport, Lone, MergedStudy, MergeReport, PruneReport
-from autotile.store.best import StoredBest
-from autotile.store.database import Database
-from autotile.store.engine import parse_location
-from autotile.store.keys import key_differences, space_hash
-from autotile.store.merging import Copied, copy_all
-from autotile.store.pruning import Criteria, prune
-from autotile.store.winners import Winner, read_winners
+from autotile.settings import read_settings
 from autotile.tuning.finals import widened
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autotile import __version__
-from autotile.ground.errors import InputError
+from autotile.database.paths import whole_file
+from autotile.database.winners import Winner
+from autotile.errors import InputError
+from autotile.exchange.cpp_header import HeaderCubin, namespace_of, write_header
 from autotile.ops.shipping import ShippedCubin, Wanted, gather
 from autotile.report.header import HeaderReport
-from autotile.store.cpp_header import HeaderCubin, namespace_of, write_header
-from autotile.store.whole_file import whole_file
-from autotile.store.winners import Winner
 
 
 def export_header(

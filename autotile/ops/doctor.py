@@ -7,23 +7,22 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from autotile.device.compiler import CompileJob
-from autotile.device.cubin_cache import CubinCache
-from autotile.device.properties import device_count, driver_version, live_device
-from autotile.device.toolchain import INSTALL_WHEELS, include_folders, load_cupy, nvrtc_version
-from autotile.files.library import kernel_names, load_kernel
-from autotile.files.settings import Settings, read_settings
-from autotile.ground.errors import AutotileError, ToolchainError
-from autotile.ground.problem import resolve_problem
-from autotile.process.compile_pool import CompilePool
-from autotile.process.gpu import Gpu
-from autotile.process.messages import Workload
+from autotile.cuda.compiler import CompileJob, CubinCache
+from autotile.cuda.driver import device_count, driver_version, live_device
+from autotile.cuda.toolchain import INSTALL_WHEELS, include_folders, load_cupy, nvrtc_version
+from autotile.database.database import Database
+from autotile.database.engine import parse_location
+from autotile.database.paths import check_writable
+from autotile.errors import AutotileError, ToolchainError
+from autotile.exchange.recording import list_recordings
+from autotile.kernel.library import kernel_names, load_kernel
+from autotile.kernel.problem import resolve_problem
 from autotile.report.health import DoctorReport, Finding, Status
 from autotile.report.text import bytes_text, device_text, plural
-from autotile.store.database import Database
-from autotile.store.engine import parse_location
-from autotile.store.places import check_writable
-from autotile.store.recording_files import list_recordings
+from autotile.settings import Settings, read_settings
+from autotile.workers.compile_pool import CompilePool
+from autotile.workers.gpu import Gpu
+from autotile.workers.protocol import Workload
 
 _TINY_KERNEL = 'extern "C" __global__ void tiny(float* x) { x[threadIdx.x] = 1.0f; }\n'
 _ANY_ARCHITECTURE = "sm_80"

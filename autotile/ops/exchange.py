@@ -9,23 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from autotile.files.library import Kernel
-from autotile.files.profiles import device_profile
-from autotile.files.settings import read_settings
-from autotile.ground.errors import InputError
-from autotile.ground.model import Outcome, Problem, config_key
+from autotile.core.device import device_profile
+from autotile.core.model import Outcome, Problem, config_key
+from autotile.database.database import Database
+from autotile.database.studies import StudySummary
+from autotile.database.trials import StoredTrial
+from autotile.errors import InputError
+from autotile.exchange.kernel_tuner import import_into_database, import_into_recording, read_cache, write_cache
+from autotile.exchange.recording import RecordingHeader, write_recording
+from autotile.exchange.t4 import write_t4
+from autotile.kernel.library import Kernel
 from autotile.ops.reading import open_to_read
 from autotile.ops.targets import open_problem
 from autotile.report.text import sizes_text, source_text
 from autotile.report.transfer import TransferReport
-from autotile.store.database import Database
-from autotile.store.kernel_tuner_export import write_cache
-from autotile.store.kernel_tuner_import import import_into_database, import_into_recording, read_cache
-from autotile.store.recording import write_recording
-from autotile.store.recording_header import RecordingHeader
-from autotile.store.studies import StudySummary
-from autotile.store.t4 import write_t4
-from autotile.store.trials import StoredTrial
+from autotile.settings import read_settings
 
 ExportFormat = Literal["t4", "kernel-tuner", "optuna", "recording"]
 
@@ -154,8 +152,7 @@ def _write_kernel_tuner(export: _Export) -> None:
 
 
 def _write_optuna(export: _Export) -> None:
-    from autotile.search.export import study_to_storage
-    from autotile.search.study import study_of_trials
+    from autotile.search.study import study_of_trials, study_to_storage
 
     _refuse_other_databases(export.path)
     trials = [stored.trial for stored in export.trials if stored.phase == "search"]

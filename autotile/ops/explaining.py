@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autotile.device.compiler import compile_job
-from autotile.device.cubin_cache import CubinCache
-from autotile.files.library import Kernel, load_kernel
-from autotile.files.settings import read_settings
-from autotile.ground.capability import device_fault
-from autotile.ground.config_check import check_config, demand_of
-from autotile.ground.errors import CompileError, ConfigError, InputError, SpecError, ToolchainError
-from autotile.ground.geometry import known_names, launch_geometry, value_or_zero
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.launch_data import LaunchData
-from autotile.ground.limits import limits_of
-from autotile.ground.model import Config, LaunchGeometry, Problem, Resources, Value
-from autotile.ground.occupancy import occupancy
-from autotile.ground.problem import resolve_problem
-from autotile.ground.resource_gate import compiled_occupancy, resource_fault
-from autotile.ground.spec import KernelSpec, Parameter
-from autotile.ground.syntax import nearest
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Config, LaunchGeometry, Problem, Resources, Value
+from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.errors import CompileError, ConfigError, InputError, SpecError, ToolchainError, nearest
+from autotile.kernel.launch import LaunchData, known_names, launch_geometry, value_or_zero
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.problem import device_fault, resolve_problem
+from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.ops.assignments import read_size
 from autotile.report.explanation import Check, Explanation
 from autotile.report.occupancy import OccupancyReport
+from autotile.settings import read_settings
+from autotile.space.limits import check_config, compiled_occupancy, demand_of, limits_of, resource_fault
+from autotile.space.occupancy import occupancy
 
 _WORDS = {"true": True, "false": False}
 _MOST = 2**31 - 1

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autotile.dispatch.serving import forget_served
-from autotile.files.library import Kernel, load_kernel
-from autotile.files.settings import read_settings
-from autotile.ground.errors import InputError
-from autotile.ground.family import Family, family_of, parse_family
-from autotile.ground.objectives import TIME, whole_objectives
-from autotile.ground.problem import resolve_problem
+from autotile.core.objectives import TIME, whole_objectives
+from autotile.database.database import Database
+from autotile.database.engine import parse_location
+from autotile.database.families import Families
+from autotile.database.keys import space_hash
+from autotile.database.winners import StoredRule
+from autotile.errors import InputError
+from autotile.families.family import Family, family_of, parse_family
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.problem import resolve_problem
 from autotile.ops.targets import check_device_index
 from autotile.report.family import ListedRule, RulesReport
-from autotile.store.database import Database
-from autotile.store.engine import parse_location
-from autotile.store.families import Families
-from autotile.store.keys import space_hash
-from autotile.store.rules import StoredRule
+from autotile.serving.dispatcher import forget_served
+from autotile.settings import read_settings
 from autotile.tuning import family as tuning
-from autotile.tuning.family_result import FamilyPlan, FamilyResult, FamilyStep
+from autotile.tuning.family import FamilyPlan, FamilyResult, FamilyStep
 from autotile.tuning.options import TuneOptions
 
 Observer = Callable[[FamilyStep], None]

@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotile.files.library import Kernel
-from autotile.ground.expressions import Expression
-from autotile.ground.model import Problem, config_key
-from autotile.ground.problem import size_distance
-from autotile.store.database import Database
-from autotile.store.families import Families
-from autotile.store.keys import space_hash
-from autotile.store.misses import StoredMiss
-from autotile.store.rules import StoredRule
-from autotile.store.times import StudyTimes, study_times
+from autotile.core.model import Problem, config_key
+from autotile.database.database import Database, StudyTimes, study_times
+from autotile.database.families import Families
+from autotile.database.keys import space_hash
+from autotile.database.studies import StoredMiss
+from autotile.database.winners import StoredRule
+from autotile.kernel.expressions import Expression
+from autotile.kernel.library import Kernel
+from autotile.kernel.problem import size_distance
 
 
 @dataclass(frozen=True, slots=True)

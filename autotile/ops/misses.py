@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from autotile.device.properties import device_count, live_device
-from autotile.files.library import Kernel, load_kernel
-from autotile.ground.errors import InputError
-from autotile.ground.model import Problem
-from autotile.ground.problem import resolve_problem
+from autotile.core.model import Problem
+from autotile.cuda.driver import device_count, live_device
+from autotile.database.database import Database
+from autotile.database.keys import space_hash
+from autotile.database.studies import StoredMiss
+from autotile.errors import InputError
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.problem import resolve_problem
 from autotile.ops.miss_costs import MissCost, MissCosts
 from autotile.ops.reading import open_to_read
 from autotile.report.misses import MissesReport, MissRow
-from autotile.store.database import Database
-from autotile.store.keys import space_hash
-from autotile.store.misses import StoredMiss
 from autotile.tuning.options import TuneOptions
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotile.files.settings import read_settings
-from autotile.ground.errors import DatabaseError
-from autotile.store.database import Database
-from autotile.store.engine import parse_location
+from autotile.database.database import Database
+from autotile.database.engine import parse_location
+from autotile.errors import DatabaseError
+from autotile.settings import read_settings
 
 
 def open_to_read(database: str | None) -> Database | None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotile.files.library import load_kernel
-from autotile.files.settings import read_settings
-from autotile.ground.errors import ProblemError
-from autotile.ground.model import Outcome
+from autotile.core.model import Outcome
+from autotile.database.database import Database
+from autotile.database.engine import DamagedDatabaseError, parse_location
+from autotile.database.studies import StudySummary
+from autotile.database.upgrade import DatabaseCheck
+from autotile.errors import ProblemError
+from autotile.exchange.recording import list_recordings
+from autotile.kernel.library import load_kernel
 from autotile.ops.reading import open_to_read
 from autotile.report.health import DatabaseReport, LocationReport
 from autotile.report.results import RecordingsReport, StudiesReport, StudyTrial, TrialsReport
-from autotile.store.check import DatabaseCheck
-from autotile.store.database import Database
-from autotile.store.engine import DamagedDatabaseError, parse_location
-from autotile.store.recording_files import list_recordings
-from autotile.store.studies import StudySummary
+from autotile.settings import read_settings
 
 
 def database_location(database: str | None = None) -> LocationReport:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotile.dispatch.serving import find_best_kernel
-from autotile.files.settings import read_settings
 from autotile.ops.reading import open_to_read
 from autotile.ops.targets import check_device_index, open_problem
 from autotile.report.rates import Workrate
 from autotile.report.served import ServedReport
+from autotile.serving.dispatcher import find_best_kernel
+from autotile.settings import read_settings
 
 
 def best(

@@ -7,24 +7,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from autotile.device.compiler import CompileJob, compile_job, known_architectures
-from autotile.device.cubin_cache import CachedCubin
-from autotile.device.toolchain import nvrtc_version
-from autotile.files.library import Kernel, load_kernel
-from autotile.files.profiles import device_profile
-from autotile.files.settings import available_cores, read_settings
-from autotile.ground.capability import ARCHITECTURE, capability_of, device_fault
-from autotile.ground.errors import InputError
-from autotile.ground.model import Config, config_key, config_text
-from autotile.ground.problem import resolve_problem
+from autotile.core.device import device_profile
+from autotile.core.model import Config, config_key, config_text
+from autotile.cuda.compiler import CachedCubin, CompileJob, compile_job, known_architectures
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.families import Families
+from autotile.database.keys import TuningKey, space_hash
+from autotile.database.winners import StoredRule, Winner, rule_files, shipped_rules, shipped_winners
+from autotile.errors import InputError
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.problem import ARCHITECTURE, capability_of, device_fault, resolve_problem
 from autotile.ops.reading import open_to_read
-from autotile.process.compile_pool import CompilePool
 from autotile.report.text import sizes_text
-from autotile.store.families import Families
-from autotile.store.keys import TuningKey, space_hash
-from autotile.store.rules import StoredRule, shipped_rules
-from autotile.store.shipped_file import rule_files
-from autotile.store.winners import Winner, shipped_winners
+from autotile.settings import available_cores, read_settings
+from autotile.workers.compile_pool import CompilePool
 
 _DEADLINE_S = 120.0
 _ANY_PROFILE = "h200"

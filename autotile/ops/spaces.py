@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.space import feasible_space
+from autotile.core.device import DeviceProperties
 from autotile.ops.targets import open_problem
 from autotile.report.space import SpaceReport
+from autotile.space.space import feasible_space
 
 
 def count_space(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotile.device.properties import device_count, live_device
-from autotile.files.library import Kernel, load_kernel
-from autotile.files.profiles import device_profile, profile_names
-from autotile.ground.errors import InputError
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.model import Problem
-from autotile.ground.problem import resolve_problem
+from autotile.core.device import DeviceProperties, device_profile, profile_names
+from autotile.core.model import Problem
+from autotile.cuda.driver import device_count, live_device
+from autotile.errors import InputError
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.problem import resolve_problem
 from autotile.report.devices import DevicesReport
 
 _FALLBACK_PROFILE = "h200"

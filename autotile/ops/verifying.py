@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotile.device.properties import device_count, live_device
-from autotile.dispatch.serving import find_best_kernel, forget_served
-from autotile.files.library import Kernel, load_kernel
-from autotile.files.settings import read_settings
-from autotile.ground.errors import InputError
-from autotile.ground.model import Config, Outcome, Problem, Trial, config_key
-from autotile.ground.problem import resolve_problem
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key
+from autotile.cuda.driver import device_count, live_device
+from autotile.database.database import Database
+from autotile.database.keys import space_hash
+from autotile.database.studies import StoredBest
+from autotile.errors import InputError
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.problem import resolve_problem
 from autotile.ops.targets import check_device_index
 from autotile.ops.tuning import tune_problem
 from autotile.report.verification import VerifiedProblem, VerifyReport
-from autotile.store.best import StoredBest
-from autotile.store.database import Database
-from autotile.store.keys import space_hash
+from autotile.serving.dispatcher import find_best_kernel, forget_served
+from autotile.settings import read_settings
 from autotile.tuning.options import BRUTE_FORCE, TuneOptions
 from autotile.tuning.result import TuneResult
 

@@ -9,15 +9,15 @@ from typing import Any, Literal
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotile.ground.model import Measurement, Trial, config_text
-from autotile.ground.stats import Interval, is_tie
+from autotile.core.model import Measurement, Trial, config_text
+from autotile.core.statistics import Interval, is_tie
+from autotile.database.keys import TuningKey
+from autotile.database.merging import Copied
+from autotile.database.pruning import Pruned
+from autotile.database.winners import Winner
 from autotile.report.layout import RIGHT, below, facts
 from autotile.report.listing import Listing
 from autotile.report.text import NOTHING, interval_text, key_text, plural, source_text, time_text
-from autotile.store.keys import TuningKey
-from autotile.store.merging import Copied
-from autotile.store.pruning import Pruned
-from autotile.store.winners import Winner
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotile.ground.hardware import DeviceProperties
+from autotile.core.device import DeviceProperties
 from autotile.report.layout import RIGHT, below
 from autotile.report.listing import Listing
 from autotile.report.rates import bandwidth_text, flops_text

@@ -9,10 +9,9 @@ from typing import Any, Literal
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.launch_data import LaunchData, Workspace
-from autotile.ground.model import LaunchGeometry, Problem, Resources, Value, config_text
-from autotile.ground.tensor_maps import TensorMap
+from autotile.core.device import DeviceProperties
+from autotile.core.model import LaunchGeometry, Problem, Resources, Value, config_text
+from autotile.kernel.launch import LaunchData, TensorMap, Workspace
 from autotile.report.layout import below, facts, table, title
 from autotile.report.occupancy import OccupancyReport, occupancy_document, occupancy_sentence, occupancy_table
 from autotile.report.text import bytes_text, device_text

@@ -10,8 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotile.ground.model import config_text
-from autotile.ground.rule import FamilyRule, RulePoint
+from autotile.core.model import config_text
+from autotile.database.winners import StoredRule
+from autotile.families.rule import FamilyRule, RulePoint
 from autotile.report.layout import RIGHT, below, facts, table, title
 from autotile.report.text import (
     NOTHING,
@@ -24,8 +25,7 @@ from autotile.report.text import (
     source_text,
     time_text,
 )
-from autotile.store.rules import StoredRule
-from autotile.tuning.family_result import FamilyResult
+from autotile.tuning.family import FamilyResult
 
 _IN_FORCE = {True: "yes", False: "no: the kernel has changed since", None: "not known: no kernel of that name is found"}
 

@@ -8,10 +8,10 @@ from typing import Self
 
 from rich.console import Console
 
-from autotile.ground.spec import KernelSpec
+from autotile.kernel.spec import KernelSpec
 from autotile.report.progress import TuneProgress
 from autotile.report.rates import Workrate
-from autotile.tuning.family_result import FamilyStep
+from autotile.tuning.family import FamilyStep
 
 
 class FamilyProgress:

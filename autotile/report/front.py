@@ -9,12 +9,12 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotile.ground.model import Config, config_key, config_text
-from autotile.ground.objectives import ENERGY, ERROR, REGISTERS, TIME
+from autotile.core.model import Config, config_key, config_text
+from autotile.core.objectives import ENERGY, ERROR, REGISTERS, TIME
 from autotile.report.layout import RIGHT
 from autotile.report.listing import Listing
 from autotile.report.text import energy_text, plural, time_text
-from autotile.tuning.front import Front
+from autotile.tuning.result import Front
 
 _SHOWN = 10
 

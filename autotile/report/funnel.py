@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotile.ground.model import Outcome
+from autotile.core.model import Outcome
 
 
 def funnel_text(gates: Mapping[str, int], outcomes: Mapping[Outcome, int]) -> str:

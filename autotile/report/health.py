@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 
+from autotile.database.upgrade import DatabaseCheck
 from autotile.report.layout import below, facts, table
 from autotile.report.text import plural
-from autotile.store.check import DatabaseCheck
 
 Status = Literal["ok", "warn", "fail"]
 

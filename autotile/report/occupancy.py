@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.model import Occupancy
-from autotile.ground.occupancy import UNLIMITED
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Occupancy
 from autotile.report.layout import RIGHT, below, facts, table, title
 from autotile.report.text import device_text, percent_text, plural
+from autotile.space.occupancy import UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from autotile.ground.model import Problem, config_text
+from autotile.core.model import Problem, config_text
 from autotile.report.funnel import funnel_text
 from autotile.report.rates import Workrate
 from autotile.report.text import device_text, duration_text, time_text

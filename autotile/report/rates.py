@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotile.ground.errors import SpecError
-from autotile.ground.expressions import Expression
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.model import Problem
-from autotile.ground.spec import KernelSpec
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Problem
+from autotile.errors import SpecError
+from autotile.kernel.expressions import Expression
+from autotile.kernel.spec import KernelSpec
 from autotile.report.text import NOTHING, percent_text
 
 _FP32 = "float32"

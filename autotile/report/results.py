@@ -9,7 +9,11 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from autotile.ground.model import config_text
+from autotile.core.model import config_text
+from autotile.database.keys import TuningKey
+from autotile.database.studies import StudySummary
+from autotile.database.trials import StoredTrial
+from autotile.exchange.recording import RecordingFile
 from autotile.report.layout import RIGHT
 from autotile.report.listing import Listing
 from autotile.report.text import (
@@ -22,10 +26,6 @@ from autotile.report.text import (
     source_text,
     time_text,
 )
-from autotile.store.keys import TuningKey
-from autotile.store.recording_files import RecordingFile
-from autotile.store.studies import StudySummary
-from autotile.store.trials import StoredTrial
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from autotile.dispatch.bound import BoundKernel
-from autotile.ground.model import config_text
+from autotile.core.model import config_text
 from autotile.report.layout import below, facts, title
 from autotile.report.occupancy import occupancy_sentence
 from autotile.report.rates import Workrate
 from autotile.report.text import interval_text, source_text, time_text
+from autotile.serving.bound import BoundKernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.joining import SpaceStage
-from autotile.ground.model import Problem
-from autotile.ground.space import SearchSpace
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Problem
 from autotile.report.layout import RIGHT, below, facts, table, title
 from autotile.report.text import device_text, duration_text
+from autotile.space.enumeration import SpaceStage
+from autotile.space.space import SearchSpace
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from autotile.ground.hardware import DeviceProperties
-from autotile.store.keys import TuningKey
+from autotile.core.device import DeviceProperties
+from autotile.database.keys import TuningKey
 
 NOTHING = "-"
 """Stands where there is no value."""

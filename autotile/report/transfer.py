@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from autotile.ground.model import Problem
+from autotile.core.model import Problem
 from autotile.report.layout import facts
 
 

@@ -9,18 +9,17 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autotile.ground.model import Outcome, config_key, config_text
-from autotile.ground.stats import Interval, is_tie
+from autotile.core.model import Outcome, config_key, config_text
+from autotile.core.statistics import Interval, is_tie
 from autotile.report.front import front_table
 from autotile.report.funnel import funnel_text
 from autotile.report.layout import RIGHT, below, facts, lines, table, title
 from autotile.report.occupancy import occupancy_sentence
 from autotile.report.rates import Workrate
 from autotile.report.text import NOTHING, device_text, duration_text, interval_text, plural, time_text
-from autotile.tuning.bounds import Stopped
-from autotile.tuning.drift import Drift
-from autotile.tuning.load import Load
-from autotile.tuning.result import TuneResult
+from autotile.tuning.pipeline import Load
+from autotile.tuning.result import Drift, TuneResult
+from autotile.tuning.stopping import Stopped
 
 _TIES_SHOWN = 5
 _DRIFT_TOLD = 0.02

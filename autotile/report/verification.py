@@ -9,8 +9,8 @@ from typing import Any, Literal
 from rich.console import RenderableType
 from rich.text import Text
 
-from autotile.ground.model import Config, Measurement, Problem, config_key, config_text
-from autotile.ground.stats import Interval
+from autotile.core.model import Config, Measurement, Problem, config_key, config_text
+from autotile.core.statistics import Interval
 from autotile.report.layout import RIGHT
 from autotile.report.listing import Listing
 from autotile.report.text import NOTHING, sizes_text, time_text

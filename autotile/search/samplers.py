@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from autotile.ground.errors import InputError
-from autotile.ground.objectives import TIME
-from autotile.ground.space import SearchSpace
-from autotile.ground.syntax import nearest
-from autotile.search.kernel_tuner_names import PREFIX, check_strategy
+from autotile.core.objectives import TIME
+from autotile.errors import InputError, nearest
+from autotile.search.kernel_tuner import PREFIX, check_strategy
+from autotile.space.space import SearchSpace
 
 if TYPE_CHECKING:
-    from autotile.search.expectation import Source
     from autotile.search.row_sampler import RowSampler
+    from autotile.search.transfer import Source
+
 
 _Make = Callable[[SearchSpace, int, ArrayLike | None], "RowSampler"]
 
@@ -54,26 +54,26 @@ class SamplerKind:
 
 
 def _feasible(space: SearchSpace, seed: int, available: ArrayLike | None, sources: Sequence[Source] = ()) -> RowSampler:
-    from autotile.search.expectation import Expectation
-    from autotile.search.feasible_gp import FeasibleGPSampler
+    from autotile.search.gp_sampler import FeasibleGPSampler
+    from autotile.search.transfer import Expectation
 
     return FeasibleGPSampler(space, seed, available, expectation=Expectation(space, sources) if sources else None)
 
 
 def _tpe(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
-    from autotile.search.tpe import FeasibleTPESampler
+    from autotile.search.optuna_samplers import FeasibleTPESampler
 
     return FeasibleTPESampler(space, seed, available)
 
 
 def _random(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
-    from autotile.search.direct import UniformSampler
+    from autotile.search.row_sampler import UniformSampler
 
     return UniformSampler(space, seed, available)
 
 
 def _brute_force(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
-    from autotile.search.direct import InOrderSampler
+    from autotile.search.row_sampler import InOrderSampler
 
     return InOrderSampler(space, seed, available)
 
@@ -81,7 +81,7 @@ def _brute_force(space: SearchSpace, seed: int, available: ArrayLike | None) -> 
 def _nsga2(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
     from optuna.samplers import NSGAIISampler
 
-    from autotile.search.feasible import FeasibleSampler
+    from autotile.search.optuna_samplers import FeasibleSampler
 
     inner = partial(NSGAIISampler, population_size=_POPULATION)
     return FeasibleSampler(space, inner, seed, available=available, startup=_POPULATION)
@@ -90,7 +90,7 @@ def _nsga2(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSam
 def _cmaes(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
     from optuna.samplers import CmaEsSampler
 
-    from autotile.search.feasible import FeasibleSampler
+    from autotile.search.optuna_samplers import FeasibleSampler
 
     inner = partial(CmaEsSampler, warn_independent_sampling=False)
     return FeasibleSampler(space, inner, seed, available=available, startup=1, ordered=True)
@@ -99,7 +99,7 @@ def _cmaes(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSam
 def _gp(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
     from optuna.samplers import GPSampler
 
-    from autotile.search.feasible import FeasibleSampler
+    from autotile.search.optuna_samplers import FeasibleSampler
 
     inner = partial(GPSampler, n_startup_trials=1, warn_independent_sampling=False)
     # A second draw would find the same maximum of the same model.
@@ -126,7 +126,7 @@ SAMPLERS: Mapping[str, SamplerKind] = MappingProxyType(
     }
 )
 """Every sampler but ``auto``, which stands for one of them, see `resolve_sampler`, and but the strategies of Kernel
-Tuner, which `autotile.search.kernel_tuner_names` lists."""
+Tuner, which `autotile.search.kernel_tuner` lists."""
 
 
 def resolve_sampler(

@@ -1,19 +1,19 @@
-"""One search over a space: propose a row, tell how it ended."""
+"""One search over a space: propose a row, decide which compiled candidate is measured next, record results."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import optuna
 from numpy.typing import ArrayLike, NDArray
 
-from autotile.ground.errors import ConfigError
-from autotile.ground.model import Config, Trial
-from autotile.ground.objectives import TIME
-from autotile.ground.space import SearchSpace
-from autotile.search.expectation import Source
+from autotile.core.model import Config, Trial
+from autotile.core.objectives import TIME
+from autotile.errors import ConfigError
+from autotile.search.embedding import features_of
 from autotile.search.row_sampler import RankingSampler
 from autotile.search.samplers import TRANSFERRING, check_sampler, make_sampler, resolve_sampler
 from autotile.search.study import (
@@ -25,6 +25,60 @@ from autotile.search.study import (
     finished_trial,
     new_study,
 )
+from autotile.search.transfer import Source
+from autotile.space.space import SearchSpace
+
+_BEFORE_A_MODEL = 6
+"""Candidates that are measured before a model chooses any; what is proposed by then is proposed knowing nothing."""
+
+_KEPT = 128
+"""Most candidates that wait, compiled: each costs the model time at every choice, and old ones are hardly chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookahead:
+    """How many candidates are proposed, and compiled, ahead of the one that is measured.
+
+    It is part of the search, for it decides what is known when a candidate is proposed; so it must not depend on the
+    machine where the sampler learns.
+
+    Attributes
+    ----------
+    compiling
+        The newest candidates, which have until then to compile, the one that is tried next included where all are
+        tried.
+    per_measured
+        Candidates that are proposed for each that is measured; 1 where they are measured as they were proposed.
+    kept
+        Most candidates that wait to be chosen.
+    """
+
+    compiling: int
+    per_measured: int = 1
+    kept: int = _KEPT
+
+    @property
+    def ranks(self) -> bool:
+        """Whether there is a choice."""
+        return self.per_measured > 1
+
+    def ready(self, measured: int) -> int:
+        """Candidates to choose among when so many were measured, had none been set aside."""
+        return 1 + (self.per_measured - 1) * measured
+
+    def open(self, measured: int) -> int:
+        """Candidates that are proposed and not tried then.
+
+        Where there will be a choice, the first that compile are few: each was proposed knowing nothing.
+        """
+        compiling = self.compiling
+        if self.ranks:
+            compiling = min(compiling, _BEFORE_A_MODEL + 2 * max(0, measured + 1 - _BEFORE_A_MODEL))
+        return self.ready(measured) + compiling - 1
+
+    def useful(self, measured: int, room: int) -> int:
+        """Of those, how many could still be chosen where so many more trials may begin."""
+        return room - 1 + self.ready(measured + room - 1)
 
 
 class Search:
@@ -49,7 +103,7 @@ class Search:
         Proposals that the caller makes before it tells the oldest of them. A search that is built again from stored
         trials then goes on as the first one would have: each of its proposals knows what it would have known.
     objectives
-        What to minimise, of `autotile.ground.objectives`; of a trial that ran, each is known.
+        What to minimise, of `autotile.core.objectives`; of a trial that ran, each is known.
     sources
         Trials of other studies, which a sampler that can learns from.
 
@@ -157,7 +211,7 @@ class Search:
         return row, self._space.config(row)
 
     def describe(self, row: int, features: NDArray[np.float64]) -> None:
-        """Say what a nominated row uses now that it is compiled, see `autotile.search.compiled.features_of`."""
+        """Say what a nominated row uses now that it is compiled, see `autotile.search.embedding.features_of`."""
         self._ranking.describe(row, features)
 
     def prefer(self, rows: Sequence[int]) -> int:
@@ -230,3 +284,129 @@ class Search:
         return config.keys() == self._distributions.keys() and all(
             value in self._distributions[name].choices for name, value in config.items()
         )
+
+
+class Shortlist:
+    """The candidates of a search that wait: more are compiled than measured.
+
+    A candidate is nominated with what its parameters let one expect, and compiled. Of all that are compiled, the one
+    that is best by what is known by then, what the compiler said of it included, becomes a trial. The others wait; the
+    oldest of many are set aside, and may be nominated again as if they never had been. What does not compile, or does
+    not fit the device, is a trial at once: it costs no time on the GPU.
+
+    Which candidates there are to choose from depends on how many were tried and not on which compiled first, so that a
+    search repeats on any machine.
+
+    Parameters
+    ----------
+    search
+        Proposes.
+    lookahead
+        How many wait; more than one for each that is measured only where the search can rank.
+    sm_count
+        SMs of the device.
+    earlier
+        Trials of earlier sessions, oldest first. A search goes on as it would have gone on, had it not ended: the
+        candidates that waited wait again.
+    """
+
+    def __init__(self, search: Search, lookahead: Lookahead, sm_count: int = 1, earlier: Iterable[Trial] = ()) -> None:
+        self._search = search
+        self._lookahead = lookahead
+        self._sm_count = sm_count
+        self._waiting: dict[int, Config] = {}
+        """Proposed and not tried, the oldest first."""
+        self._measured = 0
+        self._set_aside = 0
+        self._described: set[int] = set()
+        self._earlier: deque[Trial] = deque(earlier if lookahead.ranks else ())
+        self._again: deque[tuple[int, Config]] = deque()
+        if not lookahead.ranks:
+            search.replay(earlier)
+
+    @property
+    def expected_gain(self) -> float | None:
+        """As for `autotile.search.search.Search`."""
+        return self._search.expected_gain
+
+    def propose(self, room: int | None = None) -> tuple[int, Config] | None:
+        """The next row to compile with its configuration; None where enough wait, or where no row is left.
+
+        Parameters
+        ----------
+        room
+            Trials that may still begin; None for any number.
+        """
+        if room == 0:
+            return None
+        self._go_through_again()
+        wanted = self._lookahead.open(self._measured)
+        if room is not None:
+            wanted = min(wanted, self._lookahead.useful(self._measured, room))
+        if self._again and len(self._waiting) - len(self._again) < wanted - self._set_aside:
+            return self._again.popleft()
+        return self._propose(wanted)
+
+    def ready(self) -> list[int]:
+        """Rows of which one is to be tried next, the oldest first; empty where none waits."""
+        most = self._lookahead.ready(self._measured) - self._set_aside
+        return list(self._waiting)[: max(1, most)]
+
+    def choose(self, compiled: Mapping[int, Trial]) -> int:
+        """The row to measure, given the rows that are ready as far as they came when they were compiled."""
+        rows = list(compiled)
+        if not self._lookahead.ranks:
+            return rows[0]
+        for row in compiled.keys() - self._described:
+            self._describe(row, compiled[row])
+        return self._search.prefer(rows)
+
+    def tell(self, row: int, trial: Trial) -> None:
+        """Say how a row that was ready ended."""
+        del self._waiting[row]
+        self._measured += not _rejected(trial)
+        self._describe(row, trial)
+        self._search.tell(row, trial)
+        while len(self.ready()) > self._lookahead.kept:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            self._search.set_aside(oldest)
+            self._set_aside += 1
+
+    def _propose(self, wanted: int) -> tuple[int, Config] | None:
+        """One more, where fewer than are wanted wait."""
+        if len(self._waiting) >= wanted - self._set_aside:
+            return None
+        proposed = self._search.nominate() if self._lookahead.ranks else self._search.propose()
+        if proposed is not None:
+            self._waiting[proposed[0]] = proposed[1]
+        return proposed
+
+    def _go_through_again(self) -> None:
+        """Nominate what was nominated between the trials that are replayed."""
+        if not self._earlier:
+            return
+        while self._earlier:
+            trial = self._earlier.popleft()
+            while self._propose(self._lookahead.open(self._measured)) is not None:
+                pass
+            row = self._search.row_of(trial.config)
+            if row is not None and row in self.ready():
+                self.tell(row, trial)
+                continue
+            if row is not None:  # a trial of another sampler or seed
+                self._waiting.pop(row, None)
+                self._describe(row, trial)
+            self._search.add(trial)
+        self._again.extend(self._waiting.items())
+
+    def _describe(self, row: int, trial: Trial) -> None:
+        self._described.add(row)
+        features = features_of(trial, self._sm_count) if self._lookahead.ranks else None
+        if features is not None:
+            self._search.describe(row, features)
+
+
+def _rejected(trial: Trial) -> bool:
+    """Whether it ended before it could have been measured."""
+    return trial.stage in ("compile", "resources")

@@ -1,19 +1,45 @@
-"""Trials as an Optuna study: what a study is told of each, and how one is built from trials that are stored."""
+"""Trials as an Optuna study, and a study as a file for Optuna's own tools."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import optuna
 from optuna.distributions import CategoricalDistribution
+from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning
 from optuna.samplers import BaseSampler
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from scipy.special import ndtri
+from sqlalchemy import URL, NullPool
+from sqlalchemy.exc import DatabaseError
 
-from autotile.ground.model import Measurement, Outcome, Trial, Value
-from autotile.ground.objectives import OBJECTIVES, TIME, objective_values
-from autotile.ground.spec import Parameter
-from autotile.search.quiet import quiet_optuna
+from autotile.core.model import Measurement, Outcome, Trial, Value
+from autotile.core.objectives import OBJECTIVES, TIME, objective_values
+from autotile.errors import InputError
+from autotile.kernel.spec import Parameter
+
+
+@contextmanager
+def quiet_optuna() -> Iterator[None]:
+    """Keep Optuna's remarks from the user for a while: log lines below errors, and two warnings.
+
+    These say that a feature is experimental, and that CMA-ES ignores constraints; it learns of failures by their
+    values.
+    """
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            warnings.filterwarnings("ignore", "Constraints have been set", UserWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
 
 FAILED = "failed"
 """The constraint of every trial: 1 (violated) where the candidate failed, else 0."""
@@ -23,7 +49,7 @@ RELATIVE_ERROR = "relative_error"
 
 _COVERED = 0.95
 _SAMPLES_OF_INTERVAL = 6
-"""What an interval of a median covers, from so many samples on; see `autotile.ground.stats.median_interval`."""
+"""What an interval of a median covers, from so many samples on; see `autotile.core.statistics.median_interval`."""
 
 _UNMEASURED = 1e6
 """Told of a failure while nothing has been measured: in microseconds a second, which few kernels reach."""
@@ -40,7 +66,7 @@ class Objective:
     Parameters
     ----------
     names
-        What is minimised, of `autotile.ground.objectives`; each is told like the time, in its own unit.
+        What is minimised, of `autotile.core.objectives`; each is told like the time, in its own unit.
     """
 
     def __init__(self, names: Sequence[str] = (TIME,)) -> None:
@@ -177,3 +203,44 @@ def _frozen(
         user_attrs=attributes_of(trial),
         constraints=constraints_of(trial),
     )
+
+
+def study_to_storage(study: optuna.Study, path: Path) -> None:
+    """Copy a study into an SQLite file, as ``optuna-dashboard`` and `optuna.load_study` read it.
+
+    Parameters
+    ----------
+    study
+        What to copy: its name, direction, attributes and trials.
+    path
+        The file; made where it is missing, else the study is added to those in it.
+
+    Raises
+    ------
+    InputError
+        The file is not an Optuna storage, cannot be written, or holds a study of that name.
+    """
+    try:
+        with quiet_optuna():
+            url = URL.create("sqlite", database=str(path)).render_as_string()
+            # without a pool nothing stays open when Optuna refuses the file half-way through its constructor
+            storage = RDBStorage(url, engine_kwargs={"poolclass": NullPool})
+            try:
+                _copy(study, storage)
+            finally:
+                storage.remove_session()
+                storage.engine.dispose()
+    except DuplicatedStudyError as error:
+        raise InputError(f"{path} holds a study named {study.study_name!r} already; name another file") from error
+    except (DatabaseError, RuntimeError) as error:
+        cause = getattr(error, "orig", None) or error
+        raise InputError(f"{path} cannot be written as an Optuna storage: {cause}; name another file") from error
+
+
+def _copy(study: optuna.Study, storage: RDBStorage) -> None:
+    copy = optuna.create_study(storage=storage, study_name=study.study_name, directions=study.directions)
+    if study.metric_names is not None:
+        copy.set_metric_names(study.metric_names)
+    for name, value in study.user_attrs.items():
+        copy.set_user_attr(name, value)
+    copy.add_trials(study.get_trials(deepcopy=False))

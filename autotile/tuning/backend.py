@@ -1,32 +1,153 @@
-"""Choose what answers launches: a GPU of this machine, or a recording of one."""
+"""Where launches are answered: by a GPU of this machine, or by a recording of one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.device.properties import device_count, has_driver, live_device
-from autotile.files.library import Kernel
-from autotile.files.settings import Settings
-from autotile.ground.errors import InputError, RecordingError
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.model import L2Mode, Problem
-from autotile.ground.objectives import ENERGY, ERROR
-from autotile.ground.space import SearchSpace
-from autotile.process.gpu import Gpu
-from autotile.process.messages import Workload
-from autotile.process.sanitizer import Sanitizer, find_sanitizer
-from autotile.process.shelf import Shelf
-from autotile.store.keys import space_hash
-from autotile.store.recording import Recording, read_recording
-from autotile.store.recording_files import find_recording, list_recordings
-from autotile.tuning.evaluator import Evaluator, GpuEvaluator, ReplayEvaluator
+from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.model import L2Mode, Outcome, Problem
+from autotile.core.objectives import ENERGY, ERROR
+from autotile.cuda.compiler import compile_cubin, compile_job
+from autotile.cuda.driver import device_count, has_driver, live_device
+from autotile.cuda.timing import DISCARD_RATIO, discard_reason
+from autotile.database.keys import space_hash
+from autotile.errors import CompileError, InputError, RecordingError, ToolchainError, WorkerError
+from autotile.exchange.recording import Recording, find_recording, list_recordings, read_recording
+from autotile.kernel.library import Kernel
+from autotile.kernel.problem import check_memory
+from autotile.settings import Settings
+from autotile.space.space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.unmeasured import check_unmeasured
+from autotile.workers.child import Shelf
+from autotile.workers.gpu import Gpu
+from autotile.workers.protocol import Candidate, Evaluation, Workload
+from autotile.workers.sanitizer import Finding, Sanitizer, find_sanitizer
+
+_STAND_IN = "h200"
+"""The GPU that the built-in recordings are of."""
+
+
+def check_unmeasured(kernel: Kernel, problem: Problem) -> None:
+    """Tell a fault of the kernel or the problem before the lack of a GPU is told: that would hide it.
+
+    Raises
+    ------
+    InputError
+        The problem does not fit in a large GPU's memory, no configuration is valid for it, or the default
+        configuration does not compile.
+    """
+    device = device_profile(_STAND_IN)
+    check_memory(kernel.spec, problem, device)
+    feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
+    try:
+        compile_cubin(compile_job(kernel, kernel.spec.default, problem.dtype, device.architecture, problem.sizes))
+    except CompileError as error:
+        raise InputError(f"{kernel.spec.source}: the default configuration does not compile: {error}") from None
+    except ToolchainError:
+        return
+
+
+class Evaluator(Protocol):
+    """Runs candidates, one at a time."""
+
+    source: Literal["cuda", "replayed"]
+
+    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+        """Load, verify and measure one candidate."""
+
+    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
+        """Interleaved times in microseconds, one row a candidate; None where nothing can be run again."""
+
+    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
+        """Verify one candidate again and again; ok where nothing can be run again."""
+
+    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+        """What compute-sanitizer's tools say, one row a candidate; empty rows where it was not asked for."""
+
+    def close(self) -> None:
+        """Release what is held."""
+
+
+class GpuEvaluator:
+    """A live GPU behind a worker process.
+
+    Parameters
+    ----------
+    gpu
+        Where candidates run.
+    sanitizer
+        What finalists are run under; None for nothing.
+    """
+
+    source: Literal["cuda", "replayed"] = "cuda"
+
+    def __init__(self, gpu: Gpu, sanitizer: Sanitizer | None = None) -> None:
+        self._gpu = gpu
+        self._sanitizer = sanitizer
+
+    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+        """Run the candidate; a crash or hang is an outcome."""
+        return self._gpu.evaluate(candidate, best_us)
+
+    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
+        """Time the candidates in turn; None where the worker died of it."""
+        try:
+            return self._gpu.race(candidates, rounds, seed)
+        except WorkerError:
+            return None  # the search's own measurements stand
+
+    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
+        """Run the candidate ``repeats`` times; a crash or hang is an outcome."""
+        return self._gpu.verify(candidate, repeats)
+
+    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+        """Run the candidates in processes of their own."""
+        return [[] for _ in candidates] if self._sanitizer is None else self._sanitizer.check_all(candidates)
+
+    def close(self) -> None:
+        """End the worker."""
+        self._gpu.close()
+
+
+class ReplayEvaluator:
+    """A recording of a GPU: launches are looked up, never invented."""
+
+    source: Literal["cuda", "replayed"] = "replayed"
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+        """Look the candidate up."""
+        result = self._recording.lookup(candidate.config)
+        if result is None:
+            return Evaluation(Outcome.NOT_AVAILABLE, "the recording does not hold this configuration", "replay")
+        measured = result.measurement
+        if best_us is not None and measured is not None and measured.time_us > DISCARD_RATIO * best_us:
+            return Evaluation(Outcome.PRUNED, discard_reason(best_us), result.stage, measured)
+        return Evaluation(result.outcome, result.reason, result.stage, measured)
+
+    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
+        """Nothing can be timed again."""
+        return None
+
+    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
+        """Nothing can be run again."""
+        return Evaluation(Outcome.OK, stage="replay")
+
+    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+        """Nothing can be run again."""
+        return [[] for _ in candidates]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 _SANITIZER_S = 120.0
 """A check takes seconds at a few thousand a side; a slower one is given up and told."""

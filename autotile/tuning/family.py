@@ -1,38 +1,144 @@
-"""Tune a family of problems: a few of them, then a rule that says what to serve for all the others."""
+"""Tune a family of problems: a few of them, then a rule for all the others."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from autotile.device.toolchain import nvrtc_version
-from autotile.files.library import Kernel
-from autotile.files.settings import Settings
-from autotile.ground.config_check import check_config
-from autotile.ground.errors import InputError
-from autotile.ground.family import Family
-from autotile.ground.features import Traits, features_of, meet_rules
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.learning import Learned, Measured, learn
-from autotile.ground.model import Config, Problem, config_key
-from autotile.ground.representatives import members_of
-from autotile.ground.rule import FamilyRule, RulePoint
-from autotile.process.shelf import Shelf
-from autotile.store.families import Families, FamilyProgress
-from autotile.store.keys import TuningKey, key_of
-from autotile.tuning.family_matrix import FamilyMatrix, proposals, read_matrix, union
-from autotile.tuning.family_points import family_points
-from autotile.tuning.family_result import FamilyPhase, FamilyPlan, FamilyResult, FamilyStep
-from autotile.tuning.options import BRUTE_FORCE, TuneOptions
-from autotile.tuning.result import TuneResult
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Config, Problem, config_key
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.families import Families, FamilyProgress
+from autotile.database.keys import TuningKey, key_of
+from autotile.errors import InputError
+from autotile.families.family import Family, members_of
+from autotile.families.features import Traits, features_of, meet_rules
+from autotile.families.learning import Learned, Measured, learn
+from autotile.families.rule import FamilyRule, RulePoint
+from autotile.kernel.library import Kernel
+from autotile.settings import Settings
+from autotile.space.limits import check_config
+from autotile.tuning.family_study import FamilyMatrix, family_points, proposals, read_matrix, union
+from autotile.tuning.options import BRUTE_FORCE, TuneOptions, check_whole
+from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
+from autotile.workers.child import Shelf
 
 if TYPE_CHECKING:
-    from autotile.store.database import Database
+    from autotile.database.database import Database
+
+
+FamilyPhase = Literal["tuning", "measuring"]
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyPlan:
+    """How a family is tuned, beside how each of its points is.
+
+    Attributes
+    ----------
+    points
+        Problems of the family to tune.
+    max_configs
+        Configurations that the rule chooses between, at most.
+    """
+
+    points: int = 24
+    max_configs: int = 8
+
+    def __post_init__(self) -> None:
+        """Refuse what is no whole number of at least 1.
+
+        Raises
+        ------
+        InputError
+            One of the two is not.
+        """
+        check_whole("points", self.points, 1)
+        check_whole("max_configs", self.max_configs, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyStep:
+    """Where a family's tuning stands.
+
+    Attributes
+    ----------
+    phase
+        ``tuning`` each point, or ``measuring`` there the best that all points have found.
+    number, count
+        Of the point, from 1.
+    progress
+        Of its session.
+    """
+
+    phase: FamilyPhase
+    number: int
+    count: int
+    problem: Problem
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyResult:
+    """A family that was tuned.
+
+    Attributes
+    ----------
+    rule
+        What is served from now on; None where the user interrupted: the same command goes on.
+    candidates
+        Configurations that were measured at every point.
+    default_loss
+        Mean loss of the default configuration over the points where it runs; None where it runs at none.
+    resumed
+        Points that an earlier, killed run had tuned.
+    """
+
+    kernel: str
+    dtype: str
+    family: str
+    device: DeviceProperties
+    rule: FamilyRule | None
+    candidates: int
+    default_loss: float | None
+    seconds: float
+    resumed: int
+    database: str
+    notices: tuple[str, ...] = ()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user ended it before there was a rule."""
+        return self.rule is None
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that ``autotile tune --family --json`` prints."""
+        rule = self.rule
+        held_out = rule.held_out_losses if rule is not None else []
+        return {
+            "kernel": self.kernel,
+            "family": self.family,
+            "dtype": self.dtype,
+            "device": {"name": self.device.name, "source": self.device.source},
+            "loss": {"mean": rule.mean_loss, "worst": rule.worst.loss, "worst_at": dict(rule.worst.sizes)}
+            if rule is not None
+            else None,
+            "held_out_loss": {"mean": sum(held_out) / len(held_out), "worst": max(held_out)} if held_out else None,
+            "default_loss": self.default_loss,
+            "candidates": self.candidates,
+            "rule": rule.to_json() if rule is not None else None,
+            "seconds": round(self.seconds, 3),
+            "resumed": self.resumed,
+            "interrupted": self.interrupted,
+            "database": self.database,
+            "notices": list(self.notices),
+        }
+
 
 Observer = Callable[[FamilyStep], None]
 
@@ -76,7 +182,7 @@ def tune_family(
     ToolchainError
         As for `autotile.tuning.session.tune`.
     """
-    from autotile.store.database import Database
+    from autotile.database.database import Database
 
     plan = plan or FamilyPlan()
     device, points = family_points(kernel, family, dtype, settings, options, count=plan.points)

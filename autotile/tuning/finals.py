@@ -1,4 +1,4 @@
-"""The finals: the best candidates and the default, timed interleaved, compared in pairs, and proved once more."""
+"""The finals: interleaved races of the best candidates and the default, and checks of the finalists."""
 
 from __future__ import annotations
 
@@ -7,11 +7,58 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotile.ground.model import Config, Measurement, Outcome, Trial, config_key
-from autotile.ground.stats import Interval, median_interval, paired_ratio, ratio_of
-from autotile.process.messages import Candidate
-from autotile.tuning.evaluator import Evaluator
-from autotile.tuning.proof import Proof
+from autotile.core.model import Config, Measurement, Outcome, Trial, config_key
+from autotile.core.statistics import Interval, median_interval, paired_ratio, ratio_of
+from autotile.tuning.backend import Evaluator
+from autotile.workers.protocol import Candidate
+from autotile.workers.sanitizer import Finding, Verdict
+
+_REPEATS = 75
+"""Of two runs each: a kernel that is wrong in one run of fifty is then found with 95 %: 1 - 0.98 ** 150."""
+_HURRIED_REPEATS = 10
+
+
+class Proof:
+    """Proves finalists: verified again and again, and under compute-sanitizer where that was asked for.
+
+    Parameters
+    ----------
+    evaluator
+        Where they run.
+    hurried
+        Whether the user wants to leave: fewer repeats, and no sanitizer.
+
+    Attributes
+    ----------
+    notices
+        What could not be checked, a line each.
+    """
+
+    def __init__(self, evaluator: Evaluator, *, hurried: bool) -> None:
+        self._evaluator = evaluator
+        self._hurried = hurried
+        self._findings: dict[str, list[Finding]] = {}
+        self.notices: list[str] = []
+
+    def sanitize(self, candidates: Sequence[Candidate]) -> None:
+        """Run all finalists under the sanitizer at once; what it finds is told when they are proved."""
+        if self._hurried:
+            return
+        found = self._evaluator.sanitize(candidates)
+        self._findings = {c.cubin_path: findings for c, findings in zip(candidates, found, strict=True)}
+        unchecked = [finding for findings in found for finding in findings if finding.verdict is Verdict.UNCHECKED]
+        if unchecked:
+            self.notices.append(f"{len(unchecked)} of the sanitizer's checks were not made; {unchecked[0].reason}")
+
+    def __call__(self, candidate: Candidate) -> tuple[Outcome, str, str]:
+        """How the candidate ends, the reason, and the stage that decided."""
+        faults = [f for f in self._findings.get(candidate.cubin_path, ()) if f.verdict is Verdict.FAILED]
+        if faults:
+            outcome = Outcome.OUT_OF_BOUNDS if faults[0].tool == "memcheck" else Outcome.WRONG_RESULT
+            return outcome, f"{faults[0].tool}: {faults[0].reason}", "sanitize"
+        evaluation = self._evaluator.verify(candidate, _HURRIED_REPEATS if self._hurried else _REPEATS)
+        return evaluation.outcome, evaluation.reason, evaluation.stage
+
 
 _RACE_S = 3.0
 """GPU time of the whole race; rounds are cut to fit it."""

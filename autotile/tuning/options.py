@@ -8,9 +8,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from autotile.ground.errors import InputError
-from autotile.ground.model import Config, L2Mode
-from autotile.ground.objectives import TIME
+from autotile.core.model import Config, L2Mode
+from autotile.core.objectives import TIME
+from autotile.errors import InputError
 
 DEFAULT_TRIALS = 200
 _LEAST_WHOLE = {"trials": 1, "seed": 0, "finals": 0, "workers": 1, "device_index": 0}
@@ -48,7 +48,7 @@ class TuneOptions:
         for 1 %; of use with a sampler that has a model. The space ends the search where neither ``trials`` nor
         ``budget_s`` is given.
     objectives
-        What to minimise, of `autotile.ground.objectives`; time is always among them, and names the winner.
+        What to minimise, of `autotile.core.objectives`; time is always among them, and names the winner.
     seed
         Makes the search repeatable.
     l2

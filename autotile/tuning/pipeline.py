@@ -1,26 +1,101 @@
-"""One candidate's way from a row of the space to a trial, with compiling ahead of the GPU."""
+"""One candidate's way from a row of the space to a trial, compiling ahead of the GPU."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
-from autotile.device.compiler import CompileJob, compile_job
-from autotile.files.library import Kernel
-from autotile.ground.geometry import known_names, launch_geometry
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.launch_data import LaunchData
-from autotile.ground.model import SAME_CODE, Config, LaunchGeometry, Outcome, Problem, Trial, config_key, config_text
-from autotile.ground.resource_gate import compiled_occupancy, resource_fault
-from autotile.process.compile_pool import Compiled, CompilePool
-from autotile.process.messages import Candidate
-from autotile.tuning.evaluator import Evaluator
+from autotile.core.device import DeviceProperties
+from autotile.core.model import SAME_CODE, Config, LaunchGeometry, Outcome, Problem, Trial, config_key, config_text
+from autotile.cuda.compiler import CompileJob, compile_job
+from autotile.kernel.launch import LaunchData, known_names, launch_geometry
+from autotile.kernel.library import Kernel
+from autotile.space.limits import compiled_occupancy, resource_fault
+from autotile.tuning.backend import Evaluator
+from autotile.workers.compile_pool import Compiled, CompilePool
+from autotile.workers.protocol import Candidate
+
+_ON_GPU = ("load", "verify", "measure")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Shares of the search's wall time while candidates remain: from its first trial to its last compilation's start.
+
+    Attributes
+    ----------
+    gpu_busy
+        Loading, verifying and measuring in the GPU worker, 0 to 1.
+    compilers_busy
+        Mean share of the compile workers that compiled, 0 to 1.
+    """
+
+    gpu_busy: float
+    compilers_busy: float
+
+    @property
+    def binds(self) -> str:
+        """What a faster one of would have made the search faster: ``gpu`` or ``compilers``."""
+        return "gpu" if self.gpu_busy >= self.compilers_busy else "compilers"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionary."""
+        return {
+            "gpu_busy": round(self.gpu_busy, 3),
+            "compilers_busy": round(self.compilers_busy, 3),
+            "binds": self.binds,
+        }
+
+
+class LoadMeter:
+    """Adds up a search's load.
+
+    Parameters
+    ----------
+    pool
+        The compile workers.
+    workers
+        How many they are.
+    """
+
+    def __init__(self, pool: CompilePool, workers: int) -> None:
+        self._pool = pool
+        self._workers = workers
+        self._first: _Mark | None = None
+        self._last: _Mark | None = None
+        self._gpu_s = 0.0
+
+    def add(self, trial: Trial) -> None:
+        """Note that a trial has ended now."""
+        now = time.perf_counter()
+        if self._first is not None:
+            self._gpu_s += sum(trial.seconds.get(stage, 0.0) for stage in _ON_GPU)
+        mark = _Mark(now, self._pool.busy_s, self._gpu_s)
+        if self._first is None:
+            self._first = mark
+        if self._last is None or self._last.time_s < self._pool.begun_at:
+            self._last = mark
+
+    def read(self) -> Load | None:
+        """The load while candidates remained; None before there are two trials."""
+        if self._first is None or self._last is None or self._first is self._last:
+            return None
+        wall_s = self._last.time_s - self._first.time_s
+        compiled_s = self._last.compiled_s - self._first.compiled_s
+        return Load(self._last.gpu_s / wall_s, compiled_s / wall_s / self._workers)
+
+
+class _Mark(NamedTuple):
+    time_s: float
+    compiled_s: float
+    gpu_s: float
 
 
 class Proposals(Protocol):
-    """Where candidates come from, see `autotile.search.shortlist.Shortlist`."""
+    """Where candidates come from, see `autotile.search.search.Shortlist`."""
 
     def propose(self, room: int | None = None) -> tuple[int, Config] | None:
         """The next row to compile with its configuration; None where enough wait."""

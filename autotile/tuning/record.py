@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotile.files.library import Kernel
-from autotile.files.settings import Settings
-from autotile.ground.errors import InputError
-from autotile.ground.model import Problem, Trial
-from autotile.store.recording import write_recording
-from autotile.store.recording_files import recording_name
-from autotile.store.recording_header import RecordingHeader
+from autotile.core.model import Problem, Trial
+from autotile.errors import InputError
+from autotile.exchange.recording import RecordingHeader, recording_name, write_recording
+from autotile.kernel.library import Kernel
+from autotile.settings import Settings
 from autotile.tuning.options import BRUTE_FORCE, TuneOptions
 from autotile.tuning.session import Observer, open_session
 

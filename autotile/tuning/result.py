@@ -1,19 +1,93 @@
-"""What a tuning session found, and how far it has come."""
+"""The result of a tuning session, and its progress."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.model import Config, Outcome, Problem, Trial
-from autotile.ground.stats import Interval
-from autotile.tuning.bounds import Stopped
-from autotile.tuning.drift import Drift
-from autotile.tuning.front import Front
-from autotile.tuning.insight import Insight
-from autotile.tuning.load import Load
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key
+from autotile.core.objectives import OBJECTIVES, non_dominated, objective_values
+from autotile.core.statistics import Interval
+from autotile.tuning.finals import Finals
+from autotile.tuning.parameter_effects import Insight
+from autotile.tuning.pipeline import Load
+from autotile.tuning.stopping import Stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Times of the reference kernel, in microseconds: the first, the least and the greatest."""
+
+    first_us: float
+    least_us: float
+    greatest_us: float
+
+    @property
+    def spread(self) -> float:
+        """How much longer than the least the greatest is: 0.02 reads as 2 %."""
+        return self.greatest_us / self.least_us - 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionary."""
+        return {
+            "reference_us": {"first": self.first_us, "least": self.least_us, "greatest": self.greatest_us},
+            "spread": round(self.spread, 5),
+        }
+
+
+def drift_of(trials: Iterable[Trial]) -> Drift | None:
+    """The drift over trials, oldest first; None where none has timed the reference kernel."""
+    times = [float(t.telemetry["reference_us"]) for t in trials if t.telemetry.get("reference_us")]
+    return Drift(times[0], min(times), max(times)) if times else None
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """Trials that no other one is better than in one objective and at least as good as in the others.
+
+    Attributes
+    ----------
+    objectives
+        Time and one or more others.
+    trials
+        The fastest first.
+    """
+
+    objectives: tuple[str, ...]
+    trials: tuple[Trial, ...]
+
+    def values(self, trial: Trial) -> tuple[float, ...]:
+        """What a trial reached in each objective."""
+        reached = objective_values(trial, self.objectives)
+        assert reached is not None
+        return reached
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionary."""
+        keys = [OBJECTIVES[name] for name in self.objectives]
+        entries = [
+            {"config": dict(trial.config), **dict(zip(keys, self.values(trial), strict=True))} for trial in self.trials
+        ]
+        return {"objectives": list(self.objectives), "front": entries}
+
+
+def front_of(trials: Iterable[Trial], finals: Finals | None, objectives: Sequence[str]) -> Front | None:
+    """The front of a study's trials; None where time is the only objective.
+
+    Finalists count with their times from the finals, and those that were refused there do not count.
+    """
+    if len(objectives) == 1:
+        return None
+    newest = {config_key(trial.config): trial for trial in trials}
+    if finals is not None:
+        newest |= {config_key(trial.config): trial for trial in (*finals.ranked, *finals.refused)}
+    reached = [(values, trial) for trial in newest.values() if (values := objective_values(trial, objectives))]
+    kept = non_dominated([values for values, _ in reached]) if reached else ()
+    best = [pair for pair, is_kept in zip(reached, kept, strict=True) if is_kept]
+    return Front(tuple(objectives), tuple(trial for _, trial in sorted(best, key=lambda pair: pair[0])))
+
 
 _JUDGED_BY = 5
 """Trials before the time left is estimated; the first ones wait for the compiler."""

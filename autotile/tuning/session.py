@@ -8,38 +8,31 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autotile.device.toolchain import nvrtc_version
-from autotile.files.library import Kernel
-from autotile.files.settings import Settings, available_cores
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.model import Outcome, Problem, Trial
-from autotile.ground.problem import check_memory
-from autotile.ground.space import SearchSpace, feasible_space
-from autotile.process.compile_pool import CompilePool
-from autotile.process.shelf import Shelf
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Outcome, Problem, Trial
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.keys import TuningKey, key_of
+from autotile.kernel.library import Kernel
+from autotile.kernel.problem import check_memory
 from autotile.search.samplers import check_sampler
-from autotile.store.keys import TuningKey, key_of
-from autotile.tuning.backend import Backend, choose_backend
-from autotile.tuning.bounds import Bounds, Stopped, check_until
-from autotile.tuning.clock import Clock
-from autotile.tuning.drift import drift_of
-from autotile.tuning.evaluator import Evaluator
+from autotile.settings import Settings, available_cores
+from autotile.space.space import SearchSpace, feasible_space
+from autotile.tuning.backend import Backend, Evaluator, choose_backend
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
-from autotile.tuning.front import front_of
-from autotile.tuning.hopeless import check_kernel
-from autotile.tuning.insight import Insight, insight_of
-from autotile.tuning.interrupt import StopRequest
-from autotile.tuning.ledger import Ledger
-from autotile.tuning.load import LoadMeter
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.pipeline import Pipeline
-from autotile.tuning.result import Progress, TuneResult
-from autotile.tuning.search_plan import SearchPlan
-from autotile.tuning.start import known_before, reopened
+from autotile.tuning.parameter_effects import Insight, insight_of
+from autotile.tuning.pipeline import LoadMeter, Pipeline
+from autotile.tuning.result import Progress, TuneResult, drift_of, front_of
+from autotile.tuning.start import SearchPlan, known_before, reopened
+from autotile.tuning.stopping import Bounds, Clock, Stopped, StopRequest, check_until
+from autotile.tuning.trial_log import Ledger, check_kernel
+from autotile.workers.child import Shelf
+from autotile.workers.compile_pool import CompilePool
 
 if TYPE_CHECKING:
-    from autotile.search.shortlist import Shortlist
-    from autotile.store.database import Database
+    from autotile.database.database import Database
+    from autotile.search.search import Shortlist
+
 
 Observer = Callable[[Progress], None]
 
@@ -97,7 +90,7 @@ def open_session(
         for sizes in (problem.sizes, *options.verify_sizes):
             check_memory(kernel.spec, replace(problem, sizes=sizes), backend.device)
         space = feasible_space(kernel.spec, problem.sizes, backend.device, problem.dtype)
-        from autotile.store.database import Database  # SQLAlchemy takes 0.3 s, while the GPU worker gets ready
+        from autotile.database.database import Database
 
         database = stack.enter_context(Database.open(options.database or settings.database))
         yield Session(

@@ -1,4 +1,4 @@
-"""What a session begins with: what was measured before, and what may be tried."""
+"""What a session starts from: earlier trials, results of other studies, and the rows it may try."""
 
 from __future__ import annotations
 
@@ -10,21 +10,82 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.files.library import Kernel
-from autotile.ground.config_check import check_config
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.model import Config, Outcome, Problem, Trial, config_key
-from autotile.ground.objectives import objective_values
-from autotile.ground.space import SearchSpace, feasible_space
-from autotile.search.expectation import Source
-from autotile.store.keys import TuningKey
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key
+from autotile.core.objectives import objective_values
+from autotile.database.keys import TuningKey
+from autotile.kernel.library import Kernel
+from autotile.kernel.problem import size_distance
+from autotile.search.kernel_tuner import PREFIX
+from autotile.search.samplers import TRANSFERRING, resolve_sampler
+from autotile.search.search import Lookahead
+from autotile.search.transfer import Source
+from autotile.space.limits import check_config
+from autotile.space.space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend
-from autotile.tuning.ledger import Ledger
-from autotile.tuning.options import TuneOptions
-from autotile.tuning.transfer import best_of, sources_of
+from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+from autotile.tuning.trial_log import Ledger
 
 if TYPE_CHECKING:
-    from autotile.store.database import Database
+    from autotile.database.database import Database
+    from autotile.database.studies import StudySummary
+    from autotile.search.search import Shortlist
+
+
+_MOST = 4
+"""Studies that are learnt from: each costs a model, of some tenths of a second."""
+_LEAST = 6
+"""Trials with a time, below which a study teaches nothing."""
+_BEST_OF_EACH = 3
+
+
+def sources_of(database: Database, key: TuningKey) -> list[Source]:
+    """Trials of the nearest other studies of the same kernel and dtype, the nearest first.
+
+    Near is first the same GPU, then the same architecture, then the size. A study without a size in common, such as one
+    that was imported with names of its own, is of a problem that cannot be compared. That the trials' configurations
+    are valid here is not asked: a model of them answers for the rows of this space, and only those are proposed.
+    """
+    others = [
+        study
+        for study in database.studies(key.kernel)
+        if study.key != key
+        and study.key.dtype == key.dtype
+        and study.key.sizes.keys() & key.sizes.keys()
+        and study.trials >= _LEAST
+    ]
+    others.sort(key=lambda study: _distance(study.key, key))
+    sources = [_source(database, study, key) for study in others[:_MOST]]
+    return [source for source in sources if len(source.configs) >= _LEAST]
+
+
+def best_of(sources: Iterable[Source]) -> list[Config]:
+    """The fastest few configurations of each study: they may be good here too, also where the search would not look."""
+    ordered = (sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0)) for source in sources)
+    return [config for trials in ordered for _, config in trials[:_BEST_OF_EACH]]
+
+
+def _source(database: Database, study: StudySummary, key: TuningKey) -> Source:
+    newest = {
+        config_key(trial.config): trial
+        for trial in database.trials(study.study_id, phase="search")
+        if trial.outcome.has_time and trial.time_us is not None
+    }
+    times = [trial.time_us for trial in newest.values() if trial.time_us is not None]
+    return Source(_name(study.key, key), [trial.config for trial in newest.values()], times)
+
+
+def _name(other: TuningKey, key: TuningKey) -> str:
+    sizes = " ".join(f"{name}={value}" for name, value in other.sizes.items())
+    where = f" on {other.gpu_name}" if other.gpu_name != key.gpu_name else ""
+    same_code = (other.template_hash, other.space_hash) == (key.template_hash, key.space_hash)
+    return sizes + where + ("" if same_code else " of another version")
+
+
+def _distance(other: TuningKey, key: TuningKey) -> tuple[int, int, float]:
+    foreign = (other.gpu_name != key.gpu_name) + (other.compute_capability != key.compute_capability)
+    return foreign, *size_distance(other.sizes, key.sizes)
+
 
 Mask = NDArray[np.bool_]
 
@@ -128,3 +189,102 @@ def rows_to_try(kernel: Kernel, dtype: str, space: SearchSpace, backend: Backend
     valid = replace(kernel.spec, pruning=())  # they must be right there, not fast
     masks += [space.rows_in(feasible_space(valid, sizes, backend.device, dtype)) for sizes in options.verify_sizes]
     return np.logical_and.reduce(masks) if masks else None
+
+
+_AHEAD = 16
+"""Candidates proposed before the oldest of them is measured, for samplers that learn: they know that much less
+when they propose, so it must not depend on the machine's cores."""
+_RANKED_AHEAD = 32
+"""The same where what was compiled is ranked before it is measured: the newest so many have until then to compile."""
+_PER_MEASURED = 2
+"""Candidates that are then proposed for each that is measured; figures of both are in docs/search.md."""
+_UNTAUGHT_AHEAD = 4
+"""The same a compile worker, for samplers that learn nothing: one slow compilation then leaves no worker idle."""
+_UNTAUGHT = ("random", BRUTE_FORCE)
+"""Samplers that propose the same whatever they are told."""
+_STRATEGY_AHEAD = 1
+"""The same for strategies of Kernel Tuner, which wait for each time before they want another."""
+
+
+def lookahead_of(sampler: str, workers: int) -> Lookahead:
+    """How far a search looks ahead.
+
+    Parameters
+    ----------
+    sampler
+        The sampler at work.
+    workers
+        Compilations at a time.
+    """
+    if sampler == TRANSFERRING:
+        return Lookahead(_RANKED_AHEAD, _PER_MEASURED)
+    if sampler.startswith(PREFIX):
+        return Lookahead(_STRATEGY_AHEAD)
+    return Lookahead(max(_AHEAD, _UNTAUGHT_AHEAD * workers) if sampler in _UNTAUGHT else _AHEAD)
+
+
+class SearchPlan:
+    """Everything about a search that is settled before its first candidate.
+
+    Parameters
+    ----------
+    kernel, problem, space, options, backend
+        The session's.
+    known
+        What earlier sessions chose, and what other studies teach.
+    workers
+        Compilations at a time.
+
+    Attributes
+    ----------
+    default
+        The file's default configuration.
+    incumbent
+        What earlier sessions chose; None where there were none.
+    most
+        Trials that the study can come to hold.
+    learnt_from
+        The studies that taught the search, once it has begun.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        space: SearchSpace,
+        options: TuneOptions,
+        *,
+        backend: Backend,
+        known: Known,
+        workers: int,
+    ) -> None:
+        self._space = space
+        self._options = options
+        self._sm_count = backend.device.sm_count
+        self._available = rows_to_try(kernel, problem.dtype, space, backend, options)
+        candidates = len(space) if self._available is None else int(self._available.sum())
+        self._sources = known.sources
+        self._sampler = resolve_sampler(options.sampler, space, self._available, options.granted)
+        self._lookahead = lookahead_of(self._sampler, workers)
+        self.default: Config = dict(kernel.spec.default)
+        self.incumbent = known.incumbent
+        self.most = min(candidates, options.trial_target or candidates)
+        self.learnt_from: tuple[str, ...] = ()
+
+    def begin(self, ledger: Ledger) -> Shortlist:
+        """The search, taught by the trials of earlier sessions."""
+        from autotile.search.search import Search, Shortlist
+
+        search = Search(
+            self._space,
+            self._sampler,
+            self._options.seed,
+            first=first_to_try(self.default, self.incumbent, ledger),
+            available=self._available,
+            trials=self._options.trial_target,
+            ahead=self._lookahead.compiling,
+            objectives=self._options.objectives,
+            sources=self._sources,
+        )
+        self.learnt_from = search.learnt_from
+        return Shortlist(search, self._lookahead, self._sm_count, earlier=ledger.trials)

@@ -12,15 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from autotile.cli import app
-from autotile.device.toolchain import nvrtc_version
-from autotile.files.library import load_kernel
-from autotile.files.profiles import device_profile
-from autotile.ground.model import Config, Measurement, Outcome, Trial
-from autotile.ground.problem import resolve_problem
-from autotile.ground.space import feasible_space
-from autotile.store.keys import TuningKey, space_hash
-from autotile.store.recording import write_recording
-from autotile.store.recording_header import RecordingHeader
+from autotile.core.device import device_profile
+from autotile.core.model import Config, Measurement, Outcome, Trial
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.keys import TuningKey, space_hash
+from autotile.exchange.recording import RecordingHeader, write_recording
+from autotile.kernel.library import load_kernel
+from autotile.kernel.problem import resolve_problem
+from autotile.space.space import feasible_space
 
 
 @dataclass(frozen=True)

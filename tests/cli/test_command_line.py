@@ -13,7 +13,7 @@ import typer
 
 from autotile import __version__
 from autotile.cli import app
-from autotile.files.settings import child_environment
+from autotile.settings import child_environment
 
 HEAVY = ("optuna", "kernel_tuner", "cupy", "sqlalchemy", "torch")
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from autotile.files.library import load_kernel
-from autotile.files.profiles import device_profile
-from autotile.ground.model import Config, Measurement, Outcome, Problem, Trial
-from autotile.store.database import Database
-from autotile.store.keys import TuningKey, key_of
-from autotile.store.schema import RUNS, TRIALS
-from autotile.store.winners import write_winners
+from autotile.core.device import device_profile
+from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
+from autotile.database.database import Database
+from autotile.database.keys import TuningKey, key_of
+from autotile.database.schema import RUNS, TRIALS
+from autotile.database.winners import write_winners
+from autotile.kernel.library import load_kernel
 
 FAST = {"THREADS": 256, "WORK": 4}
 SLOW = {"THREADS": 64, "WORK": 2}

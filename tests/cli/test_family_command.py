@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from autotile.files.settings import read_settings
 from autotile.ops import families
+from autotile.settings import read_settings
 
 
 @pytest.fixture

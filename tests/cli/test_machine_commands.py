@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotile.files.profiles import device_profile, profile_names
-from autotile.ground.errors import ToolchainError
+from autotile.core.device import device_profile, profile_names
+from autotile.errors import ToolchainError
 from autotile.ops import doctor
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from autotile.files.library import load_kernel
-from autotile.files.profiles import device_profile
-from autotile.files.settings import read_settings
-from autotile.ground.model import Config, Measurement, Outcome, Problem, Trial
+from autotile.core.device import device_profile
+from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
+from autotile.database.database import Database
+from autotile.database.keys import key_of
+from autotile.kernel.library import load_kernel
 from autotile.ops.misses import missed_problems
-from autotile.store.database import Database
-from autotile.store.keys import key_of
+from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 
 FAST = {"THREADS": 256, "WORK": 4}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from autotile.files.settings import read_settings
-from autotile.store.database import Database
-from autotile.store.recording import read_recording_header
+from autotile.database.database import Database
+from autotile.exchange.recording import read_recording_header
+from autotile.settings import read_settings
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from feature_kernels import SPLIT_SPACE, SPLIT_TEMPLATE, write_kernel
 
-from autotile.ground.errors import ToolchainError
-from autotile.ground.occupancy import UNLIMITED
+from autotile.errors import ToolchainError
+from autotile.space.occupancy import UNLIMITED
 
 
 class TestOccupancy:

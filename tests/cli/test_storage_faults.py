@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 from small_disk import autotile, on_small_disk
 
-from autotile.device.compiler import Compilation
-from autotile.device.cubin_cache import CubinCache
-from autotile.files.settings import child_environment
-from autotile.ground.errors import InputError
-from autotile.ground.model import Resources
-from autotile.store import engine
-from autotile.store.database import Database
+from autotile.core.model import Resources
+from autotile.cuda.compiler import Compilation, CubinCache
+from autotile.database import engine
+from autotile.database.database import Database
+from autotile.errors import InputError
+from autotile.settings import child_environment
 
 FULL = "the disk is full"
 WINNER = '"THREADS": 256,\n      "WORK": 4'

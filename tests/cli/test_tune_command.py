@@ -4,13 +4,13 @@ import pytest
 
 from autotile.cli.arguments import read_duration, read_share
 from autotile.cli.tune import _with_replay_value
-from autotile.files.settings import read_settings
-from autotile.ground.errors import InputError, WorkerError
-from autotile.ground.model import Outcome, Problem
+from autotile.core.model import Outcome, Problem
+from autotile.database.database import Database
+from autotile.errors import InputError, WorkerError
+from autotile.exchange.recording import read_recording_header
 from autotile.ops import tuning
 from autotile.report.progress import TuneProgress
-from autotile.store.database import Database
-from autotile.store.recording import read_recording_header
+from autotile.settings import read_settings
 from autotile.tuning.record import Recorded
 from autotile.tuning.result import Progress, TuneResult
 

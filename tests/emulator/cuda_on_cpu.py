@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from autotile.files.library import Kernel
-from autotile.ground.geometry import launch_geometry
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.model import Config
-from autotile.ground.spec import BufferArgument
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Config
+from autotile.kernel.launch import launch_geometry
+from autotile.kernel.library import Kernel
+from autotile.kernel.spec import BufferArgument
 
 _SOURCE = Path(__file__).with_name("cuda_on_cpu.cpp")
 _FLAGS = ["-std=c++17", "-fsanitize=undefined", "-fno-sanitize-recover=all", "-Werror=return-type"]

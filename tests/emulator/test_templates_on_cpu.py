@@ -9,14 +9,13 @@ import cuda_on_cpu
 import numpy as np
 import pytest
 
-from autotile.files.library import Kernel, load_kernel
-from autotile.files.profiles import device_profile
-from autotile.ground.config_check import check_config
-from autotile.ground.dtypes import DTYPES
-from autotile.ground.expressions import Expression
-from autotile.ground.model import Config
-from autotile.ground.spec import ScalarArgument
-from autotile.ground.tolerance import output_tolerance
+from autotile.core.device import device_profile
+from autotile.core.dtypes import DTYPES, output_tolerance
+from autotile.core.model import Config
+from autotile.kernel.expressions import Expression
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.spec import ScalarArgument
+from autotile.space.limits import check_config
 
 pytestmark = pytest.mark.skipif(bool(cuda_on_cpu.why_not()), reason=cuda_on_cpu.why_not())
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from endurance.telling import open_marks, tell_progress
 
-from autotile.ground.model import config_key
-from autotile.store.database import Database
+from autotile.core.model import config_key
+from autotile.database.database import Database
 
 ROLES = ("tune", "read", "tune", "exchange")
 """What processes do, in turn."""

@@ -19,8 +19,8 @@ from random import Random
 
 from faults.traces import descendants
 
-from autotile.ground.model import config_key
-from autotile.store.database import Database
+from autotile.core.model import config_key
+from autotile.database.database import Database
 
 _TELLING = Path(__file__).with_name("telling.py")
 _PATIENCE_S = 300.0

@@ -31,7 +31,7 @@ def open_marks(path: str) -> Mark:
 
 def tell_progress(mark: Mark) -> None:
     """Mark what a tuning session shows, from now on."""
-    from autotile.ground.model import config_key
+    from autotile.core.model import config_key
     from autotile.report.progress import TuneProgress
     from autotile.tuning.result import Progress
 

@@ -8,8 +8,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotile.files.library import Kernel, load_kernel
-from autotile.ground.model import Trial
+from autotile.core.model import Trial
+from autotile.kernel.library import Kernel, load_kernel
 
 _HERE = Path(__file__).parent
 _FAULT_VALUES = re.compile(r"^FAULT = \[.*?\]", re.MULTILINE | re.DOTALL)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from faults.fault_kit import HEALTHY, fault_kernel
 
-from autotile.files.settings import Settings
-from autotile.ground.model import Outcome, Trial
-from autotile.ground.problem import resolve_problem
+from autotile.core.model import Outcome, Trial
+from autotile.kernel.problem import resolve_problem
+from autotile.settings import Settings
 from autotile.tuning.options import BRUTE_FORCE, TuneOptions
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune

@@ -7,10 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from autotile.files.profiles import device_profile
-from autotile.ground.model import Measurement, Outcome
-from autotile.process.messages import Evaluation
-from autotile.process.serve import LastWords, Stage, serve
+from autotile.core.device import device_profile
+from autotile.core.model import Measurement, Outcome
+from autotile.workers.protocol import Evaluation, LastWords, Stage, serve
 
 
 def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:

@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 from faults.fault_kit import HEALTHY, fault_kernel, read_faults
 
-from autotile.device.compiler import compile_cubin, compile_job
-from autotile.files.library import Kernel
-from autotile.files.profiles import device_profile
-from autotile.ground.config_check import check_config
-from autotile.ground.errors import CompileError
-from autotile.ground.geometry import launch_geometry
-from autotile.ground.model import Config, Outcome, Resources
-from autotile.ground.resource_gate import compiled_occupancy, resource_fault
-from autotile.ground.space import feasible_space
-from autotile.process.compile_pool import Compiled, CompilePool
+from autotile.core.device import device_profile
+from autotile.core.model import Config, Outcome, Resources
+from autotile.cuda.compiler import compile_cubin, compile_job
+from autotile.errors import CompileError
+from autotile.kernel.launch import launch_geometry
+from autotile.kernel.library import Kernel
+from autotile.space.limits import check_config, compiled_occupancy, resource_fault
+from autotile.space.space import feasible_space
+from autotile.workers.compile_pool import Compiled, CompilePool
 
 H200 = device_profile("h200")
 COMPILE_FAULTS = {"compile_error", "compile_minutes", "compile_memory"}

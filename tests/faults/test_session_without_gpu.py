@@ -9,16 +9,15 @@ from faults.fault_kit import read_faults
 from faults.fault_session import tune_faults
 from faults.traces import no_traces
 
-from autotile.files.library import Kernel
-from autotile.files.profiles import device_profile
-from autotile.files.settings import Settings
-from autotile.ground.model import Problem
-from autotile.process.gpu import Gpu
-from autotile.process.messages import Workload
-from autotile.process.shelf import Shelf
-from autotile.tuning.backend import Backend
-from autotile.tuning.evaluator import GpuEvaluator
+from autotile.core.device import device_profile
+from autotile.core.model import Problem
+from autotile.kernel.library import Kernel
+from autotile.settings import Settings
+from autotile.tuning.backend import Backend, GpuEvaluator
 from autotile.tuning.options import TuneOptions
+from autotile.workers.child import Shelf
+from autotile.workers.gpu import Gpu
+from autotile.workers.protocol import Workload
 
 EXPECTED = {fault.name: fault for fault in read_faults()}
 AS_IF = ["write_outside", "assertion", "infinite_loop"]

@@ -11,7 +11,7 @@ from faults.fault_kit import Fault, read_faults
 from faults.fault_session import RUN_DEADLINE_S, FaultSession, tune_faults
 from faults.traces import no_traces, settles
 
-from autotile.device.properties import live_device
+from autotile.cuda.driver import live_device
 
 pytestmark = pytest.mark.gpu
 FAULTS = read_faults()

@@ -12,11 +12,11 @@ import pytest
 from feature_kernels import CLUSTER_SPACE, CLUSTER_TEMPLATE, SPLIT_SPACE, SPLIT_TEMPLATE, write_kernel
 
 import autotile
-from autotile.device.properties import live_device
-from autotile.dispatch.bound import BoundKernel
-from autotile.dispatch.serving import forget_served, get_best_kernel
-from autotile.ground.errors import ArgumentError
-from autotile.ground.model import Outcome
+from autotile.core.model import Outcome
+from autotile.cuda.driver import live_device
+from autotile.errors import ArgumentError
+from autotile.serving.bound import BoundKernel
+from autotile.serving.dispatcher import forget_served, get_best_kernel
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import Progress
 

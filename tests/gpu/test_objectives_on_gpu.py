@@ -9,21 +9,18 @@ import numpy as np
 import pytest
 
 import autotile
-from autotile.device.compiler import compile_job
-from autotile.device.cubin_cache import CubinCache
-from autotile.device.energy import EnergyMeter
-from autotile.device.properties import live_device
-from autotile.device.support import SupportKernels
-from autotile.device.telemetry import Telemetry
-from autotile.device.timing import Timer
-from autotile.files.library import load_kernel
-from autotile.ground.dtypes import DTYPES
-from autotile.ground.model import Outcome
-from autotile.ground.objectives import OBJECTIVES
-from autotile.ground.tolerance import output_tolerance
-from autotile.process.gpu import Gpu
-from autotile.process.messages import Candidate, Evaluation, Workload
+from autotile.core.dtypes import DTYPES, output_tolerance
+from autotile.core.model import Outcome
+from autotile.core.objectives import OBJECTIVES
+from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.cuda.driver import live_device
+from autotile.cuda.support import SupportKernels
+from autotile.cuda.telemetry import EnergyMeter, Telemetry
+from autotile.cuda.timing import Timer
+from autotile.kernel.library import load_kernel
 from autotile.tuning.options import TuneOptions
+from autotile.workers.gpu import Gpu
+from autotile.workers.protocol import Candidate, Evaluation, Workload
 
 pytestmark = pytest.mark.gpu
 SIDE = 1024

@@ -9,12 +9,11 @@ import pytest
 from faults.fault_kit import HEALTHY, fault_kernel
 from faults.traces import no_traces
 
-from autotile.device.compiler import compile_job
-from autotile.device.cubin_cache import CubinCache
-from autotile.device.properties import live_device
-from autotile.ground.errors import ToolchainError
-from autotile.process.messages import Candidate, Workload
-from autotile.process.sanitizer import TOOLS, Finding, Sanitizer, Tool, Verdict, find_sanitizer
+from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.cuda.driver import live_device
+from autotile.errors import ToolchainError
+from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.sanitizer import TOOLS, Finding, Sanitizer, Tool, Verdict, find_sanitizer
 
 pytestmark = pytest.mark.gpu
 DEADLINE_S = 120.0

@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from autotile.ground.model import Measurement, Outcome, Resources, Trial
+from autotile.core.model import Measurement, Outcome, Resources, Trial
 from autotile.report.front import front_table
-from autotile.tuning.front import Front
+from autotile.tuning.result import Front
 
 
 def trial(number: int) -> Trial:

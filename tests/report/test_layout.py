@@ -9,19 +9,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from autotile.files.profiles import device_profile, profile_names
-from autotile.ground.model import Measurement, Outcome, Problem, Resources, Trial
+from autotile.core.device import device_profile, profile_names
+from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial
+from autotile.database.keys import TuningKey
+from autotile.database.studies import StoredMiss, StudySummary
+from autotile.database.trials import StoredTrial
+from autotile.exchange.recording import RecordingFile, RecordingHeader
 from autotile.report.devices import DevicesReport
 from autotile.report.layout import RIGHT, Trimmed, below, facts, table, title
 from autotile.report.listing import Listing
 from autotile.report.misses import MissesReport, MissRow
 from autotile.report.results import RecordingsReport, StudiesReport, StudyTrial, TrialsReport
-from autotile.store.keys import TuningKey
-from autotile.store.misses import StoredMiss
-from autotile.store.recording_files import RecordingFile
-from autotile.store.recording_header import RecordingHeader
-from autotile.store.studies import StudySummary
-from autotile.store.trials import StoredTrial
 
 SIZES = {"M": 4096, "N": 4096, "K": 4096}
 CONFIG = dict.fromkeys(("BM", "BN", "BK", "TM", "TN", "LANES_X", "VEC", "STAGES", "PAD", "UNROLL", "MIN_BLOCKS"), 128)

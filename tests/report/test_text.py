@@ -2,8 +2,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from autotile.files.profiles import device_profile
-from autotile.ground.model import Outcome
+from autotile.core.device import device_profile
+from autotile.core.model import Outcome
 from autotile.report import text
 from autotile.report.funnel import funnel_text, outcomes_text
 from autotile.report.rates import Workrate, bandwidth_text, flops_text

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from autotile.files.profiles import device_profile
-from autotile.ground.model import Measurement, Outcome, Problem, Trial
-from autotile.ground.stats import Interval
+from autotile.core.device import device_profile
+from autotile.core.model import Measurement, Outcome, Problem, Trial
+from autotile.core.statistics import Interval
 from autotile.report.progress import TuneProgress, _share, plain_line
 from autotile.report.rates import Workrate
 from autotile.report.tuning import TuneReport
 from autotile.search.importance import Effect
-from autotile.tuning.bounds import Stopped
-from autotile.tuning.insight import Insight, Threshold
+from autotile.tuning.parameter_effects import Insight, Threshold
 from autotile.tuning.result import Progress, TuneResult
+from autotile.tuning.stopping import Stopped
 
 H200 = device_profile("h200")
 PROBLEM = Problem("sgemm", {"M": 4096, "N": 4096, "K": 4096}, "float32")

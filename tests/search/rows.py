@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from autotile.ground.model import Config, Measurement, Outcome, Trial, Value
-from autotile.ground.space import SearchSpace
-from autotile.ground.spec import Parameter
+from autotile.core.model import Config, Measurement, Outcome, Trial, Value
+from autotile.kernel.spec import Parameter
 from autotile.search.search import Search
+from autotile.space.space import SearchSpace
 
 TILES = {
     "BM": (32, 64, 128, 256),

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import make_space, spaces
 
-from autotile.ground.space import SearchSpace
-from autotile.search.candidates import Candidates, positions
+from autotile.search.row_sampler import Candidates, positions
+from autotile.space.space import SearchSpace
 
 
 @settings(deadline=None, max_examples=50)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotile.ground.model import Value
-from autotile.ground.spec import Parameter
+from autotile.core.model import Value
+from autotile.kernel.spec import Parameter
 from autotile.search.embedding import Embedding
 
 

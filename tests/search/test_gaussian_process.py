@@ -7,9 +7,14 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from autotile.search.acquisition import log_expected_improvement
-from autotile.search.gaussian_process import GaussianProcess
-from autotile.search.hyperparameters import Hyperparameters, _Likelihood, fit, matern
+from autotile.search.gaussian_process import (
+    GaussianProcess,
+    Hyperparameters,
+    _Likelihood,
+    fit,
+    log_expected_improvement,
+    matern,
+)
 
 PARAMETERS = Hyperparameters(np.array([1.0, 2.0, 0.5]), 1e-3)
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rows import make_space, ok
 
-from autotile.ground.model import Config
-from autotile.ground.space import SearchSpace
-from autotile.ground.spec import Parameter
+from autotile.core.model import Config
+from autotile.kernel.spec import Parameter
 from autotile.search.importance import Effect, Importance, importance_of
 from autotile.search.search import Search
+from autotile.space.space import SearchSpace
 
 SIZES = (1, 2, 4, 8, 16)
 SIX = dict.fromkeys("ABCDEF", SIZES)

@@ -14,13 +14,15 @@ import pytest
 from hypothesis import given, settings
 from rows import TILES, make_space, spaces, tile_space, tile_time_us
 
-from autotile.ground.errors import InputError
-from autotile.ground.space import SearchSpace
-from autotile.search import feasible, feasible_gp, samplers
-from autotile.search.feasible import FeasibleSampler
+from autotile.errors import InputError
+from autotile.search import gp_sampler as feasible_gp
+from autotile.search import optuna_samplers as feasible
+from autotile.search import samplers
+from autotile.search.optuna_samplers import FeasibleSampler
 from autotile.search.row_sampler import RowSampler
 from autotile.search.samplers import SAMPLERS, make_sampler, resolve_sampler
 from autotile.search.study import distributions_of
+from autotile.space.space import SearchSpace
 
 INSTALLED = [name for name, kind in SAMPLERS.items() if not kind.needs or find_spec(kind.needs)]
 QUICK = [name for name in INSTALLED if name != "gp"]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from rows import broken, make_space, ok
 
-from autotile.ground.model import Config
-from autotile.ground.space import SearchSpace
+from autotile.core.model import Config
+from autotile.search.optuna_samplers import FeasibleTPESampler
 from autotile.search.search import Search
 from autotile.search.study import distributions_of, new_study
-from autotile.search.tpe import FeasibleTPESampler
+from autotile.space.space import SearchSpace
 
 
 def wide_space() -> SearchSpace:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from rows import advance_ahead, broken, make_space, ok, tile_space, tile_time_us
 
-from autotile.ground.errors import ConfigError, InputError
-from autotile.ground.model import Config, Outcome, Trial
+from autotile.core.model import Config, Outcome, Trial
+from autotile.errors import ConfigError, InputError
 from autotile.search.samplers import SAMPLERS
 from autotile.search.search import Search
 from autotile.search.study import FAILED

@@ -12,14 +12,12 @@ import optuna
 import pytest
 from rows import broken, make_space, ok, tile_space, tile_time_us
 
-from autotile.ground.errors import InputError
-from autotile.ground.model import Config, Outcome, Resources, Trial
-from autotile.ground.objectives import objective_values
-from autotile.ground.pareto import non_dominated
-from autotile.search.export import study_to_storage
-from autotile.search.quiet import quiet_optuna
+from autotile.core.model import Config, Outcome, Resources, Trial
+from autotile.core.objectives import non_dominated, objective_values
+from autotile.errors import InputError
 from autotile.search.samplers import SAMPLERS, check_sampler
 from autotile.search.search import Search
+from autotile.search.study import quiet_optuna, study_to_storage
 
 OBJECTIVES = ("time", "registers")
 FOLLOWING = [name for name, kind in SAMPLERS.items() if not kind.single and (not kind.needs or find_spec(kind.needs))]

@@ -9,13 +9,11 @@ import pytest
 from rows import broken, make_space, ok, tile_space, tile_time_us
 from test_sampler_quality import time_us, wide_space
 
-from autotile.ground.errors import ConfigError
-from autotile.ground.model import Config, LaunchGeometry, Occupancy, Outcome, Resources, Trial
-from autotile.ground.space import SearchSpace
-from autotile.search.compiled import CompiledPoints, features_of
-from autotile.search.lookahead import Lookahead
-from autotile.search.search import Search
-from autotile.search.shortlist import Shortlist
+from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Resources, Trial
+from autotile.errors import ConfigError
+from autotile.search.embedding import CompiledPoints, features_of
+from autotile.search.search import Lookahead, Search, Shortlist
+from autotile.space.space import SearchSpace
 
 RANKED = Lookahead(compiling=8, per_measured=2)
 DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}

@@ -6,11 +6,9 @@ import optuna
 import pytest
 from rows import broken, ok, tile_space, tile_time_us
 
-from autotile.ground.errors import InputError
-from autotile.ground.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial
-from autotile.search.export import study_to_storage
-from autotile.search.quiet import quiet_optuna
-from autotile.search.study import FAILED, attributes_of, study_of_trials
+from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial
+from autotile.errors import InputError
+from autotile.search.study import FAILED, attributes_of, quiet_optuna, study_of_trials, study_to_storage
 
 SPACE = tile_space()
 TRIALS = [

@@ -7,17 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from autotile.device.arguments import pack_arguments
-from autotile.device.compiler import compile_cubin, compile_job
-from autotile.device.instance import ProblemInstance
-from autotile.device.module import Function, Module
-from autotile.device.support import SupportKernels
-from autotile.device.toolchain import load_cupy
-from autotile.files.library import Kernel
-from autotile.ground.geometry import known_names, launch_geometry
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.launch_data import LaunchData
-from autotile.ground.model import Config, Outcome
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Config, Outcome
+from autotile.cuda.arguments import pack_arguments
+from autotile.cuda.compiler import compile_cubin, compile_job
+from autotile.cuda.instance import ProblemInstance
+from autotile.cuda.launch import Function, Module
+from autotile.cuda.support import SupportKernels
+from autotile.cuda.toolchain import load_cupy
+from autotile.kernel.launch import LaunchData, known_names, launch_geometry
+from autotile.kernel.library import Kernel
 
 Sizes = dict[str, int]
 

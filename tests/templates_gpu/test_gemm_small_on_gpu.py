@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from template_kit import TemplateOnDevice
 
-from autotile.device.cubin_cache import CubinCache
-from autotile.device.properties import live_device
-from autotile.device.support import SupportKernels
-from autotile.files.library import load_kernel
-from autotile.ground.model import Config
+from autotile.core.model import Config
+from autotile.cuda.compiler import CubinCache
+from autotile.cuda.driver import live_device
+from autotile.cuda.support import SupportKernels
+from autotile.kernel.library import load_kernel
 
 pytestmark = pytest.mark.gpu
 KERNEL = load_kernel(str(Path(__file__).parents[2] / "search_spaces" / "gemm_small.toml"))

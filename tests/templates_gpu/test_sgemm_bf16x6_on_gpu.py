@@ -11,12 +11,12 @@ import pytest
 from template_kit import TemplateOnDevice
 
 from autotile import get_best_kernel
-from autotile.device.cubin_cache import CubinCache
-from autotile.device.properties import live_device
-from autotile.device.support import SupportKernels
-from autotile.device.toolchain import load_cupy
-from autotile.files.library import Kernel, load_kernel
-from autotile.ground.model import Config
+from autotile.core.model import Config
+from autotile.cuda.compiler import CubinCache
+from autotile.cuda.driver import live_device
+from autotile.cuda.support import SupportKernels
+from autotile.cuda.toolchain import load_cupy
+from autotile.kernel.library import Kernel, load_kernel
 
 pytestmark = pytest.mark.gpu
 SPACES = Path(__file__).parents[2] / "search_spaces"

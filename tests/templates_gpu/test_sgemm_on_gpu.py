@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from template_kit import TemplateOnDevice
 
-from autotile.device.cubin_cache import CubinCache
-from autotile.device.properties import live_device
-from autotile.device.support import SupportKernels
-from autotile.files.library import Kernel, load_kernel
-from autotile.ground.model import Config
-from autotile.ground.space import feasible_space
+from autotile.core.model import Config
+from autotile.cuda.compiler import CubinCache
+from autotile.cuda.driver import live_device
+from autotile.cuda.support import SupportKernels
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.space.space import feasible_space
 
 pytestmark = pytest.mark.gpu
 SPACES = Path(__file__).parents[2] / "search_spaces"

@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 
-from autotile.device.toolchain import nvrtc_version
-from autotile.files.library import Kernel, load_kernel
-from autotile.files.profiles import device_profile
-from autotile.files.settings import read_settings
-from autotile.ground.hardware import DeviceProperties
-from autotile.ground.model import Config, L2Mode, Measurement, Outcome, Problem, Trial
-from autotile.ground.problem import resolve_problem
-from autotile.ground.space import feasible_space
-from autotile.store.database import Database
-from autotile.store.keys import TuningKey, space_hash
-from autotile.store.recording import write_recording
-from autotile.store.recording_header import RecordingHeader
+from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.model import Config, L2Mode, Measurement, Outcome, Problem, Trial
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.database import Database
+from autotile.database.keys import TuningKey, space_hash
+from autotile.exchange.recording import RecordingHeader, write_recording
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.problem import resolve_problem
+from autotile.settings import read_settings
+from autotile.space.space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotile.files.profiles import device_profile
-from autotile.ground.model import Measurement, Outcome
-from autotile.process.messages import Evaluation
-from autotile.process.serve import Stage, serve
+from autotile.core.device import device_profile
+from autotile.core.model import Measurement, Outcome
+from autotile.workers.protocol import Evaluation, Stage, serve
 
 
 class Worker:

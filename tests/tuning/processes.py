@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotile.ground.model import Trial, config_key
+from autotile.core.model import Trial, config_key
 
 PATIENCE_S = 30.0
 
@@ -55,6 +55,6 @@ def workers_with(mark: str) -> list[int]:
             text = (folder / "environ").read_bytes() + (folder / "status").read_bytes()
         except OSError:  # gone, or another user's
             continue
-        if b"autotile.process." in command and mark.encode() in text:
+        if b"autotile.workers." in command and mark.encode() in text:
             found.append(int(folder.name))
     return found

@@ -9,21 +9,18 @@ from typing import Any
 import pytest
 from faults.traces import no_traces
 
-from autotile.files.library import load_kernel
-from autotile.files.settings import Settings, read_settings
-from autotile.ground.errors import InputError, ProblemError, RecordingError
-from autotile.ground.model import Outcome
-from autotile.ground.problem import resolve_problem
-from autotile.process.messages import Candidate
-from autotile.store.database import Database
-from autotile.store.kernel_tuner_export import write_cache
-from autotile.store.kernel_tuner_import import import_into_recording, read_cache
-from autotile.store.recording import read_recording, write_recording
-from autotile.store.recording_header import RecordingHeader
+from autotile.core.model import Outcome
+from autotile.database.database import Database
+from autotile.errors import InputError, ProblemError, RecordingError
+from autotile.exchange.kernel_tuner import import_into_recording, read_cache, write_cache
+from autotile.exchange.recording import RecordingHeader, read_recording, write_recording
+from autotile.kernel.library import load_kernel
+from autotile.kernel.problem import resolve_problem
+from autotile.settings import Settings, read_settings
 from autotile.tuning import backend as backends
-from autotile.tuning.backend import Backend, choose_backend
-from autotile.tuning.evaluator import ReplayEvaluator
+from autotile.tuning.backend import Backend, ReplayEvaluator, choose_backend
 from autotile.tuning.options import TuneOptions
+from autotile.workers.protocol import Candidate
 
 CANDIDATE = {"THREADS": 64, "WORK": 2}
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from autotile.files.profiles import device_profile
-from autotile.ground.model import Outcome, Trial
-from autotile.tuning.hopeless import kernel_fault
+from autotile.core.device import device_profile
+from autotile.core.model import Outcome, Trial
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import Progress
+from autotile.tuning.trial_log import kernel_fault
 
 BAD, WRONG, DEAD = Outcome.COMPILE_FAILED, Outcome.WRONG_RESULT, Outcome.CRASHED
 

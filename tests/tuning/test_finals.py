@@ -4,10 +4,10 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from autotile.ground.model import Config, Outcome, Trial
-from autotile.process.messages import Candidate, Evaluation
-from autotile.process.sanitizer import Finding, Verdict
+from autotile.core.model import Config, Outcome, Trial
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
+from autotile.workers.protocol import Candidate, Evaluation
+from autotile.workers.sanitizer import Finding, Verdict
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
 

@@ -9,22 +9,20 @@ from typing import Any
 
 import pytest
 
-from autotile.files.library import Kernel
-from autotile.files.profiles import device_profile
-from autotile.files.settings import Settings, read_settings
-from autotile.ground.errors import InputError, RecordingError
-from autotile.ground.model import Measurement, Outcome, Problem, Resources, Trial, config_key
-from autotile.ground.objectives import objective_values
-from autotile.ground.pareto import non_dominated
-from autotile.process.gpu import Gpu
-from autotile.process.messages import Workload
-from autotile.process.shelf import Shelf
-from autotile.store.database import Database
-from autotile.tuning.backend import Backend
-from autotile.tuning.evaluator import GpuEvaluator
+from autotile.core.device import device_profile
+from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial, config_key
+from autotile.core.objectives import non_dominated, objective_values
+from autotile.database.database import Database
+from autotile.errors import InputError, RecordingError
+from autotile.kernel.library import Kernel
+from autotile.settings import Settings, read_settings
+from autotile.tuning.backend import Backend, GpuEvaluator
 from autotile.tuning.finals import Finals
-from autotile.tuning.front import front_of
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.result import front_of
+from autotile.workers.child import Shelf
+from autotile.workers.gpu import Gpu
+from autotile.workers.protocol import Workload
 
 BEST = {"THREADS": 256, "WORK": 4}
 REGISTERS = ("time", "registers")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gone, workers_with
 
-from autotile.store.database import Database
+from autotile.database.database import Database
 from autotile.tuning import session
 from autotile.tuning.result import Progress
 

@@ -18,7 +18,7 @@ TUNE = ("matmul_tiled", "M=2048", "N=2048", "K=2048", "--replay", "--workers", "
 
 DIES_AT_ONCE = """
 import os, signal, threading, time
-from autotile.process.child import Child
+from autotile.workers.child import Child
 child = Child("echo_worker")
 threading.Thread(target=child.request, args=({"do": "hang"}, 60), daemon=True).start()
 time.sleep(0.01)
@@ -45,7 +45,7 @@ def test_a_killed_session_ends_like_one_that_was_not(
 def test_a_worker_that_was_still_starting_leaves_too(tmp_path: Path) -> None:
     """It was asked for something long already, and has never seen its parent alive."""
     mark = f"AUTOTILE_TEST_MARK={tmp_path}"
-    workers = Path(__file__).parents[1] / "process"
+    workers = Path(__file__).parents[1] / "workers"
     paths = os.pathsep.join(map(str, [*filter(None, sys.path), workers]))
     environment = {**os.environ, "AUTOTILE_TEST_MARK": str(tmp_path), "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", DIES_AT_ONCE], env=environment, check=False, timeout=30)

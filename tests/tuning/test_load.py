@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from autotile.ground.model import Outcome, Trial
-from autotile.tuning.load import Load, LoadMeter
+from autotile.core.model import Outcome, Trial
+from autotile.tuning.pipeline import Load, LoadMeter
 
 
 @pytest.fixture
 def moment(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock that is set by hand."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr("autotile.tuning.load.time.perf_counter", lambda: clock.now)
+    monkeypatch.setattr("autotile.tuning.pipeline.time.perf_counter", lambda: clock.now)
     return clock
 
 

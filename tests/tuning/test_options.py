@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotile.ground.errors import InputError
-from autotile.tuning.family_result import FamilyPlan
+from autotile.errors import InputError
+from autotile.tuning.family import FamilyPlan
 from autotile.tuning.options import TuneOptions
 
 

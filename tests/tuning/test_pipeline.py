@@ -8,14 +8,13 @@ from typing import Any, Literal
 
 import pytest
 
-from autotile.device.compiler import CompileJob
-from autotile.device.cubin_cache import CachedCubin
-from autotile.ground.errors import ToolchainError
-from autotile.ground.model import Config, Measurement, Outcome, Resources, Trial
-from autotile.process.compile_pool import Compiled
-from autotile.process.messages import Candidate, Evaluation
-from autotile.process.sanitizer import Finding
+from autotile.core.model import Config, Measurement, Outcome, Resources, Trial
+from autotile.cuda.compiler import CachedCubin, CompileJob
+from autotile.errors import ToolchainError
 from autotile.tuning.pipeline import Pipeline
+from autotile.workers.compile_pool import Compiled
+from autotile.workers.protocol import Candidate, Evaluation
+from autotile.workers.sanitizer import Finding
 
 SMALL = Resources(32, 0, 0, 0, 1024)
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from autotile.files.settings import read_settings
-from autotile.ground.errors import InputError
-from autotile.ground.model import Outcome, config_key
-from autotile.store.recording import read_recording
+from autotile.core.model import Outcome, config_key
+from autotile.errors import InputError
+from autotile.exchange.recording import read_recording
+from autotile.settings import read_settings
 from autotile.tuning import session
-from autotile.tuning.backend import Backend
-from autotile.tuning.evaluator import ReplayEvaluator
+from autotile.tuning.backend import Backend, ReplayEvaluator
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.record import Recorded, record
 from autotile.tuning.result import Progress

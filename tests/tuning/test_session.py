@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from autotile.files.settings import read_settings
-from autotile.ground.errors import InputError
-from autotile.ground.model import Config, Outcome, Trial, config_key
-from autotile.store.database import Database
+from autotile.core.model import Config, Outcome, Trial, config_key
+from autotile.database.database import Database
+from autotile.errors import InputError
+from autotile.settings import read_settings
 from autotile.tuning.result import Progress
 
 BEST = {"THREADS": 256, "WORK": 4}
@@ -225,8 +225,8 @@ class TestRepeatable:
         assert orders[0] == orders[1] != orders[2]
 
     def test_tpe_on_a_real_recording(self, tmp_path: Path) -> None:
-        from autotile.files.library import load_kernel
-        from autotile.ground.problem import resolve_problem
+        from autotile.kernel.library import load_kernel
+        from autotile.kernel.problem import resolve_problem
         from autotile.tuning.options import TuneOptions
         from autotile.tuning.session import tune
 

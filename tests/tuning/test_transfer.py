@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from autotile.files.settings import read_settings
-from autotile.store.database import Database
-from autotile.tuning.transfer import sources_of
+from autotile.database.database import Database
+from autotile.settings import read_settings
+from autotile.tuning.start import sources_of
 
 
 def test_the_nearest_studies_come_first(bench: Any) -> None:

@@ -13,26 +13,25 @@ import pytest
 from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gone, workers_with
 
 import autotile
-from autotile.device.compiler import compile_job
-from autotile.device.cubin_cache import CubinCache
-from autotile.device.properties import live_device
-from autotile.dispatch.serving import get_best_kernel
-from autotile.files.library import load_kernel
-from autotile.files.settings import read_settings
-from autotile.ground.errors import InputError
-from autotile.ground.geometry import launch_geometry
-from autotile.ground.model import Outcome
-from autotile.ground.problem import resolve_problem
-from autotile.ground.resource_gate import compiled_occupancy
-from autotile.ground.space import feasible_space
-from autotile.process.gpu import Gpu
-from autotile.process.messages import Candidate, Workload
-from autotile.store.database import Database
-from autotile.store.recording import read_recording
+from autotile.core.model import Outcome
+from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.cuda.driver import live_device
+from autotile.database.database import Database
+from autotile.errors import InputError
+from autotile.exchange.recording import read_recording
+from autotile.kernel.launch import launch_geometry
+from autotile.kernel.library import load_kernel
+from autotile.kernel.problem import resolve_problem
+from autotile.serving.dispatcher import get_best_kernel
+from autotile.settings import read_settings
+from autotile.space.limits import compiled_occupancy
+from autotile.space.space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.record import record
 from autotile.tuning.result import Progress
 from autotile.tuning.session import tune
+from autotile.workers.gpu import Gpu
+from autotile.workers.protocol import Candidate, Workload
 
 pytestmark = pytest.mark.gpu
 N = 1 << 20

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from autotile.dispatch.serving import find_best_kernel
-from autotile.files.settings import read_settings
-from autotile.ground.errors import InputError
-from autotile.ground.model import Config, Outcome, Trial, config_key
+from autotile.core.model import Config, Outcome, Trial, config_key
+from autotile.database.database import Database
+from autotile.errors import InputError
 from autotile.ops.verifying import verify_results
-from autotile.store.database import Database
+from autotile.serving.dispatcher import find_best_kernel
+from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 
 WINNER = {"THREADS": 256, "WORK": 4}
@@ -41,7 +41,7 @@ def tuned(bench: Any) -> Any:
             with Database.open(read_settings().database) as database, database.writing() as connection:
                 from sqlalchemy import update
 
-                from autotile.store.schema import STUDIES
+                from autotile.database.schema import STUDIES
 
                 key = replace(bench.key(), nvrtc_version=nvrtc, source="replayed")
                 connection.execute(update(STUDIES).values(nvrtc_version=nvrtc, digest=key.digest))

@@ -1,0 +1,1 @@
+"""Plain values and pure functions that everything else uses: dtypes, devices, configurations, outcomes, statistics."""

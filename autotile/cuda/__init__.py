@@ -1,0 +1,1 @@
+"""Everything that touches the CUDA toolchain or a GPU: NVRTC, cubins, launches, verification, timing."""

@@ -1,0 +1,152 @@
+"""Device buffers between guard bands, and the input data that fills them."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from autotile.core.dtypes import DTYPES, Array, Dtype
+from autotile.cuda.support import SupportKernels
+from autotile.cuda.toolchain import load_cupy
+from autotile.kernel.spec import BufferArgument
+from autotile.settings import available_cores
+
+_ALIGNMENT_BYTES = 256
+"""What cudaMalloc guarantees; a guarded buffer starts as well aligned as a plain one."""
+_LEAST_GUARD_BYTES = 4096
+_MOST_GUARD_BYTES = 1 << 20
+_WORD_BYTES = 4
+_NAN_WORD = 0xFFFF_FFFF
+"""A NaN in float16, bfloat16, float32 and float64 alike."""
+_INTEGER_WORD = 0xA5A5_A5A5
+
+
+class GuardedBuffer:
+    """A device array with a band of poison on each side.
+
+    The bands are two rows of the array wide (4 KiB to 1 MiB), so that a tile that overhangs the last row lands in them.
+    A read from a band gives NaN, which spoils the result and so is seen as well.
+
+    Parameters
+    ----------
+    shape, dtype
+        Of the array.
+    support
+        The worker's own kernels.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Dtype, support: SupportKernels) -> None:
+        cupy = load_cupy()
+        self.elements = math.prod(shape)
+        self._support = support
+        self._words = -(-self.elements * dtype.size_bytes // _WORD_BYTES)
+        self._pattern = _INTEGER_WORD if dtype.is_integer else _NAN_WORD
+        self._guard_bytes = _guard_bytes(shape[-1] * dtype.size_bytes)
+        body_bytes = self._words * _WORD_BYTES
+        memory = cupy.cuda.alloc(2 * self._guard_bytes + body_bytes)
+        self._bands = (memory.ptr, memory.ptr + self._guard_bytes + body_bytes)
+        self.array: Any = cupy.ndarray(shape, dtype.storage, memptr=memory + self._guard_bytes)
+        self.poison()
+        for band in self._bands:
+            support.fill_words(band, self._guard_bytes // _WORD_BYTES, self._pattern)
+
+    @property
+    def pointer(self) -> int:
+        """Device address of the first element."""
+        return int(self.array.data.ptr)
+
+    def poison(self) -> None:
+        """Overwrite the array, so that an element never written is seen."""
+        self._support.fill_words(self.pointer, self._words, self._pattern)
+
+    def clear(self) -> None:
+        """Overwrite the array with zeros."""
+        self._support.fill_words(self.pointer, self._words, 0)
+
+    def nonzero_words(self) -> int:
+        """How many words of the array are not zero."""
+        return self._support.count_unlike_pattern(self.pointer, self._words, 0)
+
+    def write(self, stored: Array) -> None:
+        """Copy host data of the array's shape and storage type to the device."""
+        self.array.set(stored)
+
+    def copy_from(self, other: GuardedBuffer) -> None:
+        """Copy another buffer's array."""
+        self.array.data.copy_from_device_async(other.array.data, self.array.nbytes)
+
+    def broken_guard_words(self) -> int:
+        """How many words of the guard bands were overwritten; the bands are mended."""
+        words = self._guard_bytes // _WORD_BYTES
+        broken = 0
+        for band in self._bands:
+            unlike = self._support.count_unlike_pattern(band, words, self._pattern)
+            if unlike:
+                self._support.fill_words(band, words, self._pattern)
+            broken += unlike
+        return broken
+
+    def differs_from(self, other: GuardedBuffer) -> bool:
+        """Whether the arrays differ in any word."""
+        return self._support.count_unlike(self.pointer, other.pointer, self._words) > 0
+
+
+def _guard_bytes(row_bytes: int) -> int:
+    guard = min(max(_LEAST_GUARD_BYTES, 2 * row_bytes), _MOST_GUARD_BYTES)
+    return -(-guard // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+_SEED = 20_240_601
+_INTEGER_SPAN = 8
+"""Random integers lie in [-8, 8] (unsigned: [0, 8]), so that sums of products stay exact in float64."""
+_PART = 1 << 20
+"""Values that one generator draws: a few milliseconds' work."""
+
+
+def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str) -> Array:
+    """Values of an input buffer, rounded to its element type and stored as its bits.
+
+    The same buffer name and shape give the same values in every process and on every machine.
+    """
+    dtype = DTYPES[dtype_name]
+    match buffer.init:
+        case "zeros":
+            values: Array = np.zeros(shape)
+        case "ones":
+            values = np.ones(shape)
+        case "arange":
+            values = np.arange(np.prod(shape, dtype=np.int64)).reshape(shape)
+        case "uniform":
+            values = _random(buffer.name, shape, lambda generator, part: generator.random(out=part, dtype=np.float32))
+        case "normal" if dtype.is_integer:
+            low = 0 if dtype_name.startswith("u") else -_INTEGER_SPAN
+            values = _random(buffer.name, shape, partial(_fill_integers, low))
+        case "normal":
+            values = _random(
+                buffer.name, shape, lambda generator, part: generator.standard_normal(out=part, dtype=np.float32)
+            )
+    return np.ascontiguousarray(dtype.encode(values))
+
+
+def _fill_integers(low: int, generator: np.random.Generator, part: Array) -> None:
+    part[:] = generator.integers(low, _INTEGER_SPAN, part.shape, np.int8, endpoint=True)
+
+
+def _random(name: str, shape: tuple[int, ...], fill: Callable[[np.random.Generator, Array], object]) -> Array:
+    """Values of a seed that name and shape decide, in float32.
+
+    Parts of fixed size have generators of their own, so that all cores draw at once and yet draw the same everywhere.
+    """
+    values = np.empty(math.prod(shape), np.float32)
+    parts = [values[start : start + _PART] for start in range(0, values.size, _PART)]
+    seeds = np.random.SeedSequence([_SEED, zlib.crc32(name.encode()), *shape]).spawn(len(parts))
+    generators = [np.random.Generator(np.random.SFC64(seed)) for seed in seeds]
+    with ThreadPoolExecutor(available_cores()) as pool:
+        list(pool.map(fill, generators, parts))
+    return values.reshape(shape)

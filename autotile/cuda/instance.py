@@ -1,0 +1,322 @@
+"""A problem on the device: inputs, outputs, the float64 reference, and the verdict on a candidate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autotile.core.device import DeviceProperties
+from autotile.core.dtypes import DTYPES, Array, Dtype, output_tolerance
+from autotile.core.model import Config, Outcome
+from autotile.cuda.arguments import decode_scalar, pack_arguments, scalar_value
+from autotile.cuda.buffers import GuardedBuffer, make_input
+from autotile.cuda.support import SupportKernels
+from autotile.cuda.toolchain import load_cupy
+from autotile.errors import InputError, ToolchainError
+from autotile.kernel.array_expressions import ArrayExpression, Matmul
+from autotile.kernel.launch import LaunchData, Workspace, known_names
+from autotile.kernel.spec import BufferArgument, KernelSpec
+
+_SMALL_ELEMENTS = 1 << 20
+_SMALL_FLOPS = 1 << 26
+"""Products of less are computed by NumPy in a few milliseconds, as a check of the device's."""
+_AGREEMENT = 1e-9
+"""NumPy and the device add in different orders: a sum of 1e8 terms then differs by about 1e-16 sqrt(1e8) = 1e-12."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One output's right values.
+
+    Attributes
+    ----------
+    values
+        float64 on the device, C order.
+    scale
+        Root of their mean square.
+    """
+
+    values: Any
+    scale: float
+
+
+class Reference:
+    """Evaluates array expressions over device arrays.
+
+    Small ones are computed a second time by NumPy, and the two must agree: so the device's arithmetic is proved on the
+    ragged shape before it is believed on the tuned one.
+
+    Parameters
+    ----------
+    environment
+        Float64 device arrays and numbers by name.
+    support
+        The worker's own kernels.
+    """
+
+    def __init__(self, environment: Mapping[str, Any], support: SupportKernels) -> None:
+        self._environment = environment
+        self._support = support
+        self._largest_product_flops = 0
+
+    def answer(self, name: str, expression: ArrayExpression, shape: tuple[int, ...], place: str) -> Answer:
+        """The right values of an output.
+
+        Parameters
+        ----------
+        name, shape
+            The output.
+        place
+            Where the expression stands and at which sizes, for messages.
+
+        Raises
+        ------
+        InputError
+            The expression cannot be evaluated, has another shape than the output, or is not finite.
+        ToolchainError
+            The device computes otherwise than NumPy does.
+        """
+        values = self._evaluate(expression, place)
+        if values.shape != shape:
+            raise InputError(f"{place} has shape {values.shape}, but the argument {name} has {shape}")
+        answer = load_cupy().ascontiguousarray(values)
+        unfinite, squares = self._support.summarise(answer.data.ptr, answer.size)
+        if unfinite:
+            raise InputError(f"{place} is not finite; choose inputs (init) for which it is")
+        scale = math.sqrt(squares / answer.size)
+        if self._is_small(answer):
+            self._check(answer, scale, expression, place)
+        return Answer(answer, scale)
+
+    def _evaluate(self, expression: ArrayExpression, place: str) -> Any:
+        """On the device; by NumPy where CuPy cannot compile its kernels, or the intermediate values do not fit."""
+        cupy = load_cupy()
+        try:
+            return cupy.asarray(_guarded(expression, self._environment, self._product, place))
+        except (cupy.cuda.compiler.CompileException, cupy.cuda.memory.OutOfMemoryError):
+            return cupy.asarray(_guarded(expression, self._on_host(), np.matmul, place))
+
+    def _product(self, a: Any, b: Any) -> Any:
+        if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
+            return a @ b
+        product = self._support.matmul(a, b)
+        self._largest_product_flops = max(self._largest_product_flops, 2 * product.size * a.shape[-1])
+        return product
+
+    def _is_small(self, answer: Any) -> bool:
+        elements = [answer.size, *(np.size(value) for value in self._environment.values())]
+        return max(elements) <= _SMALL_ELEMENTS and self._largest_product_flops <= _SMALL_FLOPS
+
+    def _check(self, answer: Any, scale: float, expression: ArrayExpression, place: str) -> None:
+        expected = _guarded(expression, self._on_host(), np.matmul, place)
+        error = np.abs(answer.get() - expected) > _AGREEMENT * np.maximum(np.abs(expected), scale)
+        if error.any():
+            raise ToolchainError(
+                f"{place}: the device computes {np.count_nonzero(error)} of {answer.size} values otherwise than NumPy; "
+                "see `autotile doctor`"
+            )
+
+    def _on_host(self) -> dict[str, Any]:
+        return {name: value.get() if np.ndim(value) else value for name, value in self._environment.items()}
+
+
+def _guarded(expression: ArrayExpression, environment: Mapping[str, Any], matmul: Matmul, place: str) -> Array:
+    try:
+        return expression.evaluate(environment, matmul)
+    except (ValueError, TypeError, IndexError, ArithmeticError) as error:
+        raise InputError(f"{place}: {error}") from None
+
+
+class Verdict(NamedTuple):
+    """What a candidate's run came to.
+
+    Attributes
+    ----------
+    max_error
+        Greatest error of an output's element, relative to the larger of its right value and the output's RMS; only
+        where the outcome is ``OK``.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    max_error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A configuration's arguments on a problem's buffers, with the workspaces that are its own.
+
+    Attributes
+    ----------
+    arguments
+        As a launch takes them.
+    workspaces
+        By name, but for empty ones; ``zeroed`` names those that every launch must leave zero.
+    """
+
+    arguments: tuple[Any, ...]
+    workspaces: Mapping[str, GuardedBuffer]
+    zeroed: frozenset[str]
+
+
+class ProblemInstance:
+    """A kernel's buffers and scalars at given sizes.
+
+    Everything is made once and serves every candidate, but for workspaces: those are of a candidate's own shape.
+
+    Parameters
+    ----------
+    spec, sizes, dtype
+        The problem.
+    support
+        The worker's own kernels.
+    check
+        Use the scalars' check values (``beta`` other than 0, say) where they are given.
+
+    Raises
+    ------
+    InputError
+        The reference cannot be computed, has another shape than the output, or is not finite; or a scalar does not fit
+        in its type.
+    ToolchainError
+        The device computes the reference otherwise than NumPy does.
+    """
+
+    def __init__(
+        self, spec: KernelSpec, sizes: Mapping[str, int], dtype: str, support: SupportKernels, *, check: bool
+    ) -> None:
+        self.sizes = dict(sizes)
+        self._spec = spec
+        self._dtype = dtype
+        self._support = support
+        self._scalars = {a.name: scalar_value(a, sizes, dtype, check=check) for a in spec.scalars}
+        self._buffers: dict[str, GuardedBuffer] = {}
+        self._pristine: dict[str, GuardedBuffer] = {}
+        for buffer in spec.buffers:
+            self._buffers[buffer.name] = self._new_buffer(buffer)
+            if buffer.access != "out":
+                pristine = self._pristine[buffer.name] = self._new_buffer(buffer)
+                pristine.write(make_input(buffer, buffer.extents(self.sizes), buffer.element_type(dtype, self.sizes)))
+                self._buffers[buffer.name].copy_from(pristine)
+        self._reference = self._answers()
+
+    def bind(self, config: Config, device: DeviceProperties) -> Bound:
+        """Arguments of a launch with a configuration; its workspaces live as long as what is returned.
+
+        Raises
+        ------
+        ConfigError
+            A workspace has a negative extent.
+        ToolchainError
+            The driver refuses a tensor map.
+        """
+        names = known_names(self._spec, config, self.sizes, device)
+        data = LaunchData.of(self._spec, self._dtype, names)
+        workspaces = {w.name: self._new_workspace(w) for w in data.workspaces if w.size_bytes}
+        arguments = pack_arguments(
+            self._spec,
+            data,
+            pointers={name: buffer.pointer for name, buffer in self._buffers.items()},
+            scalars=self._scalars,
+            workspaces={w.name: workspaces[w.name].pointer if w.size_bytes else 0 for w in data.workspaces},
+        )
+        return Bound(arguments, workspaces, frozenset(w.name for w in data.workspaces if w.zeroed))
+
+    def prepare(self, bound: Bound) -> None:
+        """Poison what the kernel must write and restore what it updates."""
+        for name, workspace in bound.workspaces.items():
+            if name not in bound.zeroed:
+                workspace.poison()
+        for buffer in self._spec.buffers:
+            if buffer.access == "out":
+                self._buffers[buffer.name].poison()
+            elif buffer.access == "inout":
+                self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
+
+    def verdict(self, bound: Bound) -> Verdict:
+        """Judge what the kernel left behind: guard bands, inputs, workspaces, outputs."""
+        guarded = {**self._buffers, **bound.workspaces}
+        broken = {name: buffer.broken_guard_words() for name, buffer in guarded.items()}
+        for name, words in broken.items():
+            if words:
+                return Verdict(Outcome.OUT_OF_BOUNDS, f"wrote {words} words outside {name} at {self._sizes_text()}")
+        for buffer in self._spec.buffers:
+            if buffer.access == "in" and self._buffers[buffer.name].differs_from(self._pristine[buffer.name]):
+                self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
+                return Verdict(Outcome.WRONG_RESULT, f"changed its input {buffer.name} at {self._sizes_text()}")
+        for name in bound.zeroed & bound.workspaces.keys():
+            words = bound.workspaces[name].nonzero_words()
+            if words:
+                bound.workspaces[name].clear()
+                reason = f"left {words} words of the workspace {name} other than zero, which the next launch relies on"
+                return Verdict(Outcome.WRONG_RESULT, f"{reason}, at {self._sizes_text()}")
+        max_error = 0.0
+        for name, answer in self._reference.items():
+            verdict = self._compare(name, answer)
+            if verdict.outcome is not Outcome.OK:
+                return verdict
+            max_error = max(max_error, verdict.max_error)
+        return Verdict(Outcome.OK, max_error=max_error)
+
+    def _compare(self, name: str, answer: Answer) -> Verdict:
+        output = self._buffers[name]
+        dtype, tolerance, scale = self._element_type(name), self._tolerance(name), answer.scale
+        wrong, first, max_error = self._support.compare(
+            output.pointer, answer.values.data.ptr, output.elements, dtype, tolerance=tolerance, scale=scale
+        )
+        if not wrong:
+            return Verdict(Outcome.OK, max_error=max_error)
+        index = np.unravel_index(first, output.array.shape)
+        got = float(dtype.decode(output.array.ravel()[first : first + 1].get())[0])
+        want = float(answer.values.ravel()[first : first + 1].get()[0])
+        place = ", ".join(str(int(i)) for i in index)
+        return Verdict(
+            Outcome.WRONG_RESULT,
+            f"{wrong} of {output.elements} elements of {name} are wrong at {self._sizes_text()}: "
+            f"{name}[{place}] is {got:.9g}, expected {want:.9g} within {tolerance:.2g} of max(|expected|, {scale:.3g})",
+        )
+
+    def _answers(self) -> dict[str, Answer]:
+        """Right values of every output, from the inputs on the device."""
+        environment: dict[str, Any] = dict(self.sizes)
+        environment |= {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in self._spec.scalars}
+        environment |= {name: self._element_type(name).decode(b.array) for name, b in self._pristine.items()}
+        reference = Reference(environment, self._support)
+        answers = {
+            name: reference.answer(
+                name,
+                expression,
+                self._buffers[name].array.shape,
+                f"{self._spec.source}: [reference] outputs.{name} at {self._sizes_text()}",
+            )
+            for name, expression in self._spec.reference.outputs.items()
+        }
+        del environment, reference  # float64 copies of every input
+        load_cupy().get_default_memory_pool().free_all_blocks()
+        return answers
+
+    def _tolerance(self, name: str) -> float:
+        if self._spec.reference.tolerance is not None:
+            return self._spec.reference.tolerance
+        inputs = [self._element_type(b.name) for b in self._spec.buffers]
+        reduction = int(self._spec.reference.reduction.evaluate(self.sizes))
+        return output_tolerance(self._element_type(name), inputs, reduction)
+
+    def _new_buffer(self, buffer: BufferArgument) -> GuardedBuffer:
+        return GuardedBuffer(buffer.extents(self.sizes), self._element_type(buffer.name), self._support)
+
+    def _element_type(self, name: str) -> Dtype:
+        return DTYPES[self._spec.buffer(name).element_type(self._dtype, self.sizes)]
+
+    def _new_workspace(self, workspace: Workspace) -> GuardedBuffer:
+        buffer = GuardedBuffer(workspace.shape, DTYPES[workspace.dtype], self._support)
+        if workspace.zeroed:
+            buffer.clear()
+        return buffer
+
+    def _sizes_text(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.sizes.items())

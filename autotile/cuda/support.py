@@ -1,0 +1,177 @@
+"""The worker's own kernels (``support.cu``), with a Python face."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autotile.core.dtypes import DTYPES, Dtype
+from autotile.cuda.compiler import CompileJob, CubinCache
+from autotile.cuda.launch import Function, Module
+from autotile.cuda.toolchain import load_cupy
+
+_SOURCE = Path(__file__).with_name("support.cu")
+_THREADS = 256
+_WARP_THREADS = 32
+_MAX_BLOCKS = 2048
+_MATMUL_TILE = 64
+_MATMUL_THREADS = 256
+_MAX_BATCH_BLOCKS = 65_535
+"""Blocks of a grid along z on any device: CUDA C++ Programming Guide, technical specifications."""
+_RESULT_WORDS = 3
+
+
+class Comparison(NamedTuple):
+    """How an output differs from its right values.
+
+    Attributes
+    ----------
+    wrong
+        Elements that are wrong.
+    first
+        Least index of a wrong one.
+    max_error
+        The greatest error relative to the larger of the right value and the scale.
+    """
+
+    wrong: int
+    first: int
+    max_error: float
+
+
+class SupportKernels:
+    """Fill, compare, sum up, multiply and spin on the device.
+
+    Parameters
+    ----------
+    cache
+        Where the compiled kernels are kept.
+    architecture
+        Such as ``"sm_90"``.
+    """
+
+    def __init__(self, cache: CubinCache, architecture: str) -> None:
+        self._cache = cache
+        self._architecture = architecture
+        self._functions: dict[tuple[str, str], Function] = {}
+        self._modules: dict[str, Module] = {}
+        self._result = load_cupy().empty(_RESULT_WORDS, dtype=np.uint64)
+
+    def fill_words(self, pointer: int, words: int, pattern: int) -> None:
+        """Write a 32-bit pattern to ``words`` words."""
+        self._launch("fill_words", words, np.uint64(pointer), np.uint64(words), np.uint32(pattern))
+
+    def count_unlike_pattern(self, pointer: int, words: int, pattern: int) -> int:
+        """How many of ``words`` 32-bit words differ from a pattern."""
+        return self._count("count_unlike_pattern", words, np.uint64(pointer), np.uint64(words), np.uint32(pattern))
+
+    def count_unlike(self, a: int, b: int, words: int) -> int:
+        """How many 32-bit words differ between two buffers."""
+        return self._count("count_unlike", words, np.uint64(a), np.uint64(b), np.uint64(words))
+
+    def compare(
+        self, got: int, want: int, elements: int, dtype: Dtype, *, tolerance: float, scale: float
+    ) -> Comparison:
+        """Compare an output with its right values; see ``compare_elements`` for what is wrong."""
+        self._result.set(np.array([0, 2**64 - 1, 0], dtype=np.uint64))
+        self._launch(
+            "compare_elements",
+            elements,
+            np.uint64(got),
+            np.uint64(want),
+            np.uint64(elements),
+            np.float64(tolerance),
+            np.float64(scale),
+            np.uint64(self._result.data.ptr),
+            dtype=dtype,
+        )
+        wrong, first, error = self._result.get()
+        return Comparison(int(wrong), int(first), float(error.view(np.float64)))
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        """Product of two float64 device arrays of shapes (..., M, K) and (..., K, N), as a device array.
+
+        Leading axes broadcast as in NumPy.
+
+        Raises
+        ------
+        ValueError
+            They do not.
+        """
+        cupy = load_cupy()
+        leading = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        (left, step_a), (right, step_b) = _stack(a, leading), _stack(b, leading)
+        (m, k), n = a.shape[-2:], b.shape[-1]
+        product = cupy.empty((*leading, m, n), dtype=np.float64)
+        batches = math.prod(leading)
+        grid = (-(-n // _MATMUL_TILE), -(-m // _MATMUL_TILE), min(batches, _MAX_BATCH_BLOCKS))
+        pointers = [np.uint64(array.data.ptr) for array in (left, right, product)]
+        numbers = [*map(np.int32, (m, n, k, batches)), np.int64(step_a), np.int64(step_b)]
+        self._function("matmul_float64").launch(grid, (_MATMUL_THREADS, 1, 1), (*pointers, *numbers), 0)
+        return product
+
+    def summarise(self, pointer: int, elements: int) -> tuple[int, float]:
+        """How many of ``elements`` float64 values are not finite, and the sum of the squares of the others."""
+        squares = load_cupy().empty(_blocks(elements) * _THREADS // _WARP_THREADS)  # of each warp
+        arguments = np.uint64(pointer), np.uint64(elements), np.uint64(self._result.data.ptr)
+        self._clear_result()
+        self._launch("summarise", elements, *arguments, np.uint64(squares.data.ptr))
+        return int(self._result.get()[0]), float(squares.get().sum())
+
+    def spin(self, blocks: int, turns: int) -> None:
+        """Queue ``blocks`` blocks of a fixed number of clock cycles each on CuPy's current stream."""
+        sink = np.uint64(self._result.data.ptr)
+        self._function("spin").launch((blocks, 1, 1), (_THREADS, 1, 1), (np.int32(turns), sink), 0)
+
+    def _count(self, name: str, elements: int, *arguments: Any) -> int:
+        self._clear_result()
+        self._launch(name, elements, *arguments, np.uint64(self._result.data.ptr))
+        return int(self._result.get()[0])
+
+    def _clear_result(self) -> None:
+        self._result.set(np.zeros(_RESULT_WORDS, dtype=np.uint64))
+
+    def _launch(self, name: str, elements: int, *arguments: Any, dtype: Dtype = DTYPES["float32"]) -> None:
+        self._function(name, dtype).launch((_blocks(elements), 1, 1), (_THREADS, 1, 1), arguments, 0)
+
+    def _function(self, name: str, dtype: Dtype = DTYPES["float32"]) -> Function:
+        function = self._functions.get((name, dtype.name))
+        if function is None:
+            function = self._functions[name, dtype.name] = self._module(dtype).function(name)
+        return function
+
+    def _module(self, dtype: Dtype) -> Module:
+        """All kernels for an element type, compiled at once."""
+        module = self._modules.get(dtype.name)
+        if module is None:
+            module = Module(self._cache.get_or_compile(_job(dtype, self._architecture)).path)
+            self._modules[dtype.name] = module
+        return module
+
+
+def _blocks(elements: int) -> int:
+    """Blocks of a launch that goes over so many elements."""
+    return max(1, min(_MAX_BLOCKS, -(-elements // _THREADS)))
+
+
+def _stack(array: Any, leading: tuple[int, ...]) -> tuple[Any, int]:
+    """Matrices one after the other, and the elements from one to the next; 0 where one stands for all."""
+    cupy = load_cupy()
+    own = array.shape[:-2]
+    if math.prod(own) == 1:
+        return cupy.ascontiguousarray(array), 0
+    whole = array if own == leading else cupy.broadcast_to(array, (*leading, *array.shape[-2:]))
+    return cupy.ascontiguousarray(whole), math.prod(array.shape[-2:])
+
+
+def _job(dtype: Dtype, architecture: str) -> CompileJob:
+    source = _SOURCE.read_text(encoding="utf-8")
+    options = (
+        f"-DDTYPE={dtype.c_type}",
+        f"-DDTYPE_IS_HALF={int(dtype.name == 'float16')}",
+        f"-DDTYPE_IS_BFLOAT16={int(dtype.name == 'bfloat16')}",
+    )
+    return CompileJob(source, source, str(_SOURCE), "compare_elements", architecture, options)

@@ -1,0 +1,1 @@
+"""The tuning database: studies, trials, best results, misses, families, migrations."""

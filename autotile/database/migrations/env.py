@@ -1,0 +1,15 @@
+"""Alembic's way in: run the steps on the connection, and inside the transaction, that the caller holds."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from autotile.database.fast_read import VERSION_TABLE
+from autotile.database.schema import METADATA
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=METADATA,
+    version_table=VERSION_TABLE,
+)
+context.run_migrations()

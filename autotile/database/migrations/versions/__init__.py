@@ -1,0 +1,1 @@
+"""One module a step, numbered in order; a released step is never changed."""

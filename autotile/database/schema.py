@@ -1,0 +1,172 @@
+"""The tables of the tuning database; a test compares them with the migrations."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Connection,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    column,
+    table,
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql, sqlite
+
+
+def insert_for(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
+    """An insert that knows ``ON CONFLICT``, spelled alike in SQLite and PostgreSQL."""
+    if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects import postgresql
+
+        return postgresql.insert(table)
+    from sqlalchemy.dialects import sqlite
+
+    return sqlite.insert(table)
+
+
+def now_text() -> str:
+    """The time in UTC, as it is stored: text that sorts by time in every database."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+METADATA = MetaData()
+
+
+def _json(name: str, *, nullable: bool = False) -> Column[object]:
+    return Column(name, JSON(none_as_null=True), nullable=nullable)
+
+
+STUDIES = Table(
+    "studies",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("kernel", Text, nullable=False),
+    Column("template_hash", Text, nullable=False),
+    Column("space_hash", Text, nullable=False),
+    _json("options"),
+    Column("dtype", Text, nullable=False),
+    _json("sizes"),
+    Column("gpu_name", Text, nullable=False),
+    Column("compute_capability", Text, nullable=False),
+    Column("sm_count", Integer, nullable=False),
+    Column("smem_per_block_optin_bytes", Integer, nullable=False),
+    Column("nvrtc_version", Text, nullable=False),
+    Column("l2_mode", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    _json("device", nullable=True),
+    Column("created_at", Text, nullable=False),
+    Index("studies_by_kernel", "kernel"),
+)
+"""One row for each `TuningKey`, with the device's properties (null where an imported result lacks them)."""
+
+RUNS = Table(
+    "runs",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
+    Column("started_at", Text, nullable=False),
+    Column("ended_at", Text),
+    Column("sampler", Text, nullable=False),
+    Column("seed", BigInteger),
+    _json("settings"),
+    Column("driver", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("autotile_version", Text, nullable=False),
+    _json("gates"),
+    _json("summary"),
+    Index("runs_by_study", "study_id"),
+)
+"""One row for each tune command; ``ended_at`` is null while it runs, and stays null when it was killed."""
+
+TRIALS = Table(
+    "trials",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
+    Column("run_id", Integer, ForeignKey("runs.id"), nullable=False),
+    Column("phase", Text, nullable=False),
+    Column("rank", Integer),
+    Column("config_key", Text, nullable=False),
+    _json("config"),
+    Column("outcome", Text, nullable=False),
+    Column("stage", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    _json("grid", nullable=True),
+    _json("block", nullable=True),
+    Column("dynamic_smem_bytes", Integer),
+    Column("registers", Integer),
+    Column("spill_store_bytes", Integer),
+    Column("spill_load_bytes", Integer),
+    Column("stack_bytes", Integer),
+    Column("static_smem_bytes", Integer),
+    Column("blocks_per_sm", Integer),
+    Column("warps_per_sm", Integer),
+    Column("occupancy", Float(53)),
+    _json("limited_by", nullable=True),
+    _json("limits", nullable=True),
+    Column("time_us", Float(53)),
+    Column("low_us", Float(53)),
+    Column("high_us", Float(53)),
+    _json("samples_us", nullable=True),
+    Column("l2", Text),
+    Column("cubin_hash", Text, nullable=False),
+    _json("telemetry"),
+    _json("seconds"),
+    Column("source", Text, nullable=False),
+    Column("created_at", Text, nullable=False),
+    Index("trials_by_time", "study_id", "outcome", "time_us"),
+    Index("trials_by_rank", "study_id", "phase", "rank"),
+    Index("trials_by_run", "run_id"),
+)
+"""Every trial. ``config`` keeps the parameters' order for people, ``config_key`` is canonical, for look-ups."""
+
+MISSES = Table(
+    "misses",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("kernel", Text, nullable=False),
+    Column("sizes", Text, nullable=False),
+    Column("dtype", Text, nullable=False),
+    Column("gpu_name", Text, nullable=False),
+    Column("tier", Text, nullable=False),
+    Column("count", Integer, nullable=False),
+    Column("last_at", Text, nullable=False),
+    UniqueConstraint("kernel", "sizes", "dtype", "gpu_name", "tier", name="one_row_a_miss"),
+)
+"""Problems that dispatch was asked for and had no exact result of; ``sizes`` is canonical JSON."""
+
+FAMILIES = Table(
+    "families",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("kernel", Text, nullable=False),
+    Column("dtype", Text, nullable=False),
+    _json("key"),
+    _json("device"),
+    _json("family"),
+    _json("progress", nullable=True),
+    _json("rule", nullable=True),
+    Column("learned_at", Text),
+    Index("families_by_kernel", "kernel"),
+)
+"""One row for each family of problems that is tuned on a device: ``key`` is a `TuningKey` without sizes, ``progress``
+null where nothing is left to do, ``rule`` null before the first rule is learned."""
+
+BEST = table("best", column("study_id"), column("trial_id"))
+"""The view of the best result of each study; it has more columns, for people who open the database by hand."""

@@ -1,0 +1,1 @@
+"""Results as files: recordings, bundles, T4, Kernel Tuner, C++ headers."""

@@ -1,0 +1,330 @@
+"""C++ code of a search-space file's expressions and of a kernel's arguments."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from autotile.core.dtypes import DTYPES
+from autotile.core.model import Value
+from autotile.kernel.expressions import Expression
+from autotile.kernel.spec import (
+    PROBLEM_DTYPE,
+    BufferArgument,
+    ElementType,
+    KernelSpec,
+    ScalarArgument,
+    TensorMapArgument,
+    WorkspaceArgument,
+)
+
+_ARITHMETIC: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
+_FUNCTIONS: Mapping[type[ast.operator], str] = {
+    ast.FloorDiv: "detail::floor_div",
+    ast.Mod: "detail::floor_mod",
+    ast.Pow: "detail::power",
+}
+_COMPARISONS: Mapping[type[ast.cmpop], str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
+_CALLS = {
+    "min": "std::min<std::int64_t>({{{}}})",
+    "max": "std::max<std::int64_t>({{{}}})",
+    "ceil_div": "detail::ceil_div({})",
+}
+_SIGNS: Mapping[type[ast.unaryop], str] = {ast.Not: "!", ast.USub: "-", ast.UAdd: "+"}
+_FOLDS: Mapping[type[ast.operator], Callable[[int, int], int | None]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: lambda a, b: a // b if b else None,
+    ast.Mod: lambda a, b: a % b if b else None,
+    ast.Pow: lambda a, b: int(a**b) if 0 <= b <= 63 else None,
+}
+_LARGEST_INT = 2**31 - 1
+
+
+def to_cpp(expression: Expression, places: Mapping[str, str]) -> str:
+    """An expression over 64-bit integers, booleans and ``std::string_view``, of the same value wherever it has one.
+
+    Parameters
+    ----------
+    expression
+        Parsed and checked, so that its text is known to be in the language.
+    places
+        What each name is in C++: ``{"BM": "config.BM"}``; properties of the device are ``device.NAME`` in both.
+
+    Notes
+    -----
+    Where the language has no value (a division by zero, a result beyond 64 bits), C++ has none either, but does not say
+    so.
+    """
+    return _Writer(places).write(ast.parse(expression.text, mode="eval").body)
+
+
+def literal(value: Value) -> str:
+    """A constant in C++."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return str(value) if abs(value) <= _LARGEST_INT else f"{value}LL"
+
+
+class _Writer:
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = places
+
+    def write(self, tree: ast.expr) -> str:
+        """Any part of an expression; whatever combines others stands in parentheses where it needs them."""
+        match tree:
+            case ast.Constant(value=str() as text):
+                written = f"std::string_view({literal(text)})"
+            case ast.Constant(value=bool() | int() as value):
+                written = literal(value)
+            case ast.Name(id=name):
+                written = self._places[name]
+            case ast.Attribute(attr=name):
+                written = f"device.{name}"
+            case ast.BinOp():
+                written = self._binary(tree)
+            case ast.UnaryOp(op=sign, operand=operand):
+                written = _SIGNS[type(sign)] + self._part(operand)
+            case ast.BoolOp(op=word, values=operands):
+                written = (" && " if isinstance(word, ast.And) else " || ").join(map(self._part, operands))
+            case ast.Compare():
+                written = self._comparison(tree)
+            case ast.IfExp(test=test, body=body, orelse=otherwise):
+                written = f"{self._part(test)} ? {self._part(body)} : {self._part(otherwise)}"
+            case ast.Call(func=ast.Name(id=name), args=arguments):
+                written = _CALLS[name].format(", ".join(map(self.write, arguments)))
+            case _:
+                raise ValueError(f"{ast.unparse(tree)} is no part of the expression language")
+        return written
+
+    def _part(self, tree: ast.expr) -> str:
+        """A part as an operand."""
+        text = self.write(tree)
+        functions = isinstance(tree, ast.BinOp) and type(tree.op) in _FUNCTIONS
+        simple = isinstance(tree, ast.Constant | ast.Name | ast.Attribute | ast.Call) or functions
+        return text if simple or text.isidentifier() or text.isdecimal() else f"({text})"
+
+    def _binary(self, tree: ast.BinOp) -> str:
+        folded = _folded(tree)  # literals are ints in C++, and products of them may need 64 bits
+        if folded is not None:
+            return literal(folded)
+        if type(tree.op) in _FUNCTIONS:
+            return f"{_FUNCTIONS[type(tree.op)]}({self.write(tree.left)}, {self.write(tree.right)})"
+        return f"{self._part(tree.left)} {_ARITHMETIC[type(tree.op)]} {self._part(tree.right)}"
+
+    def _comparison(self, tree: ast.Compare) -> str:
+        match tree:
+            case ast.Compare(ops=[ast.In() | ast.NotIn() as word], comparators=[ast.Tuple() | ast.List() as listed]):
+                left = self._part(tree.left)
+                found = " || ".join(f"{left} == {self._part(element)}" for element in listed.elts)
+                return f"!({found})" if isinstance(word, ast.NotIn) else found
+        operands = [self._part(operand) for operand in (tree.left, *tree.comparators)]
+        steps = zip(operands, tree.ops, operands[1:], strict=False)
+        return " && ".join(f"{left} {_COMPARISONS[type(word)]} {right}" for left, word, right in steps)
+
+
+def _folded(tree: ast.expr) -> int | None:
+    """Value of arithmetic on literals alone."""
+    match tree:
+        case ast.Constant(value=int() as value):
+            return int(value)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            inner = _folded(operand)
+            return None if inner is None else -inner
+        case ast.BinOp(left=left, op=sign, right=right):
+            a, b = _folded(left), _folded(right)
+            return None if a is None or b is None else _FOLDS[type(sign)](a, b)
+    return None
+
+
+_C_TYPES = {"float32": "float", "float64": "double", "float16": "std::uint16_t", "bfloat16": "std::uint16_t"}
+_MAP_TYPES = {"int8": "UINT8", "int16": "UINT16"}
+"""Bits are moved as they are, so what the driver has no name for goes by the unsigned type."""
+
+
+def argument_fields(spec: KernelSpec, dtype: str) -> Iterator[str]:
+    """One field for each array and each scalar that a caller may set."""
+    for buffer in spec.buffers:
+        shape = ", ".join(extent.text for extent in buffer.shape)
+        yield f"CUdeviceptr {buffer.name} = 0;  ///< {buffer.access}, {_named(buffer.dtype, dtype)}[{shape}]"
+    for scalar in _free(spec):
+        name = scalar.element_type(dtype)
+        bits = f"  ///< the bits of a {name}" if name in ("float16", "bfloat16") else ""
+        yield f"{c_type(name)} {scalar.name} = {_constant(scalar, name)};{bits}"
+
+
+def launch_values(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> dict[str, str]:
+    """Local variables of a launch, and the pointers to every argument in order."""
+    lines: list[str] = []
+    pointers: list[str] = []
+    for argument in spec.arguments:
+        name = argument.name
+        match argument:
+            case BufferArgument():
+                if not argument.passed:
+                    continue
+                lines.append(f"CUdeviceptr value_{name} = arguments.{name};")
+            case ScalarArgument() if isinstance(argument.value, Expression):
+                kind = c_type(argument.element_type(dtype))
+                lines.append(f"{kind} value_{name} = static_cast<{kind}>({to_cpp(argument.value, places)});")
+            case ScalarArgument():
+                lines.append(f"{c_type(argument.element_type(dtype))} value_{name} = arguments.{name};")
+            case WorkspaceArgument():
+                lines += _workspace(argument, dtype, places)
+            case TensorMapArgument():
+                lines += _tensor_map(spec, argument, dtype, places)
+        pointers.append(f"&value_{name}")
+    return {"values": "\n".join(f"        {line}" for line in lines), "value_pointers": ", ".join(pointers)}
+
+
+def workspace_code(spec: KernelSpec) -> dict[str, str]:
+    """What the class needs beside, where the kernel has workspaces."""
+    if not spec.workspaces:
+        return {"workspace_methods": "", "workspace_members": "", "free_workspaces": ""}
+    return {
+        "workspace_methods": _WORKSPACE_METHOD,
+        "workspace_members": "\n    std::map<std::pair<CUstream, std::string>, Workspace> workspaces_;",
+        "free_workspaces": "        for (const auto& [key, workspace] : workspaces_) cuMemFree(workspace.address);\n",
+    }
+
+
+_WORKSPACE_METHOD = """
+    struct Workspace {
+        CUdeviceptr address;
+        std::size_t bytes;
+    };
+
+    /// Memory that the kernel needs for itself, one piece a stream, kept until it has to grow; null where it is empty.
+    CUdeviceptr workspace(CUstream stream, const std::string& name, std::size_t bytes, bool zeroed) {
+        if (bytes == 0) return 0;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        Workspace& kept = workspaces_[{stream, name}];
+        if (kept.bytes < bytes) {
+            if (kept.address != 0) {
+                detail::check(cuStreamSynchronize(stream), "waiting for a workspace");
+                detail::check(cuMemFree(kept.address), "freeing a workspace");
+            }
+            kept = {};
+            detail::check(cuMemAlloc(&kept.address, bytes), "allocating a workspace");
+            kept.bytes = bytes;
+            if (zeroed) detail::check(cuMemsetD8Async(kept.address, 0, bytes, stream), "clearing a workspace");
+        }
+        return kept.address;
+    }
+"""
+
+
+def c_type(dtype: str) -> str:
+    """C++ type that holds a value of an element type."""
+    return _C_TYPES.get(dtype) or f"std::{dtype}_t"
+
+
+def _free(spec: KernelSpec) -> Iterator[ScalarArgument]:
+    return (scalar for scalar in spec.scalars if not isinstance(scalar.value, Expression))
+
+
+def _named(kind: ElementType, dtype: str) -> str:
+    return str(kind).replace(PROBLEM_DTYPE, dtype)
+
+
+def _constant(scalar: ScalarArgument, name: str) -> str:
+    if isinstance(scalar.value, Expression):
+        raise TypeError(f"{scalar.name} is bound by the sizes")
+    dtype = DTYPES[name]
+    if name in ("float16", "bfloat16"):
+        return f"0x{int(dtype.encode(np.array([float(scalar.value)])).view(np.uint16)[0]):04x}"
+    if dtype.is_integer:
+        return str(int(scalar.value))
+    if not math.isfinite(scalar.value):
+        return 'std::nan("")' if math.isnan(scalar.value) else f"{'-' if scalar.value < 0 else ''}HUGE_VAL"
+    return repr(float(scalar.value)) + ("f" if name == "float32" else "")
+
+
+def _by_type(kind: ElementType, dtype: str, places: Mapping[str, str], text: Callable[[str], str]) -> str:
+    """What depends on an element type, which flags may choose."""
+    named = [text(dtype if name == PROBLEM_DTYPE else name) for name in kind.names]
+    if kind.condition is None:
+        return named[0]
+    return f"(({to_cpp(kind.condition, places)}) ? {named[0]} : {named[1]})"
+
+
+def _element_bytes(kind: ElementType, dtype: str, places: Mapping[str, str]) -> str:
+    return _by_type(kind, dtype, places, lambda name: str(DTYPES[name].size_bytes))
+
+
+def _workspace(argument: WorkspaceArgument, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
+    name = argument.name
+    factors = [f"({to_cpp(extent, places)})" for extent in argument.shape]
+    yield f"const std::int64_t bytes_{name} ="
+    yield f"    {' * '.join([*factors, _element_bytes(argument.dtype, dtype, places)])};"
+    zeroed = "true" if argument.zeroed else "false"
+    yield f'CUdeviceptr value_{name} = workspace(stream, "{name}", static_cast<std::size_t>(bytes_{name}), {zeroed});'
+
+
+def _tensor_map(spec: KernelSpec, argument: TensorMapArgument, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
+    """The driver counts axes from the innermost one."""
+    name, buffer = argument.name, spec.buffer(argument.buffer)
+    rank = len(buffer.shape)
+    kind = _by_type(buffer.dtype, dtype, places, lambda n: f"CU_TENSOR_MAP_DATA_TYPE_{_MAP_TYPES.get(n, n.upper())}")
+    element = _element_bytes(buffer.dtype, dtype, places)
+
+    def listed(c_kind: str, what: str, expressions: tuple[Expression, ...]) -> str:
+        values = ", ".join(f"static_cast<{c_kind}>({to_cpp(e, places)})" for e in reversed(expressions))
+        return f"const {c_kind} {what}_{name}[] = {{{values}}};"
+
+    yield listed("cuuint64_t", "extents", buffer.shape)
+    strides = [f"{element} * " + " * ".join(f"extents_{name}[{i}]" for i in range(axis)) for axis in range(1, rank)]
+    yield f"const cuuint64_t strides_{name}[] = {{{', '.join(strides) or '0'}}};"
+    yield listed("cuuint32_t", "box", argument.box)
+    yield listed("cuuint32_t", "steps", argument.element_strides)
+    yield f"CUtensorMap value_{name}{{}};  // zeros where the configuration has no use for it"
+    yield f"if ({_is_present(argument, places)}) {{"
+    yield f"    detail::check(cuTensorMapEncodeTiled(&value_{name}, {kind}, {rank},"
+    yield f"                                         reinterpret_cast<void*>(arguments.{argument.buffer}),"
+    yield f"                                         extents_{name}, strides_{name}, box_{name}, steps_{name},"
+    yield "                                         CU_TENSOR_MAP_INTERLEAVE_NONE,"
+    yield f"                                         {_choice(_SWIZZLES, to_cpp(argument.swizzle_bytes, places))},"
+    promotion = _choice(_PROMOTIONS, to_cpp(argument.l2_promotion_bytes, places))
+    yield f"                                         {promotion},"
+    yield "                                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),"
+    yield f'                  "the tensor map of {argument.buffer}");'
+    yield "}"
+
+
+def _is_present(argument: TensorMapArgument, places: Mapping[str, str]) -> str:
+    return " && ".join(f"({to_cpp(side, places)}) != 0" for side in argument.box)
+
+
+def map_rules(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
+    """What tensor maps ask of the sizes: rows of whole 16 bytes."""
+    for argument in spec.tensor_maps:
+        buffer = spec.buffer(argument.buffer)
+        row = f"({to_cpp(buffer.shape[-1], places)}) * {_element_bytes(buffer.dtype, dtype, places)}"
+        yield f"if ({_is_present(argument, places)} && {row} % 16 != 0) return false;  // {argument.name}"
+
+
+_SWIZZLES = {b: f"CU_TENSOR_MAP_SWIZZLE_{b}B" for b in (128, 64, 32)} | {0: "CU_TENSOR_MAP_SWIZZLE_NONE"}
+_PROMOTIONS = {b: f"CU_TENSOR_MAP_L2_PROMOTION_L2_{b}B" for b in (256, 128, 64)} | {
+    0: "CU_TENSOR_MAP_L2_PROMOTION_NONE"
+}
+
+
+def _choice(names: Mapping[int, str], value: str) -> str:
+    if value.isdecimal():
+        return names[int(value)]
+    return "".join(f"({value}) == {n} ? {text} : " for n, text in names.items() if n) + names[0]

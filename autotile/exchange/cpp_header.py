@@ -1,0 +1,333 @@
+"""Write a C++ header that chooses a configuration from the sizes and launches it through the driver API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from autotile.core.device import EXPRESSION_NAMES, limits_for
+from autotile.core.model import Config, Resources, Value, config_key
+from autotile.database.winners import StoredRule, Winner
+from autotile.errors import InputError
+from autotile.exchange.cpp_code import argument_fields, launch_values, literal, map_rules, to_cpp, workspace_code
+from autotile.families.features import Feature, Traits
+from autotile.families.rule import FamilyRule, Leaf, Split
+from autotile.kernel.expressions import Expression
+from autotile.kernel.problem import capability_of, runs_on
+from autotile.kernel.spec import KernelSpec
+
+
+def family_code(spec: KernelSpec, rules: Sequence[StoredRule], numbers: Mapping[str, int]) -> dict[str, str]:
+    """Functions of the rules, and where `choose` asks them; a rule with a configuration that is not here is left out.
+
+    Parameters
+    ----------
+    numbers
+        Of the header's configurations, by their keys.
+    """
+    known = [stored for stored in rules if all(config_key(one.config) in numbers for one in stored.rule.configs)]
+    functions = [line for number, stored in enumerate(known) for line in _Family(spec, stored, numbers, number).lines()]
+    asked = [line for number, stored in enumerate(known) for line in _question(stored, number)]
+    return {
+        "families": "\n".join(["", *functions, ""]) if functions else "",
+        "by_family": "".join(f"    {line}\n" for line in asked),
+    }
+
+
+def _question(stored: StoredRule, number: int) -> Iterator[str]:
+    here = f"device.name == {literal(stored.device.name)}"
+    yield f"if (best.tier != Tier::exact && {here} && family_{number}::holds(sizes)) {{"
+    yield f"    for (const std::size_t config : family_{number}::order(sizes, device)) {{"
+    yield "        const Cubin* cubin = detail::usable(config, sizes, device);"
+    yield "        if (cubin != nullptr) return {config, cubin, Tier::family};"
+    yield "    }"
+    yield "}"
+
+
+class _Family:
+    """One rule as a namespace of two functions."""
+
+    def __init__(self, spec: KernelSpec, stored: StoredRule, numbers: Mapping[str, int], number: int) -> None:
+        self._spec = spec
+        self._rule: FamilyRule = stored.rule
+        self._gpu = stored.device.name
+        self._numbers = [numbers[config_key(one.config)] for one in stored.rule.configs]
+        self._number = number
+        self._places = {name: f"sizes.{name}" for name in spec.sizes}
+        resident = [one.blocks_per_sm for one in stored.rule.configs]
+        configs = [one.config for one in stored.rule.configs]
+        self._traits = Traits.of(spec, stored.device, configs, resident, [stored.rule.family.largest])
+
+    def lines(self) -> Iterator[str]:
+        """The namespace."""
+        rule, names = self._rule, self._spec.sizes
+        yield f"/// {rule.family} on {self._gpu}, learned from {len(rule.points)} of its problems."
+        yield f"namespace family_{self._number} {{"
+        yield ""
+        yield "inline bool holds(const Sizes& sizes) {"
+        yield f"    return {' && '.join(self._holds(name) for name in names)};"
+        yield "}"
+        yield ""
+        yield "/// Configurations, the best first: where one breaks a rule or a limit, the next is launched."
+        size = len(self._numbers)
+        yield f"inline std::array<std::size_t, {size}> order([[maybe_unused]] const Sizes& sizes,"
+        yield "                                         [[maybe_unused]] const Device& device) {"
+        yield from self._branch(rule.tree, "    ")
+        yield "}"
+        yield ""
+        yield f"}}  // namespace family_{self._number}"
+
+    def _holds(self, name: str) -> str:
+        parts = []
+        for low, high in self._rule.family.extents[name].parts:
+            here = f"sizes.{name}"
+            parts.append(f"{here} == {low}" if low == high else f"({low} <= {here} && {here} <= {high})")
+        return f"({' || '.join(parts)})"
+
+    def _branch(self, tree: Leaf | Split, indent: str) -> Iterator[str]:
+        if isinstance(tree, Leaf):
+            yield f"{indent}return {{{', '.join(str(self._numbers[number]) for number in tree.order)}}};"
+            return
+        yield f"{indent}if ({self._value(tree.feature)} <= {float(tree.at_most)!r}) {{  // {tree.feature}"
+        yield from self._branch(tree.then, indent + "    ")
+        yield f"{indent}}}"
+        yield from self._branch(tree.otherwise, indent)
+
+    def _value(self, feature: Feature) -> str:
+        """A feature as a double."""
+        match feature.kind:
+            case "size":
+                value = f"double(sizes.{feature.of})"
+            case "alignment":
+                value = f"detail::alignment(sizes.{feature.of})"
+            case "outputs":
+                value = self._outputs()
+            case "intensity":
+                value = f"{self._work(flops=True)} / std::max({self._work(flops=False)}, 1.0)"
+            case "blocks":
+                value = self._blocks(feature.config)
+            case "waves":
+                value = f"{self._blocks(feature.config)} / {float(self._traits.slots[feature.config])!r}"
+            case "work_ratio":
+                value = f"{self._rounds(feature.config)} / ({self._rounds(feature.over)})"
+            case unknown:
+                raise ValueError(f"no feature of a rule is of the kind {unknown!r}")
+        return value
+
+    def _outputs(self) -> str:
+        written = [buffer for buffer in self._spec.buffers if buffer.access != "in"]
+        products = (" * ".join(f"double({to_cpp(e, self._places)})" for e in buffer.shape) for buffer in written)
+        return " + ".join(products)
+
+    def _work(self, *, flops: bool) -> str:
+        expression = self._spec.work.flops if flops else self._spec.work.bytes
+        return f"double({to_cpp(expression, self._places)})" if expression is not None else "0.0"
+
+    def _blocks(self, config: int) -> str:
+        return f"detail::blocks({self._numbers[config]}, sizes, device)"
+
+    def _rounds(self, config: int) -> str:
+        """Outputs that the busiest SM makes room for."""
+        tile, sms = float(self._traits.tile[config]), float(self._traits.sm_count)
+        return f"std::ceil({self._blocks(config)} / {sms!r}) * {tile!r}"
+
+
+_PLACE = re.compile(r"@@(\w+)@@")
+_KINDS = {bool: "bool", int: "std::int64_t", str: "std::string_view"}
+_QUERIED = {
+    "sm_count": "MULTIPROCESSOR_COUNT",
+    "warp_size": "WARP_SIZE",
+    "max_threads_per_block": "MAX_THREADS_PER_BLOCK",
+    "max_threads_per_sm": "MAX_THREADS_PER_MULTIPROCESSOR",
+    "max_blocks_per_sm": "MAX_BLOCKS_PER_MULTIPROCESSOR",
+    "registers_per_block": "MAX_REGISTERS_PER_BLOCK",
+    "registers_per_sm": "MAX_REGISTERS_PER_MULTIPROCESSOR",
+    "smem_per_block_bytes": "MAX_SHARED_MEMORY_PER_BLOCK",
+    "smem_per_block_optin_bytes": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+    "smem_per_sm_bytes": "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
+    "smem_reserved_per_block_bytes": "RESERVED_SHARED_MEMORY_PER_BLOCK",
+    "l2_bytes": "L2_CACHE_SIZE",
+}
+"""Properties of a device and the driver's names of them."""
+_ALWAYS = ("max_threads_per_block", "registers_per_block", "smem_per_block_optin_bytes")
+"""What the limits of any launch ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderCubin:
+    """A compiled configuration and the file, beside the header, that holds it."""
+
+    target: str
+    flags: Mapping[str, int]
+    config: Config
+    resources: Resources
+    file: str
+
+
+def write_header(
+    spec: KernelSpec,
+    dtype: str,
+    winners: Sequence[Winner],
+    cubins: Sequence[HeaderCubin],
+    *,
+    rules: Sequence[StoredRule] = (),
+    stem: str,
+    version: str,
+) -> str:
+    """The text of the header.
+
+    Parameters
+    ----------
+    spec, dtype
+        The kernel, and the element type that it is compiled for.
+    winners
+        Newest and most trusted first: of those at one distance the first is taken.
+    cubins
+        Of every winner's configuration that is to be launched, and of the default.
+    rules
+        Of the kernel's families, the newest first.
+    stem
+        What the cubins' names begin with.
+    version
+        Of autotile.
+
+    Raises
+    ------
+    InputError
+        The kernel asks for a property of the device that neither the driver tells nor all architectures share.
+    """
+    configs = {config_key(config): config for config in (*(c.config for c in cubins), spec.default)}
+    numbers = {key: number for number, key in enumerate(configs)}
+    places = {p.name: f"config.{p.name}" for p in spec.parameters} | {name: f"sizes.{name}" for name in spec.sizes}
+    known = [winner for winner in winners if config_key(winner.config) in numbers]
+    filled = {
+        "title": f"{spec.name}: {spec.summary or 'a tuned kernel'}".replace("\\", "/"),
+        "version": version,
+        "stem": stem,
+        "name": spec.name,
+        "entry": spec.entry,
+        "namespace": namespace_of(spec, dtype),
+        "sizes": _lines(f"    std::int64_t {name} = {literal(default)};" for name, default in spec.sizes.items()),
+        "parameters": _lines(f"    {_KINDS[type(p.values[0])]} {p.name};" for p in spec.parameters),
+        "arguments": _lines(f"    {line}" for line in argument_fields(spec, dtype)),
+        "and_flags": " and the flags of a problem" if spec.flags else "",
+        "cubin_flags": "".join(f"    std::int64_t {name};\n" for name in spec.flags),
+        "configs": _lines(
+            f"    {_aggregate(c[p.name] for p in spec.parameters)},  // {n}" for n, c in enumerate(configs.values())
+        ),
+        "default_config": str(numbers[config_key(spec.default)]),
+        "tuned": _lines(_tuned(spec, winner, numbers) for winner in known) or '    {{}, 0, 0.0, "", 0},  // nothing',
+        "tuned_count": str(len(known)),
+        "cubins": _lines(_cubin(spec, cubin, numbers) for cubin in cubins),
+        "rules": _lines(f"    {line}" for line in _rules(spec, dtype, places)),
+        "grid": _dimensions(spec.launch.grid, places),
+        "block": _dimensions(spec.launch.block, places),
+        "dynamic_smem_bytes": to_cpp(spec.launch.dynamic_smem_bytes, places) if spec.launch.dynamic_smem_bytes else "0",
+        "flags_differ": "".join(f" || cubin.{name} != sizes.{name}" for name in spec.flags),
+        "flag_distance": " + ".join(f"int(from.sizes.{name} != sizes.{name})" for name in spec.flags) or "0",
+        "size_distance": _size_distance(spec),
+        **_device(spec, [cubin.target for cubin in cubins]),
+        **launch_values(spec, dtype, places),
+        **workspace_code(spec),
+        **family_code(spec, rules, numbers),
+    }
+    template = files("autotile.exchange").joinpath("header_template.hpp").read_text(encoding="utf-8")
+    return _PLACE.sub(lambda place: filled[place[1]], template)
+
+
+def namespace_of(spec: KernelSpec, dtype: str) -> str:
+    """The kernel's namespace below ``autotile``; a kernel of several element types has one for each."""
+    name = spec.name.replace("-", "_")
+    return name if len(spec.dtypes) == 1 else f"{name}_{dtype}"
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "\n".join(lines)
+
+
+def _aggregate(values: Iterable[Value]) -> str:
+    return "{" + ", ".join(map(literal, values)) + "}"
+
+
+def _tuned(spec: KernelSpec, winner: Winner, numbers: Mapping[str, int]) -> str:
+    key, time_us = winner.key, winner.measurement.time_us if winner.measurement else 0.0
+    capability = key.compute_capability.replace(".", "")
+    number = numbers[config_key(winner.config)]
+    sizes = _aggregate(key.sizes[name] for name in spec.sizes)
+    return f"    {{{sizes}, {number}, {time_us:.6g}, {literal(key.gpu_name)}, {capability}}},".replace("e+", "e")
+
+
+def _cubin(spec: KernelSpec, cubin: HeaderCubin, numbers: Mapping[str, int]) -> str:
+    capability = capability_of(cubin.target)
+    major = capability.partition(".")[0]
+    alone = not runs_on(cubin.target, f"{major}.9")
+    used = cubin.resources
+    flags = "".join(f"{cubin.flags[name]}, " for name in spec.flags)
+    number = numbers[config_key(cubin.config)]
+    figures = f"{number}, {capability.replace('.', '')}, {literal(alone)}, {used.registers}, {used.static_smem_bytes}"
+    return f"    {{{figures}, {flags}{literal(cubin.file)}}},"
+
+
+def _rules(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
+    """The kernel's own rules, then what clusters and tensor maps ask of the sizes."""
+    for rule in spec.rules:
+        yield f"if (!({to_cpp(rule.expression, places)})) return false;  // {rule.name}"
+    for blocks, cluster in zip(spec.launch.grid, spec.launch.cluster, strict=False):
+        remainder = f"detail::floor_mod({to_cpp(blocks, places)}, {to_cpp(cluster, places)})"
+        yield f"if ({remainder} != 0) return false;  // whole clusters"
+    yield from map_rules(spec, dtype, places)
+
+
+def _dimensions(expressions: Sequence[Expression], places: Mapping[str, str]) -> str:
+    return ", ".join([*(to_cpp(expression, places) for expression in expressions), "1", "1"][:3])
+
+
+def _size_distance(spec: KernelSpec) -> str:
+    proper = [name for name in spec.sizes if name not in spec.flags]
+    return " + ".join(f"detail::doublings(from.sizes.{name}, sizes.{name})" for name in proper)
+
+
+def _device(spec: KernelSpec, targets: Sequence[str]) -> dict[str, str]:
+    """Fields of the device that this kernel's expressions name, and how each is had."""
+    used = {name.removeprefix("device.") for e in _expressions(spec) for name in e.names if name.startswith("device.")}
+    fields, queries = [], []
+    for name in EXPRESSION_NAMES:
+        if name in _QUERIED and (name in used or name in _ALWAYS):
+            fields.append(f"    std::int64_t {name} = 0;")
+            queries.append(f"        found.{name} = attribute(CU_DEVICE_ATTRIBUTE_{_QUERIED[name]});")
+        elif name == "memory_bytes" and name in used:
+            fields.append(f"    std::int64_t {name} = 0;")
+            queries.append("        std::size_t bytes = 0;")
+            queries.append('        detail::check(cuDeviceTotalMem(&bytes, device), "the device\'s memory");')
+            queries.append(f"        found.{name} = static_cast<std::int64_t>(bytes);")
+        elif name in used:
+            fields.append(f"    std::int64_t {name} = {_shared(name, targets)};  // of every architecture here")
+    return {"device": _lines(fields), "device_attributes": _lines(queries)}
+
+
+def _shared(name: str, targets: Sequence[str]) -> int:
+    values = {int(getattr(limits_for(capability_of(target)), name)) for target in targets}
+    if len(values) > 1:
+        raise InputError(
+            f"the kernel asks for device.{name}, which the driver does not tell and which differs between "
+            f"{', '.join(dict.fromkeys(targets))}; write one header an architecture, with --arch"
+        )
+    return values.pop()
+
+
+def _expressions(spec: KernelSpec) -> list[Expression]:
+    launch = spec.launch
+    shared = [launch.dynamic_smem_bytes] if launch.dynamic_smem_bytes is not None else []
+    inside = [e for w in spec.workspaces for e in w.shape]
+    maps = [e for m in spec.tensor_maps for e in (*m.box, *m.element_strides, m.swizzle_bytes, m.l2_promotion_bytes)]
+    return [
+        *(rule.expression for rule in spec.rules),
+        *launch.grid,
+        *launch.block,
+        *launch.cluster,
+        *shared,
+        *inside,
+        *maps,
+    ]

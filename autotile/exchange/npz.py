@@ -1,0 +1,118 @@
+"""A strict reader and writer of ``.npz`` files: known arrays of known types, nothing pickled, sizes bounded.
+
+`numpy.load` would trust the sizes that a file declares; here they are compared with the bytes that are there before
+any memory is taken.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotile.database.paths import whole_file
+from autotile.errors import RecordingError
+
+MAX_BYTES = 256 * 2**20
+"""Most that a file may hold once decompressed: ten times a recording of a million configurations."""
+
+_FAULTS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    NotImplementedError,  # a compression that zipfile does not know
+    RuntimeError,  # an encrypted member
+    ValueError,
+    OSError,
+)
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write compressed arrays; a reader sees the whole file or none of it.
+
+    Raises
+    ------
+    RecordingError
+        The file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as stream:
+            np.savez_compressed(stream, allow_pickle=False, **arrays)
+    except OSError as error:
+        raise RecordingError(f"cannot write the recording {path}: {error.strerror}; name another place") from None
+
+
+class NpzReader:
+    """Reads arrays by name out of an ``.npz`` file; use it in a ``with`` block.
+
+    Raises
+    ------
+    RecordingError
+        The file cannot be read, is damaged, or is larger than any recording.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._archive = zipfile.ZipFile(path)
+        except FileNotFoundError:
+            raise RecordingError(
+                f"there is no recording {path}; `autotile list --recordings` shows those that are installed"
+            ) from None
+        except IsADirectoryError:
+            raise RecordingError(f"{path} is a folder; expected the path of a recording (.npz)") from None
+        except _FAULTS as error:
+            raise self.damaged(f"it is no zip archive ({error})") from None
+        size = sum(member.file_size for member in self._archive.infolist())
+        if size > MAX_BYTES:
+            self._archive.close()
+            raise self.damaged(f"it claims to hold {size:,} bytes, and {MAX_BYTES:,} are allowed")
+
+    def __enter__(self) -> NpzReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the arrays."""
+        return frozenset(name.removesuffix(".npy") for name in self._archive.namelist())
+
+    def damaged(self, problem: str) -> RecordingError:
+        """Describe a fault of the file, for the caller to raise."""
+        return RecordingError(f"the recording {self.path} is damaged: {problem}; fetch or record it again")
+
+    def read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None) -> np.ndarray:
+        """Read one array, of exactly this type and shape (any length, where no shape is given).
+
+        Raises
+        ------
+        RecordingError
+            It is missing, damaged or of another type or shape.
+        """
+        try:
+            data = self._archive.read(f"{name}.npy")
+            stream = io.BytesIO(data)
+            if np.lib.format.read_magic(stream) != (1, 0):
+                raise ValueError("not version 1.0 of the .npy format")
+            found_shape, fortran_order, found_dtype = np.lib.format.read_array_header_1_0(stream)
+        except KeyError:
+            raise self.damaged(f"it lacks {name!r}") from None
+        except _FAULTS as error:
+            raise self.damaged(f"{name!r} cannot be read ({error})") from None
+        fits = len(found_shape) == 1 if shape is None else found_shape == shape
+        if found_dtype != dtype or fortran_order or not fits:
+            raise self.damaged(f"{name!r} is {found_dtype} {found_shape}, expected {dtype} {shape or '(n,)'}")
+        if len(data) - stream.tell() != math.prod(found_shape) * dtype.itemsize:
+            raise self.damaged(f"{name!r} has not the length that it claims")
+        return np.frombuffer(data, dtype, offset=stream.tell()).reshape(found_shape)

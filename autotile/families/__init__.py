@@ -1,0 +1,1 @@
+"""Rules over problem sizes: features, decision tree, time model, learning."""

@@ -1,0 +1,289 @@
+"""What a rule may ask of a problem: its sizes, and how the blocks of its configurations would fill the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, reduce
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.device import DeviceProperties
+from autotile.core.frozen import dataclass
+from autotile.core.model import Config
+from autotile.kernel.expressions import Expression
+from autotile.kernel.launch import fixed_names
+from autotile.kernel.spec import KernelSpec
+
+Kind = Literal["size", "alignment", "outputs", "intensity", "blocks", "waves", "work_ratio"]
+
+_NEEDS: Mapping[Kind, Sequence[str]] = {
+    "size": ("of",),
+    "alignment": ("of",),
+    "blocks": ("config",),
+    "waves": ("config",),
+    "work_ratio": ("config", "over"),
+}
+_MOST_ALIGNED = 256
+"""No tile is divided by a larger power of two."""
+_ENDLESS = 2**14
+"""A size at which what hangs over the edges of the grid no longer counts."""
+_ENDLESS_SMS = 2**40
+"""So many multiprocessors that no grid is cut to what they hold."""
+
+Column = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One number that a rule may ask of a problem.
+
+    Attributes
+    ----------
+    kind
+        ``size``: a size or flag. ``alignment``: the largest power of two that divides a size, 256 at most. ``outputs``:
+        elements of all written arrays. ``intensity``: operations over bytes, as the kernel's file states them.
+        ``blocks``: of a configuration's grid; where that is cut to what the device holds at once, as in persistent
+        kernels, what it would be without the cut. ``waves``: those blocks over what the device holds at once.
+        ``work_ratio``: the work of the busiest SM under a configuration over that under another one, where each SM is
+        given whole blocks and a block makes whole tiles: what hangs over edges and in the last round is in it.
+    of
+        Name of the size, where the kind needs one.
+    config, over
+        Numbers of the configuration and, for a ``work_ratio``, of the other one, where the kind needs them.
+    """
+
+    kind: Kind
+    of: str = ""
+    config: int = 0
+    over: int = 0
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "size":
+                return self.of
+            case "alignment":
+                return f"alignment of {self.of}"
+            case "work_ratio":
+                return f"work of #{self.config} / #{self.over}"
+            case "blocks" | "waves":
+                return f"{self.kind} of #{self.config}"
+        return self.kind
+
+    def to_json(self) -> dict[str, Any]:
+        """The kind, and what it needs."""
+        needed = {name: getattr(self, name) for name in _NEEDS.get(self.kind, ())}
+        return {"feature": self.kind, **needed}
+
+    @classmethod
+    def from_json(cls, data: Any, sizes: Iterable[str], configs: int) -> Feature:
+        """Inverse of `to_json`.
+
+        Parameters
+        ----------
+        sizes
+            Names that ``of`` may have.
+        configs
+            Numbers below this may be named.
+
+        Raises
+        ------
+        ValueError
+            There is no such feature.
+        """
+        is_plain = isinstance(data, Mapping) and all(isinstance(value, str | int) for value in data.values())
+        known = _by_json(tuple(sizes), configs).get(frozenset(data.items())) if is_plain else None
+        if known is not None:
+            return known
+        raise ValueError(f"{data} is no feature of a problem")
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What features are computed from: problems in rows, configurations in columns.
+
+    Attributes
+    ----------
+    sizes
+        Values of each size and flag, shape (problems,).
+    outputs, flops, bytes
+        Of each problem, shape (problems,); zeros where the kernel's file does not state its work.
+    blocks
+        See `Feature`; at least 1, shape (problems, configurations).
+    slots
+        Blocks that the device holds at once, shape (configurations,).
+    tile
+        Outputs that a whole block makes, shape (configurations,).
+    sm_count
+        Multiprocessors of the device.
+    """
+
+    sizes: Mapping[str, Column]
+    outputs: Column
+    flops: Column
+    bytes: Column
+    blocks: Column
+    slots: Column
+    tile: Column
+    sm_count: int
+
+    @classmethod
+    def of(
+        cls,
+        spec: KernelSpec,
+        device: DeviceProperties,
+        configs: Sequence[Config],
+        blocks_per_sm: Sequence[int],
+        problems: Sequence[Mapping[str, int]],
+    ) -> Traits:
+        """Work the traits out.
+
+        Parameters
+        ----------
+        spec, device
+            The kernel, and where it runs.
+        configs, blocks_per_sm
+            Configurations, and how many blocks of each an SM holds.
+        problems
+            Sizes and flags of each problem.
+        """
+        table = _Problems(spec, device, problems)
+        proper = [name for name in spec.sizes if name not in spec.flags]
+        uncut = replace(device, sm_count=_ENDLESS_SMS)
+        grids = _Problems(spec, uncut, problems)
+        endless = _Problems(spec, uncut, [{**problems[0], **dict.fromkeys(proper, _ENDLESS)}])
+        return cls(
+            sizes={name: column.astype(float) for name, column in table.sizes.items()},
+            outputs=table.outputs(),
+            flops=table.column(spec.work.flops),
+            bytes=table.column(spec.work.bytes),
+            blocks=np.stack([grids.blocks(config) for config in configs], axis=1),
+            slots=device.sm_count * np.maximum(np.array(blocks_per_sm, float), 1.0),
+            tile=np.array([float((endless.outputs() / endless.blocks(config))[0]) for config in configs]),
+            sm_count=device.sm_count,
+        )
+
+    def select(self, configs: Sequence[int]) -> Traits:
+        """The same for some of the configurations, in the given order."""
+        chosen = list(configs)
+        return replace(
+            self,
+            blocks=self.blocks[:, chosen],
+            slots=self.slots[chosen],
+            tile=self.tile[chosen],
+        )
+
+    def rows(self, problems: NDArray[np.int64]) -> Traits:
+        """The same for some of the problems."""
+        return replace(
+            self,
+            sizes={name: column[problems] for name, column in self.sizes.items()},
+            outputs=self.outputs[problems],
+            flops=self.flops[problems],
+            bytes=self.bytes[problems],
+            blocks=self.blocks[problems],
+        )
+
+    @property
+    def waves(self) -> Column:
+        """Blocks over slots, shape (problems, configurations)."""
+        return np.asarray(self.blocks / self.slots)
+
+    @property
+    def rounds(self) -> Column:
+        """Blocks that the busiest SM is given, shape (problems, configurations)."""
+        return np.asarray(np.ceil(self.blocks / self.sm_count))
+
+    def column(self, feature: Feature) -> Column:
+        """Value of a feature for each problem, shape (problems,)."""
+        match feature.kind:
+            case "size":
+                found = self.sizes[feature.of]
+            case "alignment":
+                values = np.maximum(self.sizes[feature.of].astype(np.int64), 1)
+                found = np.minimum(values & -values, _MOST_ALIGNED).astype(float)
+            case "outputs":
+                found = self.outputs
+            case "intensity":
+                found = self.flops / np.maximum(self.bytes, 1.0)
+            case "blocks":
+                found = self.blocks[:, feature.config]
+            case "waves":
+                found = self.waves[:, feature.config]
+            case "work_ratio":
+                work = self.rounds * self.tile
+                found = work[:, feature.config] / work[:, feature.over]
+        return found
+
+    def table(self, features: Sequence[Feature]) -> Column:
+        """Values of features, shape (problems, features)."""
+        return np.stack([self.column(feature) for feature in features], axis=1)
+
+
+def meet_rules(
+    spec: KernelSpec, device: DeviceProperties, configs: Sequence[Config], problems: Sequence[Mapping[str, int]]
+) -> NDArray[np.bool_]:
+    """Whether configurations meet the rules of the kernel's file, shape (problems, configurations)."""
+    table = _Problems(spec, device, problems)
+    return np.stack([table.meets_rules(config) for config in configs], axis=1)
+
+
+def features_of(spec: KernelSpec, configs: int) -> list[Feature]:
+    """Every feature that a rule over so many configurations may ask for, the plainest first."""
+    states_work = spec.work.flops is not None and spec.work.bytes is not None
+    found = _all_features(tuple(spec.sizes), spec.flags, configs)
+    return [feature for feature in found if feature.kind != "intensity" or states_work]
+
+
+def _all_features(sizes: Sequence[str], flags: Sequence[str], configs: int) -> list[Feature]:
+    return [
+        *(Feature("size", name) for name in sizes),
+        Feature("outputs"),
+        Feature("intensity"),
+        *(Feature("alignment", name) for name in sizes if name not in flags),
+        *(Feature("blocks", config=number) for number in range(configs)),
+        *(Feature("waves", config=number) for number in range(configs)),
+        *(Feature("work_ratio", config=a, over=b) for a in range(configs) for b in range(a + 1, configs)),
+    ]
+
+
+@lru_cache(maxsize=8)
+def _by_json(sizes: tuple[str, ...], configs: int) -> Mapping[frozenset[tuple[str, Any]], Feature]:
+    """Features by what `Feature.to_json` gives for them: a tree asks for one at every node."""
+    return {frozenset(feature.to_json().items()): feature for feature in _all_features(sizes, (), configs)}
+
+
+class _Problems:
+    """Problems as columns, and expressions over them."""
+
+    def __init__(self, spec: KernelSpec, device: DeviceProperties, problems: Sequence[Mapping[str, int]]) -> None:
+        self._spec = spec
+        self._count = len(problems)
+        self.sizes = {name: np.array([problem[name] for problem in problems], np.int64) for name in spec.sizes}
+        own = self.sizes if self._count > 1 else {}  # a single problem's numbers cost a tenth of columns
+        self._names = {**fixed_names(spec, problems[0], device), **own}
+
+    def column(self, expression: Expression | None, config: Config | None = None) -> Column:
+        """Values of an expression, float64, shape (problems,); zeros where there is none."""
+        if expression is None:
+            return np.zeros(self._count)
+        values = expression.evaluate({**self._names, **(config or {})})
+        return np.broadcast_to(np.asarray(values, float), (self._count,))
+
+    def blocks(self, config: Config) -> Column:
+        """Blocks of the grid; 1 where a dimension is not positive, which is not served."""
+        dimensions = (np.maximum(self.column(extent, config), 1.0) for extent in self._spec.launch.grid)
+        return reduce(np.multiply, dimensions)
+
+    def meets_rules(self, config: Config) -> NDArray[np.bool_]:
+        """Whether every rule holds."""
+        rules = (self.column(rule.expression, config) != 0 for rule in self._spec.rules)
+        return reduce(np.logical_and, rules, np.ones(self._count, np.bool_))
+
+    def outputs(self) -> Column:
+        """Elements of all written arrays."""
+        written = [buffer for buffer in self._spec.buffers if buffer.access != "in"]
+        extents = (reduce(np.multiply, (self.column(extent) for extent in buffer.shape)) for buffer in written)
+        return reduce(np.add, extents, np.zeros(self._count))

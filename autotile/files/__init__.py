@@ -1,1 +1,0 @@
-"""What is read from files: kernels and their search spaces, settings, and the figures of known GPUs."""

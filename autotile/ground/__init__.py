@@ -1,1 +1,0 @@
-"""The pure part: values, spaces, limits and statistics. No GPU, no files, no processes."""

@@ -1,0 +1,380 @@
+"""Array expressions of ``[reference]``: the expected output, computed in float64.
+
+A closed language like that of `autotile.ground.expressions`, over whole arrays: parsed once, every part checked, never
+executed as Python.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.frozen import dataclass
+from autotile.errors import listing, nearest
+from autotile.kernel.expressions import Grammar
+from autotile.kernel.nodes import Kind, NoResultError
+from autotile.kernel.syntax import LanguageError, Place, SyntaxText, one_line
+
+_CLIPPING = (np.maximum, np.minimum)
+"""Operations that give finite values though an operand is infinite."""
+
+
+class ShapeOnly:
+    """Stands for a finite float64 array; NumPy's functions give the shape of their result, and refuse what it refuses.
+
+    Parameters
+    ----------
+    shape
+        Of the array.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def astype(self, dtype: Any, copy: bool = True) -> ShapeOnly:
+        """The same: all is float64."""
+        return self
+
+    def __getitem__(self, index: Any) -> ShapeOnly:
+        return self
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Nothing is stored."""
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *operands: Any, **options: Any) -> Any:
+        if method != "__call__":
+            return NotImplemented
+        for operand in operands:
+            if not isinstance(operand, ShapeOnly) and ufunc not in _CLIPPING and not np.isfinite(operand):
+                raise ValueError(f"an operand is {operand}, so that the result is not finite")
+        if ufunc is np.divide and not isinstance(operands[1], ShapeOnly) and operands[1] == 0:
+            raise ValueError("the divisor is zero")
+        if ufunc is np.matmul:
+            return ShapeOnly(_product_shape(*(np.shape(operand) for operand in operands)))
+        return ShapeOnly(np.broadcast_shapes(*(np.shape(operand) for operand in operands)))
+
+    def __array_function__(self, function: Any, types: Any, arguments: tuple[Any, ...], options: Any) -> Any:
+        known = _SHAPE_FUNCTIONS.get(function)
+        return known(*arguments, **options) if known is not None else NotImplemented
+
+
+def _reduced(array: ShapeOnly, axis: int | None = None) -> ShapeOnly:
+    if axis is None:
+        return ShapeOnly(())
+    if not -array.ndim <= axis < array.ndim:
+        raise ValueError(f"axis {axis} is out of bounds for an array of {array.ndim} axes")
+    left = list(array.shape)
+    del left[axis]
+    return ShapeOnly(tuple(left))
+
+
+def _swapped(array: ShapeOnly, first: int, second: int) -> ShapeOnly:
+    shape = list(array.shape)
+    shape[first], shape[second] = shape[second], shape[first]
+    return ShapeOnly(tuple(shape))
+
+
+def _product_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of ``a @ b``; a vector is a row on the left and a column on the right."""
+    if not a or not b:
+        raise ValueError("a matrix product takes no numbers; use *")
+    rows, columns = a[-2:-1], b[-1:] if len(b) > 1 else ()
+    if a[-1] != b[-2 if len(b) > 1 else -1]:
+        raise ValueError(f"{a[-1]} columns against {b[-2 if len(b) > 1 else -1]} rows")
+    return (*np.broadcast_shapes(a[:-2], b[:-2]), *rows, *columns)
+
+
+_SHAPE_FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
+    np.shape: lambda array: array.shape,
+    np.ndim: lambda array: array.ndim,
+    np.sum: _reduced,
+    np.mean: _reduced,
+    np.max: _reduced,
+    np.swapaxes: _swapped,
+    np.zeros_like: lambda array: array,
+}
+
+
+Array = NDArray[np.float64]
+MAX_OFFSET = 2**31 - 1
+"""Largest axis or offset that an expression may name."""
+
+Matmul = Callable[[Array, Array], Array]
+_Step = Callable[[Mapping[str, Any], Matmul], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayExpression:
+    """A parsed array expression.
+
+    Attributes
+    ----------
+    text
+        The text, on one line.
+    names
+        Every array and scalar in it.
+    """
+
+    text: str
+    names: frozenset[str]
+    place: Place = field(repr=False, compare=False)
+    step: _Step = field(repr=False, compare=False)
+
+    def evaluate(self, env: Mapping[str, Any], matmul: Matmul | None = None) -> Array:
+        """Evaluate in float64.
+
+        Parameters
+        ----------
+        env
+            An array or number for each of ``names``, of any dtype. Arrays of another library that NumPy's functions
+            dispatch to (CuPy's, say) are computed with where they lie.
+        matmul
+            What ``@`` does, where not `numpy.matmul`: a blocked or device-side product of two float64 arrays or stacks
+            of matrices, say.
+
+        Returns
+        -------
+        numpy.ndarray
+            float64, of whatever shape the expression gives, of the library of the arrays in ``env``. Divisions by zero,
+            overflows and logarithms of negative numbers give infinities and NaNs, as they would on the device.
+
+        Raises
+        ------
+        SpecError
+            Shapes do not fit together.
+        """
+        try:
+            with np.errstate(all="ignore"):
+                result = self.step(env, matmul or np.matmul)
+        except LanguageError as error:
+            raise self.place.error(error.problem, column=error.column, expression=self.text) from None
+        return np.asarray(result) if isinstance(result, np.generic) else result
+
+
+def parse_array_expression(
+    text: str,
+    names: Iterable[str],
+    kinds: Mapping[str, Kind] | None = None,
+    *,
+    source: str = "",
+    key: str = "",
+    line: int | None = None,
+) -> ArrayExpression:
+    """Parse and check an array expression.
+
+    Parameters
+    ----------
+    text
+        The expression.
+    names
+        The arrays and scalars that may be used.
+    kinds
+        The kind of each name that the condition of ``x if c else y`` may use.
+    source, key, line
+        Where the expression stands, for messages.
+
+    Raises
+    ------
+    SpecError
+        The text is not in the language or uses an unknown name.
+    """
+    place = Place(source, key, line)
+    line_of_text = one_line(text)
+    parser = _Parser(SyntaxText(line_of_text), tuple(names), kinds or {})
+    try:
+        step = parser.step(parser.text.parse())
+    except LanguageError as error:
+        raise place.error(error.problem, column=error.column, expression=line_of_text) from None
+    return ArrayExpression(line_of_text, frozenset(parser.used), place, step)
+
+
+def shift(array: Array, *offsets: int) -> Array:
+    """Shift an array: ``result[i, j] = array[i + d0, j + d1]``, zero where that lies outside.
+
+    Raises
+    ------
+    ValueError
+        There is not one offset for each axis.
+    """
+    if len(offsets) != array.ndim:
+        raise ValueError(f"shift of a {array.ndim}-dimensional array takes {array.ndim} offsets, got {len(offsets)}")
+    result = np.zeros_like(array)
+    kept = [max(0, size - abs(offset)) for size, offset in zip(array.shape, offsets, strict=True)]
+    to = tuple(slice(max(0, -offset), max(0, -offset) + n) for offset, n in zip(offsets, kept, strict=True))
+    at = tuple(slice(max(0, offset), max(0, offset) + n) for offset, n in zip(offsets, kept, strict=True))
+    result[to] = array[at]
+    return result
+
+
+def transpose(array: Array) -> Array:
+    """Swap the last two axes: each matrix of a stack is transposed; a vector or number is left as it is."""
+    return np.swapaxes(array, -1, -2) if array.ndim > 1 else array
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """What an expression may call, and how."""
+
+    operation: Callable[..., Any]
+    usage: str
+    arrays: int = 1
+    whole_numbers: range = range(1)
+    """How many literal whole numbers may follow the arrays: an axis, or offsets."""
+
+
+_OPTIONAL_AXIS = range(2)
+_FUNCTIONS: Mapping[str, _Function] = {
+    "exp": _Function(np.exp, "exp(x)"),
+    "log": _Function(np.log, "log(x)"),
+    "sqrt": _Function(np.sqrt, "sqrt(x)"),
+    "abs": _Function(np.abs, "abs(x)"),
+    "tanh": _Function(np.tanh, "tanh(x)"),
+    "transpose": _Function(transpose, "transpose(x)"),
+    "maximum": _Function(np.maximum, "maximum(a, b)", arrays=2),
+    "minimum": _Function(np.minimum, "minimum(a, b)", arrays=2),
+    "sum": _Function(np.sum, "sum(x) or sum(x, axis)", whole_numbers=_OPTIONAL_AXIS),
+    "mean": _Function(np.mean, "mean(x) or mean(x, axis)", whole_numbers=_OPTIONAL_AXIS),
+    "max": _Function(np.max, "max(x) or max(x, axis)", whole_numbers=_OPTIONAL_AXIS),
+    "shift": _Function(shift, "shift(x, d0, d1, ...), one offset for each axis", whole_numbers=range(1, 9)),
+}
+
+ARRAY_FUNCTIONS = tuple(_FUNCTIONS)
+"""Functions that an array expression may call."""
+
+_OPERATIONS: Mapping[type[ast.operator], Callable[..., Any]] = {
+    ast.Add: np.add,
+    ast.Sub: np.subtract,
+    ast.Mult: np.multiply,
+    ast.Div: np.divide,
+    ast.Pow: np.power,
+}
+
+_LANGUAGE = f"use names, numbers, + - * / ** @, x if c else y and the functions {', '.join(ARRAY_FUNCTIONS)}"
+
+
+class _Parser:
+    """Turns a syntax tree into one closure for each part; whatever it does not name is refused."""
+
+    def __init__(self, text: SyntaxText, known: tuple[str, ...], kinds: Mapping[str, Kind]) -> None:
+        self.text = text
+        self.known = known
+        self.kinds = kinds
+        self.used: set[str] = set()
+
+    def step(self, tree: ast.expr) -> _Step:
+        match tree:
+            case ast.Constant():
+                return self._constant(tree)
+            case ast.Name(id=name):
+                return self._name(tree, name)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return self._apply(tree, np.negative, self.step(operand))
+            case ast.BinOp():
+                return self._binary(tree)
+            case ast.IfExp():
+                return self._choice(tree)
+            case ast.Call():
+                return self._call(tree)
+            case _:
+                raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_LANGUAGE}")
+
+    def _constant(self, tree: ast.Constant) -> _Step:
+        if isinstance(tree.value, bool) or not isinstance(tree.value, int | float):
+            raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not a number; {_LANGUAGE}")
+        try:
+            value = np.float64(tree.value)
+        except OverflowError:
+            raise self.text.error(tree, "the number does not fit in float64") from None
+        return lambda env, matmul: value
+
+    def _name(self, tree: ast.expr, name: str) -> _Step:
+        if name not in self.known:
+            cure = "; it is a function" if name in ARRAY_FUNCTIONS else nearest(name, self.known)
+            raise self.text.error(tree, f"unknown name {name!r}{cure} (known: {listing(self.known)})")
+        self.used.add(name)
+        return lambda env, matmul: _as_float64(env[name])
+
+    def _binary(self, tree: ast.BinOp) -> _Step:
+        left, right = self.step(tree.left), self.step(tree.right)
+        if isinstance(tree.op, ast.MatMult):
+            return self._matmul(tree, left, right)
+        operation = _OPERATIONS.get(type(tree.op))
+        if operation is None:
+            raise self.text.error(tree, f"this operator is not accepted; {_LANGUAGE}")
+        return self._apply(tree, operation, left, right)
+
+    def _choice(self, tree: ast.IfExp) -> _Step:
+        """One of two arrays; the condition is an expression of `autotile.kernel.expressions` over sizes and flags."""
+        grammar = Grammar(self.text, self.kinds)
+        condition = grammar.condition(tree.test)
+        chosen, otherwise = self.step(tree.body), self.step(tree.orelse)
+        self.used |= grammar.names
+
+        def choice(env: Mapping[str, Any], matmul: Matmul) -> Any:
+            names = {name: int(env[name]) for name in grammar.names}
+            try:
+                holds = condition.evaluate(names, True)
+            except NoResultError as error:
+                raise self.text.error(tree.test, error.problem) from None
+            return (chosen if holds else otherwise)(env, matmul)
+
+        return choice
+
+    def _matmul(self, tree: ast.expr, left: _Step, right: _Step) -> _Step:
+        def product(env: Mapping[str, Any], matmul: Matmul) -> Any:
+            return self._guarded(tree, matmul, left(env, matmul), right(env, matmul))
+
+        return product
+
+    def _apply(self, tree: ast.expr, operation: Callable[..., Any], *operands: _Step) -> _Step:
+        def result(env: Mapping[str, Any], matmul: Matmul) -> Any:
+            return self._guarded(tree, operation, *(operand(env, matmul) for operand in operands))
+
+        return result
+
+    def _guarded(self, tree: ast.expr, operation: Callable[..., Any], *operands: Any) -> Any:
+        try:
+            return operation(*operands)
+        except ValueError as error:
+            shapes = " and ".join(str(np.shape(operand)) for operand in operands)
+            raise self.text.error(tree, f"operands of shape {shapes} do not fit: {error}") from None
+
+    def _call(self, tree: ast.Call) -> _Step:
+        name = tree.func.id if isinstance(tree.func, ast.Name) else ""
+        if name not in ARRAY_FUNCTIONS:
+            called = self.text.excerpt(tree.func)
+            raise self.text.error(tree, f"{called!r} cannot be called{nearest(called, ARRAY_FUNCTIONS)} ({_LANGUAGE})")
+        function = _FUNCTIONS[name]
+        arrays, whole = tree.args[: function.arrays], tree.args[function.arrays :]
+        plain = not tree.keywords and not any(isinstance(argument, ast.Starred) for argument in tree.args)
+        if not plain or len(arrays) < function.arrays or len(whole) not in function.whole_numbers:
+            raise self.text.error(tree, f"{name} is called as {function.usage}, with plain arguments")
+        numbers = [self._whole_number(argument) for argument in whole]
+        operands = [self.step(argument) for argument in arrays]
+        return self._apply(tree, lambda *values: function.operation(*values, *numbers), *operands)
+
+    def _whole_number(self, tree: ast.expr) -> int:
+        sign, literal = (-1, tree.operand) if _is_negation(tree) else (1, tree)
+        value = literal.value if isinstance(literal, ast.Constant) else None
+        if isinstance(value, bool) or not isinstance(value, int) or value > MAX_OFFSET:
+            raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not a literal whole number up to {MAX_OFFSET}")
+        return sign * value
+
+
+def _as_float64(value: Any) -> Any:
+    """An array in float64, where it lies; a NumPy scalar of anything else, which other libraries' arrays accept."""
+    return value.astype(np.float64, copy=False) if np.ndim(value) else np.float64(value)
+
+
+def _is_negation(tree: ast.expr) -> TypeGuard[ast.UnaryOp]:
+    return isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub)

@@ -1,0 +1,366 @@
+"""Parse a search-space file into a checked `KernelSpec`; docs/file-format.md states the format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from autotile.core.device import EXPRESSION_NAMES
+from autotile.core.dtypes import DTYPES
+from autotile.core.model import Value
+from autotile.errors import listing, nearest
+from autotile.kernel.arguments import check_ragged_maps, parse_arguments
+from autotile.kernel.array_expressions import ShapeOnly, parse_array_expression
+from autotile.kernel.expressions import Expression, parse_expression
+from autotile.kernel.nodes import Kind
+from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, contradiction
+from autotile.kernel.spec import (
+    Argument,
+    BufferArgument,
+    KernelSpec,
+    Launch,
+    Limits,
+    Parameter,
+    Reference,
+    Rule,
+    ScalarArgument,
+    Work,
+)
+from autotile.kernel.table import ProblemFrame, Table, check_names, describe, is_c_identifier, read_document
+
+
+def try_reference(reference: Reference, arguments: tuple[Argument, ...], frame: ProblemFrame) -> None:
+    """Evaluate the shape of every output, at the default and the ragged sizes, and with each flag turned.
+
+    Raises
+    ------
+    SpecError
+        Shapes do not fit together, an axis does not exist, a divisor is zero, or an output has another shape than its
+        buffer.
+    """
+    buffers = {a.name: a for a in arguments if isinstance(a, BufferArgument)}
+    for sizes, check in _problems(frame):
+        environment: dict[str, Any] = {**sizes, **_scalars(arguments, sizes, check=check)}
+        environment |= {name: ShapeOnly(buffer.extents(sizes)) for name, buffer in buffers.items()}
+        for name, expression in reference.outputs.items():
+            shape, expected = np.shape(expression.evaluate(environment)), buffers[name].extents(sizes)
+            if shape != expected:
+                at = " ".join(f"{size}={value}" for size, value in sizes.items())
+                problem = f"the result has the shape {shape}, but the buffer {name} has {expected}, at {at}"
+                raise expression.place.error(problem, expression=expression.text)
+
+
+def _problems(frame: ProblemFrame) -> Iterator[tuple[Mapping[str, int], bool]]:
+    """Sizes to try, each with whether scalars take their check values there."""
+    for sizes, check in ((frame.sizes, False), (frame.ragged, True)):
+        yield sizes, check
+        for flag in frame.flags:
+            yield {**sizes, flag: 1 - sizes[flag]}, check
+
+
+def _scalars(arguments: tuple[Argument, ...], sizes: Mapping[str, int], *, check: bool) -> dict[str, float]:
+    found = {}
+    for scalar in (a for a in arguments if isinstance(a, ScalarArgument)):
+        if isinstance(scalar.value, int | float):
+            found[scalar.name] = scalar.check_value if check and scalar.check_value is not None else scalar.value
+        else:
+            found[scalar.name] = scalar.value.evaluate(sizes)
+    return found
+
+
+def parse_reference(table: Table, arguments: tuple[Argument, ...], frame: ProblemFrame) -> Reference:
+    """Parse [reference]: one array expression for every buffer that the kernel writes.
+
+    Raises
+    ------
+    SpecError
+        An output is missing, unknown, or names a buffer that only the kernel fills; or its expression has no value or
+        another shape.
+    """
+    table.allow(("outputs", "reduction", "tolerance"))
+    outputs = table.table("outputs")
+    buffers = [a for a in arguments if isinstance(a, BufferArgument)]
+    written = [buffer.name for buffer in buffers if buffer.access != "in"]
+    outputs.allow(written)
+    for name in written:
+        if name not in outputs.data:
+            raise outputs.error("", f'the buffer {name!r} is written but has no reference; add {name} = "..."')
+    scalars = [a.name for a in arguments if isinstance(a, ScalarArgument)]
+    known = sorted({*frame.sizes, *scalars, *(buffer.name for buffer in buffers if buffer.access != "out")})
+    expressions = {}
+    for name in written:
+        place = outputs.place(name)
+        expressions[name] = parse_array_expression(
+            outputs.text(name), known, frame.kinds, source=place.source, key=place.key, line=place.line
+        )
+    tolerance = table.number("tolerance") if "tolerance" in table.data else None
+    if tolerance is not None and tolerance <= 0:
+        raise table.error("tolerance", f"expected a number above 0, got {tolerance}")
+    reference = Reference(expressions, _reduction(table, frame), tolerance)
+    try_reference(reference, arguments, frame)
+    return reference
+
+
+def parse_work(table: Table, frame: ProblemFrame) -> Work:
+    """Parse [work]: the operations and bytes that the problem needs."""
+    table.allow(("flops", "bytes"))
+    flops, size_bytes = (table.optional_expression(name, frame.kinds) for name in ("flops", "bytes"))
+    for name, expression in (("flops", flops), ("bytes", size_bytes)):
+        if expression is not None:
+            frame.check_positive(table, name, [expression])
+    return Work(flops, size_bytes)
+
+
+def _reduction(table: Table, frame: ProblemFrame) -> Expression:
+    if "reduction" not in table.data:
+        return parse_expression("1", {})
+    reduction = table.expression("reduction", frame.kinds, "number")
+    frame.check_positive(table, "reduction", [reduction])
+    return reduction
+
+
+SECTIONS = (
+    "kernel",
+    "problem",
+    "parameters",
+    "default",
+    "rules",
+    "pruning",
+    "launch",
+    "limits",
+    "arguments",
+    "reference",
+    "work",
+)
+
+ALLOWED_OPTIONS = (
+    "--use_fast_math",
+    "--extra-device-vectorization",
+    "--restrict",
+    *(f"--{name}={value}" for name in ("ftz", "prec-div", "prec-sqrt", "fmad") for value in ("true", "false")),
+    *(f"--std=c++{year}" for year in (14, 17, 20)),
+)
+"""NVRTC options that a file may set: those that shape the code of one kernel and reach nothing outside of it."""
+
+MAX_DIMENSIONS = 3
+
+# Patterns are compiled where a file has what they are for.
+_TEMPLATE = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cu"
+_KERNEL_NAME = r"[A-Za-z][A-Za-z0-9_\-]*"
+_STRING_VALUE = r"(?a)[A-Za-z_]\w*(::[A-Za-z_]\w*)*|\.?\d[\w.]*"
+
+# Odd, prime and uneven, so that no size is a multiple of a tile or of another; larger where fewer sizes share the work.
+_RAGGED_PRIMES = (389, 277, 149, 101, 67, 43, 29, 19, 13, 11, 7, 5, 3)
+_RAGGED_FIRST: Mapping[int, tuple[int, ...]] = {1: (100_003, 10_007, 1009, 613), 2: (1009, 613)}
+
+
+def parse_spec(text: str, source: str) -> KernelSpec:
+    """Parse and check a search-space file.
+
+    Parameters
+    ----------
+    text
+        The file's text.
+    source
+        The file's name, as the user gave it.
+
+    Raises
+    ------
+    SpecError
+        Anything at all is wrong with the file; the message gives the file, the key, the line and the cure.
+    """
+    document = read_document(text, source)
+    document.allow(SECTIONS)
+    kernel, problem = document.table("kernel"), document.table("problem")
+    kernel.allow(("name", "template", "entry", "summary", "options", "architecture", "minimum_compute_capability"))
+    problem.allow(("sizes", "flags", "ragged", "dtypes"))
+
+    taken: dict[str, str] = {}
+    sizes = _sizes(problem, taken)
+    flags = _flags(problem, taken)
+    parameters = _parameters(document.table("parameters"), taken)
+    dtypes = _listed(problem, "dtypes", tuple(DTYPES)) or ("float32",)
+    frame = ProblemFrame({**sizes, **flags}, {**_ragged(problem, sizes), **flags}, tuple(flags), dtypes)
+    all_kinds: dict[str, Kind] = {
+        **{parameter.name: _kind(parameter.values[0]) for parameter in parameters},
+        **frame.kinds,
+        **{f"device.{name}": "number" for name in EXPRESSION_NAMES},
+    }
+    rules = _rules(document.table("rules", optional=True), all_kinds)
+    pruning = _rules(document.table("pruning", optional=True), all_kinds, taken=rules)
+    arguments = parse_arguments(document.table("arguments"), frame, all_kinds, taken)
+    spec = KernelSpec(
+        name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', a letter first"),
+        summary=kernel.text("summary", ""),
+        template=_matching(kernel, "template", _TEMPLATE, "a bare file name that ends in .cu, no directories"),
+        entry=_entry(kernel),
+        options=_listed(kernel, "options", ALLOWED_OPTIONS),
+        architecture=_optional(kernel, "architecture", ARCHITECTURE, "a target such as 'sm_90a'"),
+        minimum_compute_capability=_optional(
+            kernel, "minimum_compute_capability", CAPABILITY, "a compute capability such as '8.0'"
+        ),
+        sizes=frame.sizes,
+        flags=frame.flags,
+        ragged=frame.ragged,
+        dtypes=dtypes,
+        parameters=parameters,
+        default=_default(document.table("default"), parameters, (*rules, *pruning), frame.sizes),
+        rules=rules,
+        pruning=pruning,
+        launch=_launch(document.table("launch"), all_kinds),
+        limits=_limits(document.table("limits", optional=True)),
+        arguments=arguments,
+        reference=parse_reference(document.table("reference"), arguments, frame),
+        work=parse_work(document.table("work", optional=True), frame),
+        source=source,
+        text=text,
+    )
+    check_ragged_maps(spec, document)
+    if fault := contradiction(spec):
+        raise kernel.error("architecture", fault)
+    return spec
+
+
+def derived_ragged(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Choose a second shape for verifying where the file gives none.
+
+    Each size in turn takes the first unused prime that is not above its default, from a list that starts at 389, 277,
+    149 for three sizes or more, at 1009, 613 for two and at 100,003 for one. A size smaller than every unused prime
+    takes the largest odd number up to its default.
+    """
+    primes = [*_RAGGED_FIRST.get(len(sizes), ()), *_RAGGED_PRIMES]
+    ragged: dict[str, int] = {}
+    for name, size in sizes.items():
+        unused = (prime for prime in primes if prime <= size and prime not in ragged.values())
+        ragged[name] = next(unused, size - 1 + size % 2)
+    return ragged
+
+
+def _sizes(problem: Table, taken: dict[str, str]) -> dict[str, int]:
+    table = problem.table("sizes")
+    if not table.data:
+        raise problem.error("sizes", "no size is declared; name at least one, as in sizes = { N = 4096 }")
+    check_names(table, what="a size", taken=taken)
+    return {name: table.whole_number(name, least=1) for name in table.data}
+
+
+def _flags(problem: Table, taken: dict[str, str]) -> dict[str, int]:
+    table = problem.table("flags", optional=True)
+    check_names(table, what="a flag", taken=taken)
+    return {name: table.whole_number(name, least=0, most=1) for name in table.data}
+
+
+def _ragged(problem: Table, sizes: Mapping[str, int]) -> dict[str, int]:
+    table = problem.table("ragged", optional=True)
+    table.allow(sizes)
+    given = {name: table.whole_number(name, least=1) for name in table.data}
+    return {**derived_ragged(sizes), **given}
+
+
+def _parameters(table: Table, taken: dict[str, str]) -> tuple[Parameter, ...]:
+    if not table.data:
+        raise table.error("", "no parameter is declared; name at least one, as in BM = [64, 128]")
+    check_names(table, what="a parameter", taken=taken)
+    return tuple(Parameter(name, _values(table, name)) for name in table.data)
+
+
+def _values(table: Table, name: str) -> tuple[Value, ...]:
+    values = table.entries(name)
+    for position, value in enumerate(values):
+        if not isinstance(value, int | str):
+            raise table.error(name, f"a value is a whole number, a boolean or a string, not {describe(value)}")
+        if type(value) is not type(values[0]):
+            raise table.error(name, f"{describe(values[0])} and {describe(value)} are of different kinds; use one kind")
+        if value in values[:position]:
+            raise table.error(name, f"{describe(value)} is listed twice; remove one")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise table.error(name, f"{describe(value)} does not fit in 64 bits")
+        if isinstance(value, str) and not re.fullmatch(_STRING_VALUE, value):
+            raise table.error(name, f"{describe(value)} is neither a C identifier nor a C number")
+    return tuple(values)
+
+
+def _kind(value: Value) -> Kind:
+    if isinstance(value, str):
+        return "string"
+    return "boolean" if isinstance(value, bool) else "number"
+
+
+def _rules(table: Table, kinds: Mapping[str, Kind], *, taken: tuple[Rule, ...] = ()) -> tuple[Rule, ...]:
+    for name in table.data:
+        if not is_c_identifier(name):
+            raise table.error(name, f"{name!r} is no name for a rule; use letters, digits and '_', no digit first")
+        if any(rule.name == name for rule in taken):
+            raise table.error(name, f"{name!r} is the name of a rule already; choose another")
+    return tuple(Rule(name, table.expression(name, kinds, "boolean")) for name in table.data)
+
+
+def _default(
+    table: Table, parameters: tuple[Parameter, ...], rules: tuple[Rule, ...], sizes: Mapping[str, int]
+) -> dict[str, Value]:
+    table.allow(parameter.name for parameter in parameters)
+    default: dict[str, Value] = {}
+    for parameter in parameters:
+        value = table.require(parameter.name)
+        if not any(type(known) is type(value) and known == value for known in parameter.values):
+            values = ", ".join(str(known) for known in parameter.values[:20])
+            raise table.error(
+                parameter.name, f"{describe(value)} is not among the values of {parameter.name}: {values}"
+            )
+        default[parameter.name] = value
+    known = {**sizes, **default}
+    for rule in rules:  # a rule about the device is left to the device
+        if rule.expression.names <= known.keys() and not rule.expression.evaluate(known):
+            raise table.error("", f"the default breaks the rule {rule.name!r} at default sizes: {rule.expression.text}")
+    return default
+
+
+def _launch(table: Table, kinds: Mapping[str, Kind]) -> Launch:
+    table.allow(("block", "grid", "cluster", "dynamic_smem_bytes", "static_smem_bytes", "min_registers"))
+    has_cluster = "cluster" in table.data
+    return Launch(
+        block=table.expressions("block", kinds, most=MAX_DIMENSIONS),
+        grid=table.expressions("grid", kinds, most=MAX_DIMENSIONS),
+        cluster=table.expressions("cluster", kinds, most=MAX_DIMENSIONS) if has_cluster else (),
+        dynamic_smem_bytes=table.optional_expression("dynamic_smem_bytes", kinds),
+        static_smem_bytes=table.optional_expression("static_smem_bytes", kinds),
+        min_registers=table.optional_expression("min_registers", kinds),
+    )
+
+
+def _limits(table: Table) -> Limits:
+    table.allow(("min_occupancy", "max_spill_bytes"))
+    min_occupancy = table.number("min_occupancy") if "min_occupancy" in table.data else 0.0
+    if not 0.0 <= min_occupancy <= 1.0:
+        raise table.error("min_occupancy", f"expected a share from 0 to 1, got {min_occupancy}")
+    has_spill = "max_spill_bytes" in table.data
+    return Limits(min_occupancy, table.whole_number("max_spill_bytes", least=0) if has_spill else None)
+
+
+def _matching(table: Table, name: str, pattern: str, wanted: str) -> str:
+    text = table.text(name)
+    if not re.fullmatch(pattern, text):
+        raise table.error(name, f"expected {wanted}; got {describe(text)}")
+    return text
+
+
+def _optional(table: Table, name: str, pattern: str, wanted: str) -> str | None:
+    return _matching(table, name, pattern, wanted) if name in table.data else None
+
+
+def _entry(kernel: Table) -> str:
+    entry = kernel.text("entry")
+    if not is_c_identifier(entry):
+        raise kernel.error("entry", f'expected the name of an extern "C" function; got {describe(entry)}')
+    return entry
+
+
+def _listed(table: Table, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    chosen = table.texts(name, optional=True)
+    for text in chosen:
+        if text not in known:
+            raise table.error(name, f"{text[:60]!r} is not accepted{nearest(text, known)} (known: {listing(known)})")
+    return chosen

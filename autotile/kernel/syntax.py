@@ -1,0 +1,125 @@
+"""What both expression languages share: reading a text into a syntax tree, safely, and saying where a fault is.
+
+Python's own parser reads the text; nothing here or downstream compiles or runs what it returns.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from autotile.core.frozen import dataclass
+from autotile.errors import SpecError
+
+MAX_CHARACTERS = 1000
+"""Longest expression accepted."""
+
+MAX_DEPTH = 100
+"""Deepest nesting accepted; a sum of n terms nests n deep."""
+
+MAX_SHOWN = 160
+"""Longest expression that a message repeats."""
+
+_BACKSLASH = chr(92)
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an expression stands: the file, the dotted key in it, and the line where known."""
+
+    source: str = ""
+    key: str = ""
+    line: int | None = None
+
+    def error(
+        self, problem: str, *, column: int | None = None, expression: str = "", kind: type[SpecError] = SpecError
+    ) -> SpecError:
+        """Make a `SpecError` that points here; an expression that does not print well on one line is left out."""
+        shown = expression if len(expression) <= MAX_SHOWN and expression.isprintable() else ""
+        return kind(problem, source=self.source, key=self.key, line=self.line, column=column, expression=shown)
+
+
+class LanguageError(Exception):
+    """A text outside of the language, at a 1-based column; turned into a `SpecError` where the place is known."""
+
+    def __init__(self, problem: str, column: int | None = None) -> None:
+        self.problem = problem
+        self.column = column
+        super().__init__(problem)
+
+
+@dataclass(frozen=True, slots=True)
+class SyntaxText:
+    """An expression's text on one line, with the means to point into it."""
+
+    text: str
+
+    def column(self, node: ast.expr) -> int:
+        """1-based character column of a node; `ast` itself counts UTF-8 bytes."""
+        return len(self.text.encode()[: node.col_offset].decode()) + 1
+
+    def excerpt(self, node: ast.expr) -> str:
+        """Give the text of a node, shortened to fit a message."""
+        text = ast.get_source_segment(self.text, node) or ""
+        return text if len(text) <= 40 else text[:37] + "..."
+
+    def error(self, node: ast.expr, problem: str) -> LanguageError:
+        """Make an error that points at a node."""
+        return LanguageError(problem, self.column(node))
+
+    def parse(self) -> ast.expr:
+        """Read the text as one Python expression.
+
+        Raises
+        ------
+        LanguageError
+            The text is empty, too long, too deep, or not an expression.
+        """
+        _check_characters(self.text)
+        try:
+            tree = ast.parse(self.text, mode="eval").body
+        except SyntaxError as error:
+            raise LanguageError(f"not an expression: {error.msg}", self._clamp(error.offset)) from None
+        except (RecursionError, MemoryError):
+            raise LanguageError("nested too deep; split it into several named rules") from None
+        except ValueError as error:
+            raise LanguageError(f"not an expression: {error}") from None
+        _check_depth(tree, self)
+        return tree
+
+    def _clamp(self, offset: int | None) -> int | None:
+        return None if offset is None else min(max(offset, 1), len(self.text) + 1)
+
+
+def one_line(text: str) -> str:
+    """Put a text that spans lines on one, so that a column is enough to point into it."""
+    return text.strip().replace("\r", " ").replace("\n", " ").replace("\t", " ")
+
+
+def _check_characters(text: str) -> None:
+    if not text:
+        raise LanguageError("the expression is empty")
+    if len(text) > MAX_CHARACTERS:
+        raise LanguageError(
+            f"the expression has {len(text)} characters, at most {MAX_CHARACTERS} are accepted; split it"
+        )
+    if text.isprintable() and "#" not in text and _BACKSLASH not in text:
+        return
+    for position, character in enumerate(text):
+        if not character.isprintable() or character in ("#", _BACKSLASH):
+            raise LanguageError(
+                f"the character {character!r} is not accepted in an expression; remove it", position + 1
+            )
+
+
+def _check_depth(tree: ast.expr, text: SyntaxText) -> None:
+    if len(_WORD.sub("", text.text)) < MAX_DEPTH - 1:
+        return  # each level but the innermost takes a sign, a bracket or a space, as in ----x or (not(x))
+    level: list[ast.AST] = [tree]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return
+    deep = next((node for node in level if isinstance(node, ast.expr)), tree)
+    raise text.error(deep, f"nested more than {MAX_DEPTH} deep; split it into several expressions")

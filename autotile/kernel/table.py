@@ -1,0 +1,346 @@
+"""A search-space file as checked tables, and the names that it may define."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from autotile.core.frozen import dataclass
+from autotile.errors import SpecError, listing, nearest
+from autotile.kernel.array_expressions import ARRAY_FUNCTIONS
+from autotile.kernel.expressions import FUNCTIONS, Expression, parse_expression
+from autotile.kernel.nodes import Kind
+from autotile.kernel.syntax import Place
+
+MAX_BYTES = 2**20
+"""Largest file accepted."""
+
+MAX_ENTRIES = 1000
+"""Most entries of one table or list."""
+
+MAX_KEY_CHARACTERS = 100
+"""Longest key accepted."""
+
+MAX_WHOLE_NUMBER = 2**31 - 1
+"""Largest size or number of bytes; sizes reach kernels as int32 by convention."""
+
+_KEY = re.compile(r"\s*([A-Za-z0-9_.\-\"']+)\s*=")
+_POSITION = r" \(at line (\d+), column \d+\)$"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Names of things in a file, for messages: its own name, and the line of every key."""
+
+    source: str
+    lines: Mapping[str, int]
+
+    def place(self, key: str) -> Place:
+        """Where a dotted key stands; the line is that of the nearest table around it that has one."""
+        path = key.split(".")
+        known = (".".join(path[:length]) for length in range(len(path), 0, -1))
+        line = next((self.lines[prefix] for prefix in known if prefix in self.lines), None)
+        return Place(self.source, key, line)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table of the file. A method that reads a key raises `SpecError` where it is missing or of the wrong type."""
+
+    document: Document
+    key: str
+    data: Mapping[str, Any]
+
+    def error(self, name: str, problem: str) -> SpecError:
+        """Make an error that points at a key of this table, or at the table itself where ``name`` is empty."""
+        return self.place(name).error(problem)
+
+    def place(self, name: str) -> Place:
+        """Where an entry stands."""
+        return self.document.place(self.path(name))
+
+    def path(self, name: str) -> str:
+        """Dotted key of an entry."""
+        return ".".join(part for part in (self.key, name) if part)
+
+    def allow(self, names: Iterable[str]) -> None:
+        """Refuse entries other than these."""
+        known = tuple(names)
+        for name in self.data:
+            if name not in known:
+                what = "key" if self.key else "section"
+                raise self.error(name, f"unknown {what} {name!r}{nearest(name, known)} (known: {listing(known)})")
+
+    def require(self, name: str) -> Any:
+        """Value of an entry that must be there."""
+        if name not in self.data:
+            what = f"the key {name!r}" if self.key else f"the section [{name}]"
+            raise self.error("", f"{what} is missing; add it")
+        return self.data[name]
+
+    def table(self, name: str, *, optional: bool = False) -> Table:
+        """Give a table within this one; an optional one that is absent is empty."""
+        data = self.data.get(name, {}) if optional else self.require(name)
+        if not isinstance(data, dict):
+            raise self.error(name, f"expected a table, got {describe(data)}")
+        self._check_length(name, data)
+        return Table(self.document, self.path(name), data)
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Give a string on one line."""
+        value = self.data.get(name, default) if default is not None else self.require(name)
+        if not isinstance(value, str):
+            raise self.error(name, f"expected a string, got {describe(value)}")
+        if not value.isprintable():
+            raise self.error(name, "expected one line of printable characters")
+        return value
+
+    def entries(self, name: str, *, optional: bool = False) -> list[Any]:
+        """Give a list that is not empty; an optional one that is absent is."""
+        if optional and name not in self.data:
+            return []
+        value = self.require(name)
+        if not isinstance(value, list):
+            raise self.error(name, f"expected a list, got {describe(value)}")
+        if not value:
+            raise self.error(name, "the list is empty; give at least one value")
+        self._check_length(name, value)
+        return value
+
+    def texts(self, name: str, *, optional: bool = False) -> tuple[str, ...]:
+        """Give a list of different strings."""
+        values = self.entries(name, optional=optional)
+        for position, value in enumerate(values):
+            if not isinstance(value, str):
+                raise self.error(name, f"expected strings, got {describe(value)}")
+            if value in values[:position]:
+                raise self.error(name, f"{value!r} is listed twice; remove one")
+        return tuple(values)
+
+    def whole_number(self, name: str, *, least: int, most: int = MAX_WHOLE_NUMBER) -> int:
+        """Give a whole number from ``least`` to ``most``."""
+        value = self.require(name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(name, f"expected a whole number, got {describe(value)}")
+        if not least <= value <= most:
+            raise self.error(name, f"expected a whole number from {least} to {most}, got {describe(value)}")
+        return value
+
+    def boolean(self, name: str, *, default: bool) -> bool:
+        """Give a boolean."""
+        value = self.data.get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, f"expected true or false, got {describe(value)}")
+        return value
+
+    def number(self, name: str) -> float:
+        """Give a finite number."""
+        value = self.require(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(name, f"expected a number, got {describe(value)}")
+        if not abs(value) <= 1.7e308:
+            raise self.error(name, f"expected a finite number, got {describe(value)}")
+        return float(value)
+
+    def expression(self, name: str, kinds: Mapping[str, Kind], wanted: Kind) -> Expression:
+        """Give an expression of one kind; a plain whole number stands for itself."""
+        return self.parse(name, self.require(name), kinds, wanted)
+
+    def optional_expression(self, name: str, kinds: Mapping[str, Kind]) -> Expression | None:
+        """Give an expression for a number, or None where there is none."""
+        return self.expression(name, kinds, "number") if name in self.data else None
+
+    def expressions(self, name: str, kinds: Mapping[str, Kind], *, most: int) -> tuple[Expression, ...]:
+        """Give a list of one to ``most`` expressions for numbers."""
+        values = self.entries(name)
+        if len(values) > most:
+            raise self.error(name, f"at most {most} expressions are accepted, got {len(values)}")
+        return tuple(self.parse(name, value, kinds, "number") for value in values)
+
+    def parse(self, name: str, value: Any, kinds: Mapping[str, Kind], wanted: Kind) -> Expression:
+        """Parse a value of the entry ``name`` as an expression of one kind; a flag alone is 0 or 1, too."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if not isinstance(value, str):
+            raise self.error(name, f"expected an expression in a string, got {describe(value)}")
+        place = self.place(name)
+        expression = parse_expression(value, kinds, source=place.source, key=place.key, line=place.line)
+        if wanted == "number" and expression.kind == "boolean" and expression.text in kinds:
+            return expression.as_number()
+        if expression.kind != wanted:
+            raise place.error(f"expected a {wanted}, but this is a {expression.kind}", expression=expression.text)
+        return expression
+
+    def _check_length(self, name: str, entries: list[Any] | dict[str, Any]) -> None:
+        if len(entries) > MAX_ENTRIES:
+            raise self.error(name, f"{len(entries)} entries, at most {MAX_ENTRIES} are accepted; shorten it")
+
+
+def read_document(text: str, source: str) -> Table:
+    """Read TOML.
+
+    Raises
+    ------
+    SpecError
+        The text is too long, nested too deep, or not TOML.
+    """
+    size_bytes = len(text.encode(errors="replace"))
+    if size_bytes > MAX_BYTES:
+        raise SpecError(f"the file has {size_bytes} bytes, at most {MAX_BYTES} are accepted; shorten it", source=source)
+    try:
+        data = tomllib.loads(text)
+    except RecursionError:
+        raise SpecError("the file is nested too deep; use plain tables and lists", source=source) from None
+    except ValueError as error:  # TOMLDecodeError, and whole numbers of more digits than Python converts
+        raise _not_toml(str(error), source) from None
+    document = Document(source, _key_lines(text))
+    _check_keys(data, document)
+    return Table(document, "", data)
+
+
+def describe(value: Any) -> str:
+    """Name a value and its TOML type, shortened to fit a message."""
+    if isinstance(value, bool):
+        return f"the boolean {str(value).lower()}"
+    if isinstance(value, int | float):
+        return f"the number {value}" if abs(value) < 10**30 else "a number of more than 30 digits"
+    if isinstance(value, str):
+        return f"the string {value[:60]!r}"
+    return "a table" if isinstance(value, dict) else f"a {type(value).__name__}"
+
+
+def _not_toml(message: str, source: str) -> SpecError:
+    position = re.search(_POSITION, message)
+    line = int(position[1]) if position else None
+    return SpecError(f"not TOML: {re.sub(_POSITION, '', message)}", source=source, line=line)
+
+
+def _check_keys(data: Mapping[str, Any], document: Document) -> None:
+    """Refuse keys that would not print well in a message; the rest is checked where it is read."""
+    tables: list[tuple[str, Any]] = [("", data)]
+    for prefix, table in tables:
+        for name, value in table.items():
+            if len(name) > MAX_KEY_CHARACTERS or not name.isprintable():
+                problem = f"{name[:60]!r} is no key: use at most {MAX_KEY_CHARACTERS} printable characters"
+                raise document.place(prefix).error(problem)
+            if isinstance(value, dict):
+                tables.append((f"{prefix}.{name}" if prefix else name, value))
+
+
+def _key_lines(text: str) -> dict[str, int]:
+    """First line of every dotted key, by the look of each line; the text is known to be TOML."""
+    lines: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("["):
+            section = _plain(line.strip().lstrip("[").partition("]")[0])
+            lines.setdefault(section, number)
+        elif entry := _KEY.match(line):
+            lines.setdefault(f"{section}.{_plain(entry[1])}" if section else _plain(entry[1]), number)
+    return lines
+
+
+def _plain(key: str) -> str:
+    return key.replace('"', "").replace("'", "").replace(" ", "")
+
+
+# Words of C++20 that a macro of the same name would break, less those that are Python keywords too.
+_CXX_WORDS = (
+    "alignas alignof asm auto bool case catch char char8_t char16_t char32_t concept consteval constexpr constinit "
+    "const const_cast co_await co_return co_yield decltype default delete do double dynamic_cast enum explicit export "
+    "extern false float friend goto inline int long mutable namespace new noexcept nullptr operator private protected "
+    "public register reinterpret_cast requires short signed sizeof static static_assert static_cast struct switch "
+    "template this thread_local throw true typedef typeid typename union unsigned using virtual void volatile wchar_t"
+)
+_CXX_KEYWORDS = frozenset(_CXX_WORDS.split())
+
+_RESERVED = {
+    "device": "the device's properties",
+    "DTYPE": "the macro that holds the element type",
+    **dict.fromkeys(FUNCTIONS, "a function of expressions"),
+}
+
+
+def is_c_identifier(name: str) -> bool:
+    """Whether a name can stand in C source."""
+    return name.isascii() and name.isidentifier()
+
+
+def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
+    """Check the names that a table's keys give to things, and add them to ``taken``.
+
+    Parameters
+    ----------
+    table
+        The table whose keys are names.
+    what
+        What each of them names, such as ``"a parameter"``.
+    taken
+        Names given before, with what they name.
+
+    Raises
+    ------
+    SpecError
+        A name is no C identifier, a keyword, reserved, or taken.
+    """
+    for name in table.data:
+        if not is_c_identifier(name):
+            raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
+        if name.startswith("__"):
+            raise table.error(name, f"{name!r} is reserved for the compiler; use a name without leading '__'")
+        if keyword.iskeyword(name) or name in _CXX_KEYWORDS:
+            raise table.error(name, f"{name!r} is a keyword of Python or C++; use another name")
+        other = _RESERVED.get(name) or taken.get(name)
+        if other:
+            raise table.error(name, f"{name!r} already names {other}; use another name")
+        taken[name] = what
+
+
+def check_array_names(table: Table) -> None:
+    """Refuse arguments named like a function of array expressions."""
+    for name in table.data:
+        if name in ARRAY_FUNCTIONS:
+            raise table.error(name, f"{name!r} already names a function of [reference]; use another name")
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemFrame:
+    """Names that expressions over the problem may use, and the two shapes at which each is tried when it is read.
+
+    Attributes
+    ----------
+    sizes, ragged
+        Default and ragged sizes, with the flags at their defaults.
+    flags
+        The names that are 0 or 1.
+    dtypes
+        Element types that the kernel is written for.
+    """
+
+    sizes: Mapping[str, int]
+    ragged: Mapping[str, int]
+    flags: tuple[str, ...]
+    dtypes: tuple[str, ...]
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """Kind of each name; a flag is a condition."""
+        return {name: "boolean" if name in self.flags else "number" for name in self.sizes}
+
+    @property
+    def flag_kinds(self) -> dict[str, Kind]:
+        """Kind of each flag."""
+        return dict.fromkeys(self.flags, "boolean")
+
+    def check_positive(self, table: Table, name: str, expressions: Iterable[Expression]) -> None:
+        """Refuse an entry whose expressions are not at least 1 at both shapes."""
+        for expression in expressions:
+            for sizes in (self.sizes, self.ragged):
+                value = expression.evaluate(sizes)
+                if value < 1:
+                    at = ", ".join(f"{size} = {sizes[size]}" for size in sorted(expression.names))
+                    where = f" where {at}" if at else ""
+                    raise table.error(name, f"{expression.text} is {value}, expected at least 1{where}")

@@ -1,0 +1,122 @@
+"""The one place that reads the environment: where the database, the caches and the kernels lie."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from autotile.core.frozen import dataclass
+from autotile.errors import InputError
+
+_APPLICATION = "autotile"
+_LIMIT_KEY = "cache_limit_mib"
+_KNOWN_KEYS = ("database", "cache", "kernels", _LIMIT_KEY, "sanitizer", "graphs")
+_SWITCH = {"on": True, "off": False}
+_PACKAGE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where autotile reads and writes; each entry can be set in the environment or in ``config.toml``."""
+
+    database: str
+    """Path of an SQLite file, or a database URL (``AUTOTILE_DB``, ``database``)."""
+    cache: Path
+    """Folder of compiled cubins (``AUTOTILE_CACHE``, ``cache``)."""
+    cache_limit_bytes: int
+    """The cubin cache is trimmed to this (``AUTOTILE_CACHE_LIMIT_MIB``, ``cache_limit_mib``; default 1024 MiB)."""
+    kernel_folders: tuple[Path, ...]
+    """Folders with search-space files, first match wins (``AUTOTILE_KERNELS``, ``kernels``, then the built-in ones)."""
+    recording_folders: tuple[Path, ...]
+    """Folders with recordings for replay."""
+    sanitizer: str = ""
+    """compute-sanitizer's path (``AUTOTILE_SANITIZER``, ``sanitizer``); empty: it is looked for in the usual places."""
+    graphs: bool = True
+    """Whether launches that come again are kept as CUDA graphs (``AUTOTILE_GRAPHS``, ``graphs``; ``on`` or ``off``)."""
+
+
+def read_settings() -> Settings:
+    """Settings from the environment, then the user's ``config.toml``, then the defaults.
+
+    Raises
+    ------
+    InputError
+        ``config.toml`` is malformed, or an entry has a value that it cannot have.
+    """
+    config = _read_config(_user_folder("XDG_CONFIG_HOME", ".config") / "config.toml")
+
+    def entry(variable: str, key: str, default: object) -> str:
+        return os.environ.get(variable) or str(config.get(key, default))
+
+    limit_mib = entry("AUTOTILE_CACHE_LIMIT_MIB", _LIMIT_KEY, 1024)
+    if not limit_mib.isdecimal() or int(limit_mib) == 0:
+        raise InputError(f"the cubin cache limit is {limit_mib!r}, expected a positive number of MiB")
+    graphs = entry("AUTOTILE_GRAPHS", "graphs", "on").lower()
+    if graphs not in _SWITCH:
+        raise InputError(f"the setting graphs (AUTOTILE_GRAPHS) is {graphs!r}, expected on or off")
+    extra = entry("AUTOTILE_KERNELS", "kernels", "").split(os.pathsep)
+    return Settings(
+        database=entry("AUTOTILE_DB", "database", _user_folder("XDG_DATA_HOME", ".local/share") / "autotile.db"),
+        cache=Path(entry("AUTOTILE_CACHE", "cache", _user_folder("XDG_CACHE_HOME", ".cache"))).expanduser(),
+        cache_limit_bytes=int(limit_mib) * 2**20,
+        kernel_folders=(*(Path(folder).expanduser() for folder in extra if folder), data_folder("search_spaces")),
+        recording_folders=(data_folder("recordings"),),
+        sanitizer=entry("AUTOTILE_SANITIZER", "sanitizer", ""),
+        graphs=_SWITCH[graphs],
+    )
+
+
+def toolkit_folders() -> tuple[Path, ...]:
+    """Where a CUDA toolkit may be installed: ``CUDA_HOME``, ``CUDA_PATH``, then the installer's own choice."""
+    named = (os.environ.get(variable) for variable in ("CUDA_HOME", "CUDA_PATH"))
+    return (*(Path(folder) for folder in named if folder), Path("/usr/local/cuda"))
+
+
+@lru_cache
+def data_folder(name: str) -> Path:
+    """One of the folders that travel with the package: ``templates``, ``search_spaces``, ``recordings``, ``tuned``.
+
+    A wheel carries them inside the package; in a checkout they lie beside it.
+    """
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def child_environment() -> dict[str, str]:
+    """Environment for a child process: it imports the same autotile, installed or not."""
+    environment = dict(os.environ)
+    paths = [str(_PACKAGE.parent), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    return environment
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _user_folder(variable: str, usual: str) -> Path:
+    """A folder of the user's own for autotile: XDG Base Directory Specification."""
+    named = Path(os.environ.get(variable, ""))
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home raises where there is none
+    return (named if named.is_absolute() else home / usual) / _APPLICATION
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {error}; correct it or delete it") from None
+    unknown = sorted(set(config) - set(_KNOWN_KEYS))
+    if unknown:
+        raise InputError(f"{path}: unknown setting {unknown[0]!r}; known are {', '.join(_KNOWN_KEYS)}")
+    for key, value in config.items():
+        takes_number = key == _LIMIT_KEY and isinstance(value, int) and not isinstance(value, bool)
+        if not takes_number and not isinstance(value, str):
+            raise InputError(f"{path}: {key} is {value!r}, expected a string; folders are separated by {os.pathsep!r}")
+    return config

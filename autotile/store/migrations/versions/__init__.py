@@ -1,1 +1,0 @@
-"""One file a step, numbered in order; a step that was released is never changed."""

@@ -1,0 +1,182 @@
+"""The points of a family that are tuned, and the times of configurations at them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key
+from autotile.cuda.driver import device_count, has_driver, live_device
+from autotile.database.keys import TuningKey, space_hash
+from autotile.errors import InputError
+from autotile.exchange.recording import RecordingHeader, list_recordings
+from autotile.families.family import Family, choose_among, choose_representatives
+from autotile.families.rule import RuleConfig
+from autotile.kernel.library import Kernel
+from autotile.kernel.problem import check_memory, resolve_problem
+from autotile.kernel.spec import KernelSpec
+from autotile.settings import Settings
+from autotile.space.limits import check_config
+from autotile.space.space import feasible_space
+from autotile.tuning.options import TuneOptions
+
+if TYPE_CHECKING:
+    from autotile.database.database import Database
+
+
+def family_points(
+    kernel: Kernel, family: Family, dtype: str, settings: Settings, options: TuneOptions, *, count: int
+) -> tuple[DeviceProperties, list[dict[str, int]]]:
+    """The device, and the sizes of the problems to tune; in replay, those of the family that were recorded.
+
+    Raises
+    ------
+    InputError
+        The family has no problem that can be tuned, or none that was recorded.
+    """
+    if options.replay not in (None, "auto"):
+        raise InputError("a family is replayed from the installed recordings, one a problem; leave the file's name out")
+    if options.replay is None and has_driver() and device_count() > 0:
+        device = live_device(options.device_index)
+        return device, choose_representatives(
+            family, count, lambda sizes: _is_possible(kernel.spec, sizes, dtype, device)
+        )
+    headers = [entry.header for entry in list_recordings(settings.recording_folders) if entry.header is not None]
+    recorded = [header for header in headers if _is_of(header, kernel, dtype, options)]
+    members = [header for header in recorded if header.key.sizes in family]
+    if not members:
+        known = "; ".join(str(header.problem) for header in recorded) or "none"
+        raise InputError(
+            f"launches are replayed, and no problem of the family {family} is recorded of {kernel.name} as it is now; "
+            f"recorded are: {known}"
+        )
+    device = next(header.device for header in members if header.device is not None)
+    here = [header.key.sizes for header in members if header.device == device]
+    return replace(device, source="replayed"), choose_among(family, here, count)
+
+
+def _is_of(header: RecordingHeader, kernel: Kernel, dtype: str, options: TuneOptions) -> bool:
+    key = header.key
+    version = (kernel.source_hash, space_hash(kernel.spec))
+    same = (key.kernel, key.dtype, key.l2_mode) == (kernel.name, dtype, options.l2)
+    return same and (key.template_hash, key.space_hash) == version and header.device is not None
+
+
+def _is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: DeviceProperties) -> bool:
+    """Whether a problem fits in the device's memory and leaves any configuration."""
+    try:
+        problem: Problem = resolve_problem(spec, sizes, dtype)
+        check_memory(spec, problem, device)
+        return not check_config(spec, spec.default, sizes, device, dtype) or bool(
+            len(feasible_space(spec, sizes, device, dtype))
+        )
+    except InputError:
+        return False
+
+
+_BEST_OF_EACH = 3
+"""Configurations that a point proposes. What is second at one point is often the best at its neighbours."""
+_FAULTS = (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED, Outcome.TIMED_OUT)
+"""Outcomes of a configuration that must not be served anywhere, when any point has seen them."""
+
+
+@dataclass(frozen=True)
+class FamilyMatrix:
+    """Measured times, and what is known of the configurations.
+
+    Attributes
+    ----------
+    points
+        Sizes of the problems at which any of them ran.
+    configs
+        The configurations, each with what it was compiled to.
+    measurements
+        Time with its interval in microseconds, shape (points, configurations, 3); NaN where it cannot be served.
+    proposed_by
+        Whether a point proposed the configuration, shape (points, configurations).
+    """
+
+    points: tuple[Mapping[str, int], ...]
+    configs: tuple[RuleConfig, ...]
+    measurements: NDArray[np.float64]
+    proposed_by: NDArray[np.bool_]
+
+    @property
+    def times_us(self) -> NDArray[np.float64]:
+        """Shape (points, configurations)."""
+        return np.asarray(self.measurements[:, :, 0])
+
+
+def proposals(database: Database, keys: Sequence[TuningKey]) -> list[list[Config]]:
+    """The best few configurations of each point's study, its winner first."""
+    return [_best_of(database, key) for key in keys]
+
+
+def union(proposed: Sequence[Sequence[Config]], default: Config) -> list[Config]:
+    """Every proposed configuration once, and the default."""
+    found = {config_key(config): config for configs in proposed for config in configs}
+    return list({**found, config_key(default): default}.values())
+
+
+def read_matrix(
+    database: Database, keys: Sequence[TuningKey], proposed: Sequence[Sequence[Config]], configs: Sequence[Config]
+) -> FamilyMatrix:
+    """Times of configurations at all points; those that failed anywhere, and points where nothing ran, are left out."""
+    studies = [_newest(database, key) for key in keys]
+    wanted = [config_key(config) for config in configs]
+    usable = [key for key in wanted if not any(_is_faulty(study.get(key)) for study in studies)]
+    kept = [key for key in usable if any(_has_time(study.get(key)) for study in studies)]
+    ran = [number for number, study in enumerate(studies) if any(_has_time(study.get(key)) for key in kept)]
+    by_point = [{config_key(config) for config in proposed[number]} for number in ran]
+    return FamilyMatrix(
+        points=tuple(keys[number].sizes for number in ran),
+        configs=tuple(_compiled(key, studies) for key in kept),
+        measurements=np.array([[_times(studies[number].get(key)) for key in kept] for number in ran]),
+        proposed_by=np.array([[key in found for key in kept] for found in by_point], np.bool_),
+    )
+
+
+def _best_of(database: Database, key: TuningKey) -> list[Config]:
+    study_id = database.find_study(key)
+    if study_id is None:
+        return []
+    winner = [best.trial.config for best in database.best(study_id=study_id)]
+    ran = [trial for trial in _newest(database, key).values() if trial.outcome is Outcome.OK]
+    ordered = [trial.config for trial in sorted(ran, key=lambda trial: trial.time_us or np.inf)]
+    found = {config_key(config): config for config in [*winner, *ordered]}
+    return list(found.values())[:_BEST_OF_EACH]
+
+
+def _newest(database: Database, key: TuningKey) -> dict[str, Trial]:
+    """Newest trial of each configuration in a study's searches, but what finals refused as they refused it."""
+    study_id = database.find_study(key)
+    if study_id is None:
+        return {}
+    searched = {config_key(trial.config): trial for trial in database.trials(study_id, phase="search")}
+    finals = database.trials(study_id, phase="final")
+    return {**searched, **{config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}}
+
+
+def _is_faulty(trial: Trial | None) -> bool:
+    return trial is not None and trial.outcome in _FAULTS
+
+
+def _has_time(trial: Trial | None) -> bool:
+    return trial is not None and trial.outcome.has_time and trial.measurement is not None
+
+
+def _times(trial: Trial | None) -> tuple[float, float, float]:
+    if trial is None or trial.measurement is None or not trial.outcome.has_time:
+        return np.nan, np.nan, np.nan
+    return trial.measurement.time_us, trial.measurement.low_us, trial.measurement.high_us
+
+
+def _compiled(key: str, studies: Sequence[Mapping[str, Trial]]) -> RuleConfig:
+    """A configuration with what it was compiled to at the first point where it ran."""
+    trial = next(study[key] for study in studies if _has_time(study.get(key)))
+    return RuleConfig(trial.config, trial.resources, trial.occupancy.blocks_per_sm if trial.occupancy else 0)

@@ -1,0 +1,280 @@
+"""The child process that owns the GPU: it loads, verifies and measures one candidate at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autotile.core.model import Config, Outcome, config_text
+from autotile.cuda.compiler import CubinCache
+from autotile.cuda.driver import live_device
+from autotile.cuda.instance import Bound, ProblemInstance, Verdict
+from autotile.cuda.launch import Function, Module
+from autotile.cuda.support import SupportKernels
+from autotile.cuda.telemetry import EnergyMeter, Telemetry
+from autotile.cuda.timing import DriftProbe, Launch, Timer, discard_reason
+from autotile.cuda.toolchain import load_cupy
+from autotile.errors import AutotileError, InputError
+from autotile.kernel.launch import launch_geometry
+from autotile.kernel.parser import parse_spec
+from autotile.space.limits import check_config
+from autotile.workers.protocol import Evaluation, LastWords, Stage, Workload, serve
+
+
+class Workbench:
+    """Buffers, references and a timer, made once for all candidates.
+
+    A candidate that writes astray, beyond the guard bands, may change what later ones are judged by. So the newest one
+    that was found right is kept as a witness: where it is still found right, inputs and reference are unharmed.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._spec = parse_spec(workload.spec_text, workload.spec_source)
+        self.device = live_device(workload.device_index)
+        load_cupy().cuda.Device(workload.device_index).use()
+        cache = CubinCache(Path(workload.cache), workload.cache_limit_bytes)
+        support = SupportKernels(cache, self.device.architecture)
+
+        def lay_out(sizes: Mapping[str, int], *, check: bool) -> ProblemInstance:
+            return ProblemInstance(self._spec, sizes, workload.dtype, support, check=check)
+
+        self._ragged = lay_out(self._spec.ragged_sizes(workload.sizes), check=True)
+        self._tuned = lay_out(workload.sizes, check=False)
+        self._others = [lay_out(sizes, check=True) for sizes in workload.verify_sizes]
+        self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
+        self._dtype = workload.dtype
+        self._telemetry = Telemetry(workload.device_index)
+        self._energy = EnergyMeter(self._timer, self._telemetry) if workload.energy else None
+        self._drift = DriftProbe(support, self._timer, self.device.sm_count)
+        self._event_floor_us: float | None = None
+        self._right: tuple[Function, Config] | None = None
+        self.fresh = True
+        """Whether no candidate has run yet."""
+
+    def evaluate(self, config: Config, cubin_path: str, best_us: float | None, stage: Stage) -> Evaluation:
+        """Load, verify, then measure."""
+        laps = _Laps()
+        stage("load")
+        function = self._load(cubin_path)
+        laps.end("load")
+        stage("verify")
+        verdict = self._verify(function, config)
+        laps.end("verify")
+        if verdict.outcome is not Outcome.OK:
+            return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=laps.seconds)
+        self._right = (function, config)
+        stage("measure")
+        bound = self._tuned.bind(config, self.device)
+        evaluation = self._measure(self._launch(function, config, self._tuned, bound), best_us)
+        laps.end("measure")
+        telemetry = {**evaluation.telemetry, "max_error": verdict.max_error}
+        return replace(evaluation, seconds=laps.seconds, telemetry=telemetry)
+
+    def verify(self, config: Config, cubin_path: str, repeats: int, limit_s: float, stage: Stage) -> Evaluation:
+        """Verify up to ``repeats`` times, by turns launched as in `evaluate` and as when it is timed."""
+        stage("load")
+        function = self._load(cubin_path)
+        stage("verify")
+        start = time.perf_counter()
+        done = 0
+        while done < repeats and time.perf_counter() - start < limit_s:
+            done += 1
+            verdict = self._verify(function, config, as_measured=done % 2 == 0)
+            if verdict.outcome is not Outcome.OK:
+                return Evaluation(verdict.outcome, f"{verdict.reason}, in repeat {done} of {repeats}", "verify")
+            self._right = (function, config)
+        seconds = {"verify": round(time.perf_counter() - start, 6)}
+        return Evaluation(Outcome.OK, stage="verify", seconds=seconds, telemetry={"repeats": done})
+
+    def is_sound(self) -> bool:
+        """Whether the witness is still found right."""
+        return self._right is not None and self._verify(*self._right).outcome is Outcome.OK
+
+    def race(self, candidates: Sequence[Mapping[str, Any]], rounds: int, seed: int) -> list[list[float]]:
+        """Time candidates interleaved; they have been verified before."""
+        launches = []
+        for candidate in candidates:
+            bound = self._tuned.bind(candidate["config"], self.device)
+            function = self._load(candidate["cubin_path"])
+            launches.append(self._launch(function, candidate["config"], self._tuned, bound))
+        self._timer.warm_up(launches[0])
+        return self._timer.race(launches, rounds, seed)
+
+    def driver_blocks_per_sm(self, config: Config, cubin_path: str) -> int:
+        """The driver's own occupancy answer."""
+        function = self._load(cubin_path)
+        geometry = launch_geometry(self._spec, config, self._tuned.sizes, self.device)
+        function.opt_in(geometry.dynamic_smem_bytes)
+        return function.blocks_per_sm(geometry.threads, geometry.dynamic_smem_bytes)
+
+    def _measure(self, launch: Launch, best_us: float | None) -> Evaluation:
+        if self._event_floor_us is None:
+            self._timer.warm_up(launch)
+            self._event_floor_us = round(self._timer.event_floor_us(), 3)
+        timing = self._timer.measure(launch, best_us)
+        telemetry: dict[str, float | int | str] = {
+            **self._telemetry.read(),
+            "reference_us": self._drift.read_us(),
+            "event_floor_us": self._event_floor_us,
+        }
+        outcome, reason = Outcome.OK, ""
+        if best_us is not None and timing.discarded:
+            outcome, reason = Outcome.PRUNED, discard_reason(best_us)
+        elif self._energy is not None:
+            telemetry |= self._energy.read(launch, timing.measurement.time_us)
+        return Evaluation(outcome, reason, "measure", timing.measurement, telemetry=telemetry)
+
+    def _verify(self, function: Function, config: Config, *, as_measured: bool = False) -> Verdict:
+        """At the ragged shape where the configuration's rules allow it, at the tuned one, and at those asked for."""
+        max_error = 0.0
+        for instance in (self._ragged, self._tuned, *self._others):
+            broken_rule = check_config(self._spec, config, instance.sizes, self.device, self._dtype)
+            if broken_rule and instance is self._ragged:
+                continue
+            if broken_rule:
+                return Verdict(Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instance.sizes)}")
+            bound = instance.bind(config, self.device)
+            launch = self._launch(function, config, instance, bound)
+            instance.prepare(bound)
+            self.fresh = False
+            if as_measured:
+                self._timer.samples(launch, 1)
+            else:
+                launch()
+            verdict = instance.verdict(bound)
+            if verdict.outcome is not Outcome.OK:
+                return verdict
+            max_error = max(max_error, verdict.max_error)
+        return Verdict(Outcome.OK, max_error=max_error)
+
+    def _load(self, cubin_path: str) -> Function:
+        return Module(Path(cubin_path)).function(self._spec.entry)
+
+    def _launch(self, function: Function, config: Config, instance: ProblemInstance, bound: Bound) -> Launch:
+        geometry = launch_geometry(self._spec, config, instance.sizes, self.device)
+        function.opt_in(geometry.dynamic_smem_bytes)
+
+        def launch() -> None:
+            function.launch(geometry.grid, geometry.block, bound.arguments, geometry.dynamic_smem_bytes)
+
+        return launch
+
+
+class _Laps:
+    """Wall time from one call to the next."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = time.perf_counter()
+
+    def end(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = round(now - self._start, 6)
+        self._start = now
+
+
+# CUresult codes after which the context still works (cuda.h): the launch or load was refused before it began.
+_REFUSED = {
+    1: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_INVALID_VALUE: a launch geometry that the device does not take
+    2: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_OUT_OF_MEMORY: local memory for the launch
+    200: Outcome.CRASHED,  # CUDA_ERROR_INVALID_IMAGE
+    209: Outcome.CRASHED,  # CUDA_ERROR_NO_BINARY_FOR_GPU
+    301: Outcome.CRASHED,  # CUDA_ERROR_FILE_NOT_FOUND: the cubin was trimmed from the cache
+    500: Outcome.CRASHED,  # CUDA_ERROR_NOT_FOUND
+    701: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+}
+_LAUNCH_FAILED = 719
+_LAUNCH_FAILED_HINT = "a trap, or an address outside shared or local memory"
+"""What lies behind CUDA_ERROR_LAUNCH_FAILED, of which the driver says "unspecified launch failure"."""
+
+
+class GpuWorker:
+    """Answers ``open``, ``evaluate``, ``verify``, ``race`` and ``occupancy`` requests."""
+
+    def __init__(self) -> None:
+        self._bench: Workbench | None = None
+        self._workload: Mapping[str, Any] = {}
+
+    def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+        """Answer one request."""
+        cuda = load_cupy().cuda
+        entered = ""
+
+        def enter(name: str) -> None:
+            nonlocal entered
+            entered = name
+            stage(name)
+
+        try:
+            return self._answer(message, enter)
+        except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
+            return self._failure(message["op"], entered, error)
+        except cuda.memory.OutOfMemoryError as error:
+            if message["op"] == "open":
+                return {"error": f"the problem does not fit in the device's memory: {error}", "kind": "input"}
+            return _refusal(message["op"], entered, Outcome.RESOURCE_EXCEEDED, str(error))
+        except AutotileError as error:
+            return {"error": str(error), "kind": "input" if isinstance(error, InputError) else "toolchain"}
+
+    def _answer(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+        if message["op"] == "open":
+            stage("open")
+            return {"device": self._open(message["workload"]).device.to_json()}
+        if self._bench is None:
+            raise InputError("the worker has no workload yet: send open first")
+        match message["op"]:
+            case "evaluate" | "verify":
+                return self._judge(self._bench, message, stage)
+            case "race":
+                stage("race")
+                return {"times_us": self._bench.race(message["candidates"], message["rounds"], message["seed"])}
+            case "occupancy":
+                blocks = self._bench.driver_blocks_per_sm(message["config"], message["cubin_path"])
+                return {"blocks_per_sm": blocks}
+            case unknown:
+                raise InputError(f"the worker knows no request {unknown!r}")
+
+    def _open(self, workload: Mapping[str, Any]) -> Workbench:
+        """Lay a problem out, unless the last session left just this one, and unharmed."""
+        if self._bench is None or workload != self._workload or not self._bench.is_sound():
+            self._bench = None  # its memory is needed again
+            self._bench = Workbench(Workload(**workload))
+            self._workload = workload
+        return self._bench
+
+    def _judge(self, bench: Workbench, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+        """A candidate's evaluation; of one found wrong, only where no earlier one can be the cause."""
+        fresh = bench.fresh
+        config, path = message["config"], message["cubin_path"]
+        if message["op"] == "evaluate":
+            evaluation = bench.evaluate(config, path, message["best_us"], stage)
+        else:
+            evaluation = bench.verify(config, path, message["repeats"], message["limit_s"], stage)
+        reply = evaluation.to_json()
+        if evaluation.outcome not in (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS) or bench.is_sound():
+            return reply
+        certain = fresh or evaluation.outcome is Outcome.OUT_OF_BOUNDS
+        raise LastWords({**(reply if certain else {"again": True}), "last": True})
+
+    def _failure(self, request: str, stage: str, error: Any) -> Mapping[str, Any]:
+        """A refused launch is an answer like another; anything else ends the worker."""
+        code = int(error.status)
+        outcome = _REFUSED.get(code)
+        reason = f"{error} ({_LAUNCH_FAILED_HINT})" if code == _LAUNCH_FAILED else str(error)
+        reply = _refusal(request, stage, outcome or Outcome.CRASHED, reason)
+        if outcome is None:
+            raise LastWords({**reply, "last": True})
+        return reply
+
+
+def _refusal(request: str, stage: str, outcome: Outcome, reason: str) -> Mapping[str, Any]:
+    if request in ("evaluate", "verify"):
+        return Evaluation(outcome, f"{reason} in stage {stage}", stage).to_json()
+    return {"error": reason, "kind": "cuda"}
+
+
+if __name__ == "__main__":
+    serve(GpuWorker())

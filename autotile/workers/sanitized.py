@@ -1,0 +1,130 @@
+"""The child that compute-sanitizer watches: it launches one candidate, once a problem, and nothing else.
+
+Every buffer is an allocation of its own, so that its ends are known to the byte. Outputs are left as they were
+allocated, so that reading what nobody wrote is seen. No result is looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autotile.core.dtypes import DTYPES
+from autotile.cuda.arguments import pack_arguments, scalar_value
+from autotile.cuda.buffers import make_input
+from autotile.cuda.driver import live_device
+from autotile.cuda.launch import Module
+from autotile.cuda.toolchain import load_cupy
+from autotile.errors import AutotileError
+from autotile.kernel.launch import LaunchData, Workspace, known_names, launch_geometry
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.spec import BufferArgument
+from autotile.space.limits import check_config
+from autotile.workers.protocol import Candidate, Workload, leave_nothing_behind, leave_with_parent
+from autotile.workers.sanitizer import Said, spoken
+
+Say = Callable[[Said, str], None]
+
+
+class Launcher:
+    """A candidate, ready to be launched at any sizes."""
+
+    def __init__(self, workload: Workload, candidate: Candidate) -> None:
+        self._workload = workload
+        self._config = candidate.config
+        self._spec = parse_spec(workload.spec_text, workload.spec_source)
+        cuda = load_cupy().cuda
+        cuda.Device(workload.device_index).use()
+        cuda.set_allocator(None)  # no pool
+        self._device = live_device(workload.device_index)
+        self._function = Module(Path(candidate.cubin_path)).function(self._spec.entry)
+
+    def problems(self) -> Iterator[tuple[Mapping[str, int], bool]]:
+        """Sizes to launch at that the rules allow, each with whether the scalars take their check values there."""
+        ragged = self._spec.ragged_sizes(self._workload.sizes)
+        for sizes in (ragged, *self._workload.verify_sizes):
+            if not check_config(self._spec, self._config, sizes, self._device, self._workload.dtype):
+                yield sizes, True
+        yield self._workload.sizes, False
+
+    def launch(self, sizes: Mapping[str, int], say: Say, *, check: bool) -> None:
+        """Lay the problem out, launch once and wait."""
+        geometry = launch_geometry(self._spec, self._config, sizes, self._device)
+        self._function.opt_in(geometry.dynamic_smem_bytes)
+        dtype = self._workload.dtype
+        data = LaunchData.of(self._spec, dtype, known_names(self._spec, self._config, sizes, self._device))
+        buffers = {buffer.name: _buffer(buffer, sizes, dtype) for buffer in self._spec.buffers}
+        workspaces = {workspace.name: _workspace(workspace) for workspace in data.workspaces if workspace.size_bytes}
+        arguments = pack_arguments(
+            self._spec,
+            data,
+            pointers={name: buffer.data.ptr for name, buffer in buffers.items()},
+            scalars={s.name: scalar_value(s, sizes, dtype, check=check) for s in self._spec.scalars},
+            workspaces={w.name: workspaces[w.name].data.ptr if w.size_bytes else 0 for w in data.workspaces},
+        )
+        say(Said.AT, " ".join(f"{name}={value}" for name, value in sizes.items()))
+        self._function.launch(geometry.grid, geometry.block, arguments, geometry.dynamic_smem_bytes)
+        load_cupy().cuda.runtime.deviceSynchronize()
+
+
+def main() -> None:
+    """Do what the file says that the command line names."""
+    say = _voice()
+    leave_nothing_behind()
+    leave_with_parent()
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    signal.alarm(request["most_s"])  # it ends even where nobody is left to kill it
+    try:
+        _run(Workload(**request["workload"]), Candidate(**request["candidate"]), say)
+    except AutotileError as error:
+        _give_up(say, error)
+    say(Said.DONE, "")
+
+
+def _run(workload: Workload, candidate: Candidate, say: Say) -> None:
+    cuda = load_cupy().cuda
+    try:
+        launcher = Launcher(workload, candidate)
+        for sizes, check in launcher.problems():
+            launcher.launch(sizes, say, check=check)
+    except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError) as error:
+        _give_up(say, error)
+
+
+def _give_up(say: Say, error: Exception) -> NoReturn:
+    say(Said.ERROR, str(error))
+    sys.exit(1)
+
+
+def _buffer(buffer: BufferArgument, sizes: Mapping[str, int], problem_dtype: str) -> Any:
+    shape, dtype = buffer.extents(sizes), buffer.element_type(problem_dtype, sizes)
+    array = load_cupy().ndarray(shape, DTYPES[dtype].storage)
+    if buffer.access != "out":
+        array.set(make_input(buffer, shape, dtype))
+    return array
+
+
+def _workspace(workspace: Workspace) -> Any:
+    cupy = load_cupy()
+    make = cupy.zeros if workspace.zeroed else cupy.ndarray
+    return make(workspace.shape, DTYPES[workspace.dtype].storage)
+
+
+def _voice() -> Say:
+    """Speak on standard output, where the sanitizer reports as well; what a kernel prints goes to standard error."""
+    channel = os.dup(1)
+    os.dup2(2, 1)
+
+    def say(word: Said, text: str) -> None:
+        os.write(channel, spoken(word, text))
+
+    return say
+
+
+if __name__ == "__main__":
+    main()

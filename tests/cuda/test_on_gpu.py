@@ -1,0 +1,165 @@
+"""The worker's own tools, on a real device."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autotile.core.dtypes import DTYPES
+from autotile.cuda.buffers import GuardedBuffer
+from autotile.cuda.compiler import CubinCache
+from autotile.cuda.driver import live_device
+from autotile.cuda.instance import Reference
+from autotile.cuda.support import SupportKernels
+from autotile.cuda.telemetry import Telemetry
+from autotile.cuda.timing import DriftProbe, Timer
+from autotile.errors import InputError
+from autotile.kernel.array_expressions import parse_array_expression
+
+pytestmark = pytest.mark.gpu
+FLOAT = DTYPES["float32"]
+
+
+@pytest.fixture(scope="module")
+def support(tmp_path_factory: pytest.TempPathFactory) -> SupportKernels:
+    cache = CubinCache(tmp_path_factory.mktemp("support"), 10**8)
+    return SupportKernels(cache, live_device().architecture)
+
+
+def test_properties_are_whole() -> None:
+    device = live_device()
+    assert device.source == "cuda"
+    assert device.sm_count > 0
+    assert device.smem_per_block_optin_bytes >= device.smem_per_block_bytes == 48 * 1024
+    assert device.peak_fp32_flops_per_s > 1e11
+    assert device.memory_bandwidth_bytes_per_s > 1e10
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (17, 33, 5), (128, 64, 300)])
+def test_float64_product(support: SupportKernels, m: int, n: int, k: int) -> None:
+    import cupy
+
+    generator = np.random.default_rng(0)
+    a, b = generator.standard_normal((m, k)), generator.standard_normal((k, n))
+    product = support.matmul(cupy.asarray(a), cupy.asarray(b)).get()
+    np.testing.assert_allclose(product, a @ b, rtol=1e-12, atol=1e-12)
+
+
+def test_values_are_summed_up(support: SupportKernels) -> None:
+    import cupy
+
+    values = np.random.default_rng(0).standard_normal(100_003)
+    unfinite, squares = support.summarise(cupy.asarray(values).data.ptr, values.size)
+    assert (unfinite, squares) == (0, pytest.approx(np.sum(values**2)))
+    values[[5, 77]] = np.inf, np.nan
+    assert support.summarise(cupy.asarray(values).data.ptr, values.size)[0] == 2
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_compare_finds_the_one_wrong_element(support: SupportKernels, name: str) -> None:
+    import cupy
+
+    dtype = DTYPES[name]
+    stored = dtype.encode(np.arange(1000) % 100)
+    got = GuardedBuffer((1000,), dtype, support)
+    got.write(stored)
+    want = cupy.asarray(dtype.decode(stored))
+    assert support.compare(got.pointer, want.data.ptr, 1000, dtype, tolerance=0.0, scale=1.0)[0] == 0
+    want[777] += 1.0
+    assert support.compare(got.pointer, want.data.ptr, 1000, dtype, tolerance=0.0, scale=1.0)[:2] == (1, 777)
+
+
+def test_nan_is_wrong(support: SupportKernels) -> None:
+    import cupy
+
+    got = GuardedBuffer((64,), FLOAT, support)
+    got.poison()
+    want = cupy.zeros(64)
+    assert support.compare(got.pointer, want.data.ptr, 64, FLOAT, tolerance=1e9, scale=1e9)[0] == 64
+
+
+@pytest.mark.parametrize("offset", [-1, 64 * 64])
+def test_a_write_outside_is_seen_and_mended(support: SupportKernels, offset: int) -> None:
+    buffer = GuardedBuffer((64, 64), FLOAT, support)
+    assert buffer.broken_guard_words() == 0
+    support.fill_words(buffer.pointer + 4 * offset, 1, 0)
+    assert buffer.broken_guard_words() == 1
+    assert buffer.broken_guard_words() == 0
+
+
+def test_times_grow_with_the_work(support: SupportKernels) -> None:
+    device = live_device()
+    timer = Timer(device.l2_bytes, "cold", 0.1)
+    small, large = (GuardedBuffer((n,), FLOAT, support) for n in (1 << 20, 1 << 26))
+    timer.warm_up(large.poison)
+    fast = timer.measure(small.poison, None).measurement
+    slow = timer.measure(large.poison, None).measurement
+    assert slow.time_us > 5 * fast.time_us
+    assert slow.low_us <= slow.time_us <= slow.high_us
+    assert 0 <= timer.event_floor_us() < 20
+    assert timer.measure(large.poison, fast.time_us).discarded
+    assert not timer.measure(large.poison, slow.time_us).discarded
+
+
+def test_a_race_gives_every_candidate_every_round(support: SupportKernels) -> None:
+    timer = Timer(live_device().l2_bytes, "hot", 0.1)
+    buffer = GuardedBuffer((1 << 20,), FLOAT, support)
+    times = timer.race([buffer.poison] * 3, rounds=7, seed=0)
+    assert [len(row) for row in times] == [7, 7, 7]
+    assert all(t > 0 for row in times for t in row)
+
+
+def test_the_reference_kernel_takes_the_same_time_again(support: SupportKernels) -> None:
+    device = live_device()
+    timer = Timer(device.l2_bytes, "cold", 0.1)
+    probe = DriftProbe(support, timer, device.sm_count)
+    timer.warm_up(lambda: support.spin(device.sm_count, 100_000))
+    first, second = probe.read_us(), probe.read_us()
+    assert 10 < first < 1000
+    assert second == pytest.approx(first, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "text", ["2 * (A @ B) + exp(x) / mean(x)", "sum(A, 1)", "shift(x, 1) - maximum(x, 0)", "max(x) * x"]
+)
+@pytest.mark.parametrize("size", [7, 1500])
+def test_the_device_and_numpy_give_the_same_answer(support: SupportKernels, text: str, size: int) -> None:
+    import cupy
+
+    generator = np.random.default_rng(0)
+    host = {"A": generator.standard_normal((size, size)), "B": generator.standard_normal((size, size)),
+            "x": generator.standard_normal(size)}  # fmt: skip
+    expression = parse_array_expression(text, host)
+    expected = expression.evaluate(host)
+    reference = Reference({name: cupy.asarray(array) for name, array in host.items()}, support)
+    answer = reference.answer("y", expression, expected.shape, "[reference] outputs.y")
+    np.testing.assert_allclose(answer.values.get(), expected, rtol=1e-10, atol=1e-10)
+    assert answer.scale == pytest.approx(np.sqrt(np.mean(expected**2)))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("x / 0", "is not finite"), ("sum(x)", r"has shape \(\), but the argument y")]
+)
+def test_an_answer_that_is_none_is_told(support: SupportKernels, text: str, words: str) -> None:
+    import cupy
+
+    reference = Reference({"x": cupy.arange(1.0, 9.0)}, support)
+    with pytest.raises(InputError, match=words):
+        reference.answer("y", parse_array_expression(text, ["x"]), (8,), "[reference] outputs.y")
+
+
+def test_telemetry_reads_or_is_empty() -> None:
+    readings = Telemetry().read()
+    assert readings == {} or readings["sm_clock_mhz"] > 0
+
+
+def test_reading_properties_makes_no_context(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "from autotile.cuda.driver import live_device; live_device();"
+        "from cuda.bindings import driver; _, device = driver.cuDeviceGet(0);"
+        "_, flags, active = driver.cuDevicePrimaryCtxGetState(device); raise SystemExit(active)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

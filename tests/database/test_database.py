@@ -1,0 +1,194 @@
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from autotile import __version__
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Outcome, Problem, Trial, config_key
+from autotile.database.database import Database
+from autotile.database.fast_read import SCHEMA_REVISION
+from autotile.database.keys import TuningKey
+from autotile.errors import DatabaseError
+
+Maker = Callable[..., Trial]
+
+
+@pytest.fixture
+def study(database: Database, key: TuningKey, device: DeviceProperties) -> int:
+    return database.study(key, device)
+
+
+@pytest.fixture
+def run(database: Database, study: int) -> int:
+    return database.start_run(study, sampler="tpe", seed=7)
+
+
+def test_a_key_has_one_study(database: Database, key: TuningKey, device: DeviceProperties, study: int) -> None:
+    assert database.study(key, device) == study
+    assert database.find_study(key) == study
+    other = replace(key, source="replayed")
+    assert database.find_study(other) is None
+    assert database.study(other, device) != study
+
+
+def test_a_run_remembers_how_it_was_made(database: Database, study: int) -> None:
+    run = database.start_run(
+        study, sampler="tpe", seed=2**40, settings={"budget": 64}, driver="580.1", host="node1", gates={"rules": 24906}
+    )
+    before = database.runs(study)[0]
+    assert (before.run_id, before.ended_at, before.summary) == (run, None, {})
+    assert (before.sampler, before.seed, before.driver, before.host) == ("tpe", 2**40, "580.1", "node1")
+    assert (before.settings, before.gates) == ({"budget": 64}, {"rules": 24906})
+    assert before.autotile_version == __version__
+    database.end_run(run, {"winner": "BM=64"})
+    after = database.runs(study)[0]
+    assert after.summary == {"winner": "BM=64"}
+    assert after.ended_at is not None
+    assert timedelta() <= datetime.now(UTC) - after.started_at < timedelta(minutes=1)
+
+
+def test_ending_a_run_that_is_not_there_says_so(database: Database) -> None:
+    with pytest.raises(DatabaseError, match="no run 99"):
+        database.end_run(99)
+
+
+def test_a_trial_needs_its_study_and_run(database: Database, failed: Maker, study: int, run: int) -> None:
+    for study_id, run_id in ((study, 99), (99, run)):
+        with pytest.raises(DatabaseError, match="FOREIGN KEY"):
+            database.add_trial(study_id, run_id, failed({"BM": 1}, Outcome.CRASHED))
+
+
+def test_the_newest_trial_of_a_configuration_counts_for_resuming(
+    database: Database, study: int, run: int, measured: Maker, failed: Maker
+) -> None:
+    database.add_trial(study, run, failed({"BM": 64, "BN": 32}, Outcome.TIMED_OUT))
+    database.add_trial(study, run, failed({"BM": 128, "BN": 32}, Outcome.INFEASIBLE))
+    second = database.start_run(study, sampler="tpe")
+    database.add_trial(study, second, measured({"BN": 32, "BM": 64}, 50.0))
+    tried = database.tried(study)
+    assert {text: trial.outcome for text, trial in tried.items()} == {
+        config_key({"BM": 64, "BN": 32}): Outcome.OK,
+        config_key({"BM": 128, "BN": 32}): Outcome.INFEASIBLE,
+    }
+    assert [trial.time_us for trial in database.trials(study, run_id=second)] == [50.0]
+
+
+def test_before_any_finals_the_fastest_ok_trial_is_best(
+    database: Database, study: int, run: int, measured: Maker, failed: Maker
+) -> None:
+    assert database.best("sgemm") == []
+    database.add_trial(study, run, failed({"BM": 8}, Outcome.WRONG_RESULT))
+    assert database.best("sgemm") == []
+    database.add_trial(study, run, replace(measured({"BM": 16}, 1.0), outcome=Outcome.PRUNED))
+    for time_us in (30.0, 20.0, 25.0):
+        database.add_trial(study, run, measured({"BM": int(time_us)}, time_us))
+    (best,) = database.best("sgemm")
+    assert best.trial.config == {"BM": 20}
+    assert not best.confirmed
+
+
+def test_the_winner_of_the_newest_finished_finals_is_best(
+    database: Database, key: TuningKey, study: int, run: int, measured: Maker
+) -> None:
+    def finals(run_id: int, *configs: int) -> None:
+        for rank, value in enumerate(configs, start=1):
+            database.add_trial(study, run_id, measured({"BM": value}, 100.0 + rank), phase="final", rank=rank)
+
+    database.add_trial(study, run, measured({"BM": 1}, 90.0))
+    finals(run, 64, 128)
+    assert database.best("sgemm")[0].trial.config == {"BM": 1}, "a run that was killed confirms nothing"
+    database.end_run(run)
+    finals(database.start_run(study, sampler="tpe"), 256)
+    (best,) = database.best("sgemm")
+    assert best.trial.config == {"BM": 64}
+    assert (best.confirmed, best.run.run_id, best.study_id, best.key) == (True, run, study, key)
+    assert best.device is not None
+    assert best.device.name == key.gpu_name
+    third = database.start_run(study, sampler="tpe")
+    finals(third, 512, 64)
+    database.end_run(third)
+    assert database.best("sgemm")[0].trial.config == {"BM": 512}
+
+
+def test_what_the_finals_refused_is_best_no_more(
+    database: Database, measured: Maker, failed: Maker, study: int, run: int
+) -> None:
+    fast, slow = measured({"BM": 64}, 10.0), measured({"BM": 128}, 20.0)
+    database.add_trials(study, run, [fast, slow])
+    database.add_trial(study, run, fast, phase="final", rank=1)
+    database.end_run(run, {})
+    again = database.start_run(study, sampler="tpe")
+    database.add_trial(study, again, failed({"BM": 64}, Outcome.WRONG_RESULT), phase="final")
+    assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 128}]
+    database.add_trial(study, again, measured({"BM": 64}, 11.0))  # measured afresh since
+    assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 64}]
+
+
+def test_best_is_one_a_study_and_can_be_narrowed(
+    database: Database, key: TuningKey, device: DeviceProperties, measured: Maker
+) -> None:
+    others = {"sizes": {"M": 1, "N": 1, "K": 1}, "dtype": "float16", "gpu_name": "NVIDIA A100", "kernel": "stencil"}
+    keys = [key, *(replace(key, **{name: value}) for name, value in others.items())]
+    for number, one in enumerate(keys):
+        study = database.study(one, device)
+        run = database.start_run(study, sampler="random")
+        database.add_trial(study, run, measured({"BM": number}, 10.0 + number))
+    assert [best.trial.config["BM"] for best in database.best()] == [4, 3, 2, 1, 0]
+    assert [best.trial.config["BM"] for best in database.best("sgemm")] == [3, 2, 1, 0]
+    exact = database.best("sgemm", dtype="float32", sizes=dict(reversed(key.sizes.items())), gpu_name=key.gpu_name)
+    assert [best.key for best in exact] == [key]
+    assert [best.trial.config["BM"] for best in database.best(study_id=2)] == [1]
+
+
+def test_studies_are_listed_with_the_configurations_that_were_tried(
+    database: Database, key: TuningKey, study: int, run: int, measured: Maker
+) -> None:
+    database.study(replace(key, kernel="copy"), None)
+    database.add_trial(study, run, measured({"BM": 64}, 12.5))
+    database.add_trial(study, run, Trial({"BM": 32}, Outcome.CRASHED))
+    database.add_trial(study, run, Trial({"BM": 32}, Outcome.CRASHED))
+    database.add_trial(study, run, measured({"BM": 64}, 12.5), phase="final", rank=1)
+    copy, sgemm = database.studies()
+    assert (copy.key.kernel, copy.device, copy.runs, copy.trials, copy.best_config) == ("copy", None, 0, 0, None)
+    assert (sgemm.key, sgemm.runs, sgemm.trials, sgemm.ok) == (key, 1, 2, 1)
+    assert (sgemm.best_config, sgemm.best_time_us) == ({"BM": 64}, 12.5)
+    assert [summary.study_id for summary in database.studies("sgemm")] == [study]
+
+
+def test_misses_are_counted_a_problem_a_gpu_and_a_tier(database: Database) -> None:
+    first, second = Problem("sgemm", {"M": 1, "N": 2}, "float32"), Problem("sgemm", {"M": 3, "N": 2}, "float32")
+    database.record_miss(second, "H200", "default")
+    for sizes in ({"M": 1, "N": 2}, {"N": 2, "M": 1}):
+        database.record_miss(Problem("sgemm", sizes, "float32"), "H200", "nearest")
+    database.record_miss(first, "H200", "nearest", count=5)
+    misses = database.misses("sgemm")
+    assert [(miss.problem, miss.tier, miss.count) for miss in misses] == [(first, "nearest", 7), (second, "default", 1)]
+    assert database.misses("other") == []
+
+
+def test_reading_only_writes_nothing(database: Database, key: TuningKey, study: int, tmp_path: Path) -> None:
+    reader = Database.open_readonly(tmp_path / "tuning.db")
+    assert reader is not None
+    with reader:
+        assert reader.find_study(key) == study
+        with pytest.raises(DatabaseError, match="reading only"):
+            reader.record_miss(key.problem, "H200", "default")
+
+
+def test_a_check_counts_rows_and_finds_orphans(
+    database: Database, study: int, run: int, measured: Maker, tmp_path: Path
+) -> None:
+    database.add_trial(study, run, measured({"BM": 64}, 1.0))
+    report = database.check()
+    assert report.whole
+    assert report.counts == {"studies": 1, "runs": 1, "trials": 1, "misses": 0, "families": 0}
+    assert (report.unfinished_runs, report.revision) == (1, SCHEMA_REVISION)
+    connection = sqlite3.connect(tmp_path / "tuning.db")
+    connection.execute("DELETE FROM runs")
+    connection.commit()
+    connection.close()
+    assert database.check().problems == ("1 rows of trials name a row of runs that is missing",)

@@ -1,0 +1,76 @@
+"""The same promises on a PostgreSQL server.
+
+Run with ``AUTOTILE_TEST_POSTGRESQL=postgresql://user@host/empty_database`` and psycopg installed.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Problem, Trial
+from autotile.database.database import Database
+from autotile.database.keys import TuningKey
+from autotile.errors import DatabaseError
+
+URL = os.environ.get("AUTOTILE_TEST_POSTGRESQL", "")
+pytestmark = pytest.mark.skipif(not URL, reason="AUTOTILE_TEST_POSTGRESQL names no database")
+
+
+@pytest.fixture
+def server() -> Iterator[Database]:
+    with Database.open(URL) as database:
+        yield database
+
+
+@pytest.fixture
+def fresh_key(key: TuningKey) -> TuningKey:
+    return replace(key, template_hash=os.urandom(8).hex())
+
+
+def test_trials_come_back_and_the_finals_decide(
+    server: Database, fresh_key: TuningKey, device: DeviceProperties, measured: Callable[..., Trial]
+) -> None:
+    study = server.study(fresh_key, device)
+    assert server.study(fresh_key, device) == study
+    run = server.start_run(study, sampler="tpe", seed=2**40)
+    fast, winner = measured({"BM": 64, "WIDE": True, "KIND": "float4"}, 10.0), measured({"BM": 32}, 11.0)
+    server.add_trials(study, run, [fast])
+    server.add_trial(study, run, winner, phase="final", rank=1)
+    assert server.trials(study) == [fast, winner]
+    assert list(server.trials(study)[0].config) == ["BM", "WIDE", "KIND"]
+    assert [best.trial for best in server.best(study_id=study)] == [fast]
+    server.end_run(run, {"winner": "BM=32"})
+    assert [best.trial for best in server.best(study_id=study)] == [winner]
+    assert [summary.best_time_us for summary in server.studies() if summary.study_id == study] == [11.0]
+    reader = Database.open_readonly(URL)
+    assert reader is not None
+    with reader:
+        assert reader.find_study(fresh_key) == study
+
+
+def test_a_reason_with_a_nul_byte_is_stored(
+    server: Database, fresh_key: TuningKey, failed: Callable[..., Trial]
+) -> None:
+    study = server.study(fresh_key, None)
+    run = server.start_run(study, sampler="tpe")
+    server.add_trial(study, run, failed({"BM": 1}, "compile_failed", "error:\0 bad byte \udcff"))
+    assert server.trials(study)[0].reason == "error: bad byte ?"
+
+
+def test_misses_are_counted(server: Database) -> None:
+    problem = Problem(os.urandom(8).hex(), {"N": 1}, "float32")
+    server.record_miss(problem, "H200", "default")
+    server.record_miss(problem, "H200", "default", count=3)
+    assert [(miss.problem, miss.count) for miss in server.misses(problem.kernel)] == [(problem, 4)]
+
+
+def test_the_check_is_whole_and_errors_hide_the_password(server: Database, measured: Callable[..., Trial]) -> None:
+    assert server.check().whole
+    with pytest.raises(DatabaseError, match="foreign key constraint"):
+        server.add_trial(2**30, 2**30, measured({"BM": 1}, 1.0))
+    with pytest.raises(DatabaseError) as caught:
+        Database.open("postgresql://user:secret@127.0.0.1:1/name")
+    assert "secret" not in str(caught.value)

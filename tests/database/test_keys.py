@@ -1,0 +1,124 @@
+from dataclasses import fields, replace
+
+import pytest
+
+from autotile.database.keys import TuningKey, key_differences, space_hash
+from autotile.kernel.parser import parse_spec
+
+SPACE = """
+[kernel]
+name = "scale"
+template = "scale.cu"
+entry = "scale"
+summary = "y = a x"
+
+[problem]
+sizes = { N = 65536 }
+
+[parameters]
+BLOCK = [64, 128, 256]
+ITEMS = [1, 2, 4]
+
+[default]
+BLOCK = 128
+ITEMS = 1
+
+[rules]
+enough = "BLOCK * ITEMS <= 512"
+
+[launch]
+block = ["BLOCK"]
+grid = ["ceil_div(N, BLOCK * ITEMS)"]
+min_registers = "ITEMS + 8"
+
+[arguments]
+x = { buffer = "dtype", shape = ["N"], access = "in" }
+y = { buffer = "dtype", shape = ["N"], access = "out" }
+N = { scalar = "int32", value = "N" }
+a = { scalar = "float32", value = 2.0, check = 0.5 }
+
+[reference]
+outputs = { y = "a * x" }
+"""
+
+
+def hash_of(text: str) -> str:
+    return space_hash(parse_spec(text, "scale.toml"))
+
+
+def changed(old: str, new: str) -> str:
+    assert SPACE.count(old) == 1
+    return SPACE.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[64, 128, 256]", "[64, 128, 256, 512]"),
+        ("BLOCK = 128", "BLOCK = 64"),
+        ('enough = "BLOCK * ITEMS <= 512"', 'enough = "BLOCK * ITEMS <= 1024"'),
+        ("y = a x", "scale a vector"),
+        ("N = 65536", "N = 1024"),
+        ("ITEMS + 8", "ITEMS + 9"),
+        ("ceil_div(N, BLOCK * ITEMS)", "ceil_div(N,(BLOCK*ITEMS))"),
+        ("BLOCK = [64, 128, 256]\nITEMS = [1, 2, 4]", "ITEMS = [1, 2, 4]\nBLOCK = [64, 128, 256]"),
+    ],
+)
+def test_what_only_says_which_configurations_are_tried_keeps_the_hash(old: str, new: str) -> None:
+    assert hash_of(changed(old, new)) == hash_of(SPACE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('entry = "scale"', 'entry = "scale2"'),
+        ('summary = "y = a x"', 'options = ["--use_fast_math"]'),
+        ('block = ["BLOCK"]', 'block = ["BLOCK", "1"]'),
+        ("ceil_div(N, BLOCK * ITEMS)", "ceil_div(N, BLOCK)"),
+        ("min_registers", 'dynamic_smem_bytes = "4 * BLOCK"\nmin_registers'),
+        (
+            'y = { buffer = "dtype", shape = ["N"], access = "out" }',
+            'y = { buffer = "dtype", shape = ["N"], access = "inout" }',
+        ),
+        ("value = 2.0", "value = 3.0"),
+        ('y = "a * x"', 'y = "a * x + 1"'),
+        ('outputs = { y = "a * x" }', 'outputs = { y = "a * x" }\ntolerance = 1e-3'),
+        ("[default]", "EXTRA = [0]\n[default]\nEXTRA = 0"),
+    ],
+)
+def test_what_changes_a_configurations_meaning_changes_the_hash(old: str, new: str) -> None:
+    assert hash_of(changed(old, new)) != hash_of(SPACE)
+
+
+def test_digest_does_not_depend_on_the_order_of_sizes(key: TuningKey) -> None:
+    turned = replace(key, sizes=dict(reversed(key.sizes.items())))
+    assert list(turned.sizes) != list(key.sizes)
+    assert turned.digest == key.digest
+
+
+OTHER_VALUES = {
+    "options": (),
+    "sizes": {"M": 4096, "N": 2048, "K": 1025},
+    "sm_count": 1,
+    "smem_per_block_optin_bytes": 1,
+    "l2_mode": "hot",
+    "source": "replayed",
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(TuningKey)])
+def test_every_field_tells_keys_apart(key: TuningKey, name: str) -> None:
+    other = replace(key, **{name: OTHER_VALUES.get(name, "other")})
+    assert other.digest != key.digest
+    (difference,) = key_differences(key, other)
+    assert difference[0] == name
+    assert difference[1] != difference[2]
+
+
+def test_a_key_survives_json(key: TuningKey) -> None:
+    assert TuningKey.from_json(key.to_json()) == key
+    assert key_differences(key, key) == ()
+
+
+def test_the_driver_is_no_part_of_a_key(key: TuningKey, device: object) -> None:
+    assert not any("driver" in field.name for field in fields(TuningKey))

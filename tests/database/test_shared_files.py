@@ -1,0 +1,112 @@
+"""What processes and threads that share a database file must not do to each other."""
+
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autotile.core.model import Trial
+from autotile.database.database import Database
+from autotile.database.keys import TuningKey
+from autotile.database.paths import whole_file
+
+VISIT = "import sys; from autotile.database.database import Database; Database.open(sys.argv[1]).close()"
+
+BEGIN = """
+import sys, time
+from autotile.database.database import Database
+from autotile.database.keys import TuningKey
+import autotile.database.migrations.versions.v0001_first_tables
+key = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
+time.sleep(max(0.0, float(sys.argv[2]) - time.time()))
+with Database.open(sys.argv[1]) as opened:
+    opened.start_run(opened.study(key, None), sampler="after")
+"""
+
+
+def test_opening_it_again_in_one_process_loses_nothing(tmp_path: Path, key: TuningKey) -> None:
+    """To close the file outside of SQLite would take this process's locks, and others would delete its log."""
+    path = tmp_path / "tuning.db"
+    with Database.open(path) as first:
+        study = first.study(key, None)
+        for opening in (Database.open, Database.open_readonly):
+            again = opening(path)
+            assert again is not None
+            again.close()
+            subprocess.run([sys.executable, "-c", VISIT, str(path)], check=True)
+            first.start_run(study, sampler="kept")
+    with Database.open(path) as last:
+        assert len(last.runs(study)) == 2
+
+
+def test_a_damaged_file_is_set_aside_once_by_many(
+    tmp_path: Path, key: TuningKey, measured: Callable[..., Trial]
+) -> None:
+    path = tmp_path / "tuning.db"
+    with Database.open(path) as database:
+        run = database.start_run(database.study(key, None), sampler="random")
+        database.add_trials(1, run, [measured({"BM": number}, 1.0) for number in range(100)])
+    path.write_bytes(path.read_bytes()[:8192])
+    together = str(time.time() + 2)  # all have imported what they need by then
+    visitors = [subprocess.Popen([sys.executable, "-c", BEGIN, str(path), together]) for _ in range(8)]
+    assert [visitor.wait(60) for visitor in visitors] == [0] * 8
+    assert len(list(tmp_path.glob("tuning.db.corrupt-*[0-9]"))) == 1
+    with Database.open(path) as after:
+        assert len(after.runs(1)) == 8
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text("old")
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    with pytest.raises(TypeError), whole_file(path) as stream:
+        stream.writelines([b"half of", None])  # type: ignore[list-item]
+    assert path.read_text() == "old"
+    with whole_file(link) as stream:
+        stream.write(b"new")
+    assert path.read_text() == "new"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.json", "results.json"]
+
+
+def test_a_database_is_never_replaced(tmp_path: Path, key: TuningKey) -> None:
+    """An output that is named like the database by a slip of the hand would cost all that was measured."""
+    path = tmp_path / "tuning.db"
+    with Database.open(path) as database:
+        database.study(key, None)
+    before = path.read_bytes()
+    with pytest.raises(OSError, match="is a database"), whole_file(path) as stream:
+        stream.write(b"a bundle")
+    assert path.read_bytes() == before
+
+
+def test_what_is_no_ordinary_file_is_not_replaced() -> None:
+    with whole_file(Path("/dev/null")) as stream:
+        stream.write(b"away")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_reading_needs_no_room_beside_the_file(tmp_path: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no log lies beside it, what SQLite would have to make for a reader is done without."""
+    path = tmp_path / "tuning.db"
+    with Database.open(path) as database:
+        database.study(key, None)
+    connect = sqlite3.connect
+
+    class Refusing(sqlite3.Connection):
+        def execute(self, sql: str, *given: object) -> sqlite3.Cursor:  # type: ignore[override]
+            if "schema_version" in sql:
+                error = sqlite3.OperationalError("disk I/O error")
+                error.sqlite_errorname = "SQLITE_IOERR_SHMSIZE"
+                raise error
+            return super().execute(sql, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sqlite3, "connect", lambda address, **named: connect(address, **named, factory=Refusing))
+    reader = Database.open_readonly(path)
+    assert reader is not None
+    with reader:
+        assert reader.find_study(key) == 1

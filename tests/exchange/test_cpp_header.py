@@ -1,0 +1,355 @@
+"""The C++ header: its expressions have the values that Python's have, and it chooses what dispatch chooses."""
+
+import random
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.model import Measurement, Resources, config_key
+from autotile.cuda.toolchain import include_folders
+from autotile.database.keys import key_of
+from autotile.database.winners import StoredRule, Winner
+from autotile.exchange.cpp_code import literal, to_cpp
+from autotile.exchange.cpp_header import HeaderCubin, write_header
+from autotile.families.family import Extent, Family
+from autotile.families.features import Feature, Traits
+from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree
+from autotile.kernel.expressions import parse_expression
+from autotile.kernel.library import load_kernel
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.problem import resolve_problem
+from autotile.serving.choice import choose
+from autotile.space.space import feasible_space
+
+COMPILER = shutil.which("g++")
+FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-O0"]
+KINDS = {"A": "number", "B": "number", "C": "number", "P": "boolean", "L": "string"}
+PLACES = {name: f"row.{name}" for name in KINDS}
+EXPRESSIONS = [
+    "A + B * C - 3",
+    "(A + B) * C",
+    "A - (B - C)",
+    "-A // B",
+    "A // -B",
+    "-A % B",
+    "(A - 7) % -B",
+    "A ** 2 + 2 ** 40",
+    "3 * 1024 * 1024 * 1024 * A",
+    "ceil_div(A, B) + ceil_div(-A, B)",
+    "min(A, B, C) + max(A, B)",
+    "A < B < C",
+    "1 <= A <= 64 != B",
+    "A in (1, 2, 4) or B not in [3, 5]",
+    "not A < B and (P or C > 3)",
+    "P + P * 2 + (A > B)",
+    "A if P else B if A > B else C",
+    "(A if P else B) * 2",
+    "L == 'row' and A > 1",
+    "L in ('row', 'column')",
+    'L != "column"',
+    "not (P and A > 2)",
+    "-(-A)",
+    "-(2 - 5) * A",
+    "A if not P else -B",
+    "P == (A > 2)",
+]
+ROWS = [
+    (a, b, c, p, text)
+    for a, b, c in ((1, 1, 1), (7, 2, 3), (64, 5, 4), (4096, 128, 8), (3, 64, 2))
+    for p in (False, True)
+    for text in ("row", "column", "a\\b")
+]
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
+
+
+def compile_program(source: str, folder: Path, *options: str) -> Path:
+    """Compile a program without a warning."""
+    includes = [f"-isystem{path}" for path in include_folders()]
+    program = folder / "program"
+    command = [str(COMPILER), *FLAGS, *includes, "-I", str(folder), "-x", "c++", "-", "-o", str(program), *options]
+    built = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return program
+
+
+def run(source: str, folder: Path, *arguments: str, given: str = "") -> list[str]:
+    """Compile and run a program; lines of its output.
+
+    It is linked without the driver, which is not installed everywhere: nothing of it may be called.
+    """
+    program = compile_program(source, folder, "-Wl,--unresolved-symbols=ignore-all")
+    done = subprocess.run([str(program), *arguments], input=given, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def detail_of(header: str) -> str:
+    """The helpers that expressions call."""
+    begin = header.index("// Division that rounds")
+    return "namespace detail {\n" + header[begin : header.index("}  // namespace detail")] + "}\n"
+
+
+@needs_compiler
+def test_expressions_have_the_values_that_they_have_in_python(tmp_path: Path) -> None:
+    template = Path(__file__).parents[2] / "autotile" / "exchange" / "header_template.hpp"
+    parsed = [parse_expression(text, KINDS) for text in EXPRESSIONS]  # type: ignore[arg-type]
+    printed = "\n".join(f"        std::cout << std::int64_t({to_cpp(e, PLACES)}) << '\\n';" for e in parsed)
+    rows = ", ".join(f"Row{{{', '.join(map(literal, row))}}}" for row in ROWS)
+    source = f"""
+#include <algorithm>
+#include <cstdint>
+#include <iostream>
+#include <string_view>
+{detail_of(template.read_text())}
+struct Row {{ std::int64_t A, B, C; bool P; std::string_view L; }};
+int main() {{
+    for (const Row& row : {{{rows}}}) {{
+{printed}
+    }}
+}}
+"""
+    got = iter(run(source, tmp_path))
+    for row in ROWS:
+        environment = dict(zip(KINDS, row, strict=True))
+        for expression in parsed:
+            assert (expression.text, row, int(next(got))) == (
+                expression.text,
+                row,
+                int(expression.evaluate(environment)),
+            )
+
+
+CHOOSE = """
+#include <iostream>
+#include <string>
+#include "sgemm_2d.hpp"
+
+namespace sgemm = autotile::sgemm_2d;
+
+int main(int, char** words) {
+    sgemm::Device device;
+    device.name = words[1];
+    device.compute_capability = std::stoi(words[2]);
+    device.max_threads_per_block = 1024;
+    device.registers_per_block = 65536;
+    device.registers_per_sm = 65536;
+    device.smem_per_block_optin_bytes = std::stoi(words[3]);
+    for (int axis = 0; axis < 3; ++axis) {
+        device.max_block[axis] = axis < 2 ? 1024 : 64;
+        device.max_grid[axis] = axis < 1 ? 2147483647 : 65535;
+    }
+    sgemm::Sizes sizes;
+    while (std::cin >> sizes.M >> sizes.N >> sizes.K) {
+        const sgemm::Choice choice = sgemm::choose(sizes, device);
+        if (choice.cubin == nullptr) { std::cout << "none\\n"; continue; }
+        const sgemm::Launch launch = sgemm::launch_of(sgemm::configs[choice.config], sizes, device);
+        std::cout << choice.config << ' ' << static_cast<int>(choice.tier) << ' ' << launch.grid[0] << ' '
+                  << launch.grid[1] << ' ' << launch.block[0] << ' ' << choice.cubin->file << '\\n';
+    }
+}
+"""
+
+
+def winners_of(device: DeviceProperties, sizes: Sequence[dict[str, int]], seed: int) -> list[Winner]:
+    """Made-up winners: any valid configuration."""
+    kernel = load_kernel("sgemm_2d")
+    chosen = random.Random(seed)
+    found = []
+    for number, one in enumerate(sizes):
+        space = feasible_space(kernel.spec, one, device)
+        config = space.config(chosen.randrange(len(space)))
+        key = key_of(kernel, resolve_problem(kernel.spec, one), device, nvrtc_version="13.0", l2_mode="cold")
+        tuned_at = datetime(2026, 1, 1, tzinfo=UTC) - timedelta(hours=number)
+        found.append(Winner(key, device, config, RESOURCES, Measurement(10.0 + number, 9.0, 90.0), tuned_at))
+    return found
+
+
+RESOURCES = Resources(64, 0, 0, 0, 1024)
+TIERS = ("exact", "family", "nearest", "transferred", "default")
+
+
+@needs_compiler
+@pytest.mark.parametrize(("device", "targets"), [("h200", ("sm_90",)), ("rtx-4090", ("sm_80", "sm_86", "sm_90"))])
+def test_it_chooses_what_dispatch_chooses(device: str, targets: tuple[str, ...], tmp_path: Path) -> None:
+    kernel = load_kernel("sgemm_2d")
+    here = replace(device_profile(device), source="cuda")
+    there = replace(device_profile("a100"), source="cuda")
+    chosen = random.Random(7)
+    some = [{name: 2 ** chosen.randrange(5, 14) for name in "MNK"} for _ in range(12)]
+    winners = winners_of(here, some[:8], 1) + winners_of(there, some[4:], 2)
+    configs = {config_key(c): c for c in (*(w.config for w in winners), kernel.spec.default)}
+    cubins = [
+        HeaderCubin(target, {}, config, RESOURCES, f"{number}.{target}")
+        for number, config in enumerate(configs.values())
+        for target in targets
+    ]
+    text = write_header(kernel.spec, "float32", winners, cubins, stem="sgemm_2d", version="0")
+    (tmp_path / "sgemm_2d.hpp").write_text(text)
+    asked = some + [{name: chosen.choice((1, 17, 64, 100, 1000, 4096, 9000)) for name in "MNK"} for _ in range(60)]
+    words = (here.name, here.compute_capability.replace(".", ""), str(here.smem_per_block_optin_bytes))
+    given = "\n".join(f"{sizes['M']} {sizes['N']} {sizes['K']}" for sizes in asked)
+    lines = run(CHOOSE, tmp_path, *words, given=given)
+    order = list(configs)
+    for sizes, line in zip(asked, lines, strict=True):
+        choice = choose(kernel, resolve_problem(kernel.spec, sizes), here, "13.0", winners)
+        number = order.index(config_key(choice.config))
+        got = line.split()
+        assert (sizes, int(got[0]), TIERS[int(got[1])]) == (sizes, number, choice.tier)
+        newest = max(t for t in targets if t[3] == here.architecture[3] and t <= here.architecture)
+        assert got[5] == f"{number}.{newest}"
+
+
+FEATURES = [
+    Feature("size", "M"),
+    Feature("alignment", "K"),
+    Feature("outputs"),
+    Feature("intensity"),
+    Feature("blocks", config=1),
+    Feature("waves", config=0),
+    Feature("work_ratio", config=0, over=2),
+]
+
+
+def rule_of(winners: Sequence[Winner], features: Sequence[Feature], thresholds: Sequence[float]) -> FamilyRule:
+    """A tree that asks for one feature after the other, with made-up times."""
+    configs = list({config_key(w.config): w.config for w in winners}.values())[:3]
+    tree: Tree = Leaf((2, 0, 1))
+    for number, (feature, threshold) in enumerate(zip(features, thresholds, strict=True)):
+        order = ((0, 1, 2), (1, 2, 0), (2, 1, 0))[number % 3]
+        tree = Split(feature, threshold, Leaf(order), tree)
+    family = Family({"M": Extent(((1, 4096), (9000, 9000))), "N": Extent(((1, 8192),)), "K": Extent(((17, 4096),))})
+    point = RulePoint({"M": 64, "N": 64, "K": 64}, ((1.0, 0.9, 1.1),) * 3, 1.0, 0.0, None)
+    return FamilyRule(family, tuple(RuleConfig(config, RESOURCES, 2) for config in configs), tree, (point,))
+
+
+@needs_compiler
+@pytest.mark.parametrize("feature", [*FEATURES, None], ids=str)
+def test_the_rule_of_a_family_is_the_same_tree(feature: Feature | None, tmp_path: Path) -> None:
+    kernel = load_kernel("sgemm_2d")
+    here = replace(device_profile("h200"), source="cuda")
+    some = [{"M": 64, "N": 128, "K": 64}, {"M": 4096, "N": 4096, "K": 4096}, {"M": 512, "N": 2048, "K": 128}]
+    winners = winners_of(here, some, 3)
+    chosen = random.Random(str(feature))
+    asked = some + [{name: chosen.choice((1, 17, 64, 100, 1000, 4096, 9000)) for name in "MNK"} for _ in range(80)]
+    configs = {config_key(c): c for c in (*(w.config for w in winners), kernel.spec.default)}
+    features = [feature] if feature is not None else FEATURES
+    bare = rule_of(winners, [], [])
+    traits = Traits.of(kernel.spec, here, [c.config for c in bare.configs], [2, 2, 2], asked)
+    thresholds = [float(np.median(traits.column(one))) for one in features]
+    stored = StoredRule(
+        replace(winners[0].key, sizes={}), here, rule_of(winners, features, thresholds), datetime.now(UTC)
+    )
+    cubins = [HeaderCubin("sm_90", {}, c, RESOURCES, f"{n}.cubin") for n, c in enumerate(configs.values())]
+    text = write_header(kernel.spec, "float32", winners, cubins, rules=[stored], stem="sgemm_2d", version="0")
+    (tmp_path / "sgemm_2d.hpp").write_text(text)
+    words = (here.name, here.compute_capability.replace(".", ""), str(here.smem_per_block_optin_bytes))
+    given = "\n".join(f"{sizes['M']} {sizes['N']} {sizes['K']}" for sizes in asked)
+    lines = run(CHOOSE, tmp_path, *words, given=given)
+    tiers = set()
+    for sizes, line in zip(asked, lines, strict=True):
+        problem = resolve_problem(kernel.spec, sizes)
+        choice = choose(kernel, problem, here, "13.0", winners, rules=[stored])
+        number = list(configs).index(config_key(choice.config))
+        assert (sizes, *map(int, line.split()[:2])) == (sizes, number, TIERS.index(choice.tier))
+        tiers.add(choice.tier)
+    assert tiers >= {"exact", "family", "nearest"}
+
+
+@needs_compiler
+def test_flags_workspaces_and_tensor_maps(tmp_path: Path) -> None:
+    """A kernel with everything that an argument can be; the compiler finds no fault, and the flags choose the cubin."""
+    spec = parse_spec(EVERYTHING, "everything.toml")
+    cubins = [HeaderCubin("sm_90a", {"TRANS_B": flag}, spec.default, RESOURCES, f"{flag}.cubin") for flag in (0, 1)]
+    text = write_header(spec, "bfloat16", [], cubins, stem="everything", version="0")
+    (tmp_path / "everything.hpp").write_text(text)
+    assert "namespace autotile::every_thing_bfloat16 {" in text
+    source = """
+#include <iostream>
+#include "everything.hpp"
+namespace kernel = autotile::every_thing_bfloat16;
+int main() {
+    kernel::Device device;
+    device.compute_capability = 90;
+    device.max_threads_per_block = 1024;
+    device.registers_per_block = 65536;
+    device.smem_per_block_optin_bytes = 232448;
+    device.sm_count = 132;
+    for (int axis = 0; axis < 3; ++axis) device.max_block[axis] = device.max_grid[axis] = 1024;
+    kernel::Sizes sizes{1000, 512, 256, 3, 1};
+    const kernel::Choice choice = kernel::choose(sizes, device);
+    std::cout << choice.cubin->file << ' ' << kernel::Arguments{}.alpha << ' '
+              << kernel::launch_of(kernel::configs[0], sizes, device).grid[2] << '\\n';
+    sizes.K = 257;
+    std::cout << (kernel::choose(sizes, device).cubin == nullptr) << ' ';
+    sizes.M = 1030;
+    sizes.K = 256;
+    std::cout << (kernel::choose(sizes, device).cubin == nullptr) << ' ';
+    sizes.M = 1000;
+    device.compute_capability = 100;
+    std::cout << (kernel::choose(sizes, device).cubin == nullptr) << '\\n';
+}
+"""
+    assert run(source, tmp_path) == ["1.cubin 16256 3", "1 1 1"]
+    launching = '#include "everything.hpp"\nvoid go(autotile::every_thing_bfloat16::Kernel& k) { k.launch({}, {}); }\n'
+    compile_program(launching, tmp_path, "-c")
+
+
+EVERYTHING = """
+[kernel]
+name = "every-thing"
+template = "everything.cu"
+entry = "everything"
+summary = "all kinds of arguments"
+architecture = "sm_90a"
+
+[problem]
+sizes = { M = 512, N = 512, K = 512, BATCH = 1 }
+flags = { TRANS_B = 0 }
+ragged = { M = 200, N = 136, K = 72, BATCH = 3 }
+dtypes = ["float16", "bfloat16"]
+
+[parameters]
+BM = [64, 128]
+SPLIT_K = [1, 2]
+ORDER = ["row", "column"]
+STAGED = [false, true]
+
+[default]
+BM = 64
+SPLIT_K = 1
+ORDER = "row"
+STAGED = true
+
+[rules]
+named = "ORDER == 'row' or (STAGED and BM > 64)"
+
+[launch]
+block = ["128"]
+grid = ["ceil_div(M, BM)", "ceil_div(N, BM)", "min(BATCH, device.sm_count)"]
+cluster = [2]
+dynamic_smem_bytes = "4 * BM * 64"
+
+[arguments]
+A = { buffer = "dtype", shape = ["BATCH", "M", "K"], access = "in", pass = false }
+B = { buffer = "dtype", shape = ["BATCH", "N if TRANS_B else K", "K if TRANS_B else N"], access = "in" }
+C = { buffer = "float32 if TRANS_B else dtype", shape = ["BATCH", "M", "N"], access = "out" }
+partials = { workspace = "float32", shape = ["SPLIT_K if SPLIT_K > 1 else 0", "M", "N"] }
+counters = { workspace = "uint32", shape = ["ceil_div(M, BM)"], init = "zeros" }
+A_map = { tensor_map = "A", box = [1, "BM", 64], swizzle_bytes = 128 }
+C_map = { tensor_map = "C", box = [1, "BM", 32], swizzle_bytes = "64 if TRANS_B else 0", l2_promotion_bytes = 256 }
+M = { scalar = "int32", value = "M" }
+K_half = { scalar = "int64", value = "K // 2" }
+alpha = { scalar = "dtype", value = 1.0, check = 0.75 }
+offset = { scalar = "float64", value = -2.5 }
+
+[reference]
+outputs = { C = "alpha * (A @ (transpose(B) if TRANS_B else B))" }
+reduction = "K"
+"""

@@ -1,0 +1,250 @@
+"""Exchange with Kernel Tuner, checked with Kernel Tuner itself."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Measurement, Outcome, Trial, config_key
+from autotile.database.database import Database
+from autotile.database.keys import TuningKey
+from autotile.database.trials import StoredTrial
+from autotile.errors import InputError
+from autotile.exchange.kernel_tuner import import_into_database, import_into_recording, read_cache, write_cache
+from autotile.exchange.recording import read_recording
+from autotile.exchange.t4 import t4_results, write_t4
+from autotile.kernel.spec import Parameter
+
+PARAMETERS = (
+    Parameter("BM", (32, 64, 128)),
+    Parameter("WIDE", (False, True)),
+    Parameter("KIND", ("float", "float4")),
+)
+FAILURES = [outcome for outcome in Outcome if not outcome.has_time]
+
+
+def configs() -> list[dict[str, Any]]:
+    return [
+        {"BM": bm, "WIDE": wide, "KIND": kind}
+        for bm in (32, 64, 128)
+        for wide in (False, True)
+        for kind in ("float", "float4")
+    ]
+
+
+@pytest.fixture
+def stored(database: Database, key: TuningKey, measured: Callable[..., Trial]) -> Sequence[StoredTrial]:
+    """Three configurations that were measured, one of them again in the finals, and one of every failure."""
+    study = database.study(key, None)
+    run = database.start_run(study, sampler="random")
+    for config, time_us in zip(configs(), (50.0, 40.0, 60.0), strict=False):
+        database.add_trial(study, run, measured(config, time_us))
+    for config, outcome in zip(configs()[3:], FAILURES, strict=False):
+        database.add_trial(study, run, Trial(config, outcome, "why", "stage"))
+    database.add_trial(study, run, measured(configs()[1], 41.0), phase="final", rank=1)
+    return database.stored_trials(study)
+
+
+def simulate(path: Path, **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    interface = pytest.importorskip("kernel_tuner.interface")
+    results, environment = interface.tune_cache(str(path), quiet=True, block_size_names=["BM"], **options)
+    return results, environment
+
+
+class TestT4:
+    def test_documents_meet_kernel_tuners_schema(
+        self, tmp_path: Path, stored: Sequence[StoredTrial], device: DeviceProperties
+    ) -> None:
+        file_utils = pytest.importorskip("kernel_tuner.file_utils")
+        results, metadata = write_t4(tmp_path / "sgemm.json", stored, device)
+        assert metadata.name == "sgemm-metadata.json"
+        for path, target in ((results, "results"), (metadata, "metadata")):
+            version, schema = file_utils.output_file_schema(target)
+            document = json.loads(path.read_text())
+            assert document["schema_version"] == version
+            jsonschema.validate(document, schema)
+
+    def test_times_are_in_milliseconds(self, stored: Sequence[StoredTrial]) -> None:
+        first = t4_results(stored)["results"][0]
+        assert first["configuration"] == configs()[0]
+        assert {"name": "time", "value": 0.05, "unit": "ms"} in first["measurements"]
+        assert {"name": "registers", "value": 96, "unit": ""} in first["measurements"]
+        assert first["times"]["runtimes"] == [0.05, pytest.approx(0.0505)]
+        assert (first["times"]["compilation"], first["times"]["benchmark"]) == (250.0, 50.0)
+        assert (first["invalidity"], first["correctness"]) == ("correct", 1)
+
+    def test_each_failure_has_the_schemas_word(self, stored: Sequence[StoredTrial]) -> None:
+        words = [result["invalidity"] for result in t4_results(stored)["results"]]
+        expected = ["constraints", "compile", "constraints", "correctness", "correctness", "runtime", "timeout"]
+        assert words == ["correct"] * 3 + expected + ["correct"], "what was never tried is left out"
+
+    def test_a_place_that_cannot_be_written_says_so(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"cannot write .*nowhere"):
+            write_t4(tmp_path / "nowhere" / "x.json", [], None)
+
+
+class TestExport:
+    def test_kernel_tuner_replays_our_results_and_finds_our_best(
+        self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]
+    ) -> None:
+        write_cache(tmp_path / "ours.json", key, PARAMETERS, stored)
+        results, environment = simulate(tmp_path / "ours.json")
+        assert len(results) == 3
+        best = environment["best_config"]
+        assert {name: best[name] for name in ("BM", "WIDE", "KIND")} == configs()[1]
+        assert best["time"] == pytest.approx(0.041), "the finals replace the search"
+        assert environment["device_name"] == key.gpu_name
+
+    def test_its_search_strategies_run_on_our_results(
+        self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]
+    ) -> None:
+        write_cache(tmp_path / "ours.json", key, PARAMETERS, stored)
+        results, _ = simulate(tmp_path / "ours.json", strategy="random_sample", strategy_options={"max_fevals": 2})
+        assert len(results) == 2
+
+    def test_an_empty_cache_file_can_be_read(self, tmp_path: Path, key: TuningKey) -> None:
+        write_cache(tmp_path / "empty.json", key, PARAMETERS, [])
+        util = pytest.importorskip("kernel_tuner.util")
+        assert util.read_cache(tmp_path / "empty.json", open_cache=False)["cache"] == {}
+
+    def test_a_name_that_kernel_tuner_keeps_is_refused(self, tmp_path: Path, key: TuningKey) -> None:
+        with pytest.raises(InputError, match="keeps the name 'time' for itself; rename"):
+            write_cache(tmp_path / "x.json", key, [Parameter("time", (1, 2))], [])
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A cache file that Kernel Tuner's own functions have written, left open as by a session that was killed."""
+    util = pytest.importorskip("kernel_tuner.util")
+    path = tmp_path / "theirs.json"
+    tune_params = {"block_size_x": [32, 64, 128], "vector": [True, False], "kind": ["a", "b"]}
+    options = SimpleNamespace(tune_params=tune_params, simulation_mode=False, objective="time")
+    runner = SimpleNamespace(
+        simulation_mode=False, get_device_info=lambda: SimpleNamespace(name="NVIDIA GeForce RTX 3060")
+    )
+    cache = util.process_cache(str(path), SimpleNamespace(kernel_name="add", problem_size=(4096, 2)), options, runner)
+    timings = {"compile_time": 250.0, "verification_time": 0, "benchmark_time": 12.5, "strategy_time": 0.5}
+    for element, result in (
+        ((32, True, "a"), {"time": 0.5, "times": [0.4, 0.5, 0.6], "GFLOP/s": 12.5}),
+        ((64, True, "a"), {"__error__": util.CompilationFailedConfig()}),
+        ((128, False, "a"), {"__error__": util.RuntimeFailedConfig()}),
+        ((64, False, "b"), {"time": util.InvalidConfig()}),
+        ((128, False, "b"), {"time": 0.25}),
+    ):
+        entry = {**dict(zip(tune_params, element, strict=True)), **result, **timings, "timestamp": "2025-01-01"}
+        util.store_cache(",".join(map(str, element)), entry, str(path), cache)
+    return path
+
+
+class TestImport:
+    def test_every_entry_becomes_a_trial(self, theirs: Path) -> None:
+        cache = read_cache(theirs)
+        assert (cache.kernel, cache.gpu_name, cache.problem_size) == ("add", "NVIDIA GeForce RTX 3060", (4096, 2))
+        assert [parameter.name for parameter in cache.parameters] == ["block_size_x", "vector", "kind"]
+        first, *failures, last = cache.trials
+        assert first.config == {"block_size_x": 32, "vector": True, "kind": "a"}
+        assert first.measurement == Measurement(500.0, 400.0, 600.0, (400.0, 500.0, 600.0), "hot")
+        assert (first.outcome, first.source, first.telemetry) == (Outcome.OK, "replayed", {"GFLOP/s": 12.5})
+        assert first.seconds == {"compile": 0.25, "verify": 0.0, "measure": 0.0125, "search": 0.0005}
+        expected = [Outcome.COMPILE_FAILED, Outcome.RESOURCE_EXCEEDED, Outcome.INFEASIBLE]
+        assert [trial.outcome for trial in failures] == expected
+        assert all(trial.reason.startswith("Kernel Tuner: ") and trial.measurement is None for trial in failures)
+        assert last.measurement == Measurement(250.0, 250.0, 250.0, (), "hot")
+
+    def test_a_known_gpu_brings_its_properties(self, theirs: Path) -> None:
+        key = read_cache(theirs).key()
+        assert (key.compute_capability, key.sm_count, key.sizes) == ("8.6", 28, {"x": 4096, "y": 2})
+        assert (key.source, key.l2_mode, key.template_hash) == ("replayed", "hot", "")
+        theirs.write_text(theirs.read_text().replace("NVIDIA GeForce RTX 3060", "Unheard-of 9"))
+        unknown = read_cache(theirs)
+        assert unknown.device is None
+        assert unknown.key({"N": 7}, "float16").sizes == {"N": 7}
+        assert unknown.key().gpu_name == "Unheard-of 9"
+
+    def test_results_go_into_the_database(self, theirs: Path, database: Database) -> None:
+        cache = read_cache(theirs)
+        study = import_into_database(database, cache, cache.key())
+        assert tuple(database.trials(study)) == cache.trials
+        (best,) = database.best("add")
+        assert best.trial.config == {"block_size_x": 128, "vector": False, "kind": "b"}
+        assert best.run.settings == {"imported_from": "theirs.json"}
+        assert best.device == cache.device
+
+    def test_results_become_a_recording(self, theirs: Path, tmp_path: Path) -> None:
+        cache = read_cache(theirs)
+        import_into_recording(tmp_path / "add.npz", cache, cache.key())
+        recording = read_recording(tmp_path / "add.npz", kernel="add")
+        assert recording.header.parameters == cache.parameters
+        for trial in cache.trials:
+            result = recording.lookup(trial.config)
+            assert result is not None
+            assert result.outcome is trial.outcome
+        assert recording.lookup({"block_size_x": 32, "vector": True, "kind": "b"}) is None
+
+    def test_what_we_wrote_comes_back(self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]) -> None:
+        write_cache(tmp_path / "ours.json", key, PARAMETERS, stored)
+        cache = read_cache(tmp_path / "ours.json")
+        assert cache.parameters == PARAMETERS
+        assert cache.key(key.sizes).problem == key.problem
+        newest = {config_key(one.trial.config): one.trial for one in stored}
+        for trial in cache.trials:
+            ours = newest[config_key(trial.config)]
+            assert trial.time_us == pytest.approx(ours.time_us)
+            assert trial.outcome.has_time == ours.outcome.has_time
+
+    def test_a_line_that_was_cut_short_loses_only_itself(self, theirs: Path) -> None:
+        theirs.write_text(theirs.read_text()[:-40])
+        assert len(read_cache(theirs).trials) == 4
+
+    def test_a_finished_file_is_read(self, theirs: Path) -> None:
+        pytest.importorskip("kernel_tuner.util").close_cache(str(theirs))
+        assert len(read_cache(theirs).trials) == 5
+
+    def test_a_size_that_is_not_said_must_be_given(self, theirs: Path) -> None:
+        theirs.write_text(theirs.read_text().replace("[\n4096,\n2\n]", '"callable"'))
+        cache = read_cache(theirs)
+        with pytest.raises(InputError, match=r"does not say what problem size.*such as N=1024"):
+            cache.key()
+        assert cache.key({"N": 4096}).sizes == {"N": 4096}
+
+    @pytest.mark.parametrize(
+        ("old", "new", "message"),
+        [
+            ('"tune_params_keys"', '"other"', "lacks 'tune_params_keys'"),
+            ('"kernel_name": "add"', '"kernel_name": 3', "'kernel_name' is no text"),
+            ("4096,", '"4096",', "'problem_size' is"),
+            ("32,\n64,", "0.5,\n64,", "block_size_x has the value 0.5, expected integers"),
+            ('"kind": [', '"sort": [', "no values of 'kind'"),
+            ('"block_size_x": 32, "v', '"block_size_x": 48, "v', "no value that is listed for 'block_size_x'"),
+            ('"vector": true, "kind"', '"vector": 1, "kind"', "no value that is listed for 'vector'"),
+            ('"time": 0.5', '"time": NaN', "entry '32,True,a' has the time nan, expected milliseconds"),
+            ('"time": 0.5', '"seconds": 0.5', "entry '32,True,a' has the time None"),
+            ('"time": 0.5', '"time": "__import__(\'os\')"', "has the time \"__import__"),
+            ('"32,True,a": {', '"32,True,a": 3, "x": {', "entry '32,True,a' is no object"),
+        ],
+    )  # fmt: skip
+    def test_a_malformed_file_says_where(self, theirs: Path, old: str, new: str, message: str) -> None:
+        text = theirs.read_text()
+        assert old in text
+        theirs.write_text(text.replace(old, new, 1))
+        with pytest.raises(InputError, match="cannot be read as a cache file of Kernel Tuner") as caught:
+            read_cache(theirs)
+        assert message in str(caught.value)
+
+    @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"cache": {}}'])
+    def test_what_is_no_cache_file_is_refused(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "x.json").write_bytes(content)
+        with pytest.raises(InputError, match=r"x\.json cannot be read as a cache file"):
+            read_cache(tmp_path / "x.json")
+        with pytest.raises(InputError, match=r"cannot read .*missing\.json: No such file"):
+            read_cache(tmp_path / "missing.json")
+
+
+def test_an_import_under_our_own_key_does_not_happen_by_itself(theirs: Path, key: TuningKey) -> None:
+    assert replace(read_cache(theirs).key(key.sizes), kernel=key.kernel).digest != key.digest

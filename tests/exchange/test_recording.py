@@ -1,0 +1,306 @@
+import contextlib
+import io
+import json
+import random
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial
+from autotile.database.keys import TuningKey
+from autotile.errors import RecordingError
+from autotile.exchange.recording import (
+    RecordingHeader,
+    find_recording,
+    list_recordings,
+    read_recording,
+    read_recording_header,
+    recording_name,
+    write_recording,
+)
+from autotile.kernel.spec import Parameter
+
+PARAMETERS = (
+    Parameter("BM", (32, 64, 128)),
+    Parameter("WIDE", (False, True)),
+    Parameter("KIND", ("float", "float4")),
+)
+SPACE = [dict(zip(("BM", "WIDE", "KIND"), values, strict=True)) for values in product(*(p.values for p in PARAMETERS))]
+
+
+@pytest.fixture
+def header(key: TuningKey, device: DeviceProperties) -> RecordingHeader:
+    return RecordingHeader(
+        key=key,
+        parameters=PARAMETERS,
+        device=device,
+        driver="580.65",
+        settings={"l2": "cold", "rounds": 12},
+        valid_configs=24906,
+        chosen="random sample, seed 1",
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path, header: RecordingHeader, measured: Callable[..., Trial]) -> Path:
+    write_recording(tmp_path / "space.npz", header, [measured(config, 10.0 + n) for n, config in enumerate(SPACE)])
+    return tmp_path / "space.npz"
+
+
+TEXT = st.text(max_size=20)
+SMALL = st.integers(0, 2**16 - 1)
+LARGE = st.integers(0, 2**32 - 1)
+TIMES = st.floats(2.0**-10, 2.0**30, width=32)
+TRIALS = st.builds(
+    Trial,
+    config=st.sampled_from(SPACE),
+    outcome=st.sampled_from([outcome for outcome in Outcome if outcome is not Outcome.OK]),
+    reason=TEXT,
+    stage=TEXT,
+    geometry=st.builds(LaunchGeometry, st.just((1, 1, 1)), st.just((32, 1, 1)), LARGE),
+    resources=st.none() | st.builds(Resources, st.integers(1, 255), LARGE, LARGE, LARGE, LARGE),
+    occupancy=st.builds(Occupancy, SMALL, SMALL, st.floats(0, 1, width=32), st.just(()), st.just({})),
+    measurement=st.none() | st.builds(Measurement, TIMES, TIMES, TIMES, st.lists(TIMES, max_size=3).map(tuple)),
+    seconds=st.fixed_dictionaries({"compile": st.floats(0, 100, width=32)}),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(trials=st.lists(TRIALS, max_size=12))
+def test_results_come_back_as_they_were_recorded(tmp_path_factory: pytest.TempPathFactory, trials: list[Trial]) -> None:
+    key = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
+    path = tmp_path_factory.mktemp("recordings") / "space.npz"
+    write_recording(path, RecordingHeader(key, PARAMETERS, None), trials)
+    recording = read_recording(path, kernel="k")
+    newest = {tuple(trial.config.values()): trial for trial in trials}
+    assert len(recording) == len(newest)
+    for config in SPACE:
+        result, trial = recording.lookup(config), newest.get(tuple(config.values()))
+        if trial is None or trial.geometry is None or trial.occupancy is None:
+            assert result is None
+            continue
+        assert result is not None
+        assert (result.outcome, result.reason, result.stage) == (trial.outcome, trial.reason, trial.stage)
+        assert result.resources == trial.resources
+        assert result.dynamic_smem_bytes == trial.geometry.dynamic_smem_bytes
+        assert (result.blocks_per_sm, result.occupancy) == (trial.occupancy.blocks_per_sm, trial.occupancy.occupancy)
+        assert result.seconds == trial.seconds["compile"]
+        assert result.samples == (len(trial.measurement.samples_us) if trial.measurement else 0)
+        assert result.measurement == (replace(trial.measurement, samples_us=()) if trial.measurement else None)
+
+
+def test_a_recording_says_what_it_holds(path: Path, header: RecordingHeader) -> None:
+    recording = read_recording(path, kernel="sgemm")
+    assert recording.header == header
+    assert read_recording_header(path) == header
+    assert recording.header.problem.sizes == {"M": 4096, "N": 2048, "K": 1024}
+    assert [recording.config(row) for row in range(len(recording))] == SPACE
+    assert recording.ok.all()
+    assert recording.columns["time_us"].tolist() == [10.0 + n for n in range(len(SPACE))]
+
+
+def test_a_configuration_is_found_by_value_and_type_in_any_order(path: Path) -> None:
+    recording = read_recording(path)
+    found = recording.lookup({"KIND": "float4", "WIDE": True, "BM": 64})
+    assert found is not None
+    assert found.measurement is not None
+    assert found.measurement.time_us == 17.0
+    for stranger in (
+        {"KIND": "float4", "WIDE": 1, "BM": 64},
+        {"KIND": "float4", "WIDE": True, "BM": 65},
+        {"KIND": "float4", "WIDE": True},
+        {"KIND": "float4", "WIDE": True, "BM": 64, "BN": 64},
+    ):
+        assert recording.lookup(stranger) is None
+
+
+def test_twenty_thousand_configurations_are_small(
+    tmp_path: Path, header: RecordingHeader, failed: Callable[..., Trial], measured: Callable[..., Trial]
+) -> None:
+    dice = random.Random(1)
+    parameters = tuple(Parameter(name, tuple(range(1, 11))) for name in ("BM", "BN", "BK", "TM", "TN", "STAGES"))
+    configs = [{p.name: dice.choice(p.values) for p in parameters} for _ in range(20_000)]
+    trials = [
+        failed(config, Outcome.RESOURCE_EXCEEDED, f"needs {dice.randrange(300_000):,} bytes of shared memory")
+        if dice.random() < 0.1
+        else measured(config, dice.lognormvariate(6, 1))
+        for config in configs
+    ]
+    path = tmp_path / "large.npz"
+    write_recording(path, replace(header, parameters=parameters), trials)
+    assert path.stat().st_size < 500_000
+    assert len(read_recording(path)) > 19_000
+
+
+def test_a_configuration_of_another_space_cannot_be_recorded(
+    tmp_path: Path, header: RecordingHeader, measured: Callable[..., Trial]
+) -> None:
+    with pytest.raises(RecordingError, match=r"BM=48 .* is not a configuration of the recorded space"):
+        write_recording(tmp_path / "x.npz", header, [measured(SPACE[0] | {"BM": 48}, 1.0)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_says_so(tmp_path: Path, header: RecordingHeader) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RecordingError, match="cannot write the recording"):
+        write_recording(tmp_path / "file" / "x.npz", header, [])
+
+
+def test_what_is_missing_or_of_another_kernel_is_refused(path: Path) -> None:
+    with pytest.raises(RecordingError, match=r"there is no recording .*nothing\.npz.*list --recordings"):
+        read_recording(path.with_name("nothing.npz"))
+    with pytest.raises(RecordingError, match="is a folder; expected"):
+        read_recording(path.parent)
+    with pytest.raises(RecordingError, match="is a recording of 'sgemm', expected one of 'stencil'"):
+        read_recording(path, kernel="stencil")
+
+
+@settings(max_examples=150, deadline=None)
+@given(start=st.floats(0, 1, exclude_max=True), patch=st.none() | st.binary(min_size=1, max_size=8))
+def test_a_damaged_file_is_refused_or_harmless(recorded: Path, start: float, patch: bytes | None) -> None:
+    good = recorded.read_bytes()
+    position = int(start * len(good))
+    path = recorded.with_name("damaged.npz")
+    path.write_bytes(good[:position] + (b"" if patch is None else patch + good[position + len(patch) :]))
+    with contextlib.suppress(RecordingError):
+        assert len(read_recording(path)) == len(SPACE)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("damaged") / "good.npz"
+    key = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0", "cold")
+    trials = [Trial(config, Outcome.OK, measurement=Measurement(2.0, 1.0, 3.0)) for config in SPACE]
+    write_recording(path, RecordingHeader(key, PARAMETERS, None), trials)
+    return path
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, np.ndarray]], None]) -> None:
+    """Change a recording's header and arrays, and write it whole again."""
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    header = json.loads(arrays["header"].tobytes())
+    change(header, arrays)
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez_compressed(path, **arrays)
+
+
+def put(where: str, index: object, value: object) -> Callable[[dict[str, Any], dict[str, np.ndarray]], None]:
+    def change(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        arrays[where] = arrays[where].copy()
+        arrays[where][index] = value
+
+    return change
+
+
+def head(*names: str, value: object) -> Callable[[dict[str, Any], dict[str, np.ndarray]], None]:
+    def change(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        place = header
+        for name in names[:-1]:
+            place = place[name]
+        place[names[-1]] = value
+
+    return change
+
+
+def replaced(name: str, array: np.ndarray) -> Callable[[dict[str, Any], dict[str, np.ndarray]], None]:
+    return lambda header, arrays: arrays.update({name: array})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (head("format_version", value=2), r"format version 2, expected 1: pip install --upgrade autotile"),
+        (head("format_version", value=0), r"format version 0, expected 1: record it again"),
+        (head("format", value="other"), "not the header of an autotile recording"),
+        (head("key", "sm_count", value="132"), "'sm_count' is '132', expected int"),
+        (head("key", "sizes", value={"M": True}), "'sizes' is .*expected Mapping"),
+        (head("key", "l2_mode", value="warm"), "'l2_mode' is 'warm'"),
+        (head("device", "max_grid_dim", value=[1, 2]), "'max_grid_dim'"),
+        (head("device", value={}), "'name' is None"),
+        (head("created_at", value="yesterday"), "header cannot be used"),
+        (head("parameters", value=[["BM", []]]), "'parameters'"),
+        (head("parameters", value=[["BM", [1, 1.5]], ["A", [1]], ["B", [1]]]), "'parameters'"),
+        (head("parameters", value=[["BM", [32, 64]], ["A", [1, 2]], ["B", [1, 2]]]), "value that its parameter lacks"),
+        (head("labels", value={"outcome": ["fine"], "stage": [""], "reason": [""]}), "'fine' is not a valid Outcome"),
+        (head("labels", "reason", value=[1]), "a stage or reason is no text"),
+        (head("labels", "reason", value=[]), "unknown reason"),
+        (head("labels", value=None), "header cannot be used"),
+        (put("codes", 0, 1), "occurs twice"),
+        (put("time_us", 3, np.nan), "is ok has no time"),
+        (put("time_us", 3, -1), "is ok has no time"),
+        (put("time_us", 3, np.inf), "is ok has no time"),
+        (replaced("time_us", np.zeros(12)), r"'time_us' is float64 \(12,\), expected float32"),
+        (replaced("time_us", np.zeros(11, np.float32)), r"\(11,\), expected float32 \(12,\)"),
+        (replaced("codes", np.zeros((3, 12), np.uint8).T), r"'codes' is uint8 \(12, 3\)"),
+        (replaced("outcome", np.zeros((), np.uint8)), r"'outcome' is uint8 \(\)"),
+        (replaced("extra", np.zeros(1)), "other arrays"),
+    ],
+)
+def test_a_recording_that_contradicts_itself_is_refused(path: Path, change: Any, message: str) -> None:
+    rewrite(path, change)
+    with pytest.raises(RecordingError, match=message) as caught:
+        read_recording(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_claims_too_much_is_refused_before_it_is_read(path: Path) -> None:
+    bomb = io.BytesIO()
+    np.lib.format.write_array_header_1_0(bomb, {"descr": "|u1", "fortran_order": False, "shape": (2**40,)})
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("header.npy", bomb.getvalue())
+    with pytest.raises(RecordingError, match="'header' has not the length that it claims"):
+        read_recording(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("header.npy", "w") as stream:
+        for _ in range(257):
+            stream.write(bytes(2**20))
+    assert path.stat().st_size < 2**20
+    with pytest.raises(RecordingError, match="claims to hold 269,484,032 bytes"):
+        read_recording(path)
+
+
+def test_a_pickle_is_refused(path: Path) -> None:
+    np.savez(path, header=np.array([{}], dtype=object))
+    with pytest.raises(RecordingError, match="'header' is object"):
+        read_recording(path)
+
+
+def test_a_recording_is_found_by_its_problem_and_the_newest_wins(
+    tmp_path: Path, header: RecordingHeader, path: Path
+) -> None:
+    now = datetime.now(UTC)
+    other_gpu = replace(header, key=replace(header.key, gpu_name="A100"), created_at=now + timedelta(hours=2))
+    other_size = replace(header, key=replace(header.key, sizes={"M": 1, "N": 2, "K": 3}))
+    later = replace(header, created_at=now + timedelta(hours=1))
+    for name, one in (("a100", other_gpu), ("small", other_size), ("later", later)):
+        write_recording(tmp_path / "more" / f"{name}.npz", one, [])
+    (tmp_path / "broken.npz").write_bytes(b"PK")
+    folders = [tmp_path, tmp_path / "more", tmp_path / "nowhere"]
+
+    found = list_recordings(folders)
+    assert [one.path.stem for one in found] == ["broken", "space", "a100", "later", "small"]
+    assert [bool(one.problem) for one in found] == [True, False, False, False, False]
+
+    def find(dtype: str = "float32", gpu_name: str | None = None, **sizes: int) -> str | None:
+        one = find_recording(folders, "sgemm", sizes, dtype, gpu_name)
+        return one.path.stem if one else None
+
+    assert find(K=1024, N=2048, M=4096) == "a100"
+    assert find(K=1024, N=2048, M=4096, gpu_name=header.key.gpu_name) == "later"
+    assert find(M=1, N=2, K=3) == "small"
+    assert find(M=1, N=2) is None
+    assert find("float16", M=1, N=2, K=3) is None
+
+
+def test_a_recordings_name_says_what_it_holds(header: RecordingHeader) -> None:
+    assert recording_name(header) == "sgemm-nvidia-h200-4096x2048x1024-float32.npz"

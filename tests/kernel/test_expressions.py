@@ -1,0 +1,410 @@
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotile.errors import SpecError
+from autotile.kernel.expressions import parse_expression
+from autotile.kernel.nodes import Kind
+
+KINDS: dict[str, Kind] = {
+    "A": "number",
+    "B": "number",
+    "F": "boolean",
+    "S": "string",
+    "device.sm_count": "number",
+    "device.max_threads_per_block": "number",
+}
+
+
+def parse(text: str, kinds: dict[str, Kind] = KINDS) -> Any:
+    return parse_expression(text, kinds, source="f.toml", key="rules.r", line=7)
+
+
+def refusal(text: str) -> SpecError:
+    with pytest.raises(SpecError) as caught:
+        parse(text)
+    assert (caught.value.source, caught.value.key, caught.value.line) == ("f.toml", "rules.r", 7)
+    return caught.value
+
+
+# --- the same values as Python, for one configuration and for columns of many
+
+
+def _numbers(inner: st.SearchStrategy[str], conditions: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.builds("({} {} {})".format, inner, st.sampled_from(["+", "-", "*", "//", "%"]), inner),
+        st.builds("({} ** {})".format, inner, st.integers(0, 3)),
+        st.builds("(-{})".format, inner),
+        st.builds("{}({}, {})".format, st.sampled_from(["min", "max", "ceil_div"]), inner, inner),
+        st.builds("({} if {} else {})".format, inner, conditions, inner),
+        st.builds("({} + {})".format, conditions, inner),
+    )
+
+
+def _conditions(numbers: st.SearchStrategy[str], inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    comparison = st.sampled_from(["==", "!=", "<", "<=", ">", ">="])
+    return st.one_of(
+        st.builds("({} {} {})".format, numbers, comparison, numbers),
+        st.builds("({} {} {} {} {})".format, numbers, comparison, numbers, comparison, numbers),
+        st.builds("({} {} {})".format, inner, st.sampled_from(["and", "or", "==", "!="]), inner),
+        st.builds("(not {})".format, inner),
+        st.builds("({} {} ({}, {}))".format, numbers, st.sampled_from(["in", "not in"]), numbers, numbers),
+        st.builds("(S {} {!r})".format, st.sampled_from(["==", "!="]), st.sampled_from(["x", "yy"])),
+        st.just("(S in ['x', 'zzz'])"),
+    )
+
+
+NUMBER_LEAVES = st.one_of(st.sampled_from(["A", "B"]), st.integers(-3, 9).map(str).map("({})".format))
+CONDITION_LEAVES = st.sampled_from(["F", "True", "False", "A < B", "B != 0"])
+CONDITIONS = _conditions(NUMBER_LEAVES, CONDITION_LEAVES)
+NUMBERS = _numbers(NUMBER_LEAVES, CONDITIONS)
+DEEP_CONDITIONS = _conditions(NUMBERS, CONDITIONS)
+DEEP_NUMBERS = _numbers(NUMBERS, DEEP_CONDITIONS)
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "A": st.integers(-5, 12),
+            "B": st.integers(-2, 3),
+            "F": st.booleans(),
+            "S": st.sampled_from(["x", "yy", "zzz"]),
+        }
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def by_python(text: str, row: dict[str, Any]) -> Any:
+    """The value that Python gives, or None where it divides by zero."""
+    try:
+        return eval(text, {"min": min, "max": max, "ceil_div": lambda a, b: -(-a // b)}, row)
+    except ZeroDivisionError:
+        return None
+
+
+def parse_unless_literal_zero_divides(text: str) -> Any:
+    try:
+        return parse(text)
+    except SpecError as error:
+        if error.problem != "division by zero":
+            raise
+        return None
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.one_of(DEEP_NUMBERS, DEEP_CONDITIONS), ROWS)
+def test_values_are_those_of_python(text: str, rows: list[dict[str, Any]]) -> None:
+    expression = parse_unless_literal_zero_divides(text)
+    if expression is None:
+        return
+    expected = [by_python(text, row) for row in rows]
+    assert all(value is None or abs(value) < 2**62 for value in expected)
+    for row, value in zip(rows, expected, strict=True):
+        if value is None:
+            with pytest.raises(SpecError, match="division by zero"):
+                expression.evaluate(row)
+        else:
+            assert expression.evaluate(row) == value
+            assert isinstance(expression.evaluate(row), bool if expression.kind == "boolean" else int)
+    columns = {name: np.array([row[name] for row in rows]) for name in ("A", "B", "F", "S")}
+    if None in expected:
+        with pytest.raises(SpecError, match="division by zero"):
+            expression.evaluate(columns)
+    else:
+        result = expression.evaluate(columns)
+        if expression.names:
+            assert result.dtype == (np.bool_ if expression.kind == "boolean" else np.int64)
+            assert result.tolist() == expected
+
+
+def test_what_an_expression_says_of_itself() -> None:
+    expression = parse("  A %\n B == device.sm_count ")
+    assert expression.text == "A %  B == device.sm_count"
+    assert expression.names == {"A", "B", "device.sm_count"}
+    assert expression.kind == "boolean"
+    assert expression.evaluate({"A": 7, "B": 4, "device.sm_count": 3}) is True
+    assert expression == parse("A %  B == device.sm_count")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("A", "number"),
+        ("A < 3", "boolean"),
+        ("'x'", "string"),
+        ("S if F else 'y'", "string"),
+        ("A if F else F", "number"),
+    ],
+)
+def test_kinds_are_settled_when_parsed(text: str, kind: str) -> None:
+    assert parse(text).kind == kind
+
+
+# --- rows that an operand does not reach never fail
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "B != 0 and A % B == 0",
+        "B == 0 or A % B == 0",
+        "A // B > 0 if B != 0 else False",
+        "0 < B < A // B",
+        "(B != 0 and F) and A // B == A ** (1 if B > 0 else -1)",
+        "B > 0 and A * 2 ** (62 if B > 2 else 1) < 100",
+    ],
+)
+def test_guards_hold_row_by_row(text: str) -> None:
+    a, b, f = np.meshgrid([1, 4, 6], [0, 1, 2], [True, False], indexing="ij")
+    columns = {"A": a.ravel(), "B": b.ravel(), "F": f.ravel()}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*(c.tolist() for c in columns.values()), strict=True)]
+    assert parse(text).evaluate(columns).tolist() == [parse(text).evaluate(row) for row in rows]
+
+
+def test_no_row_is_reached_at_all() -> None:
+    columns = {"A": np.array([1, 2]), "B": np.array([0, 0])}
+    assert parse("B != 0 and A % B == 0").evaluate(columns).tolist() == [False, False]
+    assert parse("A % B if B != 0 else 5").evaluate(columns).tolist() == [5, 5]
+
+
+def test_scalars_and_columns_mix_and_broadcast() -> None:
+    result = parse("A * B").evaluate({"A": np.array([[1], [2]]), "B": np.array([10, 20, 30])})
+    assert result.tolist() == [[10, 20, 30], [20, 40, 60]]
+    assert parse("A + B").evaluate({"A": 1, "B": np.array([1, 2])}).tolist() == [2, 3]
+    assert parse("3 if A > 0 else 4").evaluate({"A": np.array([1, 2])}).tolist() == [3, 3]
+
+
+def test_narrow_columns_do_not_wrap() -> None:
+    assert parse("A * B").evaluate({"A": np.array([200], np.uint8), "B": np.array([200], np.uint8)}).tolist() == [
+        40_000
+    ]
+
+
+def test_empty_columns() -> None:
+    empty = np.array([], np.int64)
+    assert parse("A % B == 0 and A ** B + A * B > 2").evaluate({"A": empty, "B": empty}).tolist() == []
+
+
+# --- arithmetic that has no 64-bit answer
+
+
+@pytest.mark.parametrize(
+    ("text", "a", "b", "problem"),
+    [
+        ("A % B", 7, 0, "division by zero where A = 7, B = 0"),
+        ("A // B", 7, 0, "division by zero where A = 7, B = 0"),
+        ("ceil_div(A, B)", 7, 0, "division by zero where A = 7, B = 0"),
+        ("A + B", 2**62, 2**62, "does not fit in 64 bits"),
+        ("A - B", -(2**62), 2**62 + 1, "does not fit in 64 bits"),
+        ("A * B", 2**32, 2**31, "does not fit in 64 bits"),
+        ("-A * B", -(2**63), 1, "does not fit in 64 bits"),
+        ("A // B", -(2**63), -1, "does not fit in 64 bits"),
+        ("A ** B", 2, 63, "does not fit in 64 bits"),
+        ("A ** B", 2, 64, "the exponent is not within 0 to 63"),
+        ("A ** B", 2, -1, "the exponent is not within 0 to 63"),
+        ("A ** B ** 63", 9, 9, "does not fit in 64 bits"),
+    ],
+)
+def test_arithmetic_without_an_answer(text: str, a: int, b: int, problem: str) -> None:
+    for env in ({"A": a, "B": b}, {"A": np.array([1, a]), "B": np.array([1, b])}, {"A": a, "B": np.array([1, b])}):
+        with pytest.raises(SpecError) as caught:
+            parse(text).evaluate(env)
+        assert problem in caught.value.problem
+        assert f"A = {a}, B = {b}" in caught.value.problem
+        assert caught.value.key == "rules.r"
+        assert caught.value.column is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "a", "b", "value"),
+    [
+        ("A + B", 2**62, 2**62 - 1, 2**63 - 1),
+        ("A - B", -(2**62), 2**62, -(2**63)),
+        ("A * B", 3037000499, 3037000499, 3037000499**2),
+        ("A * B", -(2**32), 2**31, -(2**63)),
+        ("A ** B", -2, 63, -(2**63)),
+        ("A ** B", 1, 63, 1),
+        ("ceil_div(A, B)", -(2**63), 2, -(2**62)),
+        ("ceil_div(A, B)", 7, -2, -3),
+        ("A // B", -7, 2, -4),
+        ("A % B", -7, 2, 1),
+    ],
+)
+def test_arithmetic_at_the_edge(text: str, a: int, b: int, value: int) -> None:
+    assert parse(text).evaluate({"A": a, "B": b}) == value
+    assert parse(text).evaluate({"A": np.array([a, 1]), "B": np.array([b, 1])})[0] == value
+
+
+def test_overflow_counts_only_where_it_is_reached() -> None:
+    columns = {"A": np.array([2**62, 3]), "B": np.array([0, 1])}
+    assert parse("B == 1 and A * 4 == 12").evaluate(columns).tolist() == [False, True]
+
+
+def test_a_fault_names_the_values_that_led_there() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse("A > 0 and A % (B - 1) == 0").evaluate({"A": np.array([[0], [5]]), "B": np.array([0, 1, 2])})
+    assert "where A = 5, B = 1" in caught.value.problem
+
+
+# --- refusals: the problem, the 1-based column, and the caret under it
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "parts"),
+    [
+        ("A % C == 0", 5, ["unknown name 'C'", "known: A, B, F, S, device.*"]),
+        ("AA > 1", 1, ["unknown name 'AA'", "did you mean 'A'?"]),
+        ("A > device.sm_cout", 5, ["'device.sm_cout' is no property", "did you mean 'device.sm_count'?"]),
+        ("A > B.real", 5, ["only properties of 'device'"]),
+        ("device.sm_count.real > 1", 1, ["only properties of 'device'"]),
+        ("device > 1", 1, ["unknown name 'device'"]),
+        ("min > 1", 1, ["'min' is a function; call it"]),
+        ("A + S", 5, ["S is a string where a number belongs"]),
+        ("S < 'x'", 5, ["strings have no order for '<'"]),
+        ("S == 1", 6, ["a string is compared with a number"]),
+        ("S in ('x', 3)", 12, ["a string is compared with a number"]),
+        ("A in B", 6, ["'in' takes a list of values"]),
+        ("A in ()", 6, ["'in' takes a list of values"]),
+        ("A in {1, 2}", 6, ["'in' takes a list of values"]),
+        ("A < 3 in (1, 2)", 10, ["split with 'and'"]),
+        ("A is B", 6, ["use =="]),
+        ("A and B > 1", 1, ["A is a number where a condition belongs", "A != 0"]),
+        ("not A", 5, ["where a condition belongs"]),
+        ("1 if A else 2", 6, ["where a condition belongs"]),
+        ("S if F else 1", 1, ["S is a string where a number belongs"]),
+        ("A % 0", 5, ["division by zero"]),
+        ("A // (0)", 7, ["division by zero"]),
+        ("ceil_div(A, 0)", 13, ["division by zero"]),
+        ("A / 2", 1, ["'/' is not accepted; use '//'", "ceil_div"]),
+        ("A & 2", 1, ["use 'and'"]),
+        ("A | 2", 1, ["use 'or'"]),
+        ("A ^ 2", 1, ["this operator is not accepted"]),
+        ("A << 2", 1, ["2 ** n"]),
+        ("~A", 1, ["use 'not'"]),
+        ("A @ B", 1, ["this operator is not accepted"]),
+        ("A > 1.5", 5, ["1.5 is no whole number"]),
+        ("A > 1e3", 5, ["no whole number"]),
+        ("A > 2j", 5, ["'2j' is not accepted"]),
+        ("A > None", 5, ["'None' is not accepted"]),
+        ("S == b'x'", 6, ["is not accepted"]),
+        ("A > 9223372036854775808", 5, ["does not fit in 64 bits"]),
+        ("A > " + "9" * 900, 5, ["does not fit in 64 bits"]),
+        ("min(A)", 1, ["min takes 2 to 20 arguments, got 1"]),
+        ("max(" + "A," * 21 + ")", 1, ["max takes 2 to 20 arguments, got 21"]),
+        ("ceil_div(A, B, 1)", 1, ["ceil_div takes 2 arguments, got 3"]),
+        ("min(*A)", 1, ["plain arguments only"]),
+        ("min(A, B, key=A)", 1, ["plain arguments only"]),
+        ("ceildiv(A, B)", 1, ["'ceildiv' cannot be called", "did you mean 'ceil_div'?"]),
+        ("A > > B", 5, ["not an expression"]),
+        ("A = 3", 3, ["not an expression"]),
+        ("A > 1; B", 6, ["not an expression"]),
+        ("A # B", 3, ["'#' is not accepted"]),
+        ("S == 'a\\x41'", 8, ["is not accepted"]),
+        ("A\x00", 2, ["'\\x00' is not accepted"]),
+        ("A >\u2028 1", 4, ["is not accepted"]),
+    ],
+)
+def test_refusals(text: str, column: int, parts: list[str]) -> None:
+    error = refusal(text)
+    assert error.column == column
+    for part in parts:
+        assert part in error.problem
+    if error.expression:
+        assert str(error).splitlines()[-1] == " " * (4 + column - 1) + "^"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('true')",
+        "().__class__.__bases__[0].__subclasses__()",
+        "A.__class__",
+        "lambda: 0",
+        "(lambda: A)()",
+        "[A for A in (1, 2)]",
+        "{A for A in (1, 2)}",
+        "{A: B for A in (1, 2)}",
+        "(A for A in (1, 2))",
+        "f'{A}'",
+        "(C := 3)",
+        "{'a': 1}",
+        "A[0]",
+        "(A, B)",
+        "[A]",
+        "*A",
+        "await A",
+        "(yield A)",
+        "...",
+        "exec('A')",
+        "device['sm_count']",
+        "print(A)",
+        "min(A, B)(3)",
+        "import os",
+    ],
+)
+def test_nothing_but_the_language_is_accepted(text: str) -> None:
+    problem = refusal(text).problem
+    assert any(part in problem for part in ("accepted", "not an expression", "cannot be called", "takes a list"))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "empty"),
+        ("   ", "empty"),
+        ("A" * 1001, "has 1001 characters, at most 1000"),
+        ("(" * 500 + "A" + ")" * 499, "not an expression"),
+        ("-" * 900 + "A", "nested"),
+        ("not " * 240 + "F", "nested"),
+        ("A" + "+A" * 400, "nested more than 100 deep"),
+        ("A" + " if F else A" * 80, ""),
+        ("[" * 150 + "]" * 150, "nested"),
+        ("2" + "**2" * 300, "nested"),
+    ],
+)
+def test_long_and_deep_texts_are_refused(text: str, problem: str) -> None:
+    if problem:
+        assert problem in refusal(text).problem
+    else:
+        assert parse(text).evaluate({"A": 3, "F": False}) == 3
+
+
+def test_nested_chains_and_choices_take_no_exponential_time() -> None:
+    chain = "A" + "".join(" < (1 < A" for _ in range(45)) + " < 9)" * 45
+    assert parse(chain).evaluate({"A": np.array([0, 2])}).tolist() == [False, False]
+    choice = "(True if F else (1 if F else " * 15 + "A" + "))" * 15
+    assert parse(choice).evaluate({"A": 5, "F": False}) == 5
+
+
+TOKENS = "A B F S device . sm_count ( ) [ ] , + - * // % ** < == ! and or not in is if else min 'x' 0 7 1e9 λ # = :"
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(TOKENS.split()), max_size=14).map(" ".join)))
+def test_any_text_gives_an_expression_or_a_spec_error(text: str) -> None:
+    with contextlib.suppress(SpecError):
+        parse(text).evaluate({"A": 3, "B": 2, "F": True, "S": "x", "device.sm_count": 132})
+
+
+def test_columns_count_characters_not_bytes() -> None:
+    error = refusal("S == 'äöü' and A > Z")
+    assert error.column == 20
+    assert error.expression[error.column - 1] == "Z"
+
+
+def test_device_properties_only_where_they_are_known() -> None:
+    with pytest.raises(SpecError, match=r"'device.sm_count' is not accepted here \(known: N\)"):
+        parse_expression("N * device.sm_count", {"N": "number"})
+
+
+def test_a_long_expression_is_not_repeated_in_the_message() -> None:
+    error = refusal("A > 1 and " * 40 + "Z")
+    assert error.expression == ""
+    assert error.column == 401
+    assert len(str(error)) < 300

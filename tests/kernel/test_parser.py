@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spec_samples import SGEMM
+
+from autotile.core.device import EXPRESSION_NAMES
+from autotile.core.dtypes import DTYPES
+from autotile.errors import SpecError
+from autotile.kernel.array_expressions import ARRAY_FUNCTIONS
+from autotile.kernel.expressions import FUNCTIONS, Expression
+from autotile.kernel.parser import ALLOWED_OPTIONS, SECTIONS, derived_ragged, parse_spec
+from autotile.kernel.spec import BufferArgument, ScalarArgument
+
+
+def refusal(text: str) -> SpecError:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(text, "sgemm.toml")
+    assert caught.value.source == "sgemm.toml"
+    return caught.value
+
+
+def edited(old: str, new: str) -> str:
+    assert SGEMM.count(old) == 1
+    return SGEMM.replace(old, new)
+
+
+# --- what a good file gives
+
+
+def test_every_section_is_read() -> None:
+    spec = parse_spec(SGEMM, "sgemm.toml")
+    assert (spec.name, spec.template, spec.entry) == ("sgemm", "sgemm.cu", "sgemm")
+    assert spec.summary == "C = alpha A B + beta C"
+    assert spec.options == ("--use_fast_math",)
+    assert spec.sizes == {"M": 4096, "N": 4096, "K": 4096}
+    assert spec.dtypes == ("float32", "float64")
+    assert [parameter.name for parameter in spec.parameters] == ["BM", "BN", "TM", "STAGED", "LAYOUT"]
+    assert spec.parameters[3].values == (False, True)
+    assert spec.default == {"BM": 64, "BN": 64, "TM": 8, "STAGED": True, "LAYOUT": "row"}
+    assert list(spec.default) == [parameter.name for parameter in spec.parameters]
+    assert [rule.name for rule in spec.rules] == ["squarish", "fits"]
+    assert spec.pruning == ()
+    assert [expression.text for expression in spec.launch.block] == ["BN // TM", "BM // TM"]
+    assert spec.launch.static_smem_bytes is not None
+    assert spec.launch.static_smem_bytes.evaluate({}) == 1024
+    assert (spec.limits.min_occupancy, spec.limits.max_spill_bytes) == (0.05, 0)
+    assert [argument.name for argument in spec.arguments] == ["A", "B", "C", "M", "alpha"]
+    assert spec.reference.outputs["C"].names == {"A", "B", "C", "alpha"}
+    assert spec.reference.reduction.evaluate(spec.sizes) == 4096
+    assert spec.reference.tolerance == 1e-5
+    assert spec.work.flops is not None
+    assert spec.work.flops.evaluate(spec.sizes) == 2 * 4096**3
+    assert (spec.source, spec.text) == ("sgemm.toml", SGEMM)
+
+
+def test_arguments_keep_their_order_and_defaults() -> None:
+    a, b, c, m, alpha = parse_spec(SGEMM, "sgemm.toml").arguments
+    assert isinstance(a, BufferArgument)
+    assert (str(a.dtype), a.access, a.init) == ("dtype", "in", "normal")
+    assert isinstance(b, BufferArgument)
+    assert b.init == "uniform"
+    assert isinstance(c, BufferArgument)
+    assert [axis.text for axis in c.shape] == ["M", "N"]
+    assert isinstance(m, ScalarArgument)
+    assert isinstance(m.value, Expression)
+    assert isinstance(alpha, ScalarArgument)
+    assert (alpha.dtype, alpha.value, alpha.check_value) == ("float32", 1.0, 0.75)
+
+
+MINIMAL = """\
+[kernel]
+name = "copy"
+template = "copy.cu"
+entry = "copy"
+[problem]
+sizes = { N = 1000000 }
+[parameters]
+BLOCK = [128, 256]
+[default]
+BLOCK = 256
+[launch]
+block = [256]
+grid = ["ceil_div(N, BLOCK)"]
+[arguments]
+X = { buffer = "float16", shape = ["N"], access = "in" }
+Y = { buffer = "float16", shape = ["N"], access = "out" }
+[reference]
+outputs = { Y = "X" }
+"""
+
+
+def test_what_may_be_left_out() -> None:
+    spec = parse_spec(MINIMAL, "copy.toml")
+    assert (spec.summary, spec.options, spec.dtypes) == ("", (), ("float32",))
+    assert spec.rules == ()
+    assert spec.launch.block[0].evaluate({}) == 256
+    assert (spec.launch.dynamic_smem_bytes, spec.launch.static_smem_bytes, spec.launch.min_registers) == (None,) * 3
+    assert (spec.limits.min_occupancy, spec.limits.max_spill_bytes) == (0.0, None)
+    assert spec.reference.reduction.evaluate({}) == 1
+    assert (spec.reference.tolerance, spec.work.flops, spec.work.bytes) == (None, None, None)
+
+
+def test_given_ragged_sizes_are_kept_and_the_others_derived() -> None:
+    assert parse_spec(SGEMM, "sgemm.toml").ragged == {"M": 389, "N": 277, "K": 149}
+    assert parse_spec(edited("{ M = 389 }", "{ K = 96 }"), "sgemm.toml").ragged == {"M": 389, "N": 277, "K": 96}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ragged"),
+    [
+        ({"N": 2**27}, {"N": 100_003}),
+        ({"N": 65_536}, {"N": 10_007}),
+        ({"N": 100}, {"N": 67}),
+        ({"M": 4096, "N": 4096}, {"M": 1009, "N": 613}),
+        ({"M": 4096, "N": 4096, "K": 4096}, {"M": 389, "N": 277, "K": 149}),
+        ({"B": 8, "M": 4096, "N": 4096, "K": 300}, {"B": 7, "M": 389, "N": 277, "K": 149}),
+        ({"B": 1, "H": 2, "W": 3, "C": 4}, {"B": 1, "H": 1, "W": 3, "C": 3}),
+    ],
+)
+def test_derived_ragged_sizes(sizes: dict[str, int], ragged: dict[str, int]) -> None:
+    assert derived_ragged(sizes) == ragged
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.dictionaries(st.sampled_from("ABCDEFGH"), st.integers(1, 10**6), min_size=1))
+def test_derived_ragged_sizes_are_odd_and_never_larger(sizes: dict[str, int]) -> None:
+    ragged = derived_ragged(sizes)
+    assert list(ragged) == list(sizes)
+    assert all(size % 2 == 1 and 1 <= size <= sizes[name] for name, size in ragged.items())
+    large = [size for name, size in ragged.items() if sizes[name] >= 389]
+    assert len(set(large)) == len(large)
+
+
+def test_the_worked_example_of_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
+    example = page.split("`saxpy.toml`, beside it:\n\n")[1].split("\n\nA mistake in it")[0]
+    spec = parse_spec(textwrap.dedent(example), "saxpy.toml")
+    assert [parameter.name for parameter in spec.parameters] == ["BLOCK", "PER_THREAD"]
+    assert all(f"`{name}`" in page for name in (*EXPRESSION_NAMES, *DTYPES))
+    assert all(f"### {name}\n" in page for name in SECTIONS)
+    assert all(f"`{name}(" in page for name in (*FUNCTIONS, *ARRAY_FUNCTIONS))
+
+
+@pytest.mark.parametrize("option", ALLOWED_OPTIONS)
+def test_allowed_options(option: str) -> None:
+    assert parse_spec(edited("--use_fast_math", option), "sgemm.toml").options == (option,)
+
+
+# --- refusals: old text, new text, the key, and parts of the message
+
+KERNEL = [
+    ('name = "sgemm"', 'name = "a b"', "kernel.name", ["letters, digits"]),
+    ('name = "sgemm"', "name = 3", "kernel.name", ["expected a string, got the number 3"]),
+    ('name = "sgemm"\n', "", "kernel", ["'name' is missing"]),
+    ('"sgemm.cu"', '"../sgemm.cu"', "kernel.template", ["bare file name that ends in .cu"]),
+    ('"sgemm.cu"', '"/etc/x.cu"', "kernel.template", ["no directories"]),
+    ('"sgemm.cu"', '"a\\\\b.cu"', "kernel.template", ["no directories"]),
+    ('"sgemm.cu"', '".."', "kernel.template", ["ends in .cu"]),
+    ('entry = "sgemm"', 'entry = "a-b"', "kernel.entry", ["extern"]),
+    ('"C = alpha A B + beta C"', '"two\\nlines"', "kernel.summary", ["one line"]),
+    ("--use_fast_math", "--use_fastmath", "kernel.options", ["did you mean '--use_fast_math'?"]),
+    ("--use_fast_math", "-I/etc", "kernel.options", ["'-I/etc' is not accepted"]),
+    ('["--use_fast_math"]', '["--restrict", "--restrict"]', "kernel.options", ["listed twice"]),
+    ('["--use_fast_math"]', '"--restrict"', "kernel.options", ["expected a list"]),
+    ('["--use_fast_math"]', "[1]", "kernel.options", ["expected strings, got the number 1"]),
+    ("summary =", "sumary =", "kernel.sumary", ["unknown key 'sumary'", "did you mean 'summary'?"]),
+]
+PROBLEM = [
+    ("{ M = 4096, N = 4096, K = 4096 }", "{ M = 0, N = 1, K = 1 }", "problem.sizes.M", ["whole number from 1"]),
+    ("{ M = 4096, N = 4096, K = 4096 }", "{ M = 1.5, N = 1, K = 1 }", "problem.sizes.M", ["got the number 1.5"]),
+    ("{ M = 4096, N = 4096, K = 4096 }", "{ M = true, N = 1, K = 1 }", "problem.sizes.M", ["got the boolean true"]),
+    (
+        "{ M = 4096, N = 4096, K = 4096 }",
+        f"{{ M = {2**31}, N = 1, K = 1 }}",
+        "problem.sizes.M",
+        ["from 1 to 2147483647"],
+    ),
+    ("{ M = 4096, N = 4096, K = 4096 }", "{}", "problem.sizes", ["no size is declared"]),
+    ("{ M = 4096, N = 4096, K = 4096 }", "[4096]", "problem.sizes", ["expected a table, got a list"]),
+    ("{ M = 389 }", "{ m = 389 }", "problem.ragged.m", ["unknown key 'm'", "known: M, N, K"]),
+    ("{ M = 389 }", "{ M = 0 }", "problem.ragged.M", ["whole number from 1"]),
+    ('"float64"]', '"double"]', "problem.dtypes", ["'double' is not accepted", "float16, bfloat16"]),
+    ('"float64"]', '"float32"]', "problem.dtypes", ["listed twice"]),
+    ('["float32", "float64"]', "[]", "problem.dtypes", ["the list is empty"]),
+]
+PARAMETERS = [
+    ("TM = [4, 8]", "TM = []", "parameters.TM", ["the list is empty"]),
+    ("TM = [4, 8]", "TM = 4", "parameters.TM", ["expected a list, got the number 4"]),
+    ("TM = [4, 8]", "TM = [4, 8, 4]", "parameters.TM", ["the number 4 is listed twice"]),
+    ("TM = [4, 8]", "TM = [4, true]", "parameters.TM", ["different kinds"]),
+    ("TM = [4, 8]", 'TM = [4, "8"]', "parameters.TM", ["different kinds"]),
+    ("TM = [4, 8]", "TM = [4.0, 8.0]", "parameters.TM", ["not the number 4.0"]),
+    ("TM = [4, 8]", "TM = [[4], [8]]", "parameters.TM", ["not a list"]),
+    ("TM = [4, 8]", f"TM = [{2**63}]", "parameters.TM", ["does not fit in 64 bits"]),
+    ("TM = [4, 8]", f"TM = [{'9' * 4000}]", "parameters.TM", ["more than 30 digits"]),
+    ("TM = [4, 8]", f"TM = {list(range(1001))}", "parameters.TM", ["1001 entries, at most 1000"]),
+    ('"column"]', '"a b"]', "parameters.LAYOUT", ["neither a C identifier nor a C number"]),
+    ('"column"]', '"x;y"]', "parameters.LAYOUT", ["neither a C identifier nor a C number"]),
+    ('"column"]', '""]', "parameters.LAYOUT", ["neither a C identifier nor a C number"]),
+    ("TM = [4, 8]", "T-M = [4, 8]", "parameters.T-M", ["not a C identifier"]),
+    ("TM = [4, 8]", "4TM = [4, 8]", "parameters.4TM", ["not a C identifier"]),
+    ("TM = [4, 8]", '"TÄ" = [4, 8]', "parameters.TÄ", ["not a C identifier"]),
+    ("TM = [4, 8]", "__TM = [4, 8]", "parameters.__TM", ["reserved for the compiler"]),
+    ("TM = [4, 8]", "lambda = [4, 8]", "parameters.lambda", ["keyword of Python or C++"]),
+    ("TM = [4, 8]", "int = [4, 8]", "parameters.int", ["keyword of Python or C++"]),
+    ("TM = [4, 8]", "device = [4, 8]", "parameters.device", ["already names the device's properties"]),
+    ("TM = [4, 8]", "ceil_div = [4, 8]", "parameters.ceil_div", ["already names a function"]),
+    ("TM = [4, 8]", "DTYPE = [4, 8]", "parameters.DTYPE", ["already names the macro"]),
+    ("TM = [4, 8]", "K = [4, 8]", "parameters.K", ["already names a size"]),
+]
+DEFAULT = [
+    ("\nTM = 8", "", "default", ["'TM' is missing"]),
+    ("\nTM = 8", "\nTM = 6", "default.TM", ["the number 6 is not among the values of TM: 4, 8"]),
+    ("\nTM = 8", "\nTM = 8\nTN = 8", "default.TN", ["unknown key 'TN'"]),
+    ("STAGED = true", "STAGED = 1", "default.STAGED", ["the number 1 is not among the values of STAGED"]),
+    ('LAYOUT = "row"', 'LAYOUT = "diagonal"', "default.LAYOUT", ["'diagonal'"]),
+    ("BM = 64", "BM = [64]", "default.BM", ["a list is not among"]),
+    ("2 * min(BM, BN)", "min(BM, BN) and BM > 64", "default", ["breaks the rule 'squarish'"]),
+]
+RULES = [
+    ("max(BM, BN)", "max(BM, BX)", "rules.squarish", ["unknown name 'BX'"]),
+    ('squarish = "max', 'squarish = "A < max', "rules.squarish", ["unknown name 'A'"]),
+    (" <= 2 * min(BM, BN)", "", "rules.squarish", ["expected a boolean, but this is a number"]),
+    ('squarish = "max(BM, BN) <= 2 * min(BM, BN)"', "squarish = true", "rules.squarish", ["expression in a string"]),
+    ("squarish =", "squarish-tiles =", "rules.squarish-tiles", ["no name for a rule"]),
+    ("[rules]", "[rules.more]", "rules.more", ["expected an expression in a string, got a table"]),
+    ("[launch]", '[pruning]\nsquarish = "BM > 32"\n[launch]', "pruning.squarish", ["name of a rule already"]),
+    ("[launch]", '[pruning]\nlarge = "BM > 64"\n[launch]', "default", ["breaks the rule 'large' at default sizes"]),
+]
+LAUNCH = [
+    ('["BN // TM", "BM // TM"]', "[]", "launch.block", ["the list is empty"]),
+    ('["BN // TM", "BM // TM"]', '"BN // TM"', "launch.block", ["expected a list"]),
+    ('["BN // TM", "BM // TM"]', "[1, 1, 1, 1]", "launch.block", ["at most 3 expressions"]),
+    ('["BN // TM", "BM // TM"]', '["BN > TM"]', "launch.block", ["expected a number, but this is a boolean"]),
+    ('["BN // TM", "BM // TM"]', '["LAYOUT"]', "launch.block", ["expected a number, but this is a string"]),
+    ('["BN // TM", "BM // TM"]', "[1.5]", "launch.block", ["got the number 1.5"]),
+    ('["ceil_div(N, BN)", "ceil_div(M, BM)"]\n', '["N % 0"]\n', "launch.grid", ["division by zero"]),
+    ("static_smem_bytes = 1024", "static_smem = 1024", "launch.static_smem", ["did you mean 'static_smem_bytes'?"]),
+    ("static_smem_bytes = 1024", "static_smem_bytes = true", "launch.static_smem_bytes", ["got the boolean true"]),
+]
+LIMITS = [
+    ("0.05", "1.5", "limits.min_occupancy", ["a share from 0 to 1"]),
+    ("0.05", "nan", "limits.min_occupancy", ["expected a finite number"]),
+    ("0.05", '"5 %"', "limits.min_occupancy", ["expected a number"]),
+    ("max_spill_bytes = 0", "max_spill_bytes = -1", "limits.max_spill_bytes", ["whole number from 0"]),
+    ("max_spill_bytes = 0", "max_spills = 0", "limits.max_spills", ["did you mean 'max_spill_bytes'?"]),
+]
+ARGUMENTS = [
+    ('access = "inout"', 'access = "in"', "arguments", ["no buffer is written"]),
+    ('access = "inout"', 'access = "write"', "arguments.C.access", ["is not accepted", "known: in, out, inout"]),
+    (', access = "inout"', "", "arguments.C", ["'access' is missing"]),
+    ('init = "uniform"', 'init = "random"', "arguments.B.init", ["known: normal, uniform, zeros, ones, arange"]),
+    ('access = "inout"', 'access = "out", init = "ones"', "arguments.C.init", ["holds nothing before the run"]),
+    ('"K", "N"', '"K", "BN"', "arguments.B.shape", ["unknown name 'BN'"]),
+    ('"K", "N"', '"K", "device.sm_count"', "arguments.B.shape", ["is not accepted here"]),
+    ('"K", "N"', '"K", "N - 300"', "arguments.B.shape", ["N - 300 is -23, expected at least 1 where N = 277"]),
+    ('["K", "N"]', "[1, 1, 1, 1, 1, 1, 1, 1, 1]", "arguments.B.shape", ["at most 8 expressions"]),
+    ('{ scalar = "int32", value = "M" }', "3", "arguments.M", ["expected a table"]),
+    ('scalar = "int32", ', "", "arguments.M", ["one of buffer, scalar and workspace"]),
+    ('scalar = "int32"', 'scalar = "int"', "arguments.M.scalar", ["is not accepted", "int8"]),
+    ('value = "M" }', 'value = "N" }', "arguments.M", ["'M' already names a size", 'value = "M"']),
+    ('value = "M" }', 'value = "Q" }', "arguments.M.value", ["unknown name 'Q'"]),
+    ('value = "M" }', 'value = "M", check = 3 }', "arguments.M.check", ["remove check"]),
+    ("value = 1.0", "value = true", "arguments.alpha.value", ["expected a number, got the boolean true"]),
+    ("value = 1.0, ", "", "arguments.alpha", ["'value' is missing"]),
+    ("check = 0.75", "check = inf", "arguments.alpha.check", ["expected a finite number"]),
+    ('"float32", value = 1.0', '"int32", value = 1.5', "arguments.alpha.value", ["a whole number for int32"]),
+    ("alpha = {", "BM = {", "arguments.BM", ["already names a parameter"]),
+    ("alpha = {", "sum = {", "arguments.sum", ["already names a function"]),
+    ("alpha = {", "const = {", "arguments.const", ["keyword"]),
+    ("alpha = {", "K = {", "arguments.K", ["already names a size"]),
+]
+REFERENCE = [
+    ('{ C = "alpha * (A @ B) + C" }', "{}", "reference.outputs", ["'C' is written but has no reference"]),
+    ('{ C = "alpha * (A @ B) + C" }', '{ C = "A", A = "B" }', "reference.outputs.A", ["unknown key 'A'"]),
+    ("(A @ B) + C", "(A @ B) + D", "reference.outputs.C", ["unknown name 'D'"]),
+    ("(A @ B) + C", "(A @ B) + BM", "reference.outputs.C", ["unknown name 'BM'"]),
+    ('reduction = "K"', 'reduction = "BM"', "reference.reduction", ["unknown name 'BM'"]),
+    ('reduction = "K"', 'reduction = "K - 4096"', "reference.reduction", ["expected at least 1"]),
+    ("tolerance = 1e-5", "tolerance = 0", "reference.tolerance", ["a number above 0"]),
+    ("tolerance = 1e-5", "tolerances = 1", "reference.tolerances", ["did you mean 'tolerance'?"]),
+    ('flops = "2 * M * N * K"', 'flops = "2 * BM"', "work.flops", ["unknown name 'BM'"]),
+    ('flops = "2 * M * N * K"', 'flops = "2 ** M"', "work.flops", ["the exponent is not within 0 to 63"]),
+    ('\nbytes = "4', '\nbyte = "4', "work.byte", ["did you mean 'bytes'?"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "parts"),
+    [*KERNEL, *PROBLEM, *PARAMETERS, *DEFAULT, *RULES, *LAUNCH, *LIMITS, *ARGUMENTS, *REFERENCE],
+)
+def test_refusals_name_the_key_and_the_cure(old: str, new: str, key: str, parts: list[str]) -> None:
+    error = refusal(edited(old, new))
+    assert error.key == key
+    for part in parts:
+        assert part in error.problem
+    assert error.line is not None
+    line = edited(old, new).splitlines()[error.line - 1]
+    assert any(part in line for part in key.split("."))
+
+
+def test_an_out_buffer_holds_nothing_to_read() -> None:
+    assert "unknown name 'Y'" in refusal_of_minimal('Y = "X"', 'Y = "X + Y"').problem
+
+
+def refusal_of_minimal(old: str, new: str) -> SpecError:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(MINIMAL.replace(old, new), "copy.toml")
+    return caught.value
+
+
+@pytest.mark.parametrize("section", ["kernel", "problem", "parameters", "default", "launch", "arguments", "reference"])
+def test_sections_that_must_be_there(section: str) -> None:
+    lines = SGEMM.split("\n\n")
+    without = "\n\n".join(block for block in lines if not block.startswith(f"[{section}]"))
+    assert f"the section [{section}] is missing" in refusal(without).problem
+
+
+def test_unknown_sections() -> None:
+    error = refusal(SGEMM + "\n[limit]\nx = 1\n")
+    assert error.key == "limit"
+    assert "unknown section 'limit'; did you mean 'limits'?" in error.problem
+    assert error.line == SGEMM.count("\n") + 2
+
+
+def test_a_fault_in_an_expression_has_a_line_a_column_and_a_caret() -> None:
+    error = refusal(edited("max(BM, BN)", "max(BM, BQ)"))
+    number = 1 + SGEMM[: SGEMM.index("squarish =")].count("\n")
+    assert (error.line, error.column) == (number, 9)
+    assert str(error).startswith(f"sgemm.toml:{number}: [rules.squarish]: column 9: unknown name 'BQ'")
+    assert str(error).splitlines()[1:] == ["    max(BM, BQ) <= 2 * min(BM, BN)", "            ^"]
+
+
+def test_keys_are_found_in_every_way_of_writing_a_table() -> None:
+    text = edited("sizes = { M = 4096, N = 4096, K = 4096 }\nragged = { M = 389 }\n", "").replace(
+        "[parameters]", "[problem.sizes]\nM = 4096\nN = 0\nK = 4096\n\n[parameters]"
+    )
+    error = refusal(text)
+    assert error.key == "problem.sizes.N"
+    assert text.splitlines()[(error.line or 0) - 1] == "N = 0"
+    dotted = edited('name = "sgemm"', "name = 7")
+    assert refusal(dotted).line == 2
+
+
+# --- files that are no search-space files at all
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("[kernel", "not TOML"),
+        ("[kernel]\nname = \n", "not TOML"),
+        ("[kernel]\nname = 'a'\nname = 'b'\n", "not TOML"),
+        ("x = " + "[" * 5000 + "]" * 5000, "nested too deep"),
+        ("x = " + "9" * 10_000, "not TOML"),
+        ("#" * (2**20 + 1), "at most 1048576"),
+        ("", "the section [kernel] is missing"),
+        ("x = 1", "unknown section 'x'"),
+        ("kernel = 3", "expected a table, got the number 3"),
+        ("[[kernel]]\nname = 'a'\n[problem]\n", "expected a table, got a list"),
+        ("\ud800", ""),
+        ('"a\\u001b[2J" = 1', "'a\\x1b[2J' is no key"),
+        ("[kernel]\n" + "k" * 101 + " = 1", "at most 100 printable characters"),
+        ('x = """\n[' + " " * 100_000 + '\n"""', "unknown section 'x'"),
+    ],
+)
+def test_what_is_no_such_file(text: str, part: str) -> None:
+    assert part in refusal(text).problem
+
+
+def test_the_line_of_a_toml_fault() -> None:
+    assert refusal("[kernel]\nname = \n").line == 2
+
+
+def test_too_many_entries() -> None:
+    rules = "".join(f'r{number} = "BM > 0"\n' for number in range(1001))
+    assert "1003 entries, at most 1000" in refusal(edited("[rules]\n", "[rules]\n" + rules)).problem
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_a_damaged_file_gives_a_spec_error_or_a_spec(data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(SGEMM) - 1))
+    length = data.draw(st.integers(0, 12))
+    junk = data.draw(st.text(st.sampled_from('ab0.=[]{}",\n-*()\\ \x00é'), max_size=6))
+    with contextlib.suppress(SpecError):
+        parse_spec(SGEMM[:start] + junk + SGEMM[start + length :], "sgemm.toml")

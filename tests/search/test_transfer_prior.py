@@ -1,0 +1,114 @@
+"""What trials of other studies let one expect, over made-up kernels that are alike, shifted, or unlike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+from autotile.kernel.spec import Parameter
+from autotile.search.gp_sampler import FeasibleGPSampler
+from autotile.search.study import distributions_of
+from autotile.search.transfer import Expectation, Source
+from autotile.space.space import SearchSpace
+
+BM, BN, BK, VEC = (16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (8, 16, 32), (1, 4)
+TimeOf = Callable[[Mapping[str, Any]], float]
+
+
+def space_of(*lists: tuple[str, tuple[int, ...]]) -> SearchSpace:
+    grid = np.indices([len(values) for _, values in lists]).reshape(len(lists), -1).T
+    parameters = tuple(Parameter(name, values) for name, values in lists)
+    return SearchSpace(parameters, np.asfortranarray(grid.astype(np.uint8)), len(grid), (), (), 0.0)
+
+
+SPACE = space_of(("BM", BM), ("BN", BN), ("BK", BK), ("VEC", VEC))
+
+
+def time_us(config: Mapping[str, Any], best: tuple[int, int] = (128, 64)) -> float:
+    """Fastest at BM, BN = best, BK = 16, VEC = 4."""
+    away = abs(np.log2(config["BM"] / best[0])) + abs(np.log2(config["BN"] / best[1]))
+    return 10.0 * (1 + 0.3 * away + 0.2 * abs(np.log2(config["BK"] / 16)) + 0.1 * (config["VEC"] == 1))
+
+
+def source_of(space: SearchSpace, time_of: TimeOf = time_us, every: int = 3) -> Source:
+    configs = [space.config(row) for row in range(0, len(space), every)]
+    return Source("another", configs, [time_of(config) for config in configs])
+
+
+def test_rows_that_no_source_tried_are_answered() -> None:
+    expectation = Expectation(SPACE, [source_of(SPACE, every=4)])
+    best = SPACE.config(int(expectation.best[0]))
+    assert time_us(best) <= 1.1 * 10.0
+    assert len(set(expectation.best[:50].tolist())) == 50
+
+
+def test_a_source_of_another_version_is_read_by_what_it_shares() -> None:
+    older = space_of(("BM", (16, 32, 64, 128, 512)), ("BN", BN), ("OLD", (1, 2)))
+    expectation = Expectation(SPACE, [source_of(older, lambda c: time_us({**c, "BK": 16, "VEC": 4}), every=1)])
+    best = SPACE.config(int(expectation.best[0]))
+    assert (best["BM"], best["BN"]) == (128, 64)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [Source("few", [SPACE.config(0)] * 3, [1.0] * 3), Source("strange", [{"X": n} for n in range(9)], [1.0] * 9)],
+)
+def test_what_says_nothing_is_left_out(source: Source) -> None:
+    assert not Expectation(SPACE, [source])
+    assert Expectation(SPACE, [source, source_of(SPACE)])
+
+
+def test_sources_count_by_how_well_they_predict() -> None:
+    good, bad = source_of(SPACE, every=1), source_of(SPACE, lambda c: 1000.0 / time_us(c), every=1)
+    expectation = Expectation(SPACE, [bad, good])
+    tried = np.random.default_rng(0).choice(len(SPACE), 20, replace=False)
+    times = np.array([time_us(SPACE.config(int(row))) for row in tried])
+    expected = expectation.of(np.arange(len(SPACE)), tried, times)
+    assert time_us(SPACE.config(int(np.argmax(expected)))) == 10.0
+
+
+def test_expected_losses_follow_what_was_found_here() -> None:
+    expectation = Expectation(SPACE, [source_of(SPACE, every=1)])
+    tried = np.arange(0, len(SPACE), 7)
+    times = np.array([time_us(SPACE.config(int(row))) for row in tried])
+    losses = times - times.mean()
+    agreed = expectation.losses(np.arange(len(SPACE)), tried, times, losses)
+    assert np.corrcoef(agreed[tried], losses)[0, 1] > 0.9
+    assert np.ptp(expectation.losses(tried, tried, times, -losses)) == 0.0  # it promised the contrary: it is not heard
+
+
+def search(sampler: FeasibleGPSampler, time_of: TimeOf, trials: int) -> list[float]:
+    study = optuna.create_study(sampler=sampler)
+    times = []
+    for _ in range(trials):
+        trial = study.ask(dict(distributions_of(SPACE.parameters)))
+        times.append(time_of(trial.params))
+        study.tell(trial, times[-1])
+    return times
+
+
+def test_a_second_tuning_takes_a_handful_of_measurements() -> None:
+    elsewhere = source_of(SPACE, lambda c: 3 * time_us(c, best=(128, 128)))
+    taught = [
+        min(search(FeasibleGPSampler(SPACE, s, expectation=Expectation(SPACE, [elsewhere])), time_us, 12))
+        for s in (0, 1)
+    ]
+    assert max(taught) == 10.0
+
+
+def test_a_source_that_misleads_costs_little() -> None:
+    misleading = source_of(SPACE, lambda c: 1000.0 / time_us(c))
+    sampler = FeasibleGPSampler(SPACE, 0, expectation=Expectation(SPACE, [misleading]))
+    times = search(sampler, time_us, 40)
+    assert min(times) == 10.0
+
+
+def test_proposals_are_repeatable_and_distinct() -> None:
+    def rows() -> list[float]:
+        return search(FeasibleGPSampler(SPACE, 5, expectation=Expectation(SPACE, [source_of(SPACE)])), time_us, 20)
+
+    assert rows() == rows()

@@ -1,0 +1,88 @@
+"""A tiny kernel, and a database of results that never ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.database import Database
+from autotile.database.keys import TuningKey, space_hash
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.serving import dispatcher as serving
+from autotile.serving.bound import BoundKernel
+from autotile.serving.dispatcher import get_best_kernel
+from autotile.settings import read_settings
+
+RESOURCES = Resources(24, 0, 0, 0, 0)
+
+
+@dataclass
+class Shelf:
+    """Results of a kernel, as tuning would have stored them."""
+
+    kernel: Kernel
+    path: Path
+
+    def put(
+        self,
+        n: int,
+        config: Config,
+        *,
+        time_us: float = 10.0,
+        device: DeviceProperties | None = None,
+        resources: Resources | None = RESOURCES,
+        finished: bool = True,
+        driver: str = "",
+        **changes: Any,
+    ) -> TuningKey:
+        """Store a winner for a size, measured under a driver; ``changes`` are of the key."""
+        device = device or replace(device_profile("h200"), source="cuda")
+        key = TuningKey.for_device(
+            Problem(self.kernel.name, {"n": n}, "float32"),
+            device,
+            template_hash=self.kernel.source_hash,
+            space_hash=space_hash(self.kernel.spec),
+            options=self.kernel.spec.options,
+            nvrtc_version=nvrtc_version(),
+            l2_mode="cold",
+            source="replayed" if device.source == "replayed" else "cuda",
+        )
+        key = replace(key, **changes)
+        measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
+        trial = Trial(config, Outcome.OK, "", "finals", resources=resources, measurement=measurement)
+        with Database.open(read_settings().database) as database:
+            study = database.study(key, device)
+            run = database.start_run(study, sampler="random", driver=driver)
+            database.add_trial(study, run, trial, phase="final", rank=1)
+            if finished:
+                database.end_run(run)
+        return key
+
+    def ask(self, n: int, device: int | str | None = "h200", **named: Any) -> BoundKernel:
+        """Ask anew."""
+        serving.forget_served()
+        return get_best_kernel(str(self.path), n=n, device=device, **named)
+
+
+@pytest.fixture
+def shelf(scale_toml: Path) -> Shelf:
+    return Shelf(load_kernel(str(scale_toml)), scale_toml)
+
+
+@pytest.fixture
+def live_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with an H200, as far as serving looks at it; nothing can be launched."""
+    monkeypatch.setattr(serving, "_current_device", lambda: 0)
+    monkeypatch.setattr(serving, "live_device", lambda _: replace(device_profile("h200"), source="cuda"))
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a GPU."""
+    monkeypatch.setattr(serving, "device_count", lambda: 0)

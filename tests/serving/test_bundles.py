@@ -1,0 +1,345 @@
+"""Bundles: made, served without compiler and database, and refused where they are not what they were."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.core.device import device_profile
+from autotile.database import winners as shipped_file
+from autotile.database.database import Database
+from autotile.database.families import Families, FamilyProgress
+from autotile.database.winners import StoredRule, write_rules_file
+from autotile.errors import BundleError, InputError, NotTunedError
+from autotile.exchange.bundle import MANIFEST, Bundle, manifest_digest
+from autotile.families.family import Extent, Family
+from autotile.families.features import Feature
+from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split
+from autotile.kernel.problem import runs_on
+from autotile.ops.bundling import make_bundle, read_wanted
+from autotile.ops.shipping import Wanted
+from autotile.serving import dispatcher as serving
+from autotile.serving.dispatcher import get_best_kernel
+from autotile.settings import read_settings
+
+ROOT = Path(__file__).parents[2]
+FAST = {"THREADS": 256, "WORK": 4}
+SLOW = {"THREADS": 64, "WORK": 2}
+
+
+@pytest.fixture
+def bundle(shelf: Any, tmp_path: Path) -> Path:
+    """A bundle of two problems that were tuned on an H200."""
+    shelf.put(4096, FAST)
+    shelf.put(65536, SLOW, time_us=20.0)
+    path = tmp_path / "app.autotile"
+    make_bundle([Wanted(str(shelf.path), None)], path)
+    return path
+
+
+def ask(bundle: Path, n: int, device: str = "h200", **named: Any) -> Any:
+    serving.forget_served()
+    return get_best_kernel("scale", n=n, device=device, bundle=bundle, **named)
+
+
+def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
+    """Write the archive anew with other members."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    change(members)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+def cubins(path: Path) -> list[str]:
+    with zipfile.ZipFile(path) as archive:
+        return [name for name in archive.namelist() if name.startswith("cubins/")]
+
+
+class TestServing:
+    @pytest.mark.parametrize(
+        ("n", "tier", "config"), [(4096, "exact", FAST), (65536, "exact", SLOW), (70000, "nearest", SLOW)]
+    )
+    def test_as_from_the_database(self, bundle: Path, n: int, tier: str, config: dict[str, int]) -> None:
+        kernel = ask(bundle, n)
+        assert (kernel.tier, list(kernel.config.items())) == (tier, list(config.items()))
+        assert kernel.resources.registers > 0
+        assert f"It comes from the bundle {bundle}, compiled for sm_90" in kernel.explain()
+
+    def test_without_compiler_database_and_template(self, bundle: Path, shelf: Any) -> None:
+        """In a process that can import neither NVRTC nor SQLAlchemy, with the kernel's own files gone."""
+        for path in shelf.path.parent.iterdir():
+            path.unlink()
+        code = (
+            "import sys\n"
+            "for name in ('cuda', 'cuda.bindings', 'cuda.pathfinder', 'sqlalchemy', 'alembic'):\n"
+            "    sys.modules[name] = None\n"
+            "import autotile\n"
+            f"kernel = autotile.get_best_kernel('scale', n=4096, device='h200', bundle={str(bundle)!r})\n"
+            "image = kernel._packed.read()\n"
+            "print(kernel.tier, dict(kernel.config), kernel.resources.registers > 0, image[:4])\n"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOTILE_DB": "/nowhere/at/all.db"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.stderr == ""
+        assert done.stdout == f"exact {FAST} True b'\\x7fELF'\n"
+
+    def test_what_breaks_a_rule_at_the_asked_size_is_passed_over(self, bundle: Path) -> None:
+        kernel = ask(bundle, 128)
+        assert (kernel.tier, kernel.config) == ("nearest", SLOW)
+
+    def test_nothing_valid_is_an_error(self, bundle: Path) -> None:
+        with pytest.raises(BundleError, match="no configuration of scale that is valid for scale n=32"):
+            ask(bundle, 32)
+
+    @pytest.mark.parametrize("came_along", [False, True])
+    def test_by_the_rule_of_a_family(
+        self, shelf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came_along: bool
+    ) -> None:
+        """Its configurations are packed too, and it is asked where nothing is exact; be it the user's or autotile's."""
+        key = shelf.put(4096, FAST)
+        other = {"THREADS": 32, "WORK": 1}
+        point = RulePoint({"n": 4096}, ((10.0, 9.9, 10.1),) * 2, 10.0, 0.0, None)
+        configs = (RuleConfig(FAST, None, 2), RuleConfig(other, None, 2))
+        family = Family({"n": Extent(((1, 100_000),))})
+        rule = FamilyRule(family, configs, Split(Feature("size", "n"), 5000.0, Leaf((1, 0)), Leaf((0, 1))), (point,))
+        with Database.open(read_settings().database) as database:
+            device = database.best("scale")[0].device
+            if not came_along:
+                Families(database).save_progress(replace(key, sizes={}), family, device, FamilyProgress({}))
+                Families(database).save_rule(replace(key, sizes={}), device, rule)
+        if came_along:
+            (tmp_path / "families").mkdir()
+            stored = StoredRule(replace(key, sizes={}), device, rule, datetime(2026, 1, 1, tzinfo=UTC))
+            write_rules_file(tmp_path / "families" / "h200.scale.json", [stored])
+            monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
+        make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
+        served = {n: ask(tmp_path / "x", n) for n in (4096, 4000, 8000, 200_000)}
+        assert {n: kernel.tier for n, kernel in served.items()} == {
+            4096: "exact",
+            4000: "family",
+            8000: "family",
+            200_000: "nearest",
+        }
+        assert (served[4000].config, served[8000].config) == (other, FAST)
+
+    def test_strict(self, bundle: Path) -> None:
+        assert ask(bundle, 4096, strict=True).tier == "exact"
+        with pytest.raises(NotTunedError, match="sizes: tuned n=65536, asked n=70000") as caught:
+            ask(bundle, 70000, strict=True)
+        assert caught.value.differences == (("sizes", "n=65536", "n=70000"),)
+
+    def test_a_kernel_that_it_does_not_hold(self, bundle: Path) -> None:
+        with pytest.raises(BundleError, match="holds no kernel 'sgemm_2d', only scale"):
+            get_best_kernel("sgemm_2d", M=1, N=1, K=1, device="h200", bundle=bundle)
+
+    def test_members_are_read_when_they_are_needed(self, bundle: Path) -> None:
+        """A damaged cubin is found where it would be served, before any launch, and harms no other."""
+        needed = ask(bundle, 4096)
+        kernel = Bundle(bundle).kernel("scale")
+        (other,) = [c.member for c in kernel.cubins if c.config == SLOW]
+        rewrite(bundle, lambda members: members.update({other: b"\x7fELF and then nothing"}))
+        assert needed._packed.read()[:4] == b"\x7fELF"
+        assert ask(bundle, 4096).tier == "exact"
+        with pytest.raises(BundleError, match="is not what was put in"):
+            ask(bundle, 65536)
+
+
+class TestArchitectures:
+    @pytest.mark.parametrize(
+        ("target", "capability", "runs"),
+        [
+            ("sm_90", "9.0", True),
+            ("sm_80", "8.6", True),
+            ("sm_86", "8.0", False),
+            ("sm_80", "9.0", False),
+            ("sm_90a", "9.0", True),
+            ("sm_100a", "10.3", False),
+            ("sm_100", "10.3", True),
+            ("sm_80", "8.7", False),
+            ("sm_87", "8.9", False),
+            ("sm_87", "8.7", True),
+        ],
+    )
+    def test_which_cubins_run_where(self, target: str, capability: str, runs: bool) -> None:
+        assert runs_on(target, capability) is runs
+
+    def test_for_another_one_it_is_refused_with_the_way_out(self, bundle: Path) -> None:
+        with pytest.raises(
+            BundleError, match=r"scale for sm_90, which does not run on NVIDIA A100.*--arch sm_80"
+        ) as caught:
+            ask(bundle, 4096, device="a100")
+        assert "the database and the compiler of this machine serve" in str(caught.value)
+
+    def test_several(self, shelf: Any, tmp_path: Path) -> None:
+        shelf.put(4096, FAST)
+        path = tmp_path / "both.autotile"
+        report = make_bundle([Wanted(str(shelf.path), None)], path, architectures=["sm_90", "sm_80", "sm_86"])
+        assert report.rows[0].architectures == ("sm_90", "sm_80", "sm_86")
+        assert ask(path, 4096).tier == "exact"
+        for device, target in (("a100", "sm_80"), ("rtx-3090", "sm_86"), ("rtx-4090", "sm_86")):
+            kernel = ask(path, 4096, device=device)
+            assert (kernel.tier, kernel.config) == ("transferred", FAST)
+            assert f"compiled for {target}" in kernel.explain()
+
+    def test_one_that_the_compiler_does_not_know(self, shelf: Any, tmp_path: Path) -> None:
+        shelf.put(4096, FAST)
+        with pytest.raises(InputError, match="'sm_9' is no architecture"):
+            make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x", architectures=["sm_9"])
+
+    def test_what_is_not_tuned_can_be_bundled_for_a_named_one(self, shelf: Any, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"nothing is tuned of scale.*--arch"):
+            make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
+        make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x", architectures=["sm_90"])
+        assert ask(tmp_path / "x", 4096).tier == "default"
+
+
+class TestMaking:
+    def test_equal_contents_make_equal_files(self, bundle: Path, shelf: Any, tmp_path: Path) -> None:
+        make_bundle([Wanted(str(shelf.path), None)], tmp_path / "again")
+        assert (tmp_path / "again").read_bytes() == bundle.read_bytes()
+
+    def test_one_problem_alone(self, bundle: Path, shelf: Any, tmp_path: Path) -> None:
+        make_bundle([Wanted(str(shelf.path), {"n": 65536})], tmp_path / "one")
+        held = Bundle(tmp_path / "one").kernel("scale")
+        assert [dict(w.key.sizes) for w in held.winners] == [{"n": 65536}]
+        assert {json.dumps(c.config) for c in held.cubins} == {json.dumps(SLOW), '{"THREADS": 128, "WORK": 1}'}
+
+    def test_one_that_is_not_tuned(self, bundle: Path, shelf: Any, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="scale n=5000 is not tuned; tuned is n=65536; n=4096"):
+            make_bundle([Wanted(str(shelf.path), {"n": 5000})], tmp_path / "one")
+
+    def test_results_of_another_version_are_left_out(self, shelf: Any, tmp_path: Path) -> None:
+        shelf.put(4096, FAST, template_hash="0" * 64)
+        with pytest.raises(InputError, match="nothing is tuned of scale"):
+            make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
+
+    def test_a_winner_of_a_gpu_that_is_compiled_for_elsewhere(self, shelf: Any, tmp_path: Path) -> None:
+        shelf.put(4096, FAST, device=replace(device_profile("a100"), source="cuda"))
+        make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
+        assert ask(tmp_path / "x", 4096, device="a100").tier == "exact"
+
+    def test_words(self) -> None:
+        assert read_wanted(["a", "M=1", "N=2", "b", "a", "M=3"]) == [
+            Wanted("a", {"M": 1, "N": 2}),
+            Wanted("b", None),
+            Wanted("a", {"M": 3}),
+        ]
+        with pytest.raises(InputError, match="stands before any kernel"):
+            read_wanted(["M=1", "a"])
+
+
+class TestRefusals:
+    """Nothing is served from a bundle that is not what was written; no refusal is a traceback."""
+
+    def test_missing_folder_and_other_files(self, tmp_path: Path) -> None:
+        for path in (tmp_path / "nothing", tmp_path):
+            with pytest.raises(BundleError, match="cannot read the bundle"):
+                ask(path, 4096)
+        (tmp_path / "text").write_text("no archive")
+        with pytest.raises(BundleError, match="damaged, changed or no bundle"):
+            ask(tmp_path / "text", 4096)
+
+    def test_truncated_anywhere(self, bundle: Path) -> None:
+        whole = bundle.read_bytes()
+        for part in range(1, 20):
+            bundle.write_bytes(whole[: len(whole) * part // 20])
+            with pytest.raises(BundleError):
+                ask(bundle, 4096)
+
+    def test_a_changed_byte_anywhere(self, bundle: Path) -> None:
+        """Every member is read; a change between members (the archive's own structure) may do no harm."""
+        whole = bundle.read_bytes()
+        kernel = ask(bundle, 4096)
+        sound = kernel._packed.read()
+        for place in range(0, len(whole), max(1, len(whole) // 400)):
+            changed = bytearray(whole)
+            changed[place] ^= 0x55
+            bundle.write_bytes(changed)
+            try:
+                served = ask(bundle, 4096)
+                assert served._packed.read() == sound
+                assert served.config == kernel.config
+            except BundleError:
+                continue
+
+    def test_a_member_more_or_less(self, bundle: Path) -> None:
+        whole = bundle.read_bytes()
+        rewrite(bundle, lambda members: members.update({"extra": b"x"}))
+        with pytest.raises(BundleError, match="its members are not those of its manifest"):
+            ask(bundle, 4096)
+        bundle.write_bytes(whole)
+        rewrite(bundle, lambda members: members.pop(cubins(bundle)[0]) and None)
+        with pytest.raises(BundleError, match="its members are not those of its manifest"):
+            ask(bundle, 4096)
+
+    @pytest.mark.parametrize("member", ["kernels/scale.toml", "kernels/scale.json"])
+    def test_a_changed_document(self, bundle: Path, member: str) -> None:
+        rewrite(bundle, lambda members: members.update({member: members[member] + b" "}))
+        with pytest.raises(BundleError, match=f"{member} is"):
+            ask(bundle, 4096)
+
+    def test_a_manifest_that_was_changed(self, bundle: Path) -> None:
+        def change(members: dict[str, bytes]) -> None:
+            manifest = json.loads(members[MANIFEST])
+            manifest["kernels"].append("other")
+            members[MANIFEST] = json.dumps(manifest).encode()
+
+        rewrite(bundle, change)
+        with pytest.raises(BundleError, match="its manifest was changed"):
+            ask(bundle, 4096)
+
+    @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"null", b"\xff", b'{"format": 1}', b"[" * 100_000])
+    def test_a_manifest_that_is_none(self, bundle: Path, text: bytes) -> None:
+        rewrite(bundle, lambda members: members.update({MANIFEST: text}))
+        with pytest.raises(BundleError, match="its manifest"):
+            ask(bundle, 4096)
+
+    def test_a_newer_format(self, bundle: Path) -> None:
+        rewrite(bundle, lambda members: members.update({MANIFEST: b'{"format": 2, "other": "things"}'}))
+        with pytest.raises(BundleError, match=r"is a bundle of format 2, this autotile reads 1: upgrade autotile"):
+            ask(bundle, 4096)
+
+    @pytest.mark.parametrize(
+        ("entry", "value"),
+        [("cubins", [{"target": "sm_90"}]), ("winners", [{}]), ("source_hash", None), ("cubins", 3), ("winners", None)],
+    )
+    def test_a_document_that_lacks_something_though_its_hash_is_right(
+        self, bundle: Path, entry: str, value: object
+    ) -> None:
+        def change(members: dict[str, bytes]) -> None:
+            document = json.loads(members["kernels/scale.json"])
+            document[entry] = value
+            if value is None:
+                del document[entry]
+            members["kernels/scale.json"] = json.dumps(document).encode()
+            seal(members)
+
+        rewrite(bundle, change)
+        with pytest.raises(BundleError, match="what it holds of scale is not as expected"):
+            ask(bundle, 4096)
+
+
+def seal(members: dict[str, bytes]) -> None:
+    """Write the manifest that a forger would write."""
+    import hashlib
+
+    manifest = json.loads(members[MANIFEST])
+    manifest["members"] = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in members.items()
+        if name != MANIFEST
+    }
+    manifest["digest"] = manifest_digest(manifest)
+    members[MANIFEST] = json.dumps(manifest).encode()

@@ -1,0 +1,74 @@
+"""Which kernel computes a product, without a device."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotile.core.device import device_profile
+from autotile.core.model import Measurement, Outcome, Trial
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.database import Database
+from autotile.database.keys import key_of
+from autotile.kernel.library import load_kernel
+from autotile.kernel.problem import resolve_problem
+from autotile.serving.dispatcher import misses
+from autotile.serving.matmul import EMULATED, KERNELS, Product, best_matmul, fitting_kernels
+from autotile.settings import read_settings
+
+PRODUCT = Product(2048, 2048, 2048)
+
+
+def store_winner(name: str, product: Product, time_us: float) -> None:
+    """Store the default of a kernel as what tuning would have found for a product."""
+    kernel, device = load_kernel(name), replace(device_profile("h200"), source="cuda")
+    problem = resolve_problem(kernel.spec, product.sizes_for(kernel.spec) or {}, product.dtype)
+    measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
+    trial = Trial(kernel.spec.default, Outcome.OK, "", "finals", measurement=measurement)
+    with Database.open(read_settings().database) as database:
+        key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
+        study = database.study(key, device)
+        run = database.start_run(study, sampler="random")
+        database.add_trial(study, run, trial, phase="final", rank=1)
+        database.end_run(run)
+
+
+@pytest.mark.usefixtures("live_gpu")
+def test_only_what_is_launched_counts_as_a_miss() -> None:
+    kernel = best_matmul(Product(1001, 999, 1003))
+    assert kernel.tier != "exact"
+    assert [watched.kernel for watched in misses._watched] == [kernel]
+    assert best_matmul(Product(1001, 999, 1003)) is kernel
+
+
+@pytest.mark.usefixtures("live_gpu")
+@pytest.mark.parametrize("emulate", [True, False])
+def test_what_is_computed_from_parts_is_launched_only_where_that_is_allowed(emulate: bool) -> None:
+    store_winner("sgemm_bf16x6", PRODUCT, 2.0)
+    store_winner("sgemm_ws", PRODUCT, 3.0)
+    store_winner("sgemm", PRODUCT, 4.0)
+    kernel = best_matmul(replace(PRODUCT, emulate=emulate))
+    assert (kernel.kernel, kernel.tier) == ("sgemm_bf16x6" if emulate else "sgemm_ws", "exact")
+
+
+def test_without_emulation_all_but_the_emulated_kernels_fit() -> None:
+    anything, ieee = fitting_kernels(PRODUCT), fitting_kernels(replace(PRODUCT, emulate=False))
+    assert set(KERNELS) > EMULATED
+    assert anything.keys() - ieee.keys() == EMULATED
+    assert ieee == {name: sizes for name, sizes in anything.items() if name not in EMULATED}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_emulation_is_a_question_of_float32_only(dtype: str) -> None:
+    product = replace(PRODUCT, dtype=dtype)
+    assert fitting_kernels(product) == fitting_kernels(replace(product, emulate=False))
+
+
+def test_a_path_names_a_database(tmp_path: Path) -> None:
+    assert best_matmul(PRODUCT, device="NVIDIA H200", database=tmp_path / "none.db").kernel in KERNELS
+
+
+def test_elsewhere_nothing_is_emulated_for_the_times_of_another_gpu(tmp_path: Path) -> None:
+    for device in ("rtx-4090", "a100"):
+        kernel = best_matmul(Product(256, 256, 256), device=device, database=str(tmp_path / "none.db"))
+        assert kernel.kernel not in EMULATED

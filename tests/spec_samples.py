@@ -1,0 +1,105 @@
+"""Search-space files for tests: a small SGEMM, and files made from parameters and rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from autotile.core.model import Value
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.spec import KernelSpec
+
+SGEMM = """\
+[kernel]
+name = "sgemm"
+template = "sgemm.cu"
+entry = "sgemm"
+summary = "C = alpha A B + beta C"
+options = ["--use_fast_math"]
+
+[problem]
+sizes = { M = 4096, N = 4096, K = 4096 }
+ragged = { M = 389 }
+dtypes = ["float32", "float64"]
+
+[parameters]
+BM = [32, 64, 128]
+BN = [32, 64, 128]
+TM = [4, 8]
+STAGED = [false, true]
+LAYOUT = ["row", "column"]
+
+[default]
+BM = 64
+BN = 64
+TM = 8
+STAGED = true
+LAYOUT = "row"
+
+[rules]
+squarish = "max(BM, BN) <= 2 * min(BM, BN)"
+fits = "4 * BM * BN <= device.smem_per_block_optin_bytes"
+
+[launch]
+block = ["BN // TM", "BM // TM"]
+grid = ["ceil_div(N, BN)", "ceil_div(M, BM)"]
+dynamic_smem_bytes = "4 * 8 * (BM + BN) if STAGED else 0"
+static_smem_bytes = 1024
+min_registers = "TM * TM + 2 * TM"
+
+[limits]
+min_occupancy = 0.05
+max_spill_bytes = 0
+
+[arguments]
+A = { buffer = "dtype", shape = ["M", "K"], access = "in" }
+B = { buffer = "dtype", shape = ["K", "N"], access = "in", init = "uniform" }
+C = { buffer = "dtype", shape = ["M", "N"], access = "inout" }
+M = { scalar = "int32", value = "M" }
+alpha = { scalar = "float32", value = 1.0, check = 0.75 }
+
+[reference]
+outputs = { C = "alpha * (A @ B) + C" }
+reduction = "K"
+tolerance = 1e-5
+
+[work]
+flops = "2 * M * N * K"
+bytes = "4 * (M * K + K * N + M * N)"
+"""
+
+
+def make_spec(
+    parameters: Mapping[str, Sequence[Value]],
+    rules: Mapping[str, str] | None = None,
+    pruning: Mapping[str, str] | None = None,
+    *,
+    default: Mapping[str, Value] | None = None,
+    launch: Mapping[str, object] | None = None,
+    limits: Mapping[str, float] | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> KernelSpec:
+    """Parse a file made of these parameters, rules and conditions for the search.
+
+    The default is the first value of each parameter unless given.
+    """
+    sections = {
+        "kernel": {"name": "k", "template": "k.cu", "entry": "k"},
+        "problem": {},
+        "problem.sizes": sizes or {"N": 4096},
+        "parameters": parameters,
+        "default": {name: values[0] for name, values in parameters.items()} | dict(default or {}),
+        "rules": rules or {},
+        "pruning": pruning or {},
+        "launch": {"block": ["32"], "grid": ["ceil_div(N, 32)"], **(launch or {})},
+        "limits": limits or {},
+        "arguments.X": {"buffer": "float32", "shape": ["N"], "access": "inout"},
+        "reference.outputs": {"X": "X"},
+    }
+    if sizes and "N" not in sizes:
+        raise ValueError("the sample's launch and argument use the size N")
+    text = "\n".join(
+        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in entries.items())
+        for name, entries in sections.items()
+    )
+    return parse_spec(text, "sample.toml")

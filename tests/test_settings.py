@@ -1,0 +1,151 @@
+"""Where autotile reads and writes: environment, then config.toml, then defaults."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotile.errors import InputError
+from autotile.settings import available_cores, child_environment, data_folder, read_settings, toolkit_folders
+
+VARIABLES = (
+    "AUTOTILE_DB",
+    "AUTOTILE_CACHE",
+    "AUTOTILE_KERNELS",
+    "AUTOTILE_CACHE_LIMIT_MIB",
+    "AUTOTILE_SANITIZER",
+    "AUTOTILE_GRAPHS",
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's ``config.toml``, and an environment that says nothing."""
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    for variable in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    path = tmp_path / "XDG_CONFIG_HOME" / "autotile" / "config.toml"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+@pytest.mark.usefixtures("config")
+def test_defaults_lie_in_the_users_folders(tmp_path: Path) -> None:
+    settings = read_settings()
+    assert settings.database == str(tmp_path / "XDG_DATA_HOME" / "autotile" / "autotile.db")
+    assert settings.cache == tmp_path / "XDG_CACHE_HOME" / "autotile"
+    assert settings.cache_limit_bytes == 2**30
+    assert settings.kernel_folders == (data_folder("search_spaces"),)
+    assert settings.recording_folders == (data_folder("recordings"),)
+    assert settings.sanitizer == ""
+    assert settings.graphs
+
+
+def test_reading_settings_makes_nothing(config: Path, tmp_path: Path) -> None:
+    read_settings()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["XDG_CONFIG_HOME"]
+
+
+def test_config_file_and_environment(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.write_text(
+        f'database = "{tmp_path}/team.db"\ncache = "~/cubins"\ncache_limit_mib = 64\nkernels = "/a{os.pathsep}~/b"\n'
+        'sanitizer = "/opt/compute-sanitizer"\ngraphs = "off"\n'
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = read_settings()
+    assert settings.database == f"{tmp_path}/team.db"
+    assert settings.cache == tmp_path / "cubins"
+    assert settings.cache_limit_bytes == 64 * 2**20
+    assert settings.kernel_folders == (Path("/a"), tmp_path / "b", data_folder("search_spaces"))
+    assert settings.sanitizer == "/opt/compute-sanitizer"
+    assert not settings.graphs
+
+    monkeypatch.setenv("AUTOTILE_DB", "postgresql://host/name")
+    monkeypatch.setenv("AUTOTILE_CACHE", "/elsewhere")
+    monkeypatch.setenv("AUTOTILE_CACHE_LIMIT_MIB", "5")
+    monkeypatch.setenv("AUTOTILE_KERNELS", "/c")
+    monkeypatch.setenv("AUTOTILE_SANITIZER", "compute-sanitizer-2026")
+    monkeypatch.setenv("AUTOTILE_GRAPHS", "ON")
+    settings = read_settings()
+    assert settings.database == "postgresql://host/name"
+    assert settings.cache == Path("/elsewhere")
+    assert settings.cache_limit_bytes == 5 * 2**20
+    assert settings.kernel_folders == (Path("/c"), data_folder("search_spaces"))
+    assert settings.sanitizer == "compute-sanitizer-2026"
+    assert settings.graphs
+
+
+def test_a_switch_is_on_or_off(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTILE_GRAPHS", "1")
+    with pytest.raises(InputError, match="'1', expected on or off"):
+        read_settings()
+
+
+def test_a_toolkit_is_looked_for_where_the_user_says_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("CUDA_PATH", "")
+    assert toolkit_folders() == (Path("/usr/local/cuda"),)
+    monkeypatch.setenv("CUDA_PATH", "/opt/b")
+    monkeypatch.setenv("CUDA_HOME", "/opt/a")
+    assert toolkit_folders() == (Path("/opt/a"), Path("/opt/b"), Path("/usr/local/cuda"))
+
+
+@pytest.mark.usefixtures("config")
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_an_empty_variable_counts_as_unset(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = read_settings()
+    monkeypatch.setenv(variable, "")
+    assert read_settings() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("database = ", "correct it or delete it"),
+        ("database = 3", "database is 3, expected a string"),
+        ('databse = "x"', "unknown setting 'databse'; known are database, cache, kernels"),
+        ('kernels = ["/a", "/b"]', "expected a string; folders are separated by ':'"),
+        ("database = true", "database is True, expected a string"),
+        ("cache_limit_mib = 0", "cubin cache limit is '0', expected a positive number of MiB"),
+        ("cache_limit_mib = -1", "expected a positive number of MiB"),
+        ('cache_limit_mib = "lots"', "expected a positive number of MiB"),
+        ("\x00", "correct it or delete it"),
+    ],
+)
+def test_a_malformed_file_is_refused(config: Path, text: str, said: str) -> None:
+    config.write_text(text)
+    with pytest.raises(InputError, match=said) as caught:
+        read_settings()
+    assert "config.toml" in str(caught.value) or "MiB" in str(caught.value)
+
+
+def test_a_file_that_is_not_text(config: Path) -> None:
+    config.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"config\.toml"):
+        read_settings()
+
+
+def test_a_child_imports_the_same_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}")
+    environment = child_environment()
+    assert environment["PYTHONPATH"].split(os.pathsep)[1:] == [str(tmp_path)]
+    code = "import autotile; print(autotile.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    import autotile
+
+    assert found.stdout.strip() == autotile.__file__
+
+
+def test_the_data_travels_with_the_package() -> None:
+    assert (data_folder("search_spaces") / "sgemm_2d.toml").is_file()
+    assert (data_folder("templates") / "sgemm_2d.cu").is_file()
+    assert list(data_folder("recordings").glob("*.npz"))
+
+
+def test_cores() -> None:
+    assert 1 <= available_cores() <= (os.cpu_count() or 1)

@@ -1,0 +1,225 @@
+"""Families tuned by replay: points, matrix, rule, resuming, budget, faults."""
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotile.core.model import Config, Outcome, Trial, config_key
+from autotile.database.database import Database
+from autotile.database.families import Families, FamilyProgress
+from autotile.errors import InputError
+from autotile.families.family import parse_family
+from autotile.serving import dispatcher as serving
+from autotile.serving.dispatcher import get_best_kernel
+from autotile.settings import read_settings
+from autotile.tuning.family import FamilyPlan, FamilyResult, FamilyStep, tune_family
+from autotile.tuning.options import TuneOptions
+
+SIZES = (1024, 3000, 5000, 16384, 40_001, 65536)
+FEW, MANY = {"THREADS": 64, "WORK": 1}, {"THREADS": 256, "WORK": 4}
+
+
+def record_all(bench: Any, judges: Mapping[str, Any], sizes: tuple[int, ...] = SIZES) -> None:
+    """Recordings in which FEW is best up to 10,000 elements, and MANY beyond."""
+
+    def judge(n: int) -> Callable[[Config], Trial]:
+        best = config_key(FEW if n <= 10_000 else MANY)
+        return lambda config: judges["timed"](
+            config, 10.0 if config_key(config) == best else 11.0 + int(config["THREADS"]) / 64 + int(config["WORK"])
+        )
+
+    for n in sizes:
+        bench.record(judge(n), n=n)
+
+
+@pytest.fixture
+def run(bench: Any) -> Callable[..., FamilyResult]:
+    """Tune a family of the tiny kernel from the test's own recordings."""
+
+    def tune(
+        words: str = "n=1000..65536",
+        observe: Callable[[FamilyStep], None] = lambda _: None,
+        plan: FamilyPlan | None = None,
+        **options: Any,
+    ) -> FamilyResult:
+        settings = replace(read_settings(), recording_folders=(bench.folder,))
+        chosen = TuneOptions(**{"replay": "auto", "workers": 1, **options})
+        family = parse_family(bench.kernel.spec, words.split())
+        plan = plan or FamilyPlan(points=6, max_configs=4)
+        return tune_family(bench.kernel, family, "float32", settings, chosen, plan=plan, observe=observe)
+
+    return tune
+
+
+class TestRule:
+    def test_it_serves_what_is_best_at_each_point(self, bench: Any, judges: Any, run: Any) -> None:
+        record_all(bench, judges)
+        result = run()
+        rule = result.rule
+        assert [point.sizes["n"] for point in sorted(rule.points, key=lambda p: p.sizes["n"])] == list(SIZES)
+        assert rule.mean_loss == 0.0
+        assert {config_key(FEW), config_key(MANY)} <= {config_key(one.config) for one in rule.configs}
+        for n, expected in ((2999, FEW), (50_000, MANY)):
+            order = rule.order(bench.kernel.spec, bench.device, {"n": n})
+            assert rule.configs[order[0]].config == expected
+        assert result.default_loss == pytest.approx(0.4)  # 14 us instead of 10
+        assert not result.interrupted
+        assert result.to_json()["loss"] == {"mean": 0.0, "worst": 0.0, "worst_at": dict(rule.worst.sizes)}
+
+    def test_it_is_served_and_its_points_exactly(self, bench: Any, judges: Any, run: Any) -> None:
+        record_all(bench, judges)
+        run()
+        serving.forget_served()
+        path = bench.kernel.spec.source
+        near, exact = (get_best_kernel(path, n=n, device="NVIDIA H200") for n in (2999, 3000))
+        assert (near.tier, near.config, near.source) == ("family", FEW, "replayed")
+        assert (exact.tier, exact.config) == ("exact", FEW)
+
+    def test_few_configurations_are_chosen(self, bench: Any, judges: Any, run: Any) -> None:
+        record_all(bench, judges)
+        rule = run(plan=FamilyPlan(points=6, max_configs=1)).rule
+        assert len(rule.configs) == 1
+        assert rule.mean_loss > 0
+
+    def test_a_configuration_that_fails_at_any_point_is_not_among_them(self, bench: Any, judges: Any, run: Any) -> None:
+        record_all(bench, judges, SIZES[1:])
+        bench.record(
+            lambda config: (
+                judges["failed"](config, Outcome.WRONG_RESULT)
+                if config_key(config) == config_key(MANY)
+                else judges["timed"](config, 10.0)
+            ),
+            n=SIZES[0],
+        )
+        result = run(plan=FamilyPlan(points=6, max_configs=12))
+        assert config_key(MANY) not in {config_key(one.config) for one in result.rule.configs}
+        assert result.rule.mean_loss == 0.0  # the best is that of what may be served
+
+
+class TestResuming:
+    def test_a_run_that_was_broken_off_goes_on(self, bench: Any, judges: Any, run: Any) -> None:
+        record_all(bench, judges)
+
+        def kill(step: FamilyStep) -> None:
+            if (step.phase, step.number) == ("tuning", 3):
+                raise RuntimeError("killed")
+
+        with pytest.raises(RuntimeError, match="killed"):
+            run(observe=kill)
+        steps: set[tuple[str, int]] = set()
+        result = run(observe=lambda step: steps.add((step.phase, step.number)))
+        assert result.resumed == 2
+        assert min(number for phase, number in steps if phase == "tuning") == 3
+        assert result.rule == run(fresh=True).rule
+
+    def test_another_plan_begins_anew(self, bench: Any, judges: Any, run: Any) -> None:
+        record_all(bench, judges)
+        with pytest.raises(RuntimeError, match="killed"):
+            run(observe=lambda step: _kill_at(step, 3))
+        assert run(trials=5).resumed == 0
+
+    def test_what_is_measured_is_not_measured_again(self, bench: Any, judges: Any, run: Any) -> None:
+        record_all(bench, judges)
+        run()
+        before = len(bench.stored())
+        steps: set[str] = set()
+        run(observe=lambda step: steps.add(step.phase))
+        assert steps == {"tuning"}
+        assert len(bench.stored()) == before
+
+    def test_candidates_are_measured_where_the_search_would_not_try_them(
+        self, bench: Any, judges: Any, run: Any, rewrite: Any
+    ) -> None:
+        """And what was measured there counts from then on."""
+        record_all(bench, judges)
+        bench.kernel = rewrite({"[launch]": '[pruning]\nwork_for_many = "WORK == 1 or n > 10000"\n\n[launch]'}).kernel
+        rule = run().rule
+        many = next(number for number, one in enumerate(rule.configs) if one.config == MANY)
+        times_us = {point.sizes["n"]: point.times_us[many] for point in rule.points}
+        assert [times_us[n][0] for n in SIZES] == [19.0] * 3 + [10.0] * 3
+        with Database.open(read_settings().database) as database:
+            study = next(study for study in database.studies() if study.key.sizes == {"n": SIZES[1]})
+            tried = database.tried(study.study_id)
+        assert config_key(MANY) in tried
+        assert config_key({"THREADS": 128, "WORK": 2}) not in tried
+        assert bench.tune(bench.folder / "1.npz", n=SIZES[1]).resumed == len(tried)
+
+    def test_progress_is_forgotten_when_there_is_a_rule(self, bench: Any, judges: Any, run: Any) -> None:
+        record_all(bench, judges)
+        result = run()
+        with Database.open(read_settings().database) as database:
+            (stored,) = Families(database).rules("scale")
+            assert stored.rule == result.rule
+            assert Families(database).progress(stored.key, stored.rule.family) is None
+
+
+def test_a_budget_is_shared_and_kept(bench: Any, judges: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_all(bench, judges)
+    from autotile.tuning import family
+
+    given: list[float | None] = []
+    tune = family.tune
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        given.append(arguments[3].budget_s)
+        return tune(*arguments, **named)
+
+    monkeypatch.setattr(family, "tune", noted)
+    assert run(budget_s=600.0).rule is not None
+    tuning = given[:6]
+    assert all(share is not None and 0 < share <= 600 for share in given)
+    assert min(tuning) > 0.8 * 600 / 6 - 10  # each its part of four fifths, less a session's overhead
+    assert max(tuning) < 0.8 * 600
+
+
+class TestRefusals:
+    def test_no_recording_in_the_family(self, bench: Any, judges: Any, run: Any) -> None:
+        record_all(bench, judges)
+        with pytest.raises(
+            InputError, match=r"no problem of the family n=1..10 is recorded .* recorded are: scale n=1"
+        ):
+            run("n=1..10")
+
+    def test_a_single_file_is_not_replayed(self, bench: Any, judges: Any, run: Any) -> None:
+        with pytest.raises(InputError, match="leave the file's name out"):
+            run(replay="some.npz")
+
+    def test_a_family_at_which_nothing_runs(self, bench: Any, judges: Any, run: Any) -> None:
+        for n in SIZES[:2]:
+            bench.record(lambda config: judges["failed"](config, Outcome.RESOURCE_EXCEEDED, stage="load"), n=n)
+        with pytest.raises(InputError, match=r"no configuration of scale ran at any point of n=1000..4000"):
+            run("n=1000..4000")
+
+
+def test_old_progress_of_other_points_is_no_hindrance(bench: Any, judges: Any, run: Any) -> None:
+    record_all(bench, judges)
+    result = run()
+    with Database.open(read_settings().database) as database:
+        (stored,) = Families(database).rules("scale")
+        Families(database).save_progress(
+            stored.key, stored.rule.family, stored.device, FamilyProgress({"points": []}, 5, 5)
+        )
+    assert run().rule == result.rule
+
+
+def _kill_at(step: FamilyStep, number: int) -> None:
+    if step.number == number:
+        raise RuntimeError("killed")
+
+
+def test_ctrl_c_keeps_what_was_tuned(bench: Any, judges: Any, run: Any) -> None:
+    record_all(bench, judges)
+
+    def interrupt(step: FamilyStep) -> None:
+        if step.number == 2 and step.progress.phase == "searching" and step.progress.done == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    result = run(observe=interrupt)
+    assert result.interrupted
+    assert result.to_json()["rule"] is None
+    with Database.open(read_settings().database) as database:
+        assert Families(database).rules() == []
+    assert run().resumed == 1

@@ -1,0 +1,100 @@
+"""What is said of a study's trials: what matters, where the best lie, and beyond what nothing helped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+
+from autotile.core.model import Config, LaunchGeometry, Measurement, Outcome, Trial
+from autotile.kernel.spec import Parameter
+from autotile.space.space import SearchSpace
+from autotile.tuning.parameter_effects import Insight, insight_of
+
+PARAMETERS = (
+    Parameter("BM", (32, 64, 128, 256)),
+    Parameter("TM", (1, 2, 4, 8)),
+    Parameter("ASYNC", (False, True)),
+    Parameter("PAD", (0, 1, 2, 3, 4)),
+)
+
+
+@pytest.fixture(scope="module")
+def space() -> SearchSpace:
+    codes = np.array(list(product(*(range(len(each.values)) for each in PARAMETERS))), np.uint8)
+    return SearchSpace(PARAMETERS, np.asfortranarray(codes), len(codes), rules=(), limits=(), seconds=0.0)
+
+
+def trials(space: SearchSpace, time_us: Callable[[Config], float], count: int = 160) -> list[Trial]:
+    """Of rows at random, each with a block of BM * TM threads."""
+    found = []
+    for row in np.random.default_rng(0).permutation(len(space))[:count]:
+        config = space.config(int(row))
+        geometry = LaunchGeometry((64, 1, 1), (int(config["BM"]), int(config["TM"]), 1), 0)
+        time = time_us(config)
+        measured = Measurement(time, 0.99 * time, 1.01 * time)
+        found.append(Trial(config, Outcome.OK, "", "measure", geometry, measurement=measured))
+    return found
+
+
+def by_block(config: Config) -> float:
+    """256 threads or fewer are alike, more are slower by 55.5 %; BM=64 saves a third."""
+    crowded = int(config["BM"]) * int(config["TM"]) > 256
+    return (155.5 if crowded else 100.0) * (1.0 if config["BM"] == 64 else 1.5) * (1 + 0.001 * int(config["PAD"]))
+
+
+def test_the_sentence(space: SearchSpace) -> None:
+    insight = insight_of(space, trials(space, by_block))
+    assert insight.sentence.startswith("BM explains ")
+    assert " % of the differences (best at 64), TM " in insight.sentence
+    assert "; no effect is seen of " in insight.sentence
+    assert "ASYNC" in insight.sentence.split("no effect is seen of ")[1]
+    beyond = insight.thresholds[0]
+    assert (beyond.quantity, beyond.side, beyond.value) == ("threads", "above", 256)
+    assert insight.sentence.endswith(
+        f"none of {beyond.trials} trials beyond 256 threads a block came within 55 % of the best"
+    )
+
+
+def test_the_document(space: SearchSpace) -> None:
+    document = insight_of(space, trials(space, by_block)).to_json()
+    assert set(document) == {"importance", "thresholds", "insight"}
+    first = document["importance"][0]
+    assert (first["parameter"], first["matters"], first["favoured"]) == ("BM", True, [64])
+    assert 0 < first["alone"] <= first["share"] < 1
+    assert {entry["parameter"] for entry in document["importance"]} == {each.name for each in PARAMETERS}
+    assert document["thresholds"][0]["quantity"] == "threads"
+
+
+def test_every_trial_beyond_a_threshold_is_as_slow_as_is_said(space: SearchSpace) -> None:
+    measured = trials(space, by_block)
+    best = min(trial.time_us or 0.0 for trial in measured)
+    for threshold in insight_of(space, measured).thresholds:
+        if threshold.quantity == "threads":
+            beyond = [t for t in measured if t.geometry is not None and t.geometry.threads > threshold.value]
+            assert len(beyond) == threshold.trials
+            assert min(t.time_us or 0.0 for t in beyond) == pytest.approx(best * (1 + threshold.loss))
+
+
+def test_what_few_trials_show_is_no_threshold(space: SearchSpace) -> None:
+    insight = insight_of(space, trials(space, by_block, 45))
+    assert insight.thresholds == ()
+    assert insight.effects
+
+
+def test_failures_are_left_aside(space: SearchSpace) -> None:
+    measured = trials(space, by_block)
+    failed = [Trial(space.config(row), Outcome.CRASHED, "dead", "measure") for row in range(20)]
+    assert insight_of(space, [*failed, *measured]) == insight_of(space, measured)
+
+
+def test_where_nothing_can_be_told_that_is_said(space: SearchSpace) -> None:
+    assert insight_of(space, []).sentence == "0 times are too few to tell what matters: 30 are needed"
+    assert insight_of(space, trials(space, lambda _: 7.0)).sentence == "the times differ by less than 2 %"
+    rng = np.random.default_rng(0)
+    noise = insight_of(space, trials(space, lambda _: float(np.exp(rng.normal()))))
+    assert noise.sentence == "the parameters explain the differences no better than chance"
+    assert isinstance(noise, Insight)
+    assert noise.to_json()["importance"] == []

@@ -1,0 +1,69 @@
+"""Ctrl-C, once and twice."""
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from autotile.tuning.result import Progress
+from autotile.tuning.stopping import StopRequest
+
+
+def ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_first_only_asks_and_the_second_raises() -> None:
+    with StopRequest() as stop:
+        ctrl_c()
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            ctrl_c()
+
+
+def test_afterwards_ctrl_c_is_what_it_was() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(RuntimeError), StopRequest():
+        raise RuntimeError
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_another_thread_is_left_alone() -> None:
+    entered: list[bool] = []
+
+    def work() -> None:
+        with StopRequest() as stop:
+            entered.append(stop.requested)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert entered == [False]
+
+
+def test_once_ends_the_search_and_holds_the_finals(bench: Any) -> None:
+    def interrupt(progress: Progress) -> None:
+        if (progress.phase, progress.done) == ("searching", 6):
+            ctrl_c()
+
+    result = bench.tune(bench.record(), interrupt, discard=False)
+    assert result.interrupted
+    assert sum(result.outcomes.values()) == 6
+    assert result.speedup is not None
+    assert 4 <= len(bench.stored("final")) <= 5  # four finalists, and the default where it is none of them
+    assert bench.tune(bench.record()).resumed == 6
+
+
+def test_twice_ends_at_once_and_what_ended_is_stored(bench: Any) -> None:
+    def interrupt(progress: Progress) -> None:
+        if (progress.phase, progress.done) == ("searching", 6):
+            ctrl_c()
+            ctrl_c()
+
+    result = bench.tune(bench.record(), interrupt)
+    assert result.interrupted
+    assert result.speedup is None
+    assert len(bench.stored()) == 6
+    assert bench.stored("final") == []

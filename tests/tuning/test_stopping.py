@@ -1,0 +1,110 @@
+"""The rule that stops a search when little is to be gained, and what a session says of why it ended."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autotile.core.model import Config, Measurement, Outcome, Trial
+from autotile.errors import InputError
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.stopping import Bounds, Clock, StopRequest, check_until
+
+MANY = {
+    "THREADS = [32, 64, 128, 256]": f"THREADS = {list(range(32, 1025, 32))}",
+    "WORK = [1, 2, 4]": "WORK = [1, 2, 3, 4, 5, 6]",
+}
+
+
+@pytest.fixture(scope="module")
+def smooth() -> Callable[[Config], Trial]:
+    """One valley over both parameters, 192 configurations, with its bottom at THREADS=512 WORK=4."""
+
+    def judge(config: Config) -> Trial:
+        away = abs(np.log2(int(config["THREADS"]) / 512)) + abs(int(config["WORK"]) - 4)
+        time_us = float(100 * 1.2**away)
+        measurement = Measurement(time_us, 0.999 * time_us, 1.001 * time_us)
+        return Trial(config, Outcome.OK, "", "measure", measurement=measurement)
+
+    return judge
+
+
+@pytest.fixture
+def valley(rewrite: Callable[[Mapping[str, str]], Any], smooth: Callable[[Config], Trial]) -> tuple[Any, Path]:
+    bench = rewrite(MANY)
+    return bench, bench.record(smooth)
+
+
+class TestSession:
+    def test_it_stops_early_and_says_why_and_goes_no_further(self, valley: tuple[Any, Path]) -> None:
+        bench, recording = valley
+        first = bench.tune(recording, until=0.01)
+        assert first.stopped.rule == "until"
+        assert 0 <= first.stopped.expected_gain < 0.01
+        assert first.winner.config == {"THREADS": 512, "WORK": 4}
+        assert 16 < len(bench.stored()) < 100
+
+        again = bench.tune(recording, until=0.01)
+        assert again.to_json()["stopped"] == {"rule": "until", "expected_gain": again.stopped.expected_gain}
+        assert again.stopped.expected_gain == pytest.approx(first.stopped.expected_gain)
+        assert len(bench.stored()) == again.resumed == first.outcomes.total()
+
+    def test_a_smaller_gain_goes_on(self, valley: tuple[Any, Path]) -> None:
+        bench, recording = valley
+        few = bench.tune(recording, until=0.05).outcomes.total()
+        assert bench.tune(recording, until=1e-4).outcomes.total() > few
+
+    def test_whichever_rule_holds_first(self, valley: tuple[Any, Path]) -> None:
+        bench, recording = valley
+        result = bench.tune(recording, until=0.01, trials=8)
+        assert (result.stopped.rule, result.outcomes.total()) == ("trials", 8)
+        assert bench.tune(recording, until=0.01, budget_s=0.0).stopped.rule == "budget"
+
+    def test_a_space_that_is_soon_tried_is_tried_whole(self, bench: Any) -> None:
+        result = bench.tune(bench.record(), until=0.01)
+        assert result.stopped.rule == "space"
+        assert result.outcomes.total() == 12
+
+    def test_other_ends_have_their_names(self, bench: Any) -> None:
+        recording = bench.record()
+        assert bench.tune(recording, trials=5).stopped.to_json() == {"rule": "trials", "expected_gain": None}
+        assert bench.tune(recording).stopped.rule == "space"
+
+    def test_a_session_that_is_broken_off_names_none(self, bench: Any) -> None:
+        def break_off(progress: Any) -> None:
+            raise KeyboardInterrupt
+
+        result = bench.tune(bench.record(), break_off)
+        assert (result.stopped, result.insight) == (None, None)
+
+
+class TestRule:
+    @pytest.mark.parametrize(("gain", "rule"), [(None, None), (0.02, None), (0.01, None), (0.0099, "until")])
+    def test_less_than_the_gain_that_is_asked_for(self, gain: float | None, rule: str | None) -> None:
+        ledger: Any = ()
+        bounds = Bounds(TuneOptions(until=0.01), ledger, Clock(), StopRequest())
+        bounds.expected_gain = gain
+        assert (bounds.stopped.rule if bounds.stopped is not None else None) == rule
+        assert bounds.room == (0 if rule else None)
+
+    def test_it_holds_for_none_unless_asked_for(self) -> None:
+        ledger: Any = ()
+        bounds = Bounds(TuneOptions(), ledger, Clock(), StopRequest())
+        bounds.expected_gain = 0.0
+        assert (bounds.stopped, bounds.room) == (None, 200)
+
+    @pytest.mark.parametrize("sampler", ["tpe", "random", "brute-force", "gp", "cmaes", "nsga2"])
+    def test_a_sampler_without_a_model_is_refused(self, sampler: str) -> None:
+        with pytest.raises(InputError, match=f"'{sampler}' does not: choose auto or feasible"):
+            check_until(TuneOptions(until=0.01, sampler=sampler))
+
+    @pytest.mark.parametrize("until", [0.0, -0.1, 1.0, float("nan")])
+    def test_no_gain_to_stop_at(self, until: float) -> None:
+        with pytest.raises(InputError, match="expected more than 0 and less than 1"):
+            check_until(TuneOptions(until=until))
+
+    def test_several_objectives_have_no_best(self) -> None:
+        with pytest.raises(InputError, match="several objectives"):
+            check_until(TuneOptions(until=0.01, objectives=("time", "registers")))

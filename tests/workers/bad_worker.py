@@ -1,0 +1,185 @@
+"""A child for the tests that breaks every rule; what it does stands in the request, and it does it without `serve`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autotile.core.device import device_profile
+
+Deed = tuple[Callable[[], object], ...]
+"""What is done, one after another."""
+
+MEGABYTE = b"x" * (1 << 20)
+EVALUATION = {
+    "outcome": "ok",
+    "reason": "",
+    "stage": "measure",
+    "measurement": {"time_us": 5.0, "low_us": 4.9, "high_us": 5.1, "samples_us": [5.0], "l2": "cold"},
+    "seconds": {},
+    "telemetry": {},
+}
+FAILED = {**EVALUATION, "stage": "verify", "measurement": None}
+RESOURCES = {
+    "registers": 8,
+    "spill_store_bytes": 0,
+    "spill_load_bytes": 0,
+    "stack_bytes": 0,
+    "static_smem_bytes": 0,
+}
+number = 0
+
+
+def say(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def tell(message: object) -> None:
+    say(json.dumps(message).encode() + b"\n")
+
+
+def answer(reply: object) -> None:
+    tell({"id": number, "reply": reply})
+
+
+def stage(name: str) -> None:
+    tell({"id": number, "stage": name})
+
+
+def sleep() -> None:
+    time.sleep(60)
+
+
+def again_and_again(act: Callable[[], None]) -> None:
+    while True:
+        act()
+
+
+def die(last_stage: str, by: signal.Signals) -> None:
+    for name in ("load", "verify", "measure"):
+        stage(name)
+        if name == last_stage:
+            os.kill(os.getpid(), by)
+    sleep()
+
+
+def leave_a_grandchild() -> None:
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    os._exit(9)
+
+
+def ignore_signals() -> None:
+    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+
+
+def answering(reply: object) -> Deed:
+    return (partial(answer, reply),)
+
+
+enter_verify = partial(stage, "verify")
+flood_errors = partial(os.write, 2, 8 * MEGABYTE)
+leave = partial(os._exit, 0)
+
+DEEDS: dict[str, Deed] = {
+    "answer": answering({"pid": os.getpid()}),
+    "sleep": (enter_verify, sleep),
+    "be_late": (partial(time.sleep, 0.8), *answering({})),
+    # talk nonsense
+    "not_json": (partial(say, b"hello\n"),),
+    "binary": (partial(say, bytes(range(1, 256)) + b"\n"),),
+    "a_list": (partial(tell, [1, 2]),),
+    "a_number": (partial(tell, 7),),
+    "deep": (partial(say, b"[" * 100_000 + b"\n"),),
+    "no_reply": (lambda: tell({"id": number}),),
+    "reply_of_wrong_shape": answering([1]),
+    "stage_of_wrong_shape": (lambda: tell({"id": number, "stage": 3}),),
+    "another_request": (lambda: tell({"id": number + 1, "reply": {}}),),
+    "half_a_line": (partial(say, b'{"id": 1, "rep'), sleep),
+    # talk too much
+    "huge_line": (partial(again_and_again, partial(say, MEGABYTE)),),
+    "endless_stages": (partial(again_and_again, enter_verify),),
+    "flood_errors": (flood_errors, *answering({}), flood_errors),
+    "chatter": (lambda: say(b'{"id": %d, "stage": "x"}\n' % number * 100_000), *answering({})),
+    "answer_twice": answering({}) * 2,
+    # stop listening
+    "stop_reading": (*answering({}), sleep),
+    "stop_reading_but_talk": (*answering({}), partial(again_and_again, partial(say, MEGABYTE))),
+    "close_input": (partial(os.close, 0), *answering({}), sleep),
+    "close_output": (enter_verify, partial(os.close, 1), sleep),
+    "ignore_everything": (ignore_signals, *answering({}), sleep),
+    # die
+    "exit": (partial(os._exit, 3),),
+    "leave_a_grandchild": (leave_a_grandchild,),
+    "die_in_load": (partial(die, "load", signal.SIGKILL),),
+    "die_in_verify": (partial(die, "verify", signal.SIGKILL),),
+    "die_in_measure": (partial(die, "measure", signal.SIGKILL),),
+    "fault_in_verify": (partial(die, "verify", signal.SIGSEGV),),
+    # answer as the GPU worker does, or nearly so
+    "ok": answering(EVALUATION),
+    "wrong": answering({**FAILED, "outcome": "wrong_result", "reason": "y[0] is 1"}),
+    "refused": answering({**FAILED, "outcome": "crashed", "reason": "INVALID_IMAGE"}),
+    "assertion": (
+        partial(os.write, 2, b"faults.cu:7: Assertion `i < n` failed.\n"),
+        *answering({**FAILED, "outcome": "crashed", "reason": "ASSERT", "last": True}),
+        leave,
+    ),
+    "spent": (*answering({**FAILED, "outcome": "out_of_bounds", "last": True}), leave),
+    "again": (*answering({"again": True, "last": True}), leave),
+    "times": answering({"times_us": [[1, 2.5], [3, 4]]}),
+    "times_of_wrong_shape": answering({"times_us": 5}),
+    "no_keys": answering({}),
+    "unknown_outcome": answering({**EVALUATION, "outcome": "splendid"}),
+    "measurement_of_wrong_shape": answering({**EVALUATION, "measurement": [1, 2]}),
+    "unknown_key": answering({**EVALUATION, "mood": "good"}),
+    "error_of_no_kind": answering({"error": "something"}),
+    "setup_error": answering({"error": "too large", "kind": "input"}),
+    # answer as the compile worker does, or nearly so
+    "compiled": answering({"path": "/nowhere/a.cubin", "cubin_hash": "h", "resources": RESOURCES}),
+    "resources_of_wrong_shape": answering({"path": "p", "cubin_hash": "h", "resources": {"registers": 1}}),
+    "setup_error_without_text": answering({"kind": "setup"}),
+}
+
+
+def perform(deed: str) -> None:
+    for act in DEEDS[deed]:
+        act()
+
+
+def open_device(workload: dict[str, Any]) -> None:
+    """Answer ``open``; ``spec_source`` lists what to do at the first opening, the second and so on, then it is well."""
+    log = Path(workload["cache"]) / "openings"
+    with log.open("a") as file:
+        file.write("x")
+    deeds = workload["spec_source"].split()
+    opening = log.stat().st_size - 1
+    if opening < len(deeds) and deeds[opening] != "well":
+        perform(deeds[opening])
+    else:
+        answer({"device": device_profile("h200").to_json()})
+
+
+def main() -> None:
+    global number
+    for line in sys.stdin.buffer:
+        message = json.loads(line)
+        number, request = message["id"], message["request"]
+        if request.get("op") == "open":
+            open_device(request["workload"])
+        elif request.get("op") == "race":
+            perform(request["candidates"][0]["config"]["DO"])
+        else:
+            perform(request.get("do") or request.get("config", {}).get("DO") or request["job"]["entry"])
+
+
+if __name__ == "__main__":
+    main()

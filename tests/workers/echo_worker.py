@@ -1,0 +1,43 @@
+"""A child for the tests: it does what it is told, well or badly."""
+
+import os
+import resource
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from autotile.workers.protocol import LastWords, Stage, serve
+
+
+def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+    stage("begin")
+    match message["do"]:
+        case "echo":
+            print("noise on standard output")
+            os.write(1, b"noise from a C library\n")
+            return {"echo": message["value"]}
+        case "hang":
+            stage("hang")
+            time.sleep(60)
+        case "abort":
+            stage("abort")
+            os.write(2, b"about to abort\n")
+            os.abort()
+        case "exit":
+            os._exit(3)
+        case "last":
+            raise LastWords({"bye": True})
+        case "raise":
+            raise RuntimeError("an unexpected fault")
+        case "limits":
+            return {
+                "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
+                "file": resource.getrlimit(resource.RLIMIT_FSIZE)[0],
+            }
+        case "pid":
+            return {"pid": os.getpid()}
+    return {}
+
+
+if __name__ == "__main__":
+    serve(handle)

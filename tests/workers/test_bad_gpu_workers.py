@@ -1,0 +1,177 @@
+"""What a GPU worker does is an outcome of one candidate, and the next one finds a fresh worker; needs no GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.core.device import device_profile
+from autotile.core.model import Outcome
+from autotile.errors import InputError, ToolchainError, WorkerError
+from autotile.workers.gpu import Gpu
+from autotile.workers.protocol import Candidate, Evaluation, Workload
+
+DEADLINE_S = 0.5
+pytestmark = pytest.mark.usefixtures("clean")
+
+
+@pytest.fixture
+def start(clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Gpu]]:
+    """Open a GPU whose worker does as it is told, also at its openings, one after another."""
+    monkeypatch.setattr("autotile.workers.gpu._BETWEEN_OPENINGS_S", 0.01)
+    monkeypatch.setattr("autotile.workers.child._GRACE_S", 0.3)
+    opened = []
+
+    def start(*openings: str) -> Gpu:
+        workload = Workload("", " ".join(openings), {}, "float32", "cold", str(tmp_path), 0, 0.1)
+        opened.append(Gpu(workload, DEADLINE_S, "bad_worker"))
+        return opened[-1]
+
+    yield start
+    for gpu in opened:
+        gpu.close()
+
+
+def openings(folder: Path) -> int:
+    return (folder / "openings").stat().st_size
+
+
+def run(gpu: Gpu, deed: str) -> Evaluation:
+    return gpu.evaluate(Candidate({"DO": deed}, "a.cubin"), None)
+
+
+def test_a_healthy_worker_serves_all_candidates(start: Callable[..., Gpu], tmp_path: Path) -> None:
+    gpu = start()
+    assert gpu.wait() == device_profile("h200")
+    for deed, outcome in [("ok", Outcome.OK), ("wrong", Outcome.WRONG_RESULT), ("refused", Outcome.CRASHED)] * 3:
+        assert run(gpu, deed).outcome is outcome
+    assert openings(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("deed", "outcome", "stage", "words"),
+    [
+        ("sleep", Outcome.TIMED_OUT, "verify", r"no answer within 0\.5 s while in stage verify"),
+        ("endless_stages", Outcome.TIMED_OUT, "verify", "no answer within"),
+        ("be_late", Outcome.TIMED_OUT, "", r"no answer within 0\.5 s while in stage start"),
+        ("die_in_load", Outcome.CRASHED, "load", "the worker died with signal SIGKILL in stage load"),
+        ("die_in_verify", Outcome.CRASHED, "verify", "SIGKILL in stage verify"),
+        ("die_in_measure", Outcome.CRASHED, "measure", "SIGKILL in stage measure"),
+        ("fault_in_verify", Outcome.CRASHED, "verify", "SIGSEGV"),
+        ("exit", Outcome.CRASHED, "", "exit code 3 in stage start"),
+        ("leave_a_grandchild", Outcome.CRASHED, "", "exit code 9"),
+        ("close_output", Outcome.CRASHED, "verify", "closed its input or output"),
+        ("not_json", Outcome.CRASHED, "", "unreadable answer from bad_worker: .*hello"),
+        ("binary", Outcome.CRASHED, "", "unreadable answer"),
+        ("no_reply", Outcome.CRASHED, "", "not an answer to this request"),
+        ("reply_of_wrong_shape", Outcome.CRASHED, "", "not an answer to this request"),
+        ("no_keys", Outcome.CRASHED, "", "makes no sense: KeyError: 'measurement'"),
+        ("unknown_outcome", Outcome.CRASHED, "", "'splendid' is not a valid Outcome"),
+        ("measurement_of_wrong_shape", Outcome.CRASHED, "", "makes no sense: TypeError"),
+        ("unknown_key", Outcome.CRASHED, "", "unexpected keyword argument 'mood'"),
+        ("error_of_no_kind", Outcome.CRASHED, "", "something in stage start"),
+        ("assertion", Outcome.CRASHED, "verify", "ASSERT: faults.cu:7: Assertion `i < n` failed"),
+        ("spent", Outcome.OUT_OF_BOUNDS, "verify", ""),
+    ],
+)
+def test_a_bad_end_is_an_outcome_and_the_next_candidate_finds_a_fresh_worker(
+    start: Callable[..., Gpu], tmp_path: Path, *, deed: str, outcome: Outcome, stage: str, words: str
+) -> None:
+    gpu = start()
+    bad = run(gpu, deed)
+    assert (bad.outcome, bad.stage) == (outcome, stage), bad.reason
+    assert re.search(words, bad.reason), bad.reason
+    assert bad.measurement is None
+    good = run(gpu, "ok")
+    assert good.outcome is Outcome.OK
+    assert good.measurement is not None
+    assert openings(tmp_path) == 2
+
+
+def test_what_only_a_fresh_worker_can_tell_is_asked_of_one(start: Callable[..., Gpu], tmp_path: Path) -> None:
+    gpu = start()
+    assert "KeyError" in run(gpu, "again").reason  # this one says so twice, which none may
+    assert openings(tmp_path) == 2
+    assert run(gpu, "ok").outcome is Outcome.OK
+
+
+def test_five_deaths_in_a_row_with_none_before_that_ran_stop_the_run(start: Callable[..., Gpu]) -> None:
+    gpu = start()
+    for deed in ("exit", "no_keys", "die_in_load", "sleep", "exit"):
+        assert run(gpu, deed).outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
+    with pytest.raises(WorkerError, match=r"5 GPU workers died one after another, the last with: .*exit code 3"):
+        run(gpu, "ok")
+
+
+def test_deaths_in_a_row_are_the_candidates_fault_where_what_ran_before_still_runs(
+    start: Callable[..., Gpu], tmp_path: Path
+) -> None:
+    gpu = start()
+    assert run(gpu, "ok").outcome is Outcome.OK
+    for _ in range(12):
+        assert run(gpu, "exit").outcome is Outcome.CRASHED
+    assert run(gpu, "ok").outcome is Outcome.OK
+
+
+def test_other_failures_between_deaths_count_as_life(start: Callable[..., Gpu]) -> None:
+    gpu = start()
+    for deed in ("exit", "exit", "exit", "exit", "wrong") * 2:
+        run(gpu, deed)
+    assert run(gpu, "ok").outcome is Outcome.OK
+
+
+@pytest.mark.parametrize("trouble", ["exit", "not_json", "no_keys", "setup_error"])
+def test_a_device_that_cannot_be_reopened_at_once_is_tried_again(
+    start: Callable[..., Gpu], tmp_path: Path, trouble: str
+) -> None:
+    gpu = start("well", trouble, trouble)
+    assert run(gpu, "exit").outcome is Outcome.CRASHED
+    assert run(gpu, "ok").outcome is Outcome.OK
+    assert openings(tmp_path) == 4
+
+
+def test_a_device_that_cannot_be_reopened_at_all_is_told(start: Callable[..., Gpu]) -> None:
+    gpu = start("well", "exit", "exit", "exit")
+    assert run(gpu, "exit").outcome is Outcome.CRASHED
+    with pytest.raises(ToolchainError, match="cannot start: the worker died with exit code 3"):
+        run(gpu, "ok")
+
+
+@pytest.mark.parametrize("trouble", ["sleep", "exit", "binary", "no_keys", "close_output"])
+def test_a_worker_that_cannot_open_is_told_at_once(
+    start: Callable[..., Gpu], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    monkeypatch.setattr("autotile.workers.gpu._OPEN_DEADLINE_S", 1.0)
+    with pytest.raises(ToolchainError, match="the GPU worker cannot start"):
+        start(trouble).wait()
+    assert openings(tmp_path) == 1
+
+
+def test_a_problem_that_cannot_be_laid_out_is_told(start: Callable[..., Gpu]) -> None:
+    with pytest.raises(InputError, match="too large"):
+        start("setup_error").wait()
+
+
+def test_verifying_again_is_judged_alike(start: Callable[..., Gpu]) -> None:
+    gpu = start()
+    assert gpu.verify(Candidate({"DO": "ok"}, "a.cubin"), 10).outcome is Outcome.OK
+    assert gpu.verify(Candidate({"DO": "wrong"}, "a.cubin"), 10).outcome is Outcome.WRONG_RESULT
+    assert gpu.verify(Candidate({"DO": "exit"}, "a.cubin"), 10).outcome is Outcome.CRASHED
+    assert gpu.verify(Candidate({"DO": "sleep"}, "a.cubin"), 10).outcome is Outcome.TIMED_OUT
+    assert gpu.verify(Candidate({"DO": "ok"}, "a.cubin"), 10).outcome is Outcome.OK
+
+
+@pytest.mark.parametrize("deed", ["exit", "not_json", "no_keys", "times_of_wrong_shape", "error_of_no_kind"])
+def test_a_race_that_breaks_the_worker_is_told_and_blamed_on_no_later_candidate(
+    start: Callable[..., Gpu], deed: str
+) -> None:
+    gpu = start()
+    runners: list[Any] = [Candidate({"DO": deed}, "a.cubin"), Candidate({"DO": "ok"}, "a.cubin")]
+    with pytest.raises(WorkerError):
+        gpu.race(runners, 2, 0)
+    assert run(gpu, "ok").outcome is Outcome.OK
+    assert gpu.race([Candidate({"DO": "times"}, "a.cubin")], 2, 0) == [[1.0, 2.5], [3.0, 4.0]]

@@ -1,0 +1,95 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotile.errors import WorkerCrashError, WorkerTimeoutError
+from autotile.workers.child import Child
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    child = Child("echo_worker")
+    yield child
+    child.close()
+
+
+def test_request_and_reply(child: Child) -> None:
+    for value in (1, "text", {"nested": [1.5, None]}, "x" * 200_000):
+        assert child.request({"do": "echo", "value": value}, 10) == {"echo": value}
+
+
+def test_a_hang_is_ended_and_blamed_on_its_stage(child: Child) -> None:
+    start = time.monotonic()
+    with pytest.raises(WorkerTimeoutError) as caught:
+        child.request({"do": "hang"}, 0.5)
+    assert caught.value.stage == "hang"
+    assert time.monotonic() - start < 5
+
+
+def test_an_abort_is_told_with_its_signal_and_last_line(child: Child) -> None:
+    with pytest.raises(WorkerCrashError, match="SIGABRT: about to abort") as caught:
+        child.request({"do": "abort"}, 10)
+    assert caught.value.stage == "abort"
+
+
+def test_an_exit_is_told_with_its_code(child: Child) -> None:
+    with pytest.raises(WorkerCrashError, match="exit code 3"):
+        child.request({"do": "exit"}, 10)
+
+
+def test_an_unexpected_exception_is_told(child: Child) -> None:
+    with pytest.raises(WorkerCrashError, match="an unexpected fault"):
+        child.request({"do": "raise"}, 10)
+
+
+def test_a_dead_child_answers_nothing_more(child: Child) -> None:
+    with pytest.raises(WorkerCrashError):
+        child.request({"do": "exit"}, 10)
+    with pytest.raises(WorkerCrashError):
+        child.request({"do": "echo", "value": 1}, 10)
+
+
+def test_last_words_are_heard(child: Child) -> None:
+    assert child.request({"do": "last"}, 10) == {"bye": True}
+    with pytest.raises(WorkerCrashError):
+        child.request({"do": "echo", "value": 1}, 10)
+
+
+def test_it_leaves_no_core_dump_and_fills_no_disk(child: Child) -> None:
+    assert child.request({"do": "limits"}, 10) == {"core": 0, "file": 2**30}
+
+
+def test_ctrl_c_in_the_terminal_does_not_reach_it(child: Child) -> None:
+    pid = child.request({"do": "pid"}, 10)["pid"]
+    assert os.getpgid(pid) != os.getpgid(0)
+
+
+def test_it_leaves_when_its_parent_is_killed() -> None:
+    code = (
+        "import time; from autotile.workers.child import Child; child = Child('echo_worker');"
+        "print(child.request({'do': 'pid'}, 10)['pid'], flush=True); child.request({'do': 'hang'}, 60)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+    for _ in range(100):
+        if not _is_running(pid):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"process {pid} outlived its parent")
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,151 @@
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotile.core.model import Outcome
+from autotile.cuda.compiler import CompileJob
+from autotile.workers.child import Shelf
+from autotile.workers.compile_pool import CompilePool
+from autotile.workers.protocol import memory_share_bytes
+
+SOURCE = 'extern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE; }'
+JOB = CompileJob(SOURCE, "hash", "/nowhere/fill.cu", "fill", "sm_90", ("-DVALUE=1",))
+# 65,536 types, each instantiated from another: most of a minute and more than a gigabyte.
+SLOW = """
+template <int N, unsigned long long ID> struct Tree {
+    static constexpr unsigned leaves = Tree<N - 1, 2 * ID>::leaves + Tree<N - 1, 2 * ID + 1>::leaves;
+};
+template <unsigned long long ID> struct Tree<0, ID> { static constexpr unsigned leaves = 1; };
+extern "C" __global__ void fill(unsigned* x) { x[0] = Tree<16, 1>::leaves; }
+"""
+# A string of 4 GiB in the compiler's front end; a table of as much in its back end.
+LARGE_TEXT = """
+#define TIMES_16(x) x x x x x x x x x x x x x x x x
+#define TIMES_65536(x) TIMES_16(TIMES_16(TIMES_16(TIMES_16(x))))
+__device__ const char text[] = TIMES_65536(TIMES_65536("."));
+extern "C" __global__ void fill(char* x) { x[0] = text[x[1]]; }
+"""
+LARGE_TABLE = """
+__device__ int table[1 << 30] = {1};
+extern "C" __global__ void fill(int* x) { x[0] = table[x[1]]; }
+"""
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[CompilePool]:
+    pool = CompilePool(tmp_path, 10**8, workers=2, deadline_s=30)
+    yield pool
+    pool.close()
+
+
+def test_jobs_are_compiled_into_the_cache(pool: CompilePool) -> None:
+    jobs = [replace(JOB, options=(f"-DVALUE={value}",)) for value in range(6)]
+    compiled = [pool.submit(lambda job=job: job).result() for job in jobs]  # type: ignore[misc]
+    assert all(c.outcome is Outcome.OK and c.cubin is not None and c.cubin.path.is_file() for c in compiled)
+    assert len({c.cubin.cubin_hash for c in compiled if c.cubin is not None}) == 6
+
+
+def test_a_cached_job_needs_no_worker(pool: CompilePool, tmp_path: Path) -> None:
+    first = pool.submit(lambda: JOB).result()
+    again = CompilePool(tmp_path, 10**8, workers=1, deadline_s=0.0)  # a worker would miss this deadline
+    try:
+        assert again.submit(lambda: JOB).result().cubin == first.cubin
+    finally:
+        again.close()
+
+
+def test_a_kept_worker_compiles_into_the_cache_of_whoever_asks(tmp_path: Path) -> None:
+    with Shelf() as shelf:
+        for name in ("a", "b", "a"):
+            folder = tmp_path / name
+            pool = CompilePool(folder, 10**8, workers=1, deadline_s=30, shelf=shelf)
+            compiled = pool.submit(lambda: JOB).result()
+            pool.close()
+            assert compiled.cubin is not None
+            assert compiled.cubin.path.is_relative_to(folder)
+
+
+def test_a_failed_compilation_is_an_outcome(pool: CompilePool) -> None:
+    failed = pool.submit(lambda: replace(JOB, options=("-DVALUE=oops",))).result()
+    assert failed.outcome is Outcome.COMPILE_FAILED
+    assert "oops" in failed.reason
+    assert pool.submit(lambda: JOB).result().outcome is Outcome.OK
+
+
+def test_a_compilation_that_hangs_costs_one_candidate(tmp_path: Path) -> None:
+    pool = CompilePool(tmp_path, 10**8, workers=1, deadline_s=3)
+    try:
+        start = time.monotonic()
+        slow = pool.submit(lambda: replace(JOB, source=SLOW, source_hash="slow")).result()
+        assert (slow.outcome, slow.reason) == (Outcome.TIMED_OUT, "the compiler was stopped after 3 s")
+        assert 3 < time.monotonic() - start < 6
+        assert 3 < slow.seconds < 6
+        assert pool.submit(lambda: JOB).result().outcome is Outcome.OK
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("source", [LARGE_TEXT, LARGE_TABLE], ids=["front end", "back end"])
+def test_a_compilation_that_takes_all_memory_costs_one_candidate(tmp_path: Path, source: str) -> None:
+    pool = CompilePool(tmp_path, 10**8, workers=1, deadline_s=60, memory_bytes=2**29)
+    try:
+        large = pool.submit(lambda: replace(JOB, source=source, source_hash="large")).result()
+        assert large.outcome is Outcome.COMPILE_FAILED
+        assert "out of memory" in large.reason
+        assert pool.submit(lambda: JOB).result().outcome is Outcome.OK
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    ("deed", "outcome", "words"),
+    [
+        ("exit", Outcome.COMPILE_FAILED, "the compiler failed: the worker died with exit code 3"),
+        ("fault_in_verify", Outcome.COMPILE_FAILED, "SIGSEGV"),
+        ("sleep", Outcome.TIMED_OUT, "the compiler was stopped after 0.5 s"),
+        ("binary", Outcome.COMPILE_FAILED, "unreadable answer"),
+        ("no_keys", Outcome.COMPILE_FAILED, "makes no sense: KeyError: 'path'"),
+        ("resources_of_wrong_shape", Outcome.COMPILE_FAILED, "makes no sense: TypeError"),
+        ("setup_error_without_text", Outcome.COMPILE_FAILED, "makes no sense: KeyError: 'error'"),
+        ("leave_a_grandchild", Outcome.COMPILE_FAILED, "exit code 9"),
+    ],
+)
+def test_whatever_a_worker_does_the_next_job_finds_a_fresh_one(
+    clean: None, tmp_path: Path, deed: str, outcome: Outcome, words: str
+) -> None:
+    pool = CompilePool(tmp_path, 10**8, workers=1, deadline_s=5.0, module="bad_worker")
+    try:
+        assert pool.submit(lambda: replace(JOB, entry="compiled")).result().cubin is not None
+        pool._deadline_s = 0.5
+        bad = pool.submit(lambda: replace(JOB, entry=deed)).result()
+        assert bad.outcome is outcome
+        assert words in bad.reason
+        pool._deadline_s = 5.0
+        assert pool.submit(lambda: replace(JOB, entry="compiled")).result().cubin is not None
+    finally:
+        pool.close()
+
+
+def test_closing_ends_what_runs_and_what_waits(clean: None, tmp_path: Path) -> None:
+    pool = CompilePool(tmp_path, 10**8, workers=2, deadline_s=60, module="bad_worker")
+    futures = [pool.submit(lambda: replace(JOB, entry="sleep")) for _ in range(6)]
+    time.sleep(0.3)
+    start = time.monotonic()
+    pool.close()
+    assert time.monotonic() - start < 3
+    assert all(future.done() for future in futures)
+
+
+def test_a_share_of_the_memory_is_generous_and_never_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    container = tmp_path / "memory.max"
+    monkeypatch.setattr("autotile.workers.protocol._CGROUP_LIMITS", (tmp_path / "missing", container))
+    container.write_text("max\n")
+    assert memory_share_bytes(1) == max(0.75 * total, 2 * 2**30)
+    container.write_text(f"{2**32}\n")
+    assert memory_share_bytes(1) == 3 * 2**30
+    assert memory_share_bytes(16) == 2 * 2**30

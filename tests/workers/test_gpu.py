@@ -1,0 +1,151 @@
+"""The GPU worker, asked directly: candidates reach it past the gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from faults.fault_kit import HEALTHY, fault_kernel
+
+from autotile.core.model import Config, Outcome
+from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.cuda.driver import live_device
+from autotile.errors import WorkerError
+from autotile.kernel.library import Kernel
+from autotile.workers.child import Shelf
+from autotile.workers.gpu import Gpu
+from autotile.workers.protocol import Candidate, Workload
+
+pytestmark = pytest.mark.gpu
+
+Make = Callable[..., Candidate]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+    return fault_kernel(tmp_path_factory.mktemp("faults"))
+
+
+def workload(kernel: Kernel, cache: Path, **sizes: int) -> Workload:
+    spec = kernel.spec
+    return Workload(spec.text, spec.source, {**spec.sizes, **sizes}, "float32", "cold", str(cache), 10**9, 0.02)
+
+
+@pytest.fixture
+def gpu(kernel: Kernel, cache: Path) -> Iterator[Gpu]:
+    gpu = Gpu(workload(kernel, cache), deadline_s=8.0)
+    yield gpu
+    gpu.close()
+
+
+@pytest.fixture
+def candidate(kernel: Kernel, cache: Path) -> Make:
+    def make(fault: str = HEALTHY, threads: int = 128) -> Candidate:
+        config: Config = {"THREADS": threads, "FAULT": fault}
+        job = compile_job(kernel, config, "float32", live_device().architecture)
+        return Candidate(config, str(CubinCache(cache, 10**9).get_or_compile(job).path))
+
+    return make
+
+
+def test_a_healthy_candidate_is_measured(gpu: Gpu, candidate: Make) -> None:
+    good = gpu.evaluate(candidate(), None)
+    assert (good.outcome, good.reason, good.stage) == (Outcome.OK, "", "measure")
+    assert good.measurement is not None
+    assert 0 < good.measurement.low_us <= good.measurement.time_us <= good.measurement.high_us
+    assert set(good.seconds) == {"load", "verify", "measure"}
+
+
+def test_a_slow_candidate_is_dropped_and_its_time_kept(gpu: Gpu, candidate: Make) -> None:
+    evaluation = gpu.evaluate(candidate(), 0.01)
+    assert evaluation.outcome is Outcome.PRUNED
+    assert evaluation.measurement is not None
+
+
+def test_what_is_wrong_only_sometimes_is_found_by_verifying_again(gpu: Gpu, candidate: Make) -> None:
+    again = gpu.verify(candidate("wrong_sometimes"), repeats=300)  # missed once in 10^5 times
+    assert again.outcome is Outcome.WRONG_RESULT
+    assert "1 of " in again.reason
+    assert " of 300" in again.reason
+    healthy = gpu.verify(candidate(), repeats=300)
+    assert (healthy.outcome, healthy.reason) == (Outcome.OK, "")
+
+
+@pytest.mark.parametrize(("fault", "threads"), [("shared_memory", 128), ("registers", 1024), ("device_memory", 128)])
+def test_what_the_driver_refuses_leaves_the_worker_alive(gpu: Gpu, candidate: Make, fault: str, threads: int) -> None:
+    worker = gpu._child
+    refused = gpu.evaluate(candidate(fault, threads), None)
+    assert refused.outcome is Outcome.RESOURCE_EXCEEDED, refused.reason
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    assert gpu._child is worker
+
+
+def test_a_missing_cubin_does_not_end_the_worker(gpu: Gpu, candidate: Make) -> None:
+    worker = gpu._child
+    missing = gpu.evaluate(Candidate(candidate().config, "/nowhere/gone.cubin"), None)
+    assert (missing.outcome, missing.stage) == (Outcome.CRASHED, "load")
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    assert gpu._child is worker
+
+
+def test_a_wrong_candidate_leaves_a_worker_that_is_known_to_be_sound(gpu: Gpu, candidate: Make) -> None:
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    worker = gpu._child
+    for fault in ("wrong_element", "changed_input", "write_outside", "unwritten"):
+        assert not gpu.evaluate(candidate(fault), None).outcome.has_time
+    assert gpu._child is worker
+
+
+@pytest.mark.parametrize("fault", ["write_overhang", "write_astray"])
+def test_a_stray_write_leaves_no_worker_that_would_blame_others(gpu: Gpu, candidate: Make, fault: str) -> None:
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    assert gpu.evaluate(candidate(fault), None).outcome in (Outcome.OUT_OF_BOUNDS, Outcome.WRONG_RESULT)
+    assert gpu.evaluate(candidate(threads=64), None).outcome is Outcome.OK
+
+
+def test_one_worker_judges_the_candidates_of_several_sessions(kernel: Kernel, cache: Path, candidate: Make) -> None:
+    workers = set()
+    with Shelf() as shelf:
+        for n in (100_000, 100_000, 5000):  # the same problem, then another
+            gpu = Gpu(workload(kernel, cache, n=n), deadline_s=8.0, shelf=shelf)
+            assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+            assert gpu.evaluate(candidate("wrong_element"), None).outcome is Outcome.WRONG_RESULT
+            assert gpu._child is not None
+            workers.add(gpu._child.pid)
+            gpu.close()
+    assert len(workers) == 1
+
+
+def test_five_deaths_in_a_row_stop_what_never_ran(gpu: Gpu, candidate: Make) -> None:
+    for _ in range(5):
+        assert gpu.evaluate(candidate("trap"), None).outcome is Outcome.CRASHED
+    with pytest.raises(WorkerError, match="5 GPU workers died"):
+        gpu.evaluate(candidate("trap"), None)
+
+
+def test_five_deaths_in_a_row_do_not_stop_what_still_runs(gpu: Gpu, candidate: Make) -> None:
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    for _ in range(6):
+        assert gpu.evaluate(candidate("trap"), None).outcome is Outcome.CRASHED
+    assert gpu.evaluate(candidate(threads=64), None).outcome is Outcome.OK
+
+
+def test_the_driver_agrees_on_occupancy(gpu: Gpu, candidate: Make) -> None:
+    assert gpu.driver_blocks_per_sm(candidate(threads=1024)) >= 1
+
+
+def test_a_race_times_every_candidate_in_every_round(gpu: Gpu, candidate: Make) -> None:
+    times = gpu.race([candidate(threads=threads) for threads in (64, 128, 256)], rounds=5, seed=0)
+    assert [len(row) for row in times] == [5, 5, 5]
+
+
+def test_a_race_that_a_candidate_breaks_is_told_and_blamed_on_no_later_one(gpu: Gpu, candidate: Make) -> None:
+    with pytest.raises(WorkerError, match=r"(?i)launch.?fail|illegal.?instruction"):
+        gpu.race([candidate(), candidate("trap")], rounds=5, seed=0)
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK

@@ -1,0 +1,339 @@
+"""Candidates under a stand-in for compute-sanitizer, which reports, hangs, dies or talks nonsense; needs no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Timer
+
+import pytest
+
+from autotile.errors import ToolchainError
+from autotile.workers import sanitizer
+from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.sanitizer import TOOLS, Finding, Sanitizer, Tool, Verdict, find_sanitizer
+
+pytestmark = pytest.mark.usefixtures("clean")
+CANDIDATE = Candidate({"THREADS": 128}, "/nowhere/a.cubin")
+AT_RAGGED, AT_TUNED = "autotile: at n=1001", "autotile: at n=4096"
+ENDED = "autotile: done "
+CLEAN = "========= ERROR SUMMARY: 0 errors"
+CLEAN_RACES = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
+
+INVALID_WRITE = """
+========= Invalid __global__ write of size 4 bytes
+=========     at scale+0x1230 in scale.cu:4
+=========     by thread (0,0,0) in block (1,0,0)
+=========     Address 0x7f2c4c600fb0 is out of bounds
+=========     and is 13 bytes after the nearest allocation at 0x7f2c4c600000 of size 4,004 bytes
+=========
+========= Invalid __global__ write of size 4 bytes
+=========     at scale+0x1230 in scale.cu:4
+=========     by thread (1,0,0) in block (1,0,0)
+=========
+"""
+RACE = """
+========= Error: Race reported between Write access at scale+0x90 in scale.cu:41
+=========     and Read access at scale+0x100 in scale.cu:51 [508 hazards]
+=========
+"""
+UNINITIALIZED = """
+========= Uninitialized __global__ memory read of size 4 bytes
+=========     at scale(float *)+0x70
+=========     by thread (31,0,0) in block (1,0,0)
+=========     Address 0x7f3c7ec000fc
+=========
+"""
+DIVERGENT = """
+========= Barrier error detected. Divergent thread(s) in block.
+=========     at scale+0x11f0
+=========     by thread (32,0,0) in block (0,0,0)
+=========
+"""
+WARP_WARNING = """
+========= Warning: Race reported between Write access at errors+0xf0
+=========     and Read access at errors+0x280 [4 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)
+"""
+UNTRACKED = """
+========= Internal Sanitizer Error: The Sanitizer encountered an error while launching scale and didn't track the \
+launch. Errors might go undetected. (Unable to allocate enough memory to perform the requested operation)
+=========
+"""
+OVERFLOW = """
+========= Warning: Detected overflow of tracked cuda::barrier structures. Results might be incorrect. Try using \
+--num-cuda-barriers to fix the issue
+"""
+AFTERMATH = """
+========= Error: process didn't terminate successfully
+=========     The application may have hit an error when dereferencing Unified Memory from the host.
+========= Target application returned an error
+"""
+NOT_SUPPORTED = '========= Device not supported. Please refer to the "Supported Devices" section of the documentation\n'
+TOO_OLD = "========= Detected an unsupported driver version. Please update your CUDA installation to 13.0 or newer\n"
+NEVER_STARTED = "========= Error: Target application terminated before first instrumented API call\n"
+
+MakeSanitizer = Callable[..., Sanitizer]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> MakeSanitizer:
+    """Make a sanitizer of a few lines of Python."""
+
+    def make(code: str, deadline_s: float = 20.0) -> Sanitizer:
+        program = tmp_path / "compute-sanitizer"
+        program.write_text(f"#!{sys.executable}\nimport os, subprocess, sys, time\n{code}\n")
+        program.chmod(0o755)
+        workload = Workload("", "scale.toml", {"n": 4096}, "float32", "cold", "/nowhere", 10**8, 0.1)
+        return Sanitizer(workload, program, deadline_s)
+
+    return make
+
+
+@pytest.fixture
+def says(stand_in: MakeSanitizer) -> Callable[..., Finding]:
+    """Check with a sanitizer that prints and ends."""
+
+    def check(*texts: str, tool: Tool = "memcheck", exit_code: int = 0, errors: str = "") -> Finding:
+        text = "\n".join(["========= COMPUTE-SANITIZER", *(text.strip("\n") for text in texts)]) + "\n"
+        code = f"sys.stdout.write({text!r}); sys.stdout.flush(); sys.stderr.write({errors!r}); os._exit({exit_code})"
+        return stand_in(code).check(CANDIDATE, tool)
+
+    return check
+
+
+class TestPassed:
+    @pytest.mark.parametrize("tool", TOOLS)
+    def test_a_run_to_the_end_without_errors(self, says: Callable[..., Finding], tool: Tool) -> None:
+        found = says(AT_RAGGED, AT_TUNED, ENDED, CLEAN_RACES if tool == "racecheck" else CLEAN, tool=tool)
+        assert (found.tool, found.verdict, found.reason) == (tool, Verdict.PASSED, "")
+        assert found.passed
+        assert 0 < found.seconds < 20
+
+    def test_a_race_among_the_threads_of_a_warp_is_a_warning(self, says: Callable[..., Finding]) -> None:
+        assert says(AT_TUNED, ENDED, WARP_WARNING, tool="racecheck").passed
+
+    def test_what_else_is_printed_is_left_out(self, says: Callable[..., Finding]) -> None:
+        assert says("element 7", "error: fail", AT_TUNED, "==", "", "\x00\x1b[1m", ENDED, CLEAN).passed
+
+
+class TestFailed:
+    @pytest.mark.parametrize(
+        ("tool", "report", "reason"),
+        [
+            (
+                "memcheck",
+                INVALID_WRITE,
+                "Invalid __global__ write of size 4 bytes at scale+0x1230 in scale.cu:4 "
+                "by thread (0,0,0) in block (1,0,0), at n=1001",
+            ),
+            (
+                "racecheck",
+                RACE,
+                "Race reported between Write access at scale+0x90 in scale.cu:41 "
+                "and Read access at scale+0x100 in scale.cu:51 [508 hazards], at n=1001",
+            ),
+            ("racecheck", RACE.replace("Error:", "ERROR:"), "Race reported between Write access at scale+0x90"),
+            (
+                "initcheck",
+                UNINITIALIZED,
+                "Uninitialized __global__ memory read of size 4 bytes at scale(float *)+0x70 "
+                "by thread (31,0,0) in block (1,0,0), at n=1001",
+            ),
+            (
+                "synccheck",
+                DIVERGENT,
+                "Barrier error detected. Divergent thread(s) in block at scale+0x11f0 "
+                "by thread (32,0,0) in block (0,0,0), at n=1001",
+            ),
+        ],
+    )
+    def test_the_first_report_is_told(self, says: Callable[..., Finding], tool: Tool, report: str, reason: str) -> None:
+        found = says(AT_RAGGED, report, AT_TUNED, ENDED, "========= ERROR SUMMARY: 2 errors", tool=tool)
+        assert found.verdict is Verdict.FAILED
+        assert not found.passed
+        assert found.reason.startswith(reason)
+
+    def test_at_the_sizes_that_it_was_reported_at(self, says: Callable[..., Finding]) -> None:
+        assert says(AT_RAGGED, AT_TUNED, UNINITIALIZED, ENDED, CLEAN).reason.endswith(", at n=4096")
+
+    def test_whatever_became_of_the_run_then(self, says: Callable[..., Finding]) -> None:
+        found = says(AT_RAGGED, INVALID_WRITE, "autotile: error cudaErrorLaunchFailure", AFTERMATH, exit_code=1)
+        assert found.verdict is Verdict.FAILED
+
+    def test_even_where_it_does_not_end(self, stand_in: MakeSanitizer) -> None:
+        found = stand_in(f"print({INVALID_WRITE!r}, flush=True); time.sleep(60)", 1.0).check(CANDIDATE, "memcheck")
+        assert found.verdict is Verdict.FAILED
+
+    def test_errors_in_an_unknown_form(self, says: Callable[..., Finding]) -> None:
+        found = says(AT_TUNED, "========= Something new", ENDED, "========= ERROR SUMMARY: 3 errors")
+        assert (found.verdict, found.reason) == (Verdict.FAILED, "3 errors in a form that autotile does not know")
+
+
+class TestUnchecked:
+    @pytest.mark.parametrize(
+        ("texts", "reason"),
+        [
+            ((NOT_SUPPORTED, "autotile: error cudaErrorUnknown", AFTERMATH), "Device not supported. Please refer"),
+            ((TOO_OLD, AFTERMATH), "Detected an unsupported driver version"),
+            ((NEVER_STARTED, CLEAN), "Error: Target application terminated before"),
+            ((AT_TUNED, "autotile: error out of memory", AFTERMATH, CLEAN), "out of memory at n=4096"),
+            ((AT_TUNED, UNTRACKED, ENDED, CLEAN), "Internal Sanitizer Error: .* Errors might go undetected"),
+            ((AT_TUNED, UNTRACKED, ENDED, "========= ERROR SUMMARY: 1 error"), "Internal Sanitizer Error"),
+            ((AT_TUNED, OVERFLOW, ENDED, CLEAN), "Warning: Detected overflow .* Results might be incorrect"),
+            ((AT_RAGGED, CLEAN), "it ended with exit code 0 at n=1001"),
+            ((CLEAN,), "it ended with exit code 0$"),
+            ((AT_TUNED, ENDED), "it ended with exit code 0 and no summary"),
+            (("\udcff\x00" * 1000, "========="), "it ended with exit code 0"),
+            ((), "it ended with exit code 0"),
+        ],
+    )
+    def test_what_proves_nothing(self, stand_in: MakeSanitizer, texts: tuple[str, ...], reason: str) -> None:
+        text = "\n".join(text.strip("\n") for text in texts).encode(errors="surrogateescape")
+        found = stand_in(f"sys.stdout.buffer.write({text!r})").check(CANDIDATE, "memcheck")
+        assert found.verdict is Verdict.UNCHECKED
+        assert not found.passed
+        assert_told(found, reason)
+
+    def test_the_last_line_of_an_error_is_told(self, says: Callable[..., Finding]) -> None:
+        found = says(errors="Traceback\n  x\nModuleNotFoundError: No module named 'cupy'\n", exit_code=1)
+        assert_told(found, "ModuleNotFoundError: No module named 'cupy'")
+
+    def test_killed(self, stand_in: MakeSanitizer) -> None:
+        found = stand_in("os.kill(os.getpid(), 9)").check(CANDIDATE, "memcheck")
+        assert_told(found, "it ended with exit code -9")
+
+    def test_no_such_program(self, tmp_path: Path, stand_in: MakeSanitizer) -> None:
+        checker = stand_in("")
+        (tmp_path / "compute-sanitizer").unlink()
+        assert_told(checker.check(CANDIDATE, "memcheck"), ".*compute-sanitizer cannot be started: No such file")
+
+    def test_a_deadline_names_the_problem(self, stand_in: MakeSanitizer) -> None:
+        found = stand_in(f"print({AT_TUNED!r}, flush=True); time.sleep(60)", 1.0).check(CANDIDATE, "racecheck")
+        assert_told(found, "not finished within 1 s at n=4096$")
+        assert found.seconds < 5
+
+    @pytest.mark.parametrize("stream", [1, 2])
+    def test_a_flood_is_stopped(self, stand_in: MakeSanitizer, stream: int) -> None:
+        found = stand_in(f"while True: os.write({stream}, b'x' * 100_000)").check(CANDIDATE, "memcheck")
+        assert_told(found, "it printed more than 16 MiB")
+        assert found.seconds < 10
+
+    def test_what_it_started_dies_with_it(self, stand_in: MakeSanitizer) -> None:
+        sleep = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+        assert_told(stand_in(f"{sleep}; time.sleep(60)", 1.0).check(CANDIDATE, "memcheck"), "not finished within 1 s")
+        assert_told(stand_in(f"{sleep}; os._exit(3)").check(CANDIDATE, "memcheck"), "it ended with exit code 3")
+
+
+class TestCommand:
+    def test_the_child_runs_under_the_tool_on_the_request(self, stand_in: MakeSanitizer, tmp_path: Path) -> None:
+        record = tmp_path / "record"
+        code = f"open({str(record)!r}, 'w').write(repr((sys.argv, open(sys.argv[-1]).read(), os.environ['TMPDIR'])))"
+        stand_in(code).check(CANDIDATE, "initcheck")
+        text = record.read_text()
+        assert "'--tool', 'initcheck'" in text
+        assert "'-P', '-m', 'autotile.workers.sanitized'" in text
+        assert json.dumps(CANDIDATE.to_json()) in text
+
+    def test_the_real_child_tells_why_it_gives_up(self, stand_in: MakeSanitizer) -> None:
+        under = "index = sys.argv.index(sys.executable); os.execv(sys.executable, sys.argv[index:])"
+        found = stand_in(under).check(CANDIDATE, "memcheck")
+        assert_told(found, r"scale\.toml: .*\[kernel\]")
+
+
+class TestAll:
+    def test_a_row_a_candidate(self, stand_in: MakeSanitizer) -> None:
+        code = f"""
+tool, request = sys.argv[sys.argv.index("--tool") + 1], open(sys.argv[-1]).read()
+if tool == "racecheck" and '"THREADS": 64' in request:
+    print({RACE!r})
+print({ENDED!r}, {CLEAN!r}, sep="\\n")
+"""
+        other = Candidate({"THREADS": 64}, "/nowhere/b.cubin")
+        rows = stand_in(code).check_all([CANDIDATE, other], ["racecheck", "memcheck"])
+        assert [[(found.tool, found.passed) for found in row] for row in rows] == [
+            [("racecheck", True), ("memcheck", True)],
+            [("racecheck", False), ("memcheck", True)],
+        ]
+
+    def test_several_at_a_time(self, stand_in: MakeSanitizer) -> None:
+        start = time.monotonic()
+        rows = stand_in(f"time.sleep(1); print({ENDED!r}, {CLEAN!r}, sep='\\n')").check_all([CANDIDATE])
+        assert [found.passed for found in rows[0]] == [True] * 4
+        assert time.monotonic() - start < 3.5
+
+    def test_an_interrupt_leaves_nothing_running(self, stand_in: MakeSanitizer) -> None:
+        checker = stand_in("time.sleep(60)", 60.0)
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_after(1.0, lambda: checker.check_all([CANDIDATE, CANDIDATE], at_once=2))
+        assert time.monotonic() - start < 5
+
+
+class TestFinding:
+    """Where the program is looked for."""
+
+    @pytest.fixture(autouse=True)
+    def _nowhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path / "path"))
+        monkeypatch.setattr(sanitizer, "toolkit_folders", lambda: (tmp_path / "cuda",))
+        monkeypatch.setattr(sanitizer.sysconfig, "get_path", lambda _: str(tmp_path / "site"))
+
+    def test_nowhere(self) -> None:
+        with pytest.raises(ToolchainError, match="pip install nvidia-cuda-sanitizer-api"):
+            find_sanitizer()
+
+    @pytest.mark.parametrize(
+        "folder", ["path", "cuda/bin", "cuda/compute-sanitizer", "site/nvidia/cu13/compute-sanitizer"]
+    )
+    def test_each_place(self, tmp_path: Path, folder: str) -> None:
+        program = installed(tmp_path / folder)
+        assert find_sanitizer() == program
+
+    def test_the_path_comes_first(self, tmp_path: Path) -> None:
+        installed(tmp_path / "cuda" / "bin")
+        program = installed(tmp_path / "path")
+        assert find_sanitizer() == program
+
+    def test_what_the_setting_names(self, tmp_path: Path) -> None:
+        installed(tmp_path / "path")
+        program = installed(tmp_path / "mine")
+        assert find_sanitizer(str(program)) == program
+
+    def test_and_no_other(self, tmp_path: Path) -> None:
+        installed(tmp_path / "path")
+        with pytest.raises(ToolchainError, match=r"the setting sanitizer is .*no program that can be run"):
+            find_sanitizer(str(tmp_path / "mine"))
+
+
+def assert_told(found: Finding, reason: str) -> None:
+    """It could not be checked, for a reason that is told on one line."""
+    assert found.verdict is Verdict.UNCHECKED
+    assert re.match(f"could not be checked: {reason}", found.reason), found.reason
+    assert "\n" not in found.reason
+
+
+def installed(folder: Path) -> Path:
+    """A program in a folder."""
+    folder.mkdir(parents=True)
+    program = folder / "compute-sanitizer"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    return program
+
+
+def interrupted_after(seconds: float, act: Callable[[], object]) -> None:
+    """Do something, and press Ctrl-C meanwhile."""
+    timer = Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        act()
+    finally:
+        timer.join()
