@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from autotile.cli import app
+from autotile.cli.application import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]

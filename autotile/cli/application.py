@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from textwrap import wrap
 from typing import Annotated, Any
 
@@ -117,3 +118,12 @@ def _usage_text(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     message = error.format_message().rstrip(".")
     return f"{message}; see `{context.command_path} --help`" if context is not None else message
+
+
+def main() -> None:
+    """Run the command named by ``sys.argv``; exit with 0 on success, 1 if nothing was found, 2 on bad input."""
+    app(prog_name="autotile")
+
+
+for _name in ("tune", "verify", "results", "bundle", "space", "machine", "exchange", "comparing", "database"):
+    import_module(f"autotile.cli.{_name}").register(app)

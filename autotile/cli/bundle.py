@@ -10,7 +10,7 @@ import typer
 from autotile.cli.application import examples
 from autotile.cli.arguments import ArchitectureOption, DatabaseOption, DtypeOption, JsonOption
 from autotile.cli.completion import complete_kernel
-from autotile.cli.output import show
+from autotile.cli.output import show_report
 
 
 def bundle(
@@ -41,7 +41,7 @@ def bundle(
 
     wanted = read_wanted(kernels)
     report = make_bundle(wanted, output, architectures=architectures or (), dtype=dtype, database=database)
-    show(report, as_json=as_json)
+    show_report(report, as_json=as_json)
 
 
 def register(app: typer.Typer) -> None:

@@ -9,7 +9,7 @@ import typer
 from autotile.cli.application import examples
 from autotile.cli.arguments import DatabaseOption, JsonOption, OptionalKernelArgument, read_moment
 from autotile.cli.completion import complete_device
-from autotile.cli.output import show
+from autotile.cli.output import show_report
 
 _PLACE = "Database: an SQLite file or a postgresql:// URL; or a file of winners (.json)."
 
@@ -27,7 +27,7 @@ def diff(
     """
     from autotile.ops.comparing import diff_results
 
-    show(diff_results(a, b), as_json=as_json)
+    show_report(diff_results(a, b), as_json=as_json)
 
 
 def merge(
@@ -55,7 +55,7 @@ def merge(
     """
     from autotile.ops.comparing import merge_results
 
-    show(merge_results(sources, output), as_json=as_json)
+    show_report(merge_results(sources, output), as_json=as_json)
 
 
 def prune(
@@ -100,7 +100,7 @@ def prune(
         dry_run=dry_run,
         database=database,
     )
-    show(report, as_json=as_json)
+    show_report(report, as_json=as_json)
 
 
 def register(app: typer.Typer) -> None:

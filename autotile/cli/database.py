@@ -6,7 +6,7 @@ import typer
 
 from autotile.cli.application import NOTHING_FOUND, examples, help_without_command
 from autotile.cli.arguments import DatabaseOption, JsonOption
-from autotile.cli.output import show
+from autotile.cli.output import show_report
 
 
 def database_commands(context: typer.Context) -> None:
@@ -22,7 +22,7 @@ def check(*, database: DatabaseOption = None, as_json: JsonOption = False) -> No
     from autotile.ops.results import check_database
 
     report = check_database(database)
-    show(report, as_json=as_json)
+    show_report(report, as_json=as_json)
     if not report.whole:
         raise typer.Exit(NOTHING_FOUND)
 
@@ -31,7 +31,7 @@ def path(*, database: DatabaseOption = None, as_json: JsonOption = False) -> Non
     """Say where the database lies."""
     from autotile.ops.results import database_location
 
-    show(database_location(database), as_json=as_json)
+    show_report(database_location(database), as_json=as_json)
 
 
 def register(app: typer.Typer) -> None:

@@ -19,9 +19,9 @@ from autotile.cli.arguments import (
     SizesArgument,
 )
 from autotile.cli.completion import complete_device
-from autotile.cli.output import console, show
+from autotile.cli.output import console, show_report
+from autotile.core.text import plural
 from autotile.errors import InputError
-from autotile.report.text import plural
 
 
 def record(
@@ -58,11 +58,11 @@ def record(
 
     The same command goes on where an interrupted one stopped.
     """
+    from autotile.kernel.workrate import Workrate
     from autotile.ops.assignments import read_sizes
     from autotile.ops.targets import open_problem
     from autotile.ops.tuning import record_problem
     from autotile.report.progress import TuneProgress
-    from autotile.report.rates import Workrate
     from autotile.report.transfer import TransferReport
     from autotile.tuning.options import TuneOptions
 
@@ -76,7 +76,7 @@ def record(
     gpu = recorded.header.key.gpu_name
     more = {"valid": recorded.header.valid_configs, "seconds": round(recorded.seconds, 3)}
     report = TransferReport("recorded", str(recorded.path), "recording", problem, gpu, recorded.configurations, more)
-    show(report, as_json=as_json)
+    show_report(report, as_json=as_json)
 
 
 def export_results(
@@ -120,12 +120,12 @@ def export_results(
 
         targets = architectures or ()
         header = export_header(kernel, given, output, architectures=targets, dtype=dtype, database=database)
-        show(header, as_json=as_json)
+        show_report(header, as_json=as_json)
         return
     if architectures:
         raise InputError("--arch is for --format c-header; the other formats hold no compiled code")
     report = export_study(kernel, given, output, file_format, dtype=dtype, device=device, database=database)
-    show(report, as_json=as_json)
+    show_report(report, as_json=as_json)
 
 
 def import_results(
@@ -160,7 +160,7 @@ def import_results(
 
     given = read_sizes(sizes or [])
     report = import_kernel_tuner(file, given, dtype=dtype or "float32", recording=recording, database=database)
-    show(report, as_json=as_json)
+    show_report(report, as_json=as_json)
 
 
 def register(app: typer.Typer) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from autotile.cli.application import INTERRUPTED
-from autotile.cli.output import console, notice, show
+from autotile.cli.output import console, notice, show_report
 from autotile.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def tune_family(
     plan = FamilyPlan(**{name: value for name, value in given.items() if value is not None})
     with FamilyProgress(console(sys.stderr), loaded.spec) as progress:
         result = tune_opened_family(loaded, family, dtype, options, plan=plan, observe=progress)
-    show(FamilyReport(result, call), as_json=as_json)
+    show_report(FamilyReport(result, call), as_json=as_json)
     if result.interrupted:
         notice(f"interrupted: what was measured is saved in {result.database}; the same command goes on from there")
         raise typer.Exit(INTERRUPTED)

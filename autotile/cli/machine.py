@@ -6,14 +6,14 @@ import typer
 
 from autotile.cli.application import NOTHING_FOUND, examples
 from autotile.cli.arguments import DatabaseOption, JsonOption
-from autotile.cli.output import show
+from autotile.cli.output import show_report
 
 
 def devices(*, as_json: JsonOption = False) -> None:
     """Show the GPUs of this machine and the known ones."""
     from autotile.ops.targets import known_devices
 
-    show(known_devices(), as_json=as_json)
+    show_report(known_devices(), as_json=as_json)
 
 
 def doctor(*, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
@@ -24,7 +24,7 @@ def doctor(*, database: DatabaseOption = None, as_json: JsonOption = False) -> N
     from autotile.ops.doctor import examine
 
     report = examine(database)
-    show(report, as_json=as_json)
+    show_report(report, as_json=as_json)
     if not report.works:
         raise typer.Exit(NOTHING_FOUND)
 

@@ -4,24 +4,52 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import IO, Any
+from collections.abc import Callable
+from typing import IO, Any, TypeVar
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
+from autotile.cli.tables import Trimmed
 from autotile.report.base import Report
-from autotile.report.layout import Trimmed
+
+Result = TypeVar("Result")
 
 _WIDE = 10_000
 """Columns where nobody looks: a line that a script reads is never broken."""
 
 
-def show(report: Report, *, as_json: bool) -> None:
+def show_report(report: Report, *, as_json: bool) -> None:
     """Print a report: as one JSON document, or as a person reads it."""
     if as_json:
         print_json(report.to_json())
     else:
         console(sys.stdout).print(Trimmed(report))
+        sys.stdout.flush()
+
+
+def show(
+    result: Result,
+    table: Callable[[Result], RenderableType],
+    document: Callable[[Result], Any],
+    *,
+    as_json: bool,
+) -> None:
+    """Print the result of a command: as a table, or as one JSON document.
+
+    Parameters
+    ----------
+    result
+        Return value of a function of `autotile.api`.
+    table, document
+        The command's own renderings of it; only the one that is needed is called.
+    as_json
+        Print the document.
+    """
+    if as_json:
+        print_json(document(result))
+    else:
+        console(sys.stdout).print(Trimmed(table(result)))
         sys.stdout.flush()
 
 

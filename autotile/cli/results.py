@@ -17,7 +17,7 @@ from autotile.cli.arguments import (
     SizesArgument,
 )
 from autotile.cli.completion import complete_kernel, complete_outcome
-from autotile.cli.output import show
+from autotile.cli.output import show_report
 from autotile.core.model import Outcome
 from autotile.errors import InputError
 
@@ -42,7 +42,7 @@ def best(
 
     given = read_sizes(sizes or [])
     report = find_best(kernel, given, dtype=dtype, device=device, database=database, bundle=bundle)
-    show(report, as_json=as_json)
+    show_report(report, as_json=as_json)
 
 
 def list_studies(
@@ -70,11 +70,11 @@ def list_studies(
     if families:
         from autotile.ops.families import list_families
 
-        show(list_families(kernel, database=database), as_json=as_json)
+        show_report(list_families(kernel, database=database), as_json=as_json)
     elif recordings:
-        show(results.installed_recordings(kernel), as_json=as_json)
+        show_report(results.installed_recordings(kernel), as_json=as_json)
     else:
-        show(results.list_studies(kernel, database=database), as_json=as_json)
+        show_report(results.list_studies(kernel, database=database), as_json=as_json)
 
 
 def misses(
@@ -95,7 +95,7 @@ def misses(
     """
     from autotile.ops.misses import list_misses
 
-    show(list_misses(kernel, database=database), as_json=as_json)
+    show_report(list_misses(kernel, database=database), as_json=as_json)
 
 
 def trials(
@@ -133,7 +133,7 @@ def trials(
         limit=limit,
         database=database,
     )
-    show(report, as_json=as_json)
+    show_report(report, as_json=as_json)
 
 
 def register(app: typer.Typer) -> None:

@@ -9,9 +9,9 @@ import typer
 
 from autotile.cli.application import NOTHING_FOUND, examples
 from autotile.cli.arguments import DeviceOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
-from autotile.cli.output import notice, show
+from autotile.cli.output import notice, show_report
 from autotile.core.model import Problem
-from autotile.report.text import sizes_text
+from autotile.core.text import sizes_text
 
 
 def space(
@@ -35,7 +35,7 @@ def space(
     notice(target.notice)
     report = count_space(kernel, given, target.device, dtype=dtype)
     _say_what_was_filled_in(report.problem, given)
-    show(report, as_json=as_json)
+    show_report(report, as_json=as_json)
 
 
 def explain(
@@ -68,7 +68,7 @@ def explain(
     notice(target.notice)
     report = explain_config(kernel, given, target.device, dtype=dtype)
     _say_what_was_filled_in(report.problem, given)
-    show(report, as_json=as_json)
+    show_report(report, as_json=as_json)
     if report.fault:
         raise typer.Exit(NOTHING_FOUND)
 
@@ -91,7 +91,7 @@ def occupancy(
 
     target = target_device(device)
     notice(target.notice)
-    show(block_occupancy(threads, registers, smem, target.device), as_json=as_json)
+    show_report(block_occupancy(threads, registers, smem, target.device), as_json=as_json)
 
 
 def _say_what_was_filled_in(problem: Problem, given: Container[str]) -> None:

@@ -23,10 +23,10 @@ from autotile.cli.arguments import (
 )
 from autotile.cli.completion import complete_sampler
 from autotile.cli.family import MOST_CONFIGS, MOST_POINTS, tune_family
-from autotile.cli.output import console, notice, show
+from autotile.cli.output import console, notice, show_report
 from autotile.core.model import Problem
+from autotile.core.text import plural
 from autotile.errors import AutotileError, InputError
-from autotile.report.text import plural
 
 if TYPE_CHECKING:
     from autotile.kernel.library import Kernel
@@ -218,7 +218,7 @@ def _tune_one(kernel: str, sizes: list[str] | None, dtype: str | None, options: 
     loaded, problem = open_problem(kernel, read_sizes(sizes or []), dtype)
     call = serving_call(kernel, problem, dtype=dtype, database=options.database)
     report = _run(loaded, problem, options, call)
-    show(report, as_json=as_json)
+    show_report(report, as_json=as_json)
     _exit([report])
 
 
@@ -244,22 +244,22 @@ def _tune_missed(kernel: str | None, sizes: list[str] | None, options: TuneOptio
             break
     if not reports and not failed:
         notice("no missed problem is left to tune; `autotile misses` lists what was counted")
-    show(TunedReport(reports), as_json=as_json)
+    show_report(TunedReport(reports), as_json=as_json)
     _exit(reports)
     if failed:
         raise typer.Exit(NOTHING_FOUND)
 
 
 def _cost_text(lost_s: float | None) -> str:
-    from autotile.report.text import duration_text
+    from autotile.core.text import duration_text
 
     return "" if lost_s is None else f", which may have cost {duration_text(lost_s)}"
 
 
 def _run(kernel: Kernel, problem: Problem, options: TuneOptions, call: str) -> TuneReport:
+    from autotile.kernel.workrate import Workrate
     from autotile.ops.tuning import tune_problem
     from autotile.report.progress import TuneProgress
-    from autotile.report.rates import Workrate
     from autotile.report.tuning import TuneReport
 
     with TuneProgress(console(sys.stderr), problem, Workrate.of(kernel.spec, problem)) as progress:

@@ -8,7 +8,7 @@ import typer
 
 from autotile.cli.application import INTERRUPTED, NOTHING_FOUND, examples
 from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
-from autotile.cli.output import notice, show
+from autotile.cli.output import notice, show_report
 
 
 def verify(
@@ -38,7 +38,7 @@ def verify(
     options = TuneOptions(sanitize=sanitize, device_index=device, database=database)
     given = read_sizes(sizes) if sizes else None
     report = verify_results(kernel, given, aged_only=aged, dtype=dtype, options=options, announce=notice)
-    show(report, as_json=as_json)
+    show_report(report, as_json=as_json)
     verdicts = {row.verdict for row in report.rows}
     if "interrupted" in verdicts:
         raise typer.Exit(INTERRUPTED)

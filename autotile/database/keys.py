@@ -11,6 +11,7 @@ from typing import Any, Literal
 from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.model import L2Mode, Problem, canonical_json
+from autotile.core.text import sizes_text
 from autotile.kernel.array_expressions import ArrayExpression
 from autotile.kernel.expressions import Expression
 from autotile.kernel.library import Kernel
@@ -212,3 +213,8 @@ def _normals(expressions: Iterable[Expression]) -> list[str]:
 def _normal(expression: Expression | ArrayExpression) -> str:
     """One spelling for expressions that differ only in spaces and needless parentheses; it is parsed, never run."""
     return ast.unparse(ast.parse(expression.text.strip(), mode="eval"))
+
+
+def key_text(key: TuningKey) -> str:
+    """What was tuned of a kernel: sizes, dtype, and the L2 mode where it is not the usual one."""
+    return f"{sizes_text(key.sizes)} {key.dtype}{' hot L2' if key.l2_mode == 'hot' else ''}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+from autotile.core.text import bytes_text, device_text, plural
 from autotile.cuda.compiler import CompileJob, CubinCache
 from autotile.cuda.driver import device_count, driver_version, live_device
 from autotile.cuda.toolchain import INSTALL_WHEELS, include_folders, load_cupy, nvrtc_version
@@ -18,7 +19,6 @@ from autotile.exchange.recording import list_recordings
 from autotile.kernel.library import kernel_names, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.report.health import DoctorReport, Finding, Status
-from autotile.report.text import bytes_text, device_text, plural
 from autotile.settings import Settings, read_settings
 from autotile.workers.compile_pool import CompilePool
 from autotile.workers.gpu import Gpu

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from autotile.core.device import device_profile
 from autotile.core.model import Config, config_key, config_text
+from autotile.core.text import sizes_text
 from autotile.cuda.compiler import CachedCubin, CompileJob, compile_job, known_architectures
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.families import Families
@@ -18,7 +19,6 @@ from autotile.errors import InputError
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import ARCHITECTURE, capability_of, device_fault, resolve_problem
 from autotile.ops.reading import open_to_read
-from autotile.report.text import sizes_text
 from autotile.settings import available_cores, read_settings
 from autotile.workers.compile_pool import CompilePool
 

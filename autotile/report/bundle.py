@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotile.report.layout import RIGHT, below, facts, table
-from autotile.report.text import bytes_text
+from autotile.cli.tables import RIGHT, below, facts, table
+from autotile.core.text import bytes_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,14 @@ from typing import Any, Literal
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autotile.cli.tables import RIGHT, Listing, below, facts
 from autotile.core.model import Measurement, Trial, config_text
 from autotile.core.statistics import Interval, is_tie
-from autotile.database.keys import TuningKey
+from autotile.core.text import NOTHING, interval_text, plural, source_text, time_text
+from autotile.database.keys import TuningKey, key_text
 from autotile.database.merging import Copied
 from autotile.database.pruning import Pruned
 from autotile.database.winners import Winner
-from autotile.report.layout import RIGHT, below, facts
-from autotile.report.listing import Listing
-from autotile.report.text import NOTHING, interval_text, key_text, plural, source_text, time_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autotile.cli.tables import RIGHT, Listing, below
 from autotile.core.device import DeviceProperties
-from autotile.report.layout import RIGHT, below
-from autotile.report.listing import Listing
-from autotile.report.rates import bandwidth_text, flops_text
-from autotile.report.text import bytes_text
+from autotile.core.text import bytes_text
+from autotile.kernel.workrate import bandwidth_text, flops_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from typing import Any, Literal
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from autotile.cli.tables import below, facts, table, title
 from autotile.core.device import DeviceProperties
 from autotile.core.model import LaunchGeometry, Problem, Resources, Value, config_text
+from autotile.core.text import bytes_text, device_text
 from autotile.kernel.launch import LaunchData, TensorMap, Workspace
-from autotile.report.layout import below, facts, table, title
 from autotile.report.occupancy import OccupancyReport, occupancy_document, occupancy_sentence, occupancy_table
-from autotile.report.text import bytes_text, device_text
 
 CheckKind = Literal["device", "value", "rule", "pruning", "limit", "compiled"]
 

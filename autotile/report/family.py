@@ -10,11 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autotile.cli.tables import RIGHT, below, facts, table, title
 from autotile.core.model import config_text
-from autotile.database.winners import StoredRule
-from autotile.families.rule import FamilyRule, RulePoint
-from autotile.report.layout import RIGHT, below, facts, table, title
-from autotile.report.text import (
+from autotile.core.text import (
     NOTHING,
     device_text,
     duration_text,
@@ -25,6 +23,8 @@ from autotile.report.text import (
     source_text,
     time_text,
 )
+from autotile.database.winners import StoredRule
+from autotile.families.rule import FamilyRule, RulePoint
 from autotile.tuning.family import FamilyResult
 
 _IN_FORCE = {True: "yes", False: "no: the kernel has changed since", None: "not known: no kernel of that name is found"}

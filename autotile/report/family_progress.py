@@ -9,8 +9,8 @@ from typing import Self
 from rich.console import Console
 
 from autotile.kernel.spec import KernelSpec
+from autotile.kernel.workrate import Workrate
 from autotile.report.progress import TuneProgress
-from autotile.report.rates import Workrate
 from autotile.tuning.family import FamilyStep
 
 

@@ -9,11 +9,10 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autotile.cli.tables import RIGHT, Listing
 from autotile.core.model import Config, config_key, config_text
 from autotile.core.objectives import ENERGY, ERROR, REGISTERS, TIME
-from autotile.report.layout import RIGHT
-from autotile.report.listing import Listing
-from autotile.report.text import energy_text, plural, time_text
+from autotile.core.text import energy_text, plural, time_text
 from autotile.tuning.result import Front
 
 _SHOWN = 10

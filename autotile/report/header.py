@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotile.report.layout import below, facts
-from autotile.report.text import plural
+from autotile.cli.tables import below, facts
+from autotile.core.text import plural
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 
+from autotile.cli.tables import below, facts, table
+from autotile.core.text import plural
 from autotile.database.upgrade import DatabaseCheck
-from autotile.report.layout import below, facts, table
-from autotile.report.text import plural
 
 Status = Literal["ok", "warn", "fail"]
 

@@ -9,10 +9,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autotile.cli.tables import RIGHT, Listing, below
+from autotile.core.text import NOTHING, duration_text, moment_text, sizes_text, time_text
 from autotile.database.studies import StoredMiss
-from autotile.report.layout import RIGHT, below
-from autotile.report.listing import Listing
-from autotile.report.text import NOTHING, duration_text, moment_text, sizes_text, time_text
 from autotile.report.tuning import TuneReport
 
 

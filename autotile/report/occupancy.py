@@ -8,10 +8,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from autotile.cli.tables import RIGHT, below, facts, table, title
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Occupancy
-from autotile.report.layout import RIGHT, below, facts, table, title
-from autotile.report.text import device_text, percent_text, plural
+from autotile.core.text import device_text, percent_text, plural
 from autotile.space.occupancy import UNLIMITED
 
 

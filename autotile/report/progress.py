@@ -13,9 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autotile.core.model import Problem, config_text
-from autotile.report.funnel import funnel_text
-from autotile.report.rates import Workrate
-from autotile.report.text import device_text, duration_text, time_text
+from autotile.core.text import device_text, duration_text, funnel_text, time_text
+from autotile.kernel.workrate import Workrate
 from autotile.tuning.result import Progress
 
 _PLAIN_EVERY_S = 15.0

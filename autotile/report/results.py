@@ -9,23 +9,13 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from autotile.cli.tables import RIGHT, Listing
 from autotile.core.model import config_text
-from autotile.database.keys import TuningKey
+from autotile.core.text import NOTHING, interval_text, moment_text, percent_text, sizes_text, source_text, time_text
+from autotile.database.keys import TuningKey, key_text
 from autotile.database.studies import StudySummary
 from autotile.database.trials import StoredTrial
 from autotile.exchange.recording import RecordingFile
-from autotile.report.layout import RIGHT
-from autotile.report.listing import Listing
-from autotile.report.text import (
-    NOTHING,
-    interval_text,
-    key_text,
-    moment_text,
-    percent_text,
-    sizes_text,
-    source_text,
-    time_text,
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
+from autotile.cli.tables import below, facts, title
 from autotile.core.model import config_text
-from autotile.report.layout import below, facts, title
+from autotile.core.text import interval_text, source_text, time_text
+from autotile.kernel.workrate import Workrate
 from autotile.report.occupancy import occupancy_sentence
-from autotile.report.rates import Workrate
-from autotile.report.text import interval_text, source_text, time_text
 from autotile.serving.bound import BoundKernel
 
 

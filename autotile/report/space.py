@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from autotile.cli.tables import RIGHT, below, facts, table, title
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem
-from autotile.report.layout import RIGHT, below, facts, table, title
-from autotile.report.text import device_text, duration_text
+from autotile.core.text import device_text, duration_text
 from autotile.space.enumeration import SpaceStage
 from autotile.space.space import SearchSpace
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from autotile.cli.tables import facts
 from autotile.core.model import Problem
-from autotile.report.layout import facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,13 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from autotile.cli.tables import RIGHT, below, facts, lines, table, title
 from autotile.core.model import Outcome, config_key, config_text
 from autotile.core.statistics import Interval, is_tie
+from autotile.core.text import NOTHING, device_text, duration_text, funnel_text, interval_text, plural, time_text
+from autotile.kernel.workrate import Workrate
 from autotile.report.front import front_table
-from autotile.report.funnel import funnel_text
-from autotile.report.layout import RIGHT, below, facts, lines, table, title
 from autotile.report.occupancy import occupancy_sentence
-from autotile.report.rates import Workrate
-from autotile.report.text import NOTHING, device_text, duration_text, interval_text, plural, time_text
 from autotile.tuning.pipeline import Load
 from autotile.tuning.result import Drift, TuneResult
 from autotile.tuning.stopping import Stopped

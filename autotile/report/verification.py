@@ -9,11 +9,10 @@ from typing import Any, Literal
 from rich.console import RenderableType
 from rich.text import Text
 
+from autotile.cli.tables import RIGHT, Listing
 from autotile.core.model import Config, Measurement, Problem, config_key, config_text
 from autotile.core.statistics import Interval
-from autotile.report.layout import RIGHT
-from autotile.report.listing import Listing
-from autotile.report.text import NOTHING, sizes_text, time_text
+from autotile.core.text import NOTHING, sizes_text, time_text
 
 Verdict = Literal["confirmed", "replaced", "demoted", "failed", "interrupted"]
 

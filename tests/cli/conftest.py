@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from autotile.cli import app
+from autotile.cli.application import app
 from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Trial
 from autotile.cuda.toolchain import nvrtc_version

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from autotile.cli import app
+from autotile.cli.application import app
 
 
 def on_small_disk(folder: Path, size: str, *steps: list[Any]) -> list[Any]:

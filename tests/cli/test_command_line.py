@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from autotile import __version__
-from autotile.cli import app
+from autotile.cli.application import app
 from autotile.settings import child_environment
 
 HEAVY = ("optuna", "kernel_tuner", "cupy", "sqlalchemy", "torch")

@@ -175,7 +175,7 @@ def main() -> None:
     problems = [SMALL, *([LARGE] if sys.argv[5] == "large" else [])]
     mark = open_marks(str(folder / f"{number}.marks"))
     tell_progress(mark)
-    from autotile.cli import main as run
+    from autotile.cli.application import main as run
 
     end = time.monotonic() + seconds
     for words in _commands(role, folder, number, problems):

@@ -60,7 +60,7 @@ def main() -> None:
     mark = open_marks(sys.argv.pop(1))
     mark("stage", "import")
     tell_progress(mark)
-    from autotile.cli import main as run
+    from autotile.cli.application import main as run
 
     mark("stage", "open")
     run()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
+from autotile.cli.tables import RIGHT, Listing, Trimmed, below, facts, table, title
 from autotile.core.device import device_profile, profile_names
 from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial
 from autotile.database.keys import TuningKey
@@ -16,8 +17,6 @@ from autotile.database.studies import StoredMiss, StudySummary
 from autotile.database.trials import StoredTrial
 from autotile.exchange.recording import RecordingFile, RecordingHeader
 from autotile.report.devices import DevicesReport
-from autotile.report.layout import RIGHT, Trimmed, below, facts, table, title
-from autotile.report.listing import Listing
 from autotile.report.misses import MissesReport, MissRow
 from autotile.report.results import RecordingsReport, StudiesReport, StudyTrial, TrialsReport
 

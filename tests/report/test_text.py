@@ -2,11 +2,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+from autotile.core import text
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome
-from autotile.report import text
-from autotile.report.funnel import funnel_text, outcomes_text
-from autotile.report.rates import Workrate, bandwidth_text, flops_text
+from autotile.core.text import funnel_text, outcomes_text
+from autotile.kernel.workrate import Workrate, bandwidth_text, flops_text
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from rich.console import Console
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Trial
 from autotile.core.statistics import Interval
+from autotile.kernel.workrate import Workrate
 from autotile.report.progress import TuneProgress, _share, plain_line
-from autotile.report.rates import Workrate
 from autotile.report.tuning import TuneReport
 from autotile.search.importance import Effect
 from autotile.tuning.parameter_effects import Insight, Threshold

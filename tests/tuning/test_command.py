@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from autotile.cli import app
+from autotile.cli.application import app
+from autotile.kernel.workrate import Workrate
 from autotile.report.progress import TuneProgress
-from autotile.report.rates import Workrate
 
 NOTICE = "replayed from measurements recorded on NVIDIA H200"
 

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them: with units, thousands separated, and no digit that means nothing."""
+"""Figures as text: units, thousands separators, significant digits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from autotile.core.device import DeviceProperties
-from autotile.database.keys import TuningKey
+from autotile.core.model import Outcome
 
 NOTHING = "-"
 """Stands where there is no value."""
@@ -63,11 +63,6 @@ def sizes_text(sizes: Mapping[str, int]) -> str:
     return " ".join(f"{name}={value}" for name, value in sizes.items())
 
 
-def key_text(key: TuningKey) -> str:
-    """What was tuned of a kernel: sizes, dtype, and the L2 mode where it is not the usual one."""
-    return f"{sizes_text(key.sizes)} {key.dtype}{' hot L2' if key.l2_mode == 'hot' else ''}"
-
-
 def device_text(device: DeviceProperties) -> str:
     """A device's name, and where its figures come from unless that is the device itself."""
     return device.name if device.source == "cuda" else f"{device.name} ({device.source})"
@@ -89,3 +84,15 @@ def _digits(value: float) -> str:
         return f"{value:,.0f}"
     decimals = 1 if value >= 100 else 2 if value >= 10 else 3
     return f"{value:.{decimals}f}"
+
+
+def funnel_text(gates: Mapping[str, int], outcomes: Mapping[Outcome, int]) -> str:
+    """``8,294,400 combinations -> 24,906 valid -> 200 tried: 180 ok, 12 pruned``."""
+    tried = sum(outcomes.values())
+    left = f"{gates['combinations']:,} combinations -> {gates['limits']:,} valid -> {tried:,} tried"
+    return f"{left}: {outcomes_text(outcomes)}" if tried else left
+
+
+def outcomes_text(outcomes: Mapping[Outcome, int]) -> str:
+    """``180 ok, 12 pruned, 8 compile_failed``, in the order of the pipeline, without those that did not occur."""
+    return ", ".join(f"{outcomes[outcome]:,} {outcome}" for outcome in Outcome if outcomes.get(outcome))

@@ -1,4 +1,4 @@
-"""How fast a kernel runs, against what its device can do."""
+"""Rates of a kernel: FLOP/s and bytes per second against the peaks of the device."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem
+from autotile.core.text import NOTHING, percent_text
 from autotile.errors import SpecError
 from autotile.kernel.expressions import Expression
 from autotile.kernel.spec import KernelSpec
-from autotile.report.text import NOTHING, percent_text
 
 _FP32 = "float32"
 
