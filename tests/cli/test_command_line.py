@@ -198,7 +198,7 @@ class TestProcesses:
             "import autotile",
             "import autotile.cli, autotile.ops, autotile.report",
             "import autotile, contextlib, io, sys\n"
-            "from autotile.cli import main\n"
+            "from autotile.cli.application import main\n"
             "sys.argv = ['autotile', '--help']\n"
             "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main()\n",
         ],
@@ -247,7 +247,7 @@ class TestCompletion:
             "COMP_WORDS": typed,
             "COMP_CWORD": str(len(typed.split()) - 1),
         }
-        code = "from autotile.cli import main; main()"
+        code = "from autotile.cli.application import main; main()"
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
         )

@@ -193,7 +193,7 @@ class TestFullDisk:
         """A limit on the size of files is another error to SQLite, and still one message."""
         location = tmp_path / "tuning.db"
         limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))\n"
-        code = f"{limited}from autotile.cli import main; sys.argv[0] = 'autotile'; main()"
+        code = f"{limited}from autotile.cli.application import main; sys.argv[0] = 'autotile'; main()"
         done = subprocess.run(
             [sys.executable, "-c", code, *words, "--db", str(location)],
             env=child_environment(),
