@@ -29,7 +29,7 @@ from autotile.families.learning import Measured, learn
 from autotile.families.rule import FamilyRule
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config
-from autotile.workers.child import Shelf
+from autotile.workers.worker_pool import WorkerPool
 
 
 def main() -> None:
@@ -43,8 +43,8 @@ def main() -> None:
     arguments = parser.parse_args()
     earlier = json.loads(arguments.earlier.read_text())
     (stored,) = read_rules_file(arguments.earlier_rules)
-    with Shelf() as shelf:
-        bench = Bench(_as_then(arguments, earlier["options"], stored), shelf)
+    with WorkerPool() as worker_pool:
+        bench = Bench(_as_then(arguments, earlier["options"], stored), worker_pool)
         rule = relearned(bench, stored.rule)
         rows = [_again(bench, rule, row) for row in earlier["rows"]]
     family = {**earlier["family"], "rule": rule.to_json(), "loss": rule.mean_loss}

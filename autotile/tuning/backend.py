@@ -24,10 +24,10 @@ from autotile.kernel.problem import check_memory
 from autotile.settings import Settings
 from autotile.space.space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
-from autotile.workers.child import Shelf
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Evaluation, Workload
 from autotile.workers.sanitizer import Finding, Sanitizer, find_sanitizer
+from autotile.workers.worker_pool import WorkerPool
 
 _STAND_IN = "h200"
 """The GPU that the built-in recordings are of."""
@@ -177,9 +177,9 @@ class Backend:
 
 
 def choose_backend(
-    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, shelf: Shelf | None = None
+    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None = None
 ) -> Backend:
-    """A GPU where there is one and no replay is asked for, else a recording; ``shelf`` as for `Gpu`.
+    """A GPU where there is one and no replay is asked for, else a recording; ``worker_pool`` as for `Gpu`.
 
     Raises
     ------
@@ -190,7 +190,7 @@ def choose_backend(
         The sanitizer that is asked for is not installed.
     """
     if options.replay is None and has_driver():
-        live = _live_backend(kernel, problem, settings, options, shelf)
+        live = _live_backend(kernel, problem, settings, options, worker_pool)
         if live is not None:
             return live
     if options.sanitize:
@@ -213,7 +213,7 @@ def choose_backend(
 
 
 def _live_backend(
-    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, shelf: Shelf | None
+    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
 ) -> Backend | None:
     """The GPU, its worker getting ready from now on; None where there is no device.
 
@@ -221,7 +221,7 @@ def _live_backend(
     """
     workload = _workload(kernel, problem, settings, options)
     sanitizer = Sanitizer(workload, find_sanitizer(settings.sanitizer), _SANITIZER_S) if options.sanitize else None
-    gpu = Gpu(workload, options.run_deadline_s, shelf=shelf)
+    gpu = Gpu(workload, options.run_deadline_s, worker_pool=worker_pool)
 
     def open_gpu() -> Evaluator:
         gpu.wait()

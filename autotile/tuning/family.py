@@ -26,7 +26,7 @@ from autotile.tuning.family_study import FamilyMatrix, family_points, proposals,
 from autotile.tuning.options import BRUTE_FORCE, TuneOptions, check_whole
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
-from autotile.workers.child import Shelf
+from autotile.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -186,8 +186,10 @@ def tune_family(
 
     plan = plan or FamilyPlan()
     device, points = family_points(kernel, family, dtype, settings, options, count=plan.points)
-    with Database.open(options.database or settings.database) as database, Shelf() as shelf:
-        return _Run(kernel, family, dtype, settings, options, plan, observe, device, points, database, shelf).run()
+    with Database.open(options.database or settings.database) as database, WorkerPool() as worker_pool:
+        return _Run(
+            kernel, family, dtype, settings, options, plan, observe, device, points, database, worker_pool
+        ).run()
 
 
 @dataclass
@@ -204,7 +206,7 @@ class _Run:
     device: DeviceProperties
     points: Sequence[Mapping[str, int]]
     database: Database
-    shelf: Shelf
+    worker_pool: WorkerPool
     _notices: dict[str, None] = field(default_factory=dict)
     _overhead_s: float = _OVERHEAD_S
 
@@ -311,7 +313,7 @@ class _Run:
             self.settings,
             options,
             lambda progress: self.observe(FamilyStep(phase, number + 1, count, problem, progress)),
-            shelf=self.shelf,
+            worker_pool=self.worker_pool,
         )
         self._notices.update(dict.fromkeys(result.notices))
         return result

@@ -11,7 +11,7 @@ from autotile.core.model import Config, Measurement, Outcome, Trial, config_key
 from autotile.core.statistics import Interval, median_interval, paired_ratio, ratio_of
 from autotile.tuning.backend import Evaluator
 from autotile.workers.protocol import Candidate
-from autotile.workers.sanitizer import Finding, Verdict
+from autotile.workers.sanitizer import Finding, ToolResult
 
 _REPEATS = 75
 """Of two runs each: a kernel that is wrong in one run of fifty is then found with 95 %: 1 - 0.98 ** 150."""
@@ -46,13 +46,13 @@ class Proof:
             return
         found = self._evaluator.sanitize(candidates)
         self._findings = {c.cubin_path: findings for c, findings in zip(candidates, found, strict=True)}
-        unchecked = [finding for findings in found for finding in findings if finding.verdict is Verdict.UNCHECKED]
+        unchecked = [finding for findings in found for finding in findings if finding.result is ToolResult.UNCHECKED]
         if unchecked:
             self.notices.append(f"{len(unchecked)} of the sanitizer's checks were not made; {unchecked[0].reason}")
 
     def __call__(self, candidate: Candidate) -> tuple[Outcome, str, str]:
         """How the candidate ends, the reason, and the stage that decided."""
-        faults = [f for f in self._findings.get(candidate.cubin_path, ()) if f.verdict is Verdict.FAILED]
+        faults = [f for f in self._findings.get(candidate.cubin_path, ()) if f.result is ToolResult.FAILED]
         if faults:
             outcome = Outcome.OUT_OF_BOUNDS if faults[0].tool == "memcheck" else Outcome.WRONG_RESULT
             return outcome, f"{faults[0].tool}: {faults[0].reason}", "sanitize"

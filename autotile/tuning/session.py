@@ -26,8 +26,8 @@ from autotile.tuning.result import Progress, TuneResult, drift_of, front_of
 from autotile.tuning.start import SearchPlan, known_before, reopened
 from autotile.tuning.stopping import Bounds, Clock, Stopped, StopRequest, check_until
 from autotile.tuning.trial_log import Ledger, check_kernel
-from autotile.workers.child import Shelf
 from autotile.workers.compile_pool import CompilePool
+from autotile.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -44,7 +44,7 @@ def tune(
     options: TuneOptions,
     observe: Observer = lambda _: None,
     *,
-    shelf: Shelf | None = None,
+    worker_pool: WorkerPool | None = None,
 ) -> TuneResult:
     """Search, verify, measure and persist; then race the best and name the winner.
 
@@ -58,7 +58,7 @@ def tune(
         How to tune.
     observe
         Called as the session goes on.
-    shelf
+    worker_pool
         Workers of earlier sessions, and for later ones; None: they are started and ended here.
 
     Raises
@@ -68,7 +68,7 @@ def tune(
     ToolchainError
         NVRTC, CuPy or the driver does not work.
     """
-    with open_session(kernel, problem, settings, options, observe, shelf=shelf) as session:
+    with open_session(kernel, problem, settings, options, observe, worker_pool=worker_pool) as session:
         return session.run()
 
 
@@ -80,13 +80,13 @@ def open_session(
     options: TuneOptions,
     observe: Observer,
     *,
-    shelf: Shelf | None = None,
+    worker_pool: WorkerPool | None = None,
 ) -> Iterator[Session]:
     """A session with its device, space and open database; parameters and errors as for `tune`."""
     check_sampler(options.sampler, options.objectives)
     check_until(options)
     with ExitStack() as stack:
-        backend = stack.enter_context(closing(choose_backend(kernel, problem, settings, options, shelf)))
+        backend = stack.enter_context(closing(choose_backend(kernel, problem, settings, options, worker_pool)))
         for sizes in (problem.sizes, *options.verify_sizes):
             check_memory(kernel.spec, replace(problem, sizes=sizes), backend.device)
         space = feasible_space(kernel.spec, problem.sizes, backend.device, problem.dtype)
@@ -102,7 +102,7 @@ def open_session(
             space=space,
             database=database,
             observe=observe,
-            shelf=shelf,
+            worker_pool=worker_pool,
         )
 
 
@@ -120,7 +120,7 @@ class Session:
         space: SearchSpace,
         database: Database,
         observe: Observer,
-        shelf: Shelf | None,
+        worker_pool: WorkerPool | None,
     ) -> None:
         self._kernel = kernel
         self._problem = problem
@@ -141,7 +141,7 @@ class Session:
         workers = options.workers or available_cores()
         self._plan = SearchPlan(kernel, problem, space, options, backend=backend, known=known, workers=workers)
         self._pool = CompilePool(
-            settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s, shelf=shelf
+            settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s, worker_pool=worker_pool
         )
         self._load = LoadMeter(self._pool, workers)
         self._pipeline = Pipeline(kernel, problem, backend.device, self._pool)

@@ -20,9 +20,9 @@ from autotile.tuning.backend import Backend, GpuEvaluator
 from autotile.tuning.finals import Finals
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import front_of
-from autotile.workers.child import Shelf
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Workload
+from autotile.workers.worker_pool import WorkerPool
 
 BEST = {"THREADS": 256, "WORK": 4}
 REGISTERS = ("time", "registers")
@@ -38,13 +38,13 @@ def energetic(monkeypatch: pytest.MonkeyPatch) -> None:
     """A made-up GPU in place of replay."""
 
     def backend(
-        kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, shelf: Shelf | None
+        kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
     ) -> Backend:
         workload = Workload(
             "", "", problem.sizes, problem.dtype, "cold", str(settings.cache), 10**8, 0.1,
             energy="energy" in options.objectives,
         )  # fmt: skip
-        gpu = Gpu(workload, options.run_deadline_s, "made_up_energies", shelf=shelf)
+        gpu = Gpu(workload, options.run_deadline_s, "made_up_energies", worker_pool=worker_pool)
 
         def open_gpu() -> GpuEvaluator:
             gpu.wait()
