@@ -17,9 +17,10 @@ from autotile.kernel.problem import resolve_problem
 from autotile.ops.targets import check_device_index
 from autotile.ops.tuning import tune_problem
 from autotile.report.verification import VerifiedProblem, VerifyReport
+from autotile.search.samplers import BRUTE_FORCE
 from autotile.serving.dispatcher import find_best_kernel, forget_served
 from autotile.settings import read_settings
-from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult
 
 _RETIMED = 3

@@ -20,10 +20,11 @@ from autotile.families.features import Traits, features_of, meet_rules
 from autotile.families.learning import Learned, Measured, learn
 from autotile.families.rule import FamilyRule, RulePoint
 from autotile.kernel.library import Kernel
+from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.tuning.family_study import FamilyMatrix, family_points, proposals, read_matrix, union
-from autotile.tuning.options import BRUTE_FORCE, TuneOptions, check_whole
+from autotile.tuning.options import TuneOptions, check_whole
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
 from autotile.workers.worker_pool import WorkerPool

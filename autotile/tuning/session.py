@@ -173,13 +173,13 @@ class Session:
         evaluator: Evaluator | None = None
         finals: Finals | None = None
         broken_off = False
-        with self._stop:
+        with self._stop, ExitStack() as resources:
             try:
                 self._report("starting")
                 with self._clock.phase("start"):
                     if self._bounds.room != 0 and self._ledger.find(self._plan.default) is None:
                         self._pipeline.start(self._plan.default)  # compiles while the search is imported
-                    shortlist = self._plan.begin(self._ledger)
+                    shortlist = resources.enter_context(closing(self._plan.begin(self._ledger)))
                     self._fill(shortlist)  # compiles while the worker starts
                     evaluator = self._backend.open()
                 with self._clock.phase("search"):
