@@ -26,7 +26,7 @@ TILES = {
 def make_space(
     values: Mapping[str, Sequence[Value]], keep: Callable[[Config], bool] = lambda config: True
 ) -> SearchSpace:
-    """The combinations that ``keep`` accepts, in the order of nested loops."""
+    """Build the space of the combinations that ``keep`` accepts, in the order of nested loops."""
     parameters = tuple(Parameter(name, tuple(choices)) for name, choices in values.items())
     grid = product(*(range(len(each.values)) for each in parameters))
     codes = [c for c in grid if keep({p.name: p.values[i] for p, i in zip(parameters, c, strict=True)})]
@@ -36,12 +36,12 @@ def make_space(
 
 
 def tile_space() -> SearchSpace:
-    """Tiles of at least 4096 elements: 132 of 192 combinations."""
+    """Tiles of at least 2048 threads: 116 of 192 combinations."""
     return make_space(TILES, lambda c: int(c["BM"]) * int(c["BN"]) // int(c["TM"]) >= 2048)
 
 
 def tile_time_us(config: Config) -> float:
-    """A smooth landscape with its minimum of 100 us at BM=128 BN=64 TM=4 LAYOUT=column ASYNC=True."""
+    """Return the time of a tile: smooth, with a minimum of 100 us at BM=128 BN=64 TM=4 LAYOUT=column ASYNC=True."""
     away = (
         abs(np.log2(int(config["BM"]) / 128))
         + abs(np.log2(int(config["BN"]) / 64))
@@ -53,12 +53,12 @@ def tile_time_us(config: Config) -> float:
 
 
 def ok(config: Config, time_us: float, outcome: Outcome = Outcome.OK) -> Trial:
-    """A trial with a time."""
+    """Return a successful trial."""
     return Trial(dict(config), outcome, measurement=Measurement(time_us, 0.99 * time_us, 1.01 * time_us))
 
 
 def broken(config: Config, outcome: Outcome = Outcome.WRONG_RESULT) -> Trial:
-    """A trial without one."""
+    """Return a failed trial."""
     return Trial(dict(config), outcome, "element 3 is 7, expected 5", "verify")
 
 
@@ -71,7 +71,7 @@ _VALUES = st.one_of(
 
 @st.composite
 def spaces(draw: st.DrawFn) -> SearchSpace:
-    """Spaces of one to four parameters of any kind, with a random part of their combinations."""
+    """Draw spaces of one to four parameters of any kind, with a random part of their combinations."""
     lists = draw(st.lists(_VALUES, min_size=1, max_size=4))
     values = {f"P{index}": choices for index, choices in enumerate(lists)}
     whole = make_space(values)
@@ -82,7 +82,7 @@ def spaces(draw: st.DrawFn) -> SearchSpace:
 
 
 def advance_ahead(search: Search, trials: int, trial_of: Callable[[Config], Trial], ahead: int) -> list[Trial]:
-    """Propose up to ``ahead`` rows, and tell the oldest; so on until so many are told."""
+    """Tell a number of trials, with up to ``ahead`` proposals pending."""
     done: list[Trial] = []
     pending: list[tuple[int, Config]] = []
     while len(done) < trials:

@@ -24,7 +24,7 @@ def test_codes_lead_to_their_row_exactly_when_it_is_free(space: SearchSpace, ran
         config = {each.name: each.values[code] for each, code in zip(space.parameters, codes, strict=True)}
         expected = space.row_of(config)
         assert row == (-1 if expected is None or not candidates.free[expected] else expected)
-    assert candidates.left == np.count_nonzero(candidates.free) == len(space) - len(space) // 2
+    assert candidates.remaining == np.count_nonzero(candidates.free) == len(space) - len(space) // 2
 
 
 def test_only_available_rows_count() -> None:
@@ -33,7 +33,7 @@ def test_only_available_rows_count() -> None:
     candidates.take(0)
     candidates.take(2)
     candidates.take(2)
-    assert candidates.left == 1
+    assert candidates.remaining == 1
     assert candidates.first() == candidates.uniform(np.random.default_rng(0)) == 1
 
 
@@ -48,7 +48,7 @@ def test_a_doubling_is_one_step_and_a_name_differs_or_not() -> None:
     rng = np.random.default_rng(0)
     wanted = {"A": 32, "B": "x"}
     order = []
-    while candidates.left:
+    while candidates.remaining:
         row = candidates.nearest(space.codes[space.row_of(wanted)].astype(np.int64), rng)
         order.append(space.config(row))
         candidates.take(row)

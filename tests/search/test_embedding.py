@@ -1,4 +1,4 @@
-"""Coordinates: what must lie close together, and what must not."""
+"""Distances between configurations by their coordinates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process against the textbook's formulas, and its likelihood against finite differences."""
+"""The process against textbook formulas, and its likelihood against finite differences."""
 
 from __future__ import annotations
 

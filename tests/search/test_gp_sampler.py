@@ -1,4 +1,4 @@
-"""The default sampler: what it must find, and what it must bear."""
+"""The default sampler: results, robustness and repeatability."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rows import broken, make_space, ok, tile_space, tile_time_us
 from test_sampler_quality import best_us, time_us, wide_space
 
 from autotile.search.gp_sampler import FeasibleGPSampler, _due
-from autotile.search.row_sampler import Candidates, rows_to_look_at
+from autotile.search.row_sampler import Candidates, rows_to_evaluate
 from autotile.search.search import Search
 from autotile.search.study import distributions_of, new_study
 
 
 def large_space():
-    """12,288 rows, more than are looked at."""
+    """Build a space of 12,288 rows, of which a sample is evaluated."""
     powers = (1, 2, 4, 8)
     return make_space(dict.fromkeys("ABCDEF", powers) | {"G": (1, 2, 3)})
 
@@ -78,7 +78,7 @@ def test_a_large_space_is_searched_near_the_best_and_everywhere() -> None:
     space = large_space()
     candidates = Candidates(space)
     best = np.array([7000, 20])
-    rows = rows_to_look_at(candidates, best, np.random.default_rng(0))
+    rows = rows_to_evaluate(candidates, best, np.random.default_rng(0))
     assert len(np.unique(rows)) == len(rows) < len(space)
     assert rows.min() >= 0
     apart = (space.codes != space.codes[7000]).sum(axis=1)

@@ -1,4 +1,4 @@
-"""What explains the differences between trials, where that is known."""
+"""Importance of parameters in spaces where it is known."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def opposed(config: Config) -> float:
 def drawn(
     space: SearchSpace, time_us: Callable[[Config], float], count: int, noise: float = 0.02, seed: int = 0
 ) -> Importance:
-    """Of trials at random."""
+    """Importance by random trials."""
     rng = np.random.default_rng(seed)
     rows = rng.choice(len(space), count, replace=False)
     times = [time_us(space.config(row)) * np.exp(noise * rng.normal()) for row in rows]
@@ -109,7 +109,7 @@ def test_a_corner_says_nothing_of_the_space() -> None:
     corner = np.flatnonzero((space.codes <= 1).all(axis=1))
     rng = np.random.default_rng(0)
     times = [float(np.exp(0.1 * space.codes[row].sum() + 0.05 * rng.normal())) for row in corner]
-    assert "tells too little of the rest of the space" in importance_of(space, corner, times).doubt
+    assert "predict too little of the rest of the space" in importance_of(space, corner, times).doubt
     whole = rng.choice(len(space), len(corner), replace=False)
     assert importance_of(space, whole, [float(np.exp(0.1 * space.codes[row].sum())) for row in whole]).effects
 

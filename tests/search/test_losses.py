@@ -1,4 +1,4 @@
-"""What a study was told, as losses."""
+"""Losses of the results of a study."""
 
 from __future__ import annotations
 

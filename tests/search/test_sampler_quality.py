@@ -1,4 +1,4 @@
-"""The model must earn its place: better than chance, and away from what fails."""
+"""Samplers with a model are better than random ones, and avoid failures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotile.space.space import SearchSpace
 
 
 def wide_space() -> SearchSpace:
-    """1,296 of 13,824 combinations: one in ten, as a kernel's rules leave them."""
+    """Build a space of 1,296 of 13,824 combinations: one in ten, a typical share of valid ones."""
     powers = (1, 2, 4, 8, 16, 32)
     values = {
         "BM": powers,
@@ -34,7 +34,7 @@ def wide_space() -> SearchSpace:
 
 
 def time_us(config: Config) -> float:
-    """A landscape with interactions: the tile's area counts, and its shape, and both thread tiles together."""
+    """Return a time with interactions: of the area and the shape of the tile, and of both thread tiles."""
     bm, bn, tm, tn = (np.log2(int(config[name])) for name in ("BM", "BN", "TM", "TN"))
     distance = abs(bm + bn - 8) + 0.5 * abs(bm - bn) + 0.7 * abs(tm + tn - 4) + 0.3 * abs(tm - tn)
     return float(
@@ -84,7 +84,7 @@ def test_tpe_finds_the_few_that_run_among_failures() -> None:
 
 
 def test_tpe_compares_free_rows_only() -> None:
-    """Guards the one place where Optuna's own estimator is replaced."""
+    """Guards the hook by which Optuna's estimator is replaced."""
     space = wide_space()
     sampler = FeasibleTPESampler(space, seed=0)
     kept = []

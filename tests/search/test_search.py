@@ -15,7 +15,7 @@ DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}
 
 
 def trial_of(config: Config) -> Trial:
-    """What a pretended device answers: a quarter of the tiles fail, the slow ones are dropped early."""
+    """Return a trial of a simulated device: a quarter of the tiles fail, the slow ones are pruned."""
     if config["BM"] == 256:
         return broken(config)
     time_us = tile_time_us(config)
@@ -44,7 +44,7 @@ def advance_any(search: Search, trials: int) -> list[Config]:
 @pytest.mark.parametrize("name", INSTALLED)
 @pytest.mark.parametrize("ahead", [1, 16])
 def test_a_resumed_search_goes_on_as_the_first_one_would_have(name: str, ahead: int) -> None:
-    """With proposals in flight, too: what each of them knows is what it would have known."""
+    """Also with pending proposals: each knows the same results as in the first search."""
     space = tile_space()
 
     def go_on(earlier: list[Trial]) -> list[Trial]:

@@ -23,7 +23,7 @@ FOLLOWING = [name for name, kind in SAMPLERS.items() if kind.multi_objective and
 
 
 def registers_of(config: Config) -> int:
-    """Few where a thread does little and the tile is small, which is not where time is least."""
+    """Return the registers, which are few for small tiles, where the time is not the lowest."""
     return 16 * int(config["TM"]) + int(config["BM"]) // 8 + (20 if config["ASYNC"] else 0)
 
 
@@ -43,7 +43,7 @@ def run(search: Search, trials: int) -> list[Trial]:
 
 
 def volume(trials: Iterable[Trial]) -> float:
-    """Area that is dominated, up to 600 us and 200 registers."""
+    """Return the dominated area, up to 600 us and 200 registers."""
     points = np.array([values for trial in trials if (values := objective_values(trial, OBJECTIVES)) is not None])
     front = points[non_dominated(points)]
     front = front[np.argsort(front[:, 0])]

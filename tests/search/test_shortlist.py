@@ -1,4 +1,4 @@
-"""Candidates that were compiled and wait: which of them is measured, and what becomes of the others."""
+"""The choice among compiled candidates, and what happens to the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}
 
 
 def compiled_trial(config: Config, registers: int = 32) -> Trial:
-    """A candidate as its compiler leaves it."""
+    """Return a compiled candidate."""
     geometry = LaunchGeometry((100, 1, 1), (128, 1, 1), 0)
     occupancy = Occupancy(4, 16, 0.25, ("registers",), {"registers": 4})
     return Trial(config, Outcome.OK, "", "compile", geometry, Resources(registers, 0, 0, 0, 0), occupancy)
@@ -32,7 +32,7 @@ def rejected(config: Config) -> Trial:
 
 
 def answer(config: Config) -> Trial:
-    """A fifth do not fit, some fail, the slow ones are dropped early."""
+    """Return a trial of a simulated device: a fifth do not fit, some fail, the slow ones are pruned."""
     if config["BM"] == 256 and config["TM"] == 2:
         return rejected(config)
     if config["BN"] == 256 and config["TM"] == 8:
@@ -42,7 +42,7 @@ def answer(config: Config) -> Trial:
 
 
 def go(shortlist: Shortlist, trials: int, done: int = 0) -> tuple[list[Trial], int]:
-    """Trials of a session that is granted so many, and what it compiled."""
+    """Run a session; return its trials and the number of compilations."""
     compiled = 0
     told: list[Trial] = []
     while done + len(told) < trials:
@@ -99,7 +99,7 @@ def test_none_is_lost_and_none_is_measured_twice() -> None:
 
 def test_what_is_set_aside_is_tried_in_the_end_and_survives_a_kill() -> None:
     space = tile_space()
-    few = Lookahead(compiling=8, per_measured=3, kept=5)
+    few = Lookahead(compiling=8, per_measured=3, max_waiting=5)
     whole, compiled = go(shortlist_of(space, [], few), 1000)
     assert len(whole) == len(space) < compiled
     assert {space.row_of(config) for config in configs(whole)} == set(range(len(space)))
@@ -134,7 +134,7 @@ def test_trials_of_another_seed_are_learnt_from_and_not_made_again() -> None:
 
 
 def test_what_the_compiler_says_decides_among_candidates_alike() -> None:
-    """Time follows the registers, which nothing but the compiler tells: they are as good as random."""
+    """The time depends on the registers, which are random and known from the compiler only."""
     space = make_space({"A": tuple(range(2, 26)), "B": (1, 2, 4, 8, 16)})
     registers = np.random.default_rng(0).permutation(np.linspace(16, 255, len(space)).astype(int))
     found = []

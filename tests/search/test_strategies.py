@@ -50,7 +50,7 @@ def advance(search: Search, trials: int, ahead: int = 1) -> list[Trial]:
 
 
 def child_pids() -> set[int]:
-    """Process ids of the strategies' processes."""
+    """Return the ids of the strategies' processes."""
     pids = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -136,7 +136,7 @@ def test_a_strategy_learns_from_the_times() -> None:
 
 
 def test_strings_do_not_make_it_differ_between_processes() -> None:
-    """Sets of strings are in another order in each process."""
+    """The order of sets of strings differs between processes."""
     code = (
         "from rows import *; from autotile.search.search import Search\n"
         "search = Search(tile_space(), 'kernel-tuner:greedy_mls', 3); rows = []\n"

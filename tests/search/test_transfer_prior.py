@@ -1,4 +1,4 @@
-"""What trials of other studies let one expect, over made-up kernels that are alike, shifted, or unlike."""
+"""Transfer between simulated kernels that are similar, shifted or different."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from autotile.kernel.spec import Parameter
 from autotile.search.gp_sampler import FeasibleGPSampler
 from autotile.search.study import distributions_of
-from autotile.search.transfer import Expectation, Source
+from autotile.search.transfer import Source, TransferPrior
 from autotile.space.space import SearchSpace
 
 BM, BN, BK, VEC = (16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (8, 16, 32), (1, 4)
@@ -29,7 +29,7 @@ SPACE = space_of(("BM", BM), ("BN", BN), ("BK", BK), ("VEC", VEC))
 
 
 def time_us(config: Mapping[str, Any], best: tuple[int, int] = (128, 64)) -> float:
-    """Fastest at BM, BN = best, BK = 16, VEC = 4."""
+    """Return the time, which is lowest at BM, BN = best, BK = 16, VEC = 4."""
     away = abs(np.log2(config["BM"] / best[0])) + abs(np.log2(config["BN"] / best[1]))
     return 10.0 * (1 + 0.3 * away + 0.2 * abs(np.log2(config["BK"] / 16)) + 0.1 * (config["VEC"] == 1))
 
@@ -40,16 +40,16 @@ def source_of(space: SearchSpace, time_of: TimeOf = time_us, every: int = 3) -> 
 
 
 def test_rows_that_no_source_tried_are_answered() -> None:
-    expectation = Expectation(SPACE, [source_of(SPACE, every=4)])
-    best = SPACE.config(int(expectation.best[0]))
+    prior = TransferPrior(SPACE, [source_of(SPACE, every=4)])
+    best = SPACE.config(int(prior.best[0]))
     assert time_us(best) <= 1.1 * 10.0
-    assert len(set(expectation.best[:50].tolist())) == 50
+    assert len(set(prior.best[:50].tolist())) == 50
 
 
 def test_a_source_of_another_version_is_read_by_what_it_shares() -> None:
     older = space_of(("BM", (16, 32, 64, 128, 512)), ("BN", BN), ("OLD", (1, 2)))
-    expectation = Expectation(SPACE, [source_of(older, lambda c: time_us({**c, "BK": 16, "VEC": 4}), every=1)])
-    best = SPACE.config(int(expectation.best[0]))
+    prior = TransferPrior(SPACE, [source_of(older, lambda c: time_us({**c, "BK": 16, "VEC": 4}), every=1)])
+    best = SPACE.config(int(prior.best[0]))
     assert (best["BM"], best["BN"]) == (128, 64)
 
 
@@ -58,27 +58,27 @@ def test_a_source_of_another_version_is_read_by_what_it_shares() -> None:
     [Source("few", [SPACE.config(0)] * 3, [1.0] * 3), Source("strange", [{"X": n} for n in range(9)], [1.0] * 9)],
 )
 def test_what_says_nothing_is_left_out(source: Source) -> None:
-    assert not Expectation(SPACE, [source])
-    assert Expectation(SPACE, [source, source_of(SPACE)])
+    assert not TransferPrior(SPACE, [source])
+    assert TransferPrior(SPACE, [source, source_of(SPACE)])
 
 
 def test_sources_count_by_how_well_they_predict() -> None:
     good, bad = source_of(SPACE, every=1), source_of(SPACE, lambda c: 1000.0 / time_us(c), every=1)
-    expectation = Expectation(SPACE, [bad, good])
+    prior = TransferPrior(SPACE, [bad, good])
     tried = np.random.default_rng(0).choice(len(SPACE), 20, replace=False)
     times = np.array([time_us(SPACE.config(int(row))) for row in tried])
-    expected = expectation.of(np.arange(len(SPACE)), tried, times)
+    expected = prior.speeds(np.arange(len(SPACE)), tried, times)
     assert time_us(SPACE.config(int(np.argmax(expected)))) == 10.0
 
 
 def test_expected_losses_follow_what_was_found_here() -> None:
-    expectation = Expectation(SPACE, [source_of(SPACE, every=1)])
+    prior = TransferPrior(SPACE, [source_of(SPACE, every=1)])
     tried = np.arange(0, len(SPACE), 7)
     times = np.array([time_us(SPACE.config(int(row))) for row in tried])
     losses = times - times.mean()
-    agreed = expectation.losses(np.arange(len(SPACE)), tried, times, losses)
+    agreed = prior.losses(np.arange(len(SPACE)), tried, times, losses)
     assert np.corrcoef(agreed[tried], losses)[0, 1] > 0.9
-    assert np.ptp(expectation.losses(tried, tried, times, -losses)) == 0.0  # it promised the contrary: it is not heard
+    assert np.ptp(prior.losses(tried, tried, times, -losses)) == 0.0  # it predicts the contrary, so it is ignored
 
 
 def search(sampler: FeasibleGPSampler, time_of: TimeOf, trials: int) -> list[float]:
@@ -94,21 +94,20 @@ def search(sampler: FeasibleGPSampler, time_of: TimeOf, trials: int) -> list[flo
 def test_a_second_tuning_takes_a_handful_of_measurements() -> None:
     elsewhere = source_of(SPACE, lambda c: 3 * time_us(c, best=(128, 128)))
     taught = [
-        min(search(FeasibleGPSampler(SPACE, s, expectation=Expectation(SPACE, [elsewhere])), time_us, 12))
-        for s in (0, 1)
+        min(search(FeasibleGPSampler(SPACE, s, prior=TransferPrior(SPACE, [elsewhere])), time_us, 12)) for s in (0, 1)
     ]
     assert max(taught) == 10.0
 
 
 def test_a_source_that_misleads_costs_little() -> None:
     misleading = source_of(SPACE, lambda c: 1000.0 / time_us(c))
-    sampler = FeasibleGPSampler(SPACE, 0, expectation=Expectation(SPACE, [misleading]))
+    sampler = FeasibleGPSampler(SPACE, 0, prior=TransferPrior(SPACE, [misleading]))
     times = search(sampler, time_us, 40)
     assert min(times) == 10.0
 
 
 def test_proposals_are_repeatable_and_distinct() -> None:
     def rows() -> list[float]:
-        return search(FeasibleGPSampler(SPACE, 5, expectation=Expectation(SPACE, [source_of(SPACE)])), time_us, 20)
+        return search(FeasibleGPSampler(SPACE, 5, prior=TransferPrior(SPACE, [source_of(SPACE)])), time_us, 20)
 
     assert rows() == rows()

@@ -1,0 +1,85 @@
+"""Samplers by name, and their traits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from rows import tile_space
+
+from autotile.core.objectives import TIME
+from autotile.errors import InputError
+from autotile.search import samplers
+from autotile.search.row_sampler import RankingSampler
+from autotile.search.samplers import (
+    AUTO,
+    BRUTE_FORCE,
+    SAMPLERS,
+    Lookahead,
+    check_sampler,
+    gain_predicting_samplers,
+    is_exhaustive,
+    lookahead_of,
+    make_sampler,
+    resolve_sampler,
+    sampler_entry,
+    sampler_names,
+)
+
+INSTALLED = [name for name, entry in SAMPLERS.items() if entry.missing_package is None]
+
+
+def test_auto_is_brute_force_where_the_trials_cover_the_space() -> None:
+    space = tile_space()
+    assert resolve_sampler("auto", space, None, len(space)) == "brute-force"
+    assert resolve_sampler("auto", space, None, len(space) - 1) == "feasible"
+    assert resolve_sampler("auto", space) == "feasible"
+    assert resolve_sampler("auto", space, np.arange(len(space)) < 10, 10) == "brute-force"
+    assert resolve_sampler("gp", space, None, len(space)) == "gp"
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(InputError, match=r"no sampler 'tpee'; did you mean 'tpe'\? \(known: auto, feasible, tpe, gp"):
+        make_sampler("tpee", tile_space(), 0)
+    assert {AUTO, *SAMPLERS} <= set(sampler_names())
+
+
+@pytest.mark.parametrize("name", [name for name, entry in SAMPLERS.items() if entry.packages])
+def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samplers, "find_spec", lambda package: None)
+    package = SAMPLERS[name].packages[0]
+    with pytest.raises(InputError, match=f"needs {package.name}: pip install {package.install}, or choose tpe"):
+        make_sampler(name, tile_space(), 0)
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_a_sampler_can_what_its_lookahead_asks_for(name: str) -> None:
+    assert isinstance(make_sampler(name, tile_space(), 0), RankingSampler) == SAMPLERS[name].lookahead.ranks
+
+
+def test_only_samplers_that_do_not_learn_look_further_ahead_with_more_workers() -> None:
+    assert lookahead_of("feasible", 64) == lookahead_of("feasible", 1) == Lookahead(32, per_measured=2)
+    assert lookahead_of("tpe", 64) == Lookahead(16)
+    assert lookahead_of("kernel-tuner:pso", 64) == Lookahead(1)
+    for name in ("random", BRUTE_FORCE):
+        assert (lookahead_of(name, 1), lookahead_of(name, 64)) == (Lookahead(16), Lookahead(256))
+
+
+def test_the_traits_that_sessions_ask_for() -> None:
+    assert gain_predicting_samplers() == ["auto", "feasible"]
+    assert [name for name in [*sampler_names(), "nonsense"] if is_exhaustive(name)] == [BRUTE_FORCE]
+    assert [name for name in SAMPLERS if sampler_entry(name).transfers] == ["feasible"]
+
+
+@pytest.mark.parametrize("name", ["cmaes", "kernel-tuner:pso"])
+def test_several_objectives_are_refused_by_samplers_of_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samplers, "_strategy_names", lambda: ["kernel-tuner:pso"])
+    with pytest.raises(InputError, match=f"'{name}' cannot follow several objectives .*; feasible, tpe"):
+        check_sampler(name, (TIME, "energy"))
+
+
+def test_listing_the_samplers_does_not_load_optuna() -> None:
+    code = "import sys, autotile.search.samplers; sys.exit('optuna' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
