@@ -26,6 +26,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from provenance import provenance
+
 ROOT = Path(__file__).resolve().parents[1]
 
 PARAMETERS: dict[str, list[int]] = {
@@ -208,6 +210,7 @@ def print_table(summary: dict[str, dict[str, float]]) -> None:
 def report(summary: dict[str, Any], rounds: list[dict[str, Any]], agree: bool) -> dict[str, Any]:
     """Everything there is to keep of a run."""
     return {
+        **provenance(),
         "benchmark": "enumeration",
         "parameters": PARAMETERS,
         "rules": RULES,
