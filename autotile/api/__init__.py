@@ -1,11 +1,16 @@
-"""Public Python API: one function for each command, under the command's name.
+"""Public Python API: one function for each command of the command line, under the command's name.
 
-======================== ================================================================
-`autotile.api.inspection` ``space``, ``explain``, ``occupancy`` and ``devices``
-`autotile.api.doctor`     ``doctor``
-`autotile.api.targets`    the kernel, problem and device that the arguments of these denote
-======================== ================================================================
+=========================== ======================================================================
+`autotile.api.tuning`       ``tune``, ``tune_family``, ``tune_misses`` and ``record``
+`autotile.api.results`      ``best``, ``list``, ``trials``, ``misses``, ``db_check`` and ``db_path``
+`autotile.api.verification` ``verify``
+`autotile.api.inspection`   ``space``, ``explain``, ``occupancy`` and ``devices``
+`autotile.api.doctor`       ``doctor``
+`autotile.api.databases`    ``diff``, ``merge`` and ``clean``
+`autotile.api.exchange`     ``export``, ``import_`` and ``bundle``
+`autotile.api.targets`      kernel, problem and device from the arguments of these functions
+=========================== ======================================================================
 
-A function takes plain values, prints nothing, and returns a frozen dataclass with a short repr and an HTML view for
-notebooks. The package re-exports nothing: importing one module does not load the libraries that another one needs.
+The functions take plain values and print nothing. They return frozen dataclasses with a one-line repr and, in
+notebooks, an HTML table. The package imports none of its modules: each loads only the libraries that it needs.
 """
