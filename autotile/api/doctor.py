@@ -106,7 +106,7 @@ def doctor(database: str | Path | None = None) -> HealthReport:
         settings = read_settings()
     except AutotileError as error:
         check = HealthCheck("settings", "fail", str(error))
-        return HealthReport((check,), "nothing works before the settings are readable")
+        return HealthReport((check,), "nothing works until the settings can be read")
     gpus, recordings = device_count(), list_recordings(settings.recording_folders)
     damaged = [recording.problem for recording in recordings if recording.problem]
     readable = len(recordings) - len(damaged)
@@ -269,4 +269,4 @@ def _worker_text(settings: Settings) -> str:
         sample_limit_s=_SAMPLE_LIMIT_S,
     )
     with closing(Gpu(workload, _TIMEOUT_S)) as gpu:
-        return f"starts, and lays out a small problem on {device_text(gpu.wait())}"
+        return f"starts, and sets up a small problem on {device_text(gpu.wait())}"

@@ -18,7 +18,7 @@ from autotile.kernel.problem import device_fault
 from autotile.kernel.spec import KernelSpec, Rule
 from autotile.settings import read_settings
 from autotile.space.limits import check_config, demand_of, limits_of, resource_fault
-from autotile.space.occupancy import occupancy
+from autotile.space.occupancy import UNLIMITED, occupancy
 
 CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]
 
@@ -44,6 +44,32 @@ class BlockResources:
     def occupancy(self, device: DeviceProperties) -> Occupancy:
         """Compute the occupancy of an SM by such blocks."""
         return occupancy(self.threads, self.registers, self.smem_bytes, device)
+
+
+LIMIT_HEADINGS = ("limit", "a block uses", "an SM has", "blocks allowed", "")
+"""Column headings of `limit_rows`."""
+
+
+def limit_rows(
+    device: DeviceProperties, block: BlockResources, occupancy: Occupancy
+) -> list[tuple[str, str, str, str, str]]:
+    """Format the limits of an occupancy: for each, one text for each of `LIMIT_HEADINGS`."""
+    reserved = device.smem_reserved_per_block_bytes
+    smem = f"{block.smem_bytes:,} B" + (f" + {reserved:,} B reserved" if reserved else "")
+    registers = f"{block.registers:,} a thread" if block.registers else "not known"
+    used_and_available = {
+        "threads": (f"{block.threads:,}", f"{device.max_threads_per_sm:,}"),
+        "registers": (registers, f"{device.registers_per_sm:,}"),
+        "shared_memory": (smem, f"{device.smem_per_sm_bytes:,} B"),
+        "blocks": ("1", f"{device.max_blocks_per_sm:,}"),
+    }
+    rows = []
+    for name, (used, available) in used_and_available.items():
+        blocks = occupancy.limits[name]
+        allowed = "no limit" if blocks == UNLIMITED else f"{blocks:,}"
+        binds = "binds" if name in occupancy.limited_by else ""
+        rows.append((name.replace("_", " "), used, available, allowed, binds))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from autotile.api.explanation import BlockResources, Explanation, explain_config
+from autotile.api.explanation import LIMIT_HEADINGS, BlockResources, Explanation, explain_config, limit_rows
 from autotile.api.targets import local_gpus, open_problem, resolve_device
 from autotile.core.device import DeviceProperties, device_profile, profile_names
 from autotile.core.display import Displayed
@@ -103,8 +103,7 @@ class OccupancyResult(Displayed):
         return f"{device_text(self.device)}: {occupancy_text(self.device, self.occupancy)}"
 
     def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        limits = self.occupancy.limits
-        return ("limit", "blocks allowed"), [(name.replace("_", " "), f"{count:,}") for name, count in limits.items()]
+        return LIMIT_HEADINGS, limit_rows(self.device, self.block, self.occupancy)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -178,7 +177,7 @@ def space(
     Examples
     --------
     >>> space("sgemm_2d", device="h200", M=4096, N=4096, K=4096)
-    <SpaceSummary: sgemm_2d M=4096 N=4096 K=4096 float32 on NVIDIA H200 (profile): 14,712 of 8,294,400 valid>
+    <SpaceSummary: sgemm_2d M=4096 N=4096 K=4096 float32 on NVIDIA H200 (profile): 14,712 of 93,312 valid>
     """
     target = resolve_device(device)
     given = _merge(sizes, named_sizes)
@@ -270,8 +269,8 @@ def occupancy(
     target = resolve_device(device)
     if threads < 1 or registers < 0 or smem_bytes < 0 or max(threads, registers, smem_bytes) > _MAX_PER_BLOCK:
         raise InputError(
-            f"{threads} threads, {registers} registers and {smem_bytes} bytes cannot be a block's; expected at least "
-            f"1 thread, 0 or more of the others, and at most {_MAX_PER_BLOCK:,} of each"
+            f"{threads} threads, {registers} registers per thread and {smem_bytes} bytes of shared memory are no "
+            f"block; expected at least 1 thread, no negative number, and at most {_MAX_PER_BLOCK:,} of each"
         )
     block = BlockResources(threads, registers, smem_bytes)
     return OccupancyResult(target.device, block, block.occupancy(target.device), _nonempty(target.notice))

@@ -22,7 +22,7 @@ _TEXT_COLUMNS = ("name", "capability")
 
 
 def devices(*, as_json: JsonOption = False) -> None:
-    """Show the GPUs of this machine and the known ones."""
+    """List the GPUs of this machine and the GPU profiles."""
     from autotile.api import inspection
 
     show(inspection.devices(), devices_table, devices_document, as_json=as_json)

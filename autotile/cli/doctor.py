@@ -19,9 +19,9 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def doctor(*, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
-    """Look at everything that tuning needs.
+    """Check everything that tuning needs.
 
-    Says what to do about what is missing. Exits with 0 when tuning works, on a GPU or by replay.
+    Suggests a remedy for what is missing. Exits with 0 if tuning works, on a GPU or by replay.
     """
     from autotile.api.doctor import doctor as diagnose
 

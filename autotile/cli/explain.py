@@ -28,7 +28,7 @@ def explain(
         list[str] | None,
         typer.Argument(
             metavar="NAME=VALUE",
-            help="Parameters and sizes in any order, such as BM=64 M=4096; missing ones are the default's.",
+            help="Parameters and sizes in any order, such as BM=64 M=4096; the others have their defaults.",
             show_default=False,
         ),
     ] = None,
@@ -39,9 +39,8 @@ def explain(
 ) -> None:
     """Explain one configuration on one device.
 
-    Says which rules and limits it meets, how it is launched, which registers and how much shared memory it takes, and
-    what limits its occupancy. It is compiled where NVRTC is installed; no GPU is needed. Exits with 1 where the
-    configuration cannot be used.
+    Shows which rules and limits it meets, its launch geometry, registers and shared memory, and what limits its
+    occupancy. It is compiled if NVRTC is installed; no GPU is needed. Exits with 1 if the configuration cannot be used.
     """
     from autotile.api import inspection
     from autotile.cli.assignments import read_values

@@ -20,20 +20,18 @@ if TYPE_CHECKING:
     from autotile.api.explanation import BlockResources
     from autotile.api.inspection import OccupancyResult
 
+_FIGURES = ("a block uses", "an SM has", "blocks allowed")
+
 
 def occupancy(
-    threads: Annotated[int, typer.Option(metavar="N", min=1, help="Threads in a block.", show_default=False)],
+    threads: Annotated[int, typer.Option(metavar="N", min=1, help="Threads per block.", show_default=False)],
     *,
-    registers: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Registers a thread; 0 leaves them out of account.")
-    ] = 0,
-    smem: Annotated[
-        int, typer.Option(metavar="BYTES", min=0, help="Shared memory of a block, static and dynamic together.")
-    ] = 0,
+    registers: Annotated[int, typer.Option(metavar="N", min=0, help="Registers per thread; 0 to ignore them.")] = 0,
+    smem: Annotated[int, typer.Option(metavar="BYTES", min=0, help="Static and dynamic shared memory per block.")] = 0,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Work out how many blocks fit on an SM, and why not more."""
+    """Compute how many blocks fit on an SM, and what limits them."""
     from autotile.api import inspection
 
     result = inspection.occupancy(threads, registers, smem, device=device)
@@ -53,22 +51,11 @@ def occupancy_table(result: OccupancyResult) -> RenderableType:
 
 def limits_table(device: DeviceProperties, block: BlockResources, occupancy: Occupancy) -> Table:
     """Render, for each limit, the resources of a block, those of an SM, and the blocks that they allow."""
-    from autotile.space.occupancy import UNLIMITED
+    from autotile.api.explanation import LIMIT_HEADINGS, limit_rows
 
-    reserved = device.smem_reserved_per_block_bytes
-    smem = f"{block.smem_bytes:,} B" + (f" + {reserved:,} B reserved" if reserved else "")
-    registers = f"{block.registers:,} a thread" if block.registers else "not known"
-    used_and_available = {
-        "threads": (f"{block.threads:,}", f"{device.max_threads_per_sm:,}"),
-        "registers": (registers, f"{device.registers_per_sm:,}"),
-        "shared_memory": (smem, f"{device.smem_per_sm_bytes:,} B"),
-        "blocks": ("1", f"{device.max_blocks_per_sm:,}"),
-    }
-    limits = table("limit", f"{RIGHT}a block uses", f"{RIGHT}an SM has", f"{RIGHT}blocks allowed", "")
-    for name, (used, available) in used_and_available.items():
-        allowed = "no limit" if occupancy.limits[name] == UNLIMITED else f"{occupancy.limits[name]:,}"
-        binds, style = ("binds", "bold") if name in occupancy.limited_by else ("", None)
-        limits.add_row(name.replace("_", " "), used, available, allowed, binds, style=style)
+    limits = table(*(f"{RIGHT}{heading}" if heading in _FIGURES else heading for heading in LIMIT_HEADINGS))
+    for row in limit_rows(device, block, occupancy):
+        limits.add_row(*row, style="bold" if row[-1] else None)
     return limits
 
 

@@ -27,9 +27,10 @@ def space(
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Count what the rules and the device leave of a search space.
+    """Count the valid configurations of a search space.
 
-    Sizes that are not given are those of the search-space file.
+    Shows how many configurations each rule and each limit of the device leaves. Sizes that are not given are
+    taken from the search-space file.
     """
     from autotile.api import inspection
     from autotile.cli.assignments import read_sizes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,7 @@ class TestDisplay:
         [
             ("space", ["<th>THREADS</th><td>32 64 128 256</td>", "<td>rule enough_blocks</td><td>3</td>"]),
             ("explain", ["<th>verdict</th><td>valid</td>", "<td>rule</td><td>enough_blocks</td><td>yes</td>"]),
-            ("occupancy", ["<td>shared memory</td><td>11</td>"]),
+            ("occupancy", ["<td>threads</td><td>1,024</td><td>1,536</td><td>1</td><td>binds</td>"]),
             ("devices", ["<td>rtx-3060</td><td>NVIDIA GeForce RTX 3060</td><td>8.6</td>"]),
         ],
     )
@@ -65,6 +66,11 @@ def test_importing_the_functions_loads_neither_the_command_line_nor_the_search_n
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_examples_of_the_docstrings():
+    failed, attempted = doctest.testmod(inspection)
+    assert (failed, attempted) == (0, 3)
 
 
 class TestSpace:
@@ -151,9 +157,15 @@ class TestOccupancy:
         assert (found.occupancy.blocks_per_sm, found.occupancy.limited_by) == (2, ("registers",))
         assert (found.block.threads, found.block.registers, found.block.smem_bytes) == (256, 128, 0)
 
+    def test_a_resource_that_is_not_used_is_no_limit(self):
+        assert (
+            "<td>not known</td><td>65,536</td><td>no limit</td>"
+            in inspection.occupancy(32, device="h200")._repr_html_()
+        )
+
     @pytest.mark.parametrize("resources", [(0, 0, 0), (-1, 0, 0), (32, -1, 0), (32, 0, -1), (32, 0, 2**31)])
     def test_impossible_blocks(self, resources):
-        with pytest.raises(InputError, match="cannot be a block's"):
+        with pytest.raises(InputError, match="are no block; expected at least 1 thread"):
             inspection.occupancy(*resources, device="h200")
 
 
