@@ -125,5 +125,18 @@ def main() -> None:
     app(prog_name="autotile")
 
 
-for _name in ("tune", "verify", "results", "bundle", "space", "machine", "exchange", "comparing", "database"):
+for _name in (
+    "tune",
+    "verify",
+    "results",
+    "bundle",
+    "space",
+    "explain",
+    "occupancy",
+    "devices",
+    "doctor",
+    "exchange",
+    "comparing",
+    "database",
+):
     import_module(f"autotile.cli.{_name}").register(app)

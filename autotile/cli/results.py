@@ -37,7 +37,7 @@ def best(
     Tiers: exact (tuned for this problem on this GPU), family (by the rule of a family that holds it), nearest (tuned
     for other sizes), transferred (on another GPU), default (not tuned).
     """
-    from autotile.ops.assignments import read_sizes
+    from autotile.cli.assignments import read_sizes
     from autotile.ops.serving import best as find_best
 
     given = read_sizes(sizes or [])
@@ -122,7 +122,7 @@ def trials(
 
     Those without a time follow, in the order they were tried.
     """
-    from autotile.ops.assignments import read_sizes
+    from autotile.cli.assignments import read_sizes
     from autotile.ops.results import list_trials
 
     report = list_trials(

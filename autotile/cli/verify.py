@@ -31,7 +31,7 @@ def verify(
     The best three of each problem and the default are checked against the reference and timed side by side. The fastest
     that is right is served from then on; what is found wrong is served no more.
     """
-    from autotile.ops.assignments import read_sizes
+    from autotile.cli.assignments import read_sizes
     from autotile.ops.verifying import verify_results
     from autotile.tuning.options import TuneOptions
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from autotile.api.targets import check_device_index
 from autotile.core.objectives import TIME, whole_objectives
 from autotile.database.database import Database
 from autotile.database.engine import parse_location
@@ -15,7 +16,6 @@ from autotile.errors import InputError
 from autotile.families.family import Family, family_of, parse_family
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.ops.targets import check_device_index
 from autotile.report.family import ListedRule, RulesReport
 from autotile.serving.dispatcher import forget_served
 from autotile.settings import read_settings

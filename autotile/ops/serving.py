@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from autotile.api.targets import check_device_index, open_problem
 from autotile.kernel.workrate import Workrate
 from autotile.ops.reading import open_to_read
-from autotile.ops.targets import check_device_index, open_problem
 from autotile.report.served import ServedReport
 from autotile.serving.dispatcher import find_best_kernel
 from autotile.settings import read_settings

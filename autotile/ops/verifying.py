@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autotile.api.targets import check_device_index
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import Database
@@ -14,7 +15,6 @@ from autotile.database.studies import StoredBest
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.ops.targets import check_device_index
 from autotile.ops.tuning import tune_problem
 from autotile.report.verification import VerifiedProblem, VerifyReport
 from autotile.serving.dispatcher import find_best_kernel, forget_served

@@ -10,9 +10,8 @@ from rich.console import Group, RenderableType
 
 from autotile.cli.tables import below, facts, title
 from autotile.core.model import config_text
-from autotile.core.text import interval_text, source_text, time_text
+from autotile.core.text import interval_text, occupancy_text, source_text, time_text
 from autotile.kernel.workrate import Workrate
-from autotile.report.occupancy import occupancy_sentence
 from autotile.serving.bound import BoundKernel
 
 
@@ -51,4 +50,4 @@ class ServedReport:
             yield "registers", f"{resources.registers} a thread, {resources.spill_bytes} B spilled"
             yield "shared memory", f"{resources.static_smem_bytes + bound.geometry.dynamic_smem_bytes:,} B a block"
         if occupancy is not None:
-            yield "occupancy", occupancy_sentence(bound.device, occupancy)
+            yield "occupancy", occupancy_text(bound.device, occupancy)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
+from autotile.api.inspection import DeviceList
+from autotile.cli.devices import devices_table
 from autotile.cli.tables import RIGHT, Listing, Trimmed, below, facts, table, title
 from autotile.core.device import device_profile, profile_names
 from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial
@@ -16,7 +18,6 @@ from autotile.database.keys import TuningKey
 from autotile.database.studies import StoredMiss, StudySummary
 from autotile.database.trials import StoredTrial
 from autotile.exchange.recording import RecordingFile, RecordingHeader
-from autotile.report.devices import DevicesReport
 from autotile.report.misses import MissesReport, MissRow
 from autotile.report.results import RecordingsReport, StudiesReport, StudyTrial, TrialsReport
 
@@ -62,7 +63,7 @@ def reports() -> dict[str, RenderableType]:
         "trials": TrialsReport([StudyTrial(key(), stored_trial(1))]),
         "trials of several studies": TrialsReport([StudyTrial(key(), stored_trial(study)) for study in (1, 2)]),
         "misses": MissesReport([MissRow(miss, call_us=1234.5, lost_s=12.5, measured=False, tuned=True)]),
-        "devices": DevicesReport([], {name: device_profile(name) for name in profile_names()}),
+        "devices": devices_table(DeviceList((), {name: device_profile(name) for name in profile_names()})),
     }
 
 
