@@ -125,5 +125,20 @@ def main() -> None:
     app(prog_name="autotile")
 
 
-for _name in ("tune", "verify", "results", "bundle", "space", "machine", "exchange", "comparing", "database"):
+for _name in (
+    "tune",
+    "verify",
+    "best",
+    "list",
+    "misses",
+    "trials",
+    "bundle",
+    "space",
+    "machine",
+    "exchange",
+    "diff",
+    "merge",
+    "clean",
+    "db",
+):
     import_module(f"autotile.cli.{_name}").register(app)
