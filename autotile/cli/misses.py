@@ -30,7 +30,7 @@ def misses(
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List problems that programs requested and that could not be served exactly.
+    """List problems that could not be served exactly.
 
     Shows the number of calls and, where enough is tuned to estimate it, the time that they may have cost.
     `autotile tune --from-misses` tunes them, the costliest first.
