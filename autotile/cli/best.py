@@ -21,7 +21,7 @@ from autotile.cli.arguments import (
 from autotile.cli.output import show
 from autotile.cli.tables import below, facts, title
 from autotile.core.model import config_text
-from autotile.core.text import interval_text, source_text, time_text
+from autotile.core.text import interval_text, occupancy_text, source_text, time_text
 
 if TYPE_CHECKING:
     from autotile.api.results import BestResult
@@ -43,7 +43,7 @@ def best(
     for other sizes), transferred (tuned on another GPU), default (not tuned).
     """
     from autotile.api import results
-    from autotile.ops.assignments import read_sizes
+    from autotile.cli.assignments import read_sizes
 
     given = read_sizes(sizes or [])
     found = results.best(kernel, given, dtype=dtype, device=device, database=database, bundle=bundle)
@@ -73,9 +73,7 @@ def _facts(result: BestResult) -> Iterator[tuple[str, str]]:
         yield "registers", f"{resources.registers} a thread, {resources.spill_bytes} B spilled"
         yield "shared memory", f"{smem_bytes:,} B a block"
     if result.occupancy is not None:
-        from autotile.report.occupancy import occupancy_sentence
-
-        yield "occupancy", occupancy_sentence(result.device, result.occupancy)
+        yield "occupancy", occupancy_text(result.device, result.occupancy)
 
 
 def best_document(result: BestResult) -> dict[str, Any]:

@@ -58,9 +58,9 @@ def record(
 
     The same command goes on where an interrupted one stopped.
     """
+    from autotile.api.targets import open_problem
+    from autotile.cli.assignments import read_sizes
     from autotile.kernel.workrate import Workrate
-    from autotile.ops.assignments import read_sizes
-    from autotile.ops.targets import open_problem
     from autotile.ops.tuning import record_problem
     from autotile.report.progress import TuneProgress
     from autotile.report.transfer import TransferReport
@@ -111,7 +111,7 @@ def export_results(
 
     A C++ header holds all problems that are tuned of the kernel where no sizes are given.
     """
-    from autotile.ops.assignments import read_sizes
+    from autotile.cli.assignments import read_sizes
     from autotile.ops.exchange import export_study
 
     given = read_sizes(sizes or [])
@@ -155,7 +155,7 @@ def import_results(
     They go into the database, or into a recording. They can be listed and compared, but are never served: the file does
     not say which source they are of.
     """
-    from autotile.ops.assignments import read_sizes
+    from autotile.cli.assignments import read_sizes
     from autotile.ops.exchange import import_kernel_tuner
 
     given = read_sizes(sizes or [])

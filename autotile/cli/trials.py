@@ -48,7 +48,7 @@ def trials(
     Those without a time follow, in the order in which they were tried.
     """
     from autotile.api import results
-    from autotile.ops.assignments import read_sizes
+    from autotile.cli.assignments import read_sizes
 
     given = read_sizes(sizes or [])
     found = results.trials(kernel, given, dtype=dtype, outcome=outcome, limit=limit, database=database)

@@ -175,7 +175,7 @@ def tune(
     reference, measured and stored. The best of them are measured again side by side with the default. The same command
     goes on where an interrupted one stopped.
     """
-    from autotile.ops.assignments import read_sizes
+    from autotile.cli.assignments import read_sizes
     from autotile.tuning.options import TuneOptions
 
     options = TuneOptions(
@@ -211,8 +211,8 @@ def tune(
 
 
 def _tune_one(kernel: str, sizes: list[str] | None, dtype: str | None, options: TuneOptions, *, as_json: bool) -> None:
-    from autotile.ops.assignments import read_sizes
-    from autotile.ops.targets import open_problem
+    from autotile.api.targets import open_problem
+    from autotile.cli.assignments import read_sizes
     from autotile.ops.tuning import serving_call
 
     loaded, problem = open_problem(kernel, read_sizes(sizes or []), dtype)

@@ -46,7 +46,7 @@ def verify(
     that is correct is served from then on; what fails is no longer served.
     """
     from autotile.api import verification
-    from autotile.ops.assignments import read_sizes
+    from autotile.cli.assignments import read_sizes
     from autotile.tuning.options import TuneOptions
 
     result = verification.verify(

@@ -8,33 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotile.ops.doctor import examine
-    from autotile.ops.explaining import block_occupancy, explain_config
     from autotile.ops.families import tune_family
-    from autotile.ops.spaces import count_space
-    from autotile.ops.targets import known_devices, open_problem, target_device
     from autotile.ops.tuning import tune
 
 __all__ = [
-    "block_occupancy",
-    "count_space",
-    "examine",
-    "explain_config",
-    "known_devices",
-    "open_problem",
-    "target_device",
     "tune",
     "tune_family",
 ]
 
 _HOME = {
-    "block_occupancy": "explaining",
-    "count_space": "spaces",
-    "examine": "doctor",
-    "explain_config": "explaining",
-    "known_devices": "targets",
-    "open_problem": "targets",
-    "target_device": "targets",
     "tune": "tuning",
     "tune_family": "families",
 }

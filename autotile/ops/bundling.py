@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from autotile import __version__
+from autotile.cli.assignments import read_sizes
 from autotile.errors import InputError
 from autotile.exchange.bundle import BundledCubin, BundledKernel, cubin_member, write_bundle
-from autotile.ops.assignments import read_sizes
 from autotile.ops.shipping import Shipment, Wanted, gather
 from autotile.report.bundle import BundleReport, BundleRow
 

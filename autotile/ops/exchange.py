@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from autotile.api.targets import open_problem
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Problem, config_key
 from autotile.core.text import sizes_text, source_text
@@ -21,7 +22,6 @@ from autotile.exchange.kernel_tuner import import_into_database, import_into_rec
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.t4 import write_t4
 from autotile.kernel.library import Kernel
-from autotile.ops.targets import open_problem
 from autotile.report.transfer import TransferReport
 from autotile.settings import read_settings
 

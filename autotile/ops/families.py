@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from autotile.api.targets import check_device_index
 from autotile.core.objectives import TIME, whole_objectives
 from autotile.errors import InputError
 from autotile.families.family import Family, family_of, parse_family
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.ops.targets import check_device_index
 from autotile.serving.dispatcher import forget_served
 from autotile.settings import read_settings
 from autotile.tuning import family as tuning

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from autotile.api.targets import check_device_index, open_problem
 from autotile.core.model import Problem
 from autotile.core.objectives import whole_objectives
 from autotile.database.engine import parse_location
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.ops.targets import check_device_index, open_problem
 from autotile.serving.dispatcher import forget_served
 from autotile.settings import read_settings
 from autotile.tuning import session

@@ -12,10 +12,18 @@ from rich.table import Table
 from autotile.cli.tables import RIGHT, below, facts, lines, table, title
 from autotile.core.model import Outcome, config_key, config_text
 from autotile.core.statistics import Interval, is_tie
-from autotile.core.text import NOTHING, device_text, duration_text, funnel_text, interval_text, plural, time_text
+from autotile.core.text import (
+    NOTHING,
+    device_text,
+    duration_text,
+    funnel_text,
+    interval_text,
+    occupancy_text,
+    plural,
+    time_text,
+)
 from autotile.kernel.workrate import Workrate
 from autotile.report.front import front_table
-from autotile.report.occupancy import occupancy_sentence
 from autotile.tuning.pipeline import Load
 from autotile.tuning.result import Drift, TuneResult
 from autotile.tuning.stopping import Stopped
@@ -81,7 +89,7 @@ class TuneReport:
         if result.winner is not None:
             yield self._winner, config_text(result.winner.config)
             if result.winner.occupancy is not None:
-                yield "occupancy", occupancy_sentence(result.device, result.winner.occupancy)
+                yield "occupancy", occupancy_text(result.device, result.winner.occupancy)
         if result.default is not None:
             yield "default", config_text(result.default.config)
         if result.speedup is not None:

@@ -156,7 +156,7 @@ def test_an_interrupted_command_says_so_and_is_130(run, monkeypatch):
     def interrupted(_: str | None) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autotile.ops.targets.target_device", interrupted)
+    monkeypatch.setattr("autotile.api.inspection.resolve_device", interrupted)
     answer = run("occupancy", "--threads", "32", "--json")
     assert answer.code == 130
     assert answer.document == {"error": {"kind": "CommandInterruptedError", "message": "interrupted"}}
@@ -182,7 +182,7 @@ def test_a_bug_is_not_hidden(run, monkeypatch):
     def broken(name: str | None) -> None:
         raise ZeroDivisionError(name)
 
-    monkeypatch.setattr("autotile.ops.targets.target_device", broken)
+    monkeypatch.setattr("autotile.api.inspection.resolve_device", broken)
     with pytest.raises(ZeroDivisionError):
         run("occupancy", "--threads", "32")
 

@@ -167,7 +167,7 @@ class TestRefusals:
         assert "no recording" in answer.err or "GiB" in answer.err
 
     def test_recording_needs_a_gpu(self, run, scale_toml, monkeypatch):
-        monkeypatch.setattr("autotile.ops.targets.device_count", lambda: 0)
+        monkeypatch.setattr("autotile.api.targets.device_count", lambda: 0)
         answer = run("record", scale_toml, "n=4096", "--json")
         assert answer.code == 2
         assert "no CUDA device 0 on this machine" in answer.document["error"]["message"]

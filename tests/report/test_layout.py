@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console, RenderableType
 
 import autotile.cli.application  # noqa: F401 - the modules of commands are imported by it
+from autotile.api.inspection import DeviceList
 from autotile.api.listings import Miss, MissList, RecordingList, StudyList, StudyTrial, TrialList
+from autotile.cli.devices import devices_table
 from autotile.cli.list import recordings_table, studies_table
 from autotile.cli.misses import misses_table
 from autotile.cli.tables import RIGHT, Listing, Trimmed, below, facts, table, title
@@ -21,7 +23,6 @@ from autotile.database.keys import TuningKey
 from autotile.database.studies import StudySummary
 from autotile.database.trials import StoredTrial
 from autotile.exchange.recording import RecordingFile, RecordingHeader
-from autotile.report.devices import DevicesReport
 
 SIZES = {"M": 4096, "N": 4096, "K": 4096}
 CONFIG = dict.fromkeys(("BM", "BN", "BK", "TM", "TN", "LANES_X", "VEC", "STAGES", "PAD", "UNROLL", "MIN_BLOCKS"), 128)
@@ -70,7 +71,7 @@ def reports() -> dict[str, RenderableType]:
             TrialList(tuple(StudyTrial(key(), stored_trial(study)) for study in (1, 2)))
         ),
         "misses": misses_table(MissList((miss,))),
-        "devices": DevicesReport([], {name: device_profile(name) for name in profile_names()}),
+        "devices": devices_table(DeviceList((), {name: device_profile(name) for name in profile_names()})),
     }
 
 
