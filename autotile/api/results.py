@@ -172,7 +172,8 @@ def best(
     dtype
         Element type; None for the kernel's first.
     device
-        CUDA index of a GPU of this machine, or name of a GPU; None for the current GPU.
+        CUDA index of a GPU of this machine, or name of a GPU. None for the current GPU; without a GPU, for that of the
+        newest stored result, else an H200.
     database
         Path or URL; None for the user's own.
     bundle
@@ -222,7 +223,17 @@ def list(kernel: str | Path | None = None, *, database: str | Path | None = None
 def families(kernel: str | Path | None = None, *, database: str | Path | None = None) -> FamilyList:
     """Return the tuned families of a kernel, or of all kernels, each with its rule.
 
-    Parameters and errors are those of `list`.
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file; None for all kernels.
+    database
+        Path or URL; None for the user's own, which need not exist.
+
+    Raises
+    ------
+    InputError
+        The database cannot be read, or there is no such kernel.
     """
     opened = open_for_reading(database)
     if opened is None:
@@ -234,6 +245,11 @@ def families(kernel: str | Path | None = None, *, database: str | Path | None = 
 
 def recordings(kernel: str | Path | None = None) -> RecordingList:
     """Return the installed recordings of a kernel, or of all kernels, which a replay finds without a path.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file; None for all kernels.
 
     Raises
     ------
@@ -305,7 +321,17 @@ def trials(
 def misses(kernel: str | Path | None = None, *, database: str | Path | None = None) -> MissList:
     """Return the problems that programs were served by a fallback, the costliest first.
 
-    Parameters and errors are those of `list`.
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file; None for all kernels.
+    database
+        Path or URL; None for the user's own, which need not exist.
+
+    Raises
+    ------
+    InputError
+        The database cannot be read, or there is no such kernel.
     """
     opened = open_for_reading(database)
     if opened is None:
@@ -317,6 +343,11 @@ def misses(kernel: str | Path | None = None, *, database: str | Path | None = No
 
 def db_check(database: str | Path | None = None) -> CheckResult:
     """Check a database for damage and for rows without their study or run.
+
+    Parameters
+    ----------
+    database
+        Path or URL; None for the user's own, which need not exist.
 
     Raises
     ------
@@ -335,7 +366,18 @@ def db_check(database: str | Path | None = None) -> CheckResult:
 
 
 def db_path(database: str | Path | None = None) -> str:
-    """Return the path or URL of a database, or of the user's own; the password of a URL is masked."""
+    """Return the location of a database as it may be shown: the password of a URL is masked.
+
+    Parameters
+    ----------
+    database
+        Path or URL; None for the user's own, which need not exist.
+
+    Raises
+    ------
+    InputError
+        The URL is of an unsupported kind.
+    """
     return location_text(database)
 
 

@@ -32,11 +32,13 @@ def verify(
         bool, typer.Option("--sanitize", help="Run them under compute-sanitizer, too; none with a fault is served.")
     ] = False,
     device: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="NAME|INDEX", help="GPU of this machine to run on: its name, a profile's name, or its CUDA index."
+            metavar="NAME|INDEX",
+            help="GPU to run on: the name or the index of a GPU of this machine.",
+            show_default="the first",
         ),
-    ] = "0",
+    ] = None,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
