@@ -140,7 +140,7 @@ class TrialList(Displayed):
 
 
 @dataclass(frozen=True, slots=True)
-class Miss:
+class ListedMiss:
     """Calls of one problem on one GPU that were served by a fallback.
 
     Attributes
@@ -178,7 +178,7 @@ class Miss:
 class MissList(Displayed):
     """Misses, the costliest first, then the most frequent."""
 
-    misses: tuple[Miss, ...]
+    misses: tuple[ListedMiss, ...]
 
     def _headline(self) -> str:
         calls = plural(sum(miss.count for miss in self.misses), "call")

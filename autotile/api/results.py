@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotile.api.listings import (
     FamilyList,
-    Miss,
+    ListedMiss,
     MissList,
     RecordingList,
     StudyList,
@@ -451,9 +451,9 @@ def _by_time(entry: StudyTrial) -> tuple[bool, float, int]:
     return time_us is None, time_us or 0.0, entry.stored.trial_id
 
 
-def _miss(assessed: AssessedMiss) -> Miss:
+def _miss(assessed: AssessedMiss) -> ListedMiss:
     miss, cost = assessed.miss, assessed.cost
-    return Miss(
+    return ListedMiss(
         problem=miss.problem,
         gpu_name=miss.gpu_name,
         tier=miss.tier,

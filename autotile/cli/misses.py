@@ -16,7 +16,7 @@ from autotile.cli.tables import RIGHT, Listing
 from autotile.core.text import NOTHING, duration_text, moment_text, sizes_text, time_text
 
 if TYPE_CHECKING:
-    from autotile.api.listings import Miss, MissList
+    from autotile.api.listings import ListedMiss, MissList
 
 
 def misses(
@@ -49,7 +49,7 @@ def misses_table(found: MissList) -> RenderableType:
     return Listing(headings, [_row(miss) for miss in found.misses], ("last", "device"))
 
 
-def _row(miss: Miss) -> tuple[str, ...]:
+def _row(miss: ListedMiss) -> tuple[str, ...]:
     about = "" if miss.measured or miss.call_us is None else "about "
     return (
         miss.problem.kernel,

@@ -214,8 +214,8 @@ def _settle(target: Database, winners: Sequence[StoredBest]) -> MergedStudy | No
 def _served(target: Database, study_id: int) -> Trial | None:
     """Return the trial that a study serves, after newer refusals of its configuration have taken effect.
 
-    Of several trials of a configuration the one with the highest number counts, and copied trials are numbered in the
-    order of copying: a refusal may have been copied before the trial that it refuses, and is then recorded once more.
+    A refusal applies to the trials with lower ids. Copied trials get their ids in the order of copying, so a refusal
+    may have been copied before the trial that it refuses; it is then recorded once more.
     """
     while found := target.best(study_id=study_id):
         best = found[0]
@@ -224,7 +224,7 @@ def _served(target: Database, study_id: int) -> Trial | None:
             for stored in target.stored_trials(study_id, phase="final")
             if not stored.trial.outcome.has_time
             and config_key(stored.trial.config) == config_key(best.trial.config)
-            and stored.created_at > best.created_at
+            and stored.created_at > best.winner.tuned_at
         ]
         if not refusals:
             return best.trial

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 
 import autotile.cli.application  # noqa: F401 - the modules of commands are imported by it
 from autotile.api.inspection import DeviceList
-from autotile.api.listings import Miss, MissList, RecordingList, StudyList, StudyTrial, TrialList
+from autotile.api.listings import ListedMiss, MissList, RecordingList, StudyList, StudyTrial, TrialList
 from autotile.cli.devices import devices_table
 from autotile.cli.list import recordings_table, studies_table
 from autotile.cli.misses import misses_table
@@ -59,7 +59,7 @@ def reports() -> dict[str, RenderableType]:
     study = StudySummary(1, key(), device_profile("h200"), NOON, 1, 200, 150, NOON, CONFIG, 3057.0)
     header = RecordingHeader(key=key(), parameters=(), device=device_profile("h200"), valid_configs=14712)
     problem, gpu = Problem("sgemm_2d", SIZES, "float32"), "NVIDIA GeForce RTX 3090"
-    miss = Miss(problem, gpu, "transferred", 7, NOON, call_us=1234.5, lost_s=12.5, measured=False, tuned=True)
+    miss = ListedMiss(problem, gpu, "transferred", 7, NOON, call_us=1234.5, lost_s=12.5, measured=False, tuned=True)
     file = Path("/home/someone/autotile/recordings/sgemm_2d-nvidia-h200.npz")
     return {
         "studies": studies_table(StudyList((study,), "t.db")),
