@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotile.cli.application import examples
-from autotile.cli.arguments import DatabaseOption, JsonOption
-from autotile.cli.completion import complete_kernel
+from autotile.cli.arguments import DatabaseOption, JsonOption, OptionalKernelArgument
 from autotile.cli.output import show
 from autotile.cli.studies import STUDY_HEADINGS, study_columns, study_document
 from autotile.cli.tables import RIGHT, Listing, below, facts, title
@@ -28,12 +27,7 @@ _IN_FORCE = {True: "yes", False: "no: the kernel has changed since", None: "not 
 
 
 def list_results(
-    kernel: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="KERNEL", help="Only this kernel's.", autocompletion=complete_kernel, show_default="all kernels"
-        ),
-    ] = None,
+    kernel: OptionalKernelArgument = None,
     *,
     recordings: Annotated[
         bool, typer.Option("--recordings", help="List the recordings that can be replayed instead.")
@@ -44,7 +38,10 @@ def list_results(
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what was tuned, each problem with its best configuration."""
+    """List tuned problems, each with its best configuration.
+
+    Lists those of one kernel if it is named, else of all.
+    """
     from autotile.api import results
 
     if recordings and families:

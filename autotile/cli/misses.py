@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import RenderableType
 from rich.text import Text
 
 from autotile.cli.application import examples
-from autotile.cli.arguments import DatabaseOption, JsonOption
-from autotile.cli.completion import complete_kernel
+from autotile.cli.arguments import DatabaseOption, JsonOption, OptionalKernelArgument
 from autotile.cli.output import show
 from autotile.cli.tables import RIGHT, Listing
 from autotile.core.text import NOTHING, duration_text, moment_text, sizes_text, time_text
@@ -20,20 +19,15 @@ if TYPE_CHECKING:
 
 
 def misses(
-    kernel: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="KERNEL", help="Only this kernel's.", autocompletion=complete_kernel, show_default="all kernels"
-        ),
-    ] = None,
+    kernel: OptionalKernelArgument = None,
     *,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List problems that could not be served exactly.
 
-    Shows the number of calls and, where enough is tuned to estimate it, the time that they may have cost.
-    `autotile tune --from-misses` tunes them, the costliest first.
+    Lists those of one kernel if it is named, else of all: the number of calls and, if enough is tuned to estimate it,
+    the time that they may have cost. `autotile tune --from-misses` tunes them, the costliest first.
     """
     from autotile.api import results
 
