@@ -6,6 +6,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Problem
@@ -171,3 +172,17 @@ def _is_name_of(name: str, gpu: DeviceProperties) -> bool:
         return device_profile(name) == device_profile(gpu.name)
     except InputError:
         return False
+
+
+def merge_sizes(mapping: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge sizes given as a mapping with sizes given as keyword arguments.
+
+    Raises
+    ------
+    InputError
+        A size is given in both ways.
+    """
+    merged = dict(mapping or {})
+    if twice := merged.keys() & named.keys():
+        raise InputError(f"{min(twice)} is given twice, in the mapping and by keyword; give it once")
+    return merged | dict(named)

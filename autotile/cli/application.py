@@ -128,7 +128,10 @@ def main() -> None:
 for _name in (
     "tune",
     "verify",
-    "results",
+    "best",
+    "list",
+    "misses",
+    "trials",
     "bundle",
     "space",
     "explain",
@@ -136,7 +139,9 @@ for _name in (
     "devices",
     "doctor",
     "exchange",
-    "comparing",
-    "database",
+    "diff",
+    "merge",
+    "clean",
+    "db",
 ):
     import_module(f"autotile.cli.{_name}").register(app)

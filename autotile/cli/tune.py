@@ -224,9 +224,9 @@ def _tune_one(kernel: str, sizes: list[str] | None, dtype: str | None, options: 
 
 def _tune_missed(kernel: str | None, sizes: list[str] | None, options: TuneOptions, *, as_json: bool) -> None:
     """Tune one problem after the other; one that cannot be tuned does not stop the others."""
-    from autotile.ops.misses import missed_problems
     from autotile.ops.tuning import serving_call
     from autotile.report.misses import TunedReport
+    from autotile.tuning.missed_problems import missed_problems
 
     if sizes:
         raise InputError("--from-misses takes its sizes from the database; leave them out")

@@ -24,21 +24,19 @@ from autotile.database.engine import (
     sqlite_engine,
 )
 from autotile.database.keys import TuningKey
+from autotile.database.misses import StoredMiss, count_miss, read_misses
 from autotile.database.paths import check_readable, check_writable, identity, network_notice, refuse_other_files
 from autotile.database.schema import TRIALS, now_text
 from autotile.database.studies import (
     StoredBest,
-    StoredMiss,
     StoredRun,
     StudySummary,
-    count_miss,
     find_study,
     finish_run,
     insert_run,
     list_studies,
     make_study,
     read_best,
-    read_misses,
     read_runs,
 )
 from autotile.database.trials import Phase, StoredTrial, insert_trial, insert_trials, read_trials, trial_row

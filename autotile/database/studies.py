@@ -1,8 +1,7 @@
-"""Studies, runs, the best result of each study, and misses."""
+"""Studies, runs and the best result of each study."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -12,9 +11,9 @@ from sqlalchemy import Connection, RowMapping, Table, func, select, update
 
 from autotile import __version__
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Problem, Trial, canonical_json
+from autotile.core.model import Config, Trial
 from autotile.database.keys import TuningKey
-from autotile.database.schema import BEST, MISSES, RUNS, STUDIES, TRIALS, insert_for, now_text
+from autotile.database.schema import BEST, RUNS, STUDIES, TRIALS, insert_for, now_text
 from autotile.database.trials import stored_trial
 from autotile.database.winners import Winner
 
@@ -226,45 +225,3 @@ def _stored_best(row: RowMapping) -> StoredBest:
 
 def _columns_of(table: Table, row: RowMapping) -> dict[str, Any]:
     return {column.name: row[column] for column in table.c}
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMiss:
-    """One problem on one GPU, and what was served in place of an exact result."""
-
-    problem: Problem
-    gpu_name: str
-    tier: str
-    count: int
-    last_at: datetime
-
-
-def count_miss(connection: Connection, problem: Problem, gpu_name: str, tier: str, count: int) -> None:
-    """Add to the count of a problem."""
-    row = {
-        "kernel": problem.kernel,
-        "sizes": canonical_json(dict(problem.sizes)),
-        "dtype": problem.dtype,
-        "gpu_name": gpu_name,
-        "tier": tier,
-    }
-    insert = insert_for(connection, MISSES).values(**row, count=count, last_at=now_text())
-    change = {"count": MISSES.c.count + insert.excluded.count, "last_at": insert.excluded.last_at}
-    connection.execute(insert.on_conflict_do_update(index_elements=list(row), set_=change))
-
-
-def read_misses(connection: Connection, kernel: str | None) -> list[StoredMiss]:
-    """Misses of one kernel, or of all, most frequent first."""
-    query = select(MISSES).order_by(MISSES.c.count.desc(), MISSES.c.id)
-    if kernel is not None:
-        query = query.where(MISSES.c.kernel == kernel)
-    return [
-        StoredMiss(
-            problem=Problem(row["kernel"], json.loads(row["sizes"]), row["dtype"]),
-            gpu_name=row["gpu_name"],
-            tier=row["tier"],
-            count=row["count"],
-            last_at=datetime.fromisoformat(row["last_at"]),
-        )
-        for row in connection.execute(query).mappings()
-    ]

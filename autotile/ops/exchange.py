@@ -14,6 +14,7 @@ from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Problem, config_key
 from autotile.core.text import sizes_text, source_text
 from autotile.database.database import Database
+from autotile.database.opening import open_for_reading
 from autotile.database.studies import StudySummary
 from autotile.database.trials import StoredTrial
 from autotile.errors import InputError
@@ -21,7 +22,6 @@ from autotile.exchange.kernel_tuner import import_into_database, import_into_rec
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.t4 import write_t4
 from autotile.kernel.library import Kernel
-from autotile.ops.reading import open_to_read
 from autotile.report.transfer import TransferReport
 from autotile.settings import read_settings
 
@@ -72,7 +72,7 @@ def export_study(
         The problem was not tuned, or the file cannot be written.
     """
     loaded, problem = open_problem(kernel, sizes, dtype)
-    opened = open_to_read(database)
+    opened = open_for_reading(database)
     if opened is None:
         raise InputError("nothing is tuned yet, so nothing can be exported; run `autotile tune` first")
     with opened:

@@ -1,4 +1,4 @@
-"""Tune a family of problems, and list the rules that were learned."""
+"""Tune a family of problems."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ from dataclasses import replace
 
 from autotile.api.targets import check_device_index
 from autotile.core.objectives import TIME, whole_objectives
-from autotile.database.database import Database
-from autotile.database.engine import parse_location
-from autotile.database.families import Families
-from autotile.database.keys import space_hash
-from autotile.database.winners import StoredRule
 from autotile.errors import InputError
 from autotile.families.family import Family, family_of, parse_family
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.report.family import ListedRule, RulesReport
 from autotile.serving.dispatcher import forget_served
 from autotile.settings import read_settings
 from autotile.tuning import family as tuning
@@ -111,34 +105,6 @@ def tune_opened_family(
     )
     forget_served()  # the next get_best_kernel sees what was learned
     return result
-
-
-def list_families(kernel: str | None = None, *, database: str | None = None) -> RulesReport:
-    """Every family with its rule, or those of one kernel.
-
-    Raises
-    ------
-    InputError
-        The database cannot be read, or there is no such kernel.
-    """
-    location = database or read_settings().database
-    opened = Database.open_readonly(location)
-    if opened is None:
-        return RulesReport([], str(parse_location(location)))
-    with opened:
-        rules = Families(opened).rules(kernel)  # a kernel that was deleted since is still in the database
-        if kernel is not None and not rules:
-            rules = Families(opened).rules(load_kernel(kernel).name)
-        return RulesReport([ListedRule(rule, _is_in_force(rule)) for rule in rules], opened.location)
-
-
-def _is_in_force(stored: StoredRule) -> bool | None:
-    """Whether the rule is for the kernel as it is now; None where the kernel is not found by its name."""
-    try:
-        loaded = load_kernel(stored.key.kernel)
-    except InputError:
-        return None
-    return (stored.key.template_hash, stored.key.space_hash) == (loaded.source_hash, space_hash(loaded.spec))
 
 
 def family_call(kernel: str, family: Family, *, dtype: str | None, database: str | None) -> str:

@@ -14,11 +14,11 @@ from autotile.cuda.compiler import CachedCubin, CompileJob, compile_job, known_a
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.families import Families
 from autotile.database.keys import TuningKey, space_hash
+from autotile.database.opening import open_for_reading
 from autotile.database.winners import StoredRule, Winner, rule_files, shipped_rules, shipped_winners
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import ARCHITECTURE, capability_of, device_fault, resolve_problem
-from autotile.ops.reading import open_to_read
 from autotile.settings import available_cores, read_settings
 from autotile.workers.compile_pool import CompilePool
 
@@ -162,7 +162,7 @@ def _current(kernel: Kernel, database: str | None, dtype: str | None) -> _Tuned:
     """What is tuned of this very version of the kernel: the user's own results, then those that came with autotile."""
     if dtype is not None and dtype not in kernel.spec.dtypes:
         raise InputError(f"{kernel.name} is not written for dtype {dtype!r}; it takes {', '.join(kernel.spec.dtypes)}")
-    opened = open_to_read(database)
+    opened = open_for_reading(database)
     own: list[Winner] = []
     rules: list[StoredRule] = []
     if opened is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autotile.core.model import Config, Measurement, Outcome, Trial, config_key
-from autotile.core.statistics import Interval, median_interval, paired_ratio, ratio_of
+from autotile.core.statistics import Interval, median_interval, paired_ratio, ratio_of, widen_by_session_spread
 from autotile.tuning.backend import Evaluator
 from autotile.workers.protocol import Candidate
 from autotile.workers.sanitizer import Finding, Verdict
@@ -67,10 +67,6 @@ _MOST_ROUNDS = 60
 """In simulation, 60 interleaved rounds of 12 finalists left a winner 0.01 % off, at 0.8 % noise with drift."""
 _HURRIED_FINALISTS = 4
 """Beside the default, when the user wants to leave."""
-SESSION_SPREAD = 2e-3
-"""How far a ratio may lie from what its rounds show: in another session, and in other company, it is another.
-On an H200, ten sessions and one long race of 300 rounds gave the same two configurations ratios of 1.1486 to 1.1526,
-each with an interval of 0.1 to 0.2 %; in races of the same company they agreed to 0.03 % beyond their intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +112,6 @@ def choose_finalists(
     slower = [t for t in trials if t.outcome.has_time and config_key(t.config) in invited]
     finalists = {config_key(t.config): t for t in [*ran[: max(count, 1)], *slower]}
     return sorted(finalists.values(), key=_time_us)
-
-
-def widened(ratio: Interval) -> Interval:
-    """A ratio with what another session may make of it."""
-    return Interval(ratio.value, ratio.low * (1.0 - SESSION_SPREAD), ratio.high * (1.0 + SESSION_SPREAD))
 
 
 def run_finals(
@@ -187,7 +178,7 @@ class _Race:
         if slower == faster:
             return Interval(1.0, 1.0, 1.0)
         ratio = paired_ratio(self._times[faster], self._times[slower])
-        return widened(ratio)
+        return widen_by_session_spread(ratio)
 
     def _is(self, index: int, config: Config | None) -> bool:
         return config is not None and _same(self._trials[index].config, config)

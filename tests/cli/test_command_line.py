@@ -35,7 +35,7 @@ COMMANDS = [
     "import",
     "diff",
     "merge",
-    "prune",
+    "clean",
     "db",
     "db check",
     "db path",
@@ -43,13 +43,14 @@ COMMANDS = [
 
 
 def commands() -> Iterator[tuple[str, Any]]:
-    """Every command with its full name, groups too."""
+    """Every command that is not hidden, with its full name; groups too."""
     waiting = [("", typer.main.get_command(app))]
     while waiting:
         name, command = waiting.pop(0)
         yield name, command
         for word, inner in getattr(command, "commands", {}).items():
-            waiting.append((f"{name} {word}".strip(), inner))
+            if not inner.hidden:
+                waiting.append((f"{name} {word}".strip(), inner))
 
 
 def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -144,7 +145,7 @@ def test_json_of_whatever_is_refused_is_one_document(run, words):
     assert answer.document["error"]["message"] in answer.err
 
 
-@pytest.mark.parametrize("words", [["list"], ["db", "path"], ["prune", "--older-than", "1d"], ["best", "sgemm_2d"]])
+@pytest.mark.parametrize("words", [["list"], ["db", "path"], ["clean", "--older-than", "1d"], ["best", "sgemm_2d"]])
 def test_an_empty_database_name_does_not_mean_the_users_own(run, words):
     answer = run(*words, "--db", "")
     assert answer.code == 2

@@ -251,7 +251,7 @@ class TestMisses:
     def test_no_misses(self, run):
         assert run("tune", "--from-misses", "--json").document == []
         assert run("misses", "--json").document == []
-        assert "nothing was asked for in vain" in run("misses").out
+        assert "no misses are stored" in run("misses").out
 
     def test_sizes_are_not_given(self, run):
         assert run("tune", "scale", "n=4", "--from-misses").code == 2

@@ -9,17 +9,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
+import autotile.cli.application  # noqa: F401 - the modules of commands are imported by it
 from autotile.api.inspection import DeviceList
+from autotile.api.listings import ListedMiss, MissList, RecordingList, StudyList, StudyTrial, TrialList
 from autotile.cli.devices import devices_table
+from autotile.cli.list import recordings_table, studies_table
+from autotile.cli.misses import misses_table
 from autotile.cli.tables import RIGHT, Listing, Trimmed, below, facts, table, title
+from autotile.cli.trials import trials_table
 from autotile.core.device import device_profile, profile_names
 from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial
 from autotile.database.keys import TuningKey
-from autotile.database.studies import StoredMiss, StudySummary
+from autotile.database.studies import StudySummary
 from autotile.database.trials import StoredTrial
 from autotile.exchange.recording import RecordingFile, RecordingHeader
-from autotile.report.misses import MissesReport, MissRow
-from autotile.report.results import RecordingsReport, StudiesReport, StudyTrial, TrialsReport
 
 SIZES = {"M": 4096, "N": 4096, "K": 4096}
 CONFIG = dict.fromkeys(("BM", "BN", "BK", "TM", "TN", "LANES_X", "VEC", "STAGES", "PAD", "UNROLL", "MIN_BLOCKS"), 128)
@@ -55,14 +58,19 @@ def stored_trial(study: int) -> StoredTrial:
 def reports() -> dict[str, RenderableType]:
     study = StudySummary(1, key(), device_profile("h200"), NOON, 1, 200, 150, NOON, CONFIG, 3057.0)
     header = RecordingHeader(key=key(), parameters=(), device=device_profile("h200"), valid_configs=14712)
-    miss = StoredMiss(Problem("sgemm_2d", SIZES, "float32"), "NVIDIA GeForce RTX 3090", "transferred", 7, NOON)
+    problem, gpu = Problem("sgemm_2d", SIZES, "float32"), "NVIDIA GeForce RTX 3090"
+    miss = ListedMiss(problem, gpu, "transferred", 7, NOON, call_us=1234.5, lost_s=12.5, measured=False, tuned=True)
     file = Path("/home/someone/autotile/recordings/sgemm_2d-nvidia-h200.npz")
     return {
-        "studies": StudiesReport([study], "t.db"),
-        "recordings": RecordingsReport([RecordingFile(file, header), RecordingFile(file, None, "it is damaged")]),
-        "trials": TrialsReport([StudyTrial(key(), stored_trial(1))]),
-        "trials of several studies": TrialsReport([StudyTrial(key(), stored_trial(study)) for study in (1, 2)]),
-        "misses": MissesReport([MissRow(miss, call_us=1234.5, lost_s=12.5, measured=False, tuned=True)]),
+        "studies": studies_table(StudyList((study,), "t.db")),
+        "recordings": recordings_table(
+            RecordingList((RecordingFile(file, header), RecordingFile(file, None, "it is damaged")))
+        ),
+        "trials": trials_table(TrialList((StudyTrial(key(), stored_trial(1)),))),
+        "trials of several studies": trials_table(
+            TrialList(tuple(StudyTrial(key(), stored_trial(study)) for study in (1, 2)))
+        ),
+        "misses": misses_table(MissList((miss,))),
         "devices": devices_table(DeviceList((), {name: device_profile(name) for name in profile_names()})),
     }
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from autotile.api.verification import verify
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.database import Database
 from autotile.errors import InputError
-from autotile.ops.verifying import verify_results
 from autotile.serving.dispatcher import find_best_kernel
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
@@ -24,11 +24,11 @@ DEFAULT = {"THREADS": 128, "WORK": 1}
 def again(bench: Any) -> Any:
     """Verify by replay of what a judge says."""
 
-    def verify(judge: Any, *arguments: Any, **named: Any) -> Any:
+    def run(judge: Any, *arguments: Any, **named: Any) -> Any:
         options = TuneOptions(replay=bench.record(judge), workers=1)
-        return verify_results(str(bench.kernel.spec.source), *arguments, options=options, **named)
+        return verify(bench.kernel.spec.source, *arguments, options=options, **named)
 
-    return verify
+    return run
 
 
 @pytest.fixture
@@ -67,7 +67,10 @@ def outcome_of(config: Config, what: Outcome, by_threads: Any) -> Any:
 
 def test_what_is_still_best_is_confirmed(bench: Any, tuned: Any, again: Any, judges: Any) -> None:
     tuned()
-    (row,) = again(judges["by_threads"]).rows
+    result = again(judges["by_threads"])
+    (row,) = result.problems
+    assert repr(result) == "<VerifyResult: 1 problem on NVIDIA H200 (replayed): 1 confirmed>"
+    assert "<td>scale n=4096 float32</td><td>confirmed</td>" in result._repr_html_()
     assert (row.verdict, row.before, row.after, row.aged) == ("confirmed", WINNER, WINNER, ())
     assert row.speedup.value > 1
     retimed = [trial.config for trial in bench.stored("final")][-4:]
@@ -81,14 +84,14 @@ def test_what_has_become_faster_is_served(bench: Any, tuned: Any, again: Any, ju
         return judges["timed"](config, 1.0 if config == SECOND else 10.0)  # type: ignore[no-any-return]
 
     tuned()
-    (row,) = again(judge).rows
+    (row,) = again(judge).problems
     assert (row.verdict, row.before, row.after) == ("replaced", WINNER, SECOND)
     assert served(bench).config == SECOND
 
 
 def test_what_is_wrong_now_is_served_no_more(bench: Any, tuned: Any, again: Any, judges: Any) -> None:
     tuned()
-    (row,) = again(outcome_of(WINNER, Outcome.WRONG_RESULT, judges["by_threads"])).rows
+    (row,) = again(outcome_of(WINNER, Outcome.WRONG_RESULT, judges["by_threads"])).problems
     assert (row.verdict, row.after) == ("demoted", SECOND)
     assert row.reason == "wrong_result: y[7] is 1, expected 2"
     assert served(bench).config == SECOND
@@ -102,12 +105,14 @@ def test_another_compiler_marks_a_result_as_aged_until_it_is_verified(
     assert (kernel.tier, kernel.config) == ("nearest", WINNER)
     assert "It has aged (NVRTC 12.0, now" in kernel.explain()
     assert "`autotile verify scale` measures it again" in kernel.explain()
-    (row,) = again(judges["by_threads"], aged_only=True).rows
+    (row,) = again(judges["by_threads"], aged=True).problems
     assert row.verdict == "confirmed"
     assert row.aged[0].startswith("NVRTC 12.0, now")
     kernel = served(bench)
     assert (kernel.tier, kernel.config, kernel.choice.aged) == ("exact", WINNER, ())
-    assert again(judges["by_threads"], aged_only=True).rows == []
+    nothing = again(judges["by_threads"], aged=True)
+    assert nothing.problems == ()
+    assert "nothing to verify" in repr(nothing)
 
 
 @pytest.mark.parametrize("nvrtc", ["", "12.0"])
@@ -120,7 +125,7 @@ def test_where_all_are_wrong_nothing_of_them_is_served(
     def judge(config: Config) -> Trial:
         return judges["failed"](config, Outcome.WRONG_RESULT)  # type: ignore[no-any-return]
 
-    (row,) = again(judge).rows
+    (row,) = again(judge).problems
     assert (row.verdict, row.before) == ("demoted", WINNER)
     assert served(bench).config not in (WINNER, SECOND)
 
@@ -128,8 +133,11 @@ def test_where_all_are_wrong_nothing_of_them_is_served(
 def test_one_problem_of_several(bench: Any, tuned: Any, again: Any, judges: Any) -> None:
     tuned()
     bench.tune(bench.record(n=2048), n=2048)
-    (row,) = again(judges["by_threads"], {"n": 4096}).rows
-    assert dict(row.problem.sizes) == {"n": 4096}
+    for result in (again(judges["by_threads"], {"n": 4096}), again(judges["by_threads"], n=4096)):
+        (row,) = result.problems
+        assert dict(row.problem.sizes) == {"n": 4096}
+    with pytest.raises(InputError, match="n is given twice"):
+        again(judges["by_threads"], {"n": 4096}, n=4096)
 
 
 def test_what_is_not_tuned(bench: Any, tuned: Any, again: Any, judges: Any) -> None:
@@ -142,6 +150,6 @@ def test_what_is_not_tuned(bench: Any, tuned: Any, again: Any, judges: Any) -> N
 
 def test_without_a_gpu_nothing_can_be_verified(bench: Any, tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tuned()
-    monkeypatch.setattr("autotile.ops.verifying.device_count", lambda: 0)
+    monkeypatch.setattr("autotile.api.verification.device_count", lambda: 0)
     with pytest.raises(InputError, match="there is no CUDA device here"):
-        verify_results(str(bench.kernel.spec.source))
+        verify(bench.kernel.spec.source)
