@@ -17,7 +17,7 @@ from autotile.kernel.launch import fixed_names, value_or_zero
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import capability_of, device_fault, is_below
 from autotile.space.limits import check_config
-from autotile.space.space import SearchSpace, feasible_space
+from autotile.space.search_space import SearchSpace, feasible_space
 
 ROOT = Path(__file__).parents[1]
 H200 = device_profile("h200")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from autotile.core.device import DeviceProperties
 from autotile.ops.targets import open_problem
 from autotile.report.space import SpaceReport
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 
 def count_space(

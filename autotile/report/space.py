@@ -14,7 +14,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem
 from autotile.core.text import device_text, duration_text
 from autotile.space.enumeration import SpaceStage
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 
 @dataclass(frozen=True, slots=True)

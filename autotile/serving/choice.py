@@ -255,7 +255,7 @@ def _default_config(kernel: Kernel, problem: Problem, device: DeviceProperties) 
     is_valid = not check_config(spec, spec.default, sizes, device, problem.dtype)
     if is_valid and is_worth_a_trial(spec, spec.default, sizes, device):
         return dict(spec.default)
-    from autotile.space.space import feasible_space
+    from autotile.space.search_space import feasible_space
 
     try:
         return feasible_space(spec, sizes, device, problem.dtype).config(0)

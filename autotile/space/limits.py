@@ -309,7 +309,7 @@ def check_config(
     Parameters
     ----------
     spec, sizes, device, dtype
-        As for `autotile.space.space.feasible_space`.
+        As for `autotile.space.search_space.feasible_space`.
     config
         A value for each parameter.
 

@@ -21,7 +21,7 @@ from autotile.search.samplers import TRANSFERRING, resolve_sampler
 from autotile.search.search import Lookahead
 from autotile.search.transfer import Source
 from autotile.space.limits import check_config
-from autotile.space.space import SearchSpace, feasible_space
+from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend
 from autotile.tuning.options import BRUTE_FORCE, TuneOptions
 from autotile.tuning.trial_log import Ledger

@@ -14,7 +14,7 @@ from autotile.errors import CompileError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
 from autotile.space.limits import check_config, compiled_occupancy, resource_fault
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 from autotile.workers.compile_pool import Compiled, CompilePool
 
 H200 = device_profile("h200")

@@ -8,7 +8,7 @@ from autotile.errors import DeviceError, InputError, SpecError
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import capability_of, device_fault, is_below
 from autotile.space.limits import check_config
-from autotile.space.space import enumerate_space
+from autotile.space.search_space import enumerate_space
 
 
 def declared(line: str, text: str = SPLIT_SPACE) -> str:

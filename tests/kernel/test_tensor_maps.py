@@ -15,7 +15,7 @@ from autotile.kernel.launch import LaunchData, TensorMap, TensorMapDemand, known
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 H200 = device_profile("h200")
 TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpose_tma.toml"

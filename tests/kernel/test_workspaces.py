@@ -11,7 +11,7 @@ from autotile.errors import ConfigError, SpecError
 from autotile.kernel.launch import LaunchData, Workspace, known_names
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 H200 = device_profile("h200")
 SPEC = parse_spec(SPLIT_SPACE, "split.toml")

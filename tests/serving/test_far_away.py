@@ -8,7 +8,7 @@ from autotile.database.winners import shipped_winners
 from autotile.kernel.library import load_kernel
 from autotile.serving.choice import choose
 from autotile.space.limits import check_config, is_worth_a_trial
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 KERNELS = ("sgemm", "sgemm_ws", "gemm_mma", "sgemm_bf16x6", "gemm_wgmma")
 H200 = device_profile("h200")

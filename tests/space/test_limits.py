@@ -10,7 +10,7 @@ from spec_samples import make_spec
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.space.limits import LIMITS, check_config
 from autotile.space.occupancy import occupancy
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 H200 = device_profile("h200")
 G80 = device_profile("g80")

@@ -19,7 +19,7 @@ from autotile.kernel.spec import KernelSpec
 from autotile.space import enumeration as joining
 from autotile.space import space
 from autotile.space.limits import check_config, limits_of
-from autotile.space.space import SearchSpace, enumerate_space, feasible_space
+from autotile.space.search_space import SearchSpace, enumerate_space, feasible_space
 
 H200 = device_profile("h200")
 SIZES = {"N": 4096}
