@@ -19,7 +19,7 @@ from autotile.kernel.nodes import (
     Arithmetic,
     AsNumber,
     Chain,
-    Choice,
+    Conditional,
     Constant,
     Environment,
     Junction,
@@ -237,7 +237,7 @@ class Grammar:
         chosen, otherwise = self.node(tree.body), self.node(tree.orelse)
         if chosen.kind != otherwise.kind:
             chosen, otherwise = self._as_number(tree.body, chosen), self._as_number(tree.orelse, otherwise)
-        return Choice(condition, chosen, otherwise, chosen.kind)
+        return Conditional(condition, chosen, otherwise, chosen.kind)
 
     def _call(self, tree: ast.Call) -> Node:
         name = tree.func.id if isinstance(tree.func, ast.Name) else ""

@@ -291,7 +291,7 @@ class Membership(NamedTuple):
         return found
 
 
-class Choice(NamedTuple):
+class Conditional(NamedTuple):
     """``x if c else y``; each branch is evaluated only where it is chosen."""
 
     condition: Node
