@@ -128,13 +128,16 @@ SECTIONS = (
     "parameters",
     "default",
     "rules",
-    "pruning",
+    "heuristics",
     "launch",
     "limits",
     "arguments",
     "reference",
     "work",
 )
+
+_FORMER_HEURISTICS = "pruning"
+"""Deprecated name of the section ``[heuristics]``."""
 
 ALLOWED_OPTIONS = (
     "--use_fast_math",
@@ -173,7 +176,7 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         Anything at all is wrong with the file; the message gives the file, the key, the line and the cure.
     """
     document = read_document(text, source)
-    document.allow(SECTIONS)
+    document.allow(SECTIONS, deprecated=(_FORMER_HEURISTICS,))
     kernel, problem = document.table("kernel"), document.table("problem")
     kernel.allow(("name", "template", "entry", "summary", "options", "architecture", "minimum_compute_capability"))
     problem.allow(("sizes", "flags", "ragged", "dtypes"))
@@ -190,7 +193,7 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         **{f"device.{name}": "number" for name in EXPRESSION_NAMES},
     }
     rules = _rules(document.table("rules", optional=True), all_kinds)
-    pruning = _rules(document.table("pruning", optional=True), all_kinds, taken=rules)
+    heuristics = _rules(_heuristics_table(document), all_kinds, taken=rules, are_heuristics=True)
     arguments = parse_arguments(document.table("arguments"), frame, all_kinds, taken)
     spec = KernelSpec(
         name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', a letter first"),
@@ -207,9 +210,9 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         ragged=frame.ragged,
         dtypes=dtypes,
         parameters=parameters,
-        default=_default(document.table("default"), parameters, (*rules, *pruning), frame.sizes),
+        default=_default(document.table("default"), parameters, (*rules, *heuristics), frame.sizes),
         rules=rules,
-        pruning=pruning,
+        heuristics=heuristics,
         launch=_launch(document.table("launch"), all_kinds),
         limits=_limits(document.table("limits", optional=True)),
         arguments=arguments,
@@ -237,6 +240,19 @@ def derived_ragged(sizes: Mapping[str, int]) -> dict[str, int]:
         unused = (prime for prime in primes if prime <= size and prime not in ragged.values())
         ragged[name] = next(unused, size - 1 + size % 2)
     return ragged
+
+
+def _heuristics_table(document: Table) -> Table:
+    """Return the section ``[heuristics]``, which may bear its deprecated name."""
+    if _FORMER_HEURISTICS not in document.data:
+        return document.table("heuristics", optional=True)
+    if "heuristics" in document.data:
+        raise document.error(
+            _FORMER_HEURISTICS,
+            f"[{_FORMER_HEURISTICS}] is the deprecated name of [heuristics], and the file has both; move its entries "
+            "to [heuristics]",
+        )
+    return document.table(_FORMER_HEURISTICS)
 
 
 def _sizes(problem: Table, taken: dict[str, str]) -> dict[str, int]:
@@ -289,13 +305,15 @@ def _kind(value: Value) -> Kind:
     return "boolean" if isinstance(value, bool) else "number"
 
 
-def _rules(table: Table, kinds: Mapping[str, Kind], *, taken: tuple[Rule, ...] = ()) -> tuple[Rule, ...]:
+def _rules(
+    table: Table, kinds: Mapping[str, Kind], *, taken: tuple[Rule, ...] = (), are_heuristics: bool = False
+) -> tuple[Rule, ...]:
     for name in table.data:
         if not is_c_identifier(name):
-            raise table.error(name, f"{name!r} is no name for a rule; use letters, digits and '_', no digit first")
+            raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
         if any(rule.name == name for rule in taken):
-            raise table.error(name, f"{name!r} is the name of a rule already; choose another")
-    return tuple(Rule(name, table.expression(name, kinds, "boolean")) for name in table.data)
+            raise table.error(name, f"{name!r} already names a rule; use another name")
+    return tuple(Rule(name, table.expression(name, kinds, "boolean"), are_heuristics) for name in table.data)
 
 
 def _default(
@@ -314,7 +332,7 @@ def _default(
     known = {**sizes, **default}
     for rule in rules:  # a rule about the device is left to the device
         if rule.expression.names <= known.keys() and not rule.expression.evaluate(known):
-            raise table.error("", f"the default breaks the rule {rule.name!r} at default sizes: {rule.expression.text}")
+            raise table.error("", f"the default breaks the {rule} at default sizes: {rule.expression.text}")
     return default
 
 

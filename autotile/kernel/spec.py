@@ -111,6 +111,11 @@ class Rule(NamedTuple):
 
     name: str
     expression: Expression
+    is_heuristic: bool = False
+    """Whether a configuration that breaks it is valid, but not worth a trial."""
+
+    def __str__(self) -> str:
+        return f"{'heuristic' if self.is_heuristic else 'rule'} {self.name!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +248,8 @@ class KernelSpec:
     parameters: tuple[Parameter, ...]
     default: Mapping[str, Value]
     rules: tuple[Rule, ...]
-    pruning: tuple[Rule, ...]
-    """Conditions that the search keeps, too. What breaks one is right, but not worth a trial."""
+    heuristics: tuple[Rule, ...]
+    """Conditions on what the search tries; see `Rule.is_heuristic`."""
     launch: Launch
     limits: Limits
     arguments: tuple[Argument, ...]

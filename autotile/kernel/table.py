@@ -66,11 +66,11 @@ class Table:
         """Dotted key of an entry."""
         return ".".join(part for part in (self.key, name) if part)
 
-    def allow(self, names: Iterable[str]) -> None:
-        """Refuse entries other than these."""
+    def allow(self, names: Iterable[str], *, deprecated: tuple[str, ...] = ()) -> None:
+        """Raise if there are entries other than these; messages do not suggest the deprecated ones."""
         known = tuple(names)
         for name in self.data:
-            if name not in known:
+            if name not in known and name not in deprecated:
                 what = "key" if self.key else "section"
                 raise self.error(name, f"unknown {what} {name!r}{nearest(name, known)} (known: {listing(known)})")
 

@@ -138,8 +138,8 @@ def _checks(spec: KernelSpec, config: Config, problem: Problem, device: DevicePr
     names = known_names(spec, config, problem.sizes, device)
     for rule in spec.rules:
         yield Check("rule", rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)
-    for rule in spec.pruning:
-        yield Check("pruning", rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)
+    for rule in spec.heuristics:
+        yield Check("heuristic", rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)
     demand = demand_of(spec, names, problem.sizes, problem.dtype)
     for limit in limits_of(spec):
         fits = bool(limit.fits(demand, device, spec)[0])

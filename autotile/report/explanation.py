@@ -16,12 +16,12 @@ from autotile.core.text import bytes_text, device_text
 from autotile.kernel.launch import LaunchData, TensorMap, Workspace
 from autotile.report.occupancy import OccupancyReport, occupancy_document, occupancy_sentence, occupancy_table
 
-CheckKind = Literal["device", "value", "rule", "pruning", "limit", "compiled"]
+CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One condition that a configuration has to meet, or what the search asks of it before it tries it (pruning)."""
+    """One condition that a configuration has to meet, or what the search asks of it before it tries it (heuristic)."""
 
     kind: CheckKind
     name: str

@@ -54,7 +54,7 @@ class SpaceReport:
         shown = table("after", f"{RIGHT}configurations left")
         shown.add_row("all combinations", f"{space.combinations:,}")
         for stage in space.rules:
-            shown.add_row(f"{'pruning' if stage.is_pruning else 'rule'} {stage.name}", f"{stage.remaining:,}")
+            shown.add_row(f"{'heuristic' if stage.is_heuristic else 'rule'} {stage.name}", f"{stage.remaining:,}")
         for stage in space.limits:
             shown.add_row(f"limit {stage.name}", f"{stage.remaining:,}")
         return shown
@@ -62,6 +62,6 @@ class SpaceReport:
 
 def _stages(stages: Sequence[SpaceStage]) -> list[dict[str, Any]]:
     return [
-        {"name": stage.name, "remaining": stage.remaining, **({"pruning": True} if stage.is_pruning else {})}
+        {"name": stage.name, "remaining": stage.remaining, **({"heuristic": True} if stage.is_heuristic else {})}
         for stage in stages
     ]

@@ -45,8 +45,8 @@ class SpaceStage:
 
     name: str
     remaining: int
-    is_pruning: bool = False
-    """Whether it is a rule for the search alone."""
+    is_heuristic: bool = False
+    """Whether it is a heuristic rather than a rule."""
 
 
 def join(
@@ -209,12 +209,12 @@ class _GrowingTable:
 
     def _record(self, rule: Rule, remaining: int) -> None:
         before = self.stages[-1].remaining if self.stages else self.combinations
-        self.stages.append(SpaceStage(rule.name, remaining))
+        self.stages.append(SpaceStage(rule.name, remaining, rule.is_heuristic))
         if remaining == 0:
             met = ", ".join(stage.name for stage in self.stages[:-1])
             those = f"of the {before:,} combinations that meet {met}" if met else f"of {before:,} combinations"
             raise rule.expression.place.error(
-                f"the rule {rule.name!r} leaves none {those}; relax it or add values",
+                f"the {rule} leaves none {those}; relax it or add values",
                 expression=rule.expression.text,
                 kind=EmptySpaceError,
             )

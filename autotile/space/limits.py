@@ -340,7 +340,7 @@ def is_worth_a_trial(spec: KernelSpec, config: Config, sizes: Mapping[str, int],
         As for `check_config`.
     """
     names = known_names(spec, config, sizes, device)
-    return all(rule.expression.evaluate(names) for rule in spec.pruning)
+    return all(rule.expression.evaluate(names) for rule in spec.heuristics)
 
 
 def demand_of(spec: KernelSpec, names: Mapping[str, Value], sizes: Mapping[str, int], dtype: str) -> Demand:

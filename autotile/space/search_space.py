@@ -21,8 +21,6 @@ from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.space.enumeration import Codes, SpaceStage, code_dtype, join, rank
 from autotile.space.limits import Demand, Limit, broken_limit, demand_of, limits_of
 
-__all__ = ["SearchSpace", "SpaceStage", "enumerate_space", "feasible_space"]
-
 MAX_COMBINATIONS = 2**63 - 1
 """Most combinations a space may have before its rules, so that a rank fits in int64."""
 
@@ -190,14 +188,13 @@ def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DevicePr
             source=spec.source,
             key="parameters",
         )
-    rules = (*spec.rules, *spec.pruning)
+    rules = (*spec.rules, *spec.heuristics)
     columns, stages = join(spec.parameters, rules, fixed_names(spec, sizes, device), spec.source)
-    pruning = {rule.name for rule in spec.pruning}
     return SearchSpace(
         parameters=spec.parameters,
         codes=_ordered(columns, [len(parameter.values) for parameter in spec.parameters]),
         combinations=combinations,
-        rules=tuple(replace(stage, is_pruning=stage.name in pruning) for stage in stages),
+        rules=tuple(stages),
         limits=(),
         seconds=time.perf_counter() - started,
     )
@@ -227,10 +224,10 @@ def feasible_space(
     try:
         return _feasible(spec, sizes, device, dtype)
     except EmptySpaceError as empty:
-        if not spec.pruning:
+        if not spec.heuristics:
             raise
         try:
-            return _feasible(replace(spec, pruning=()), sizes, device, dtype)
+            return _feasible(replace(spec, heuristics=()), sizes, device, dtype)
         except SpecError:
             raise empty from None
 

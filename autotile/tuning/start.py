@@ -186,7 +186,7 @@ def rows_to_try(kernel: Kernel, dtype: str, space: SearchSpace, backend: Backend
         wanted = np.zeros(len(space), dtype=np.bool_)
         wanted[[row for config in options.only if (row := space.row_of(config)) is not None]] = True
         masks.append(wanted)
-    valid = replace(kernel.spec, pruning=())  # they must be right there, not fast
+    valid = replace(kernel.spec, heuristics=())  # they must be right there, not fast
     masks += [space.rows_in(feasible_space(valid, sizes, backend.device, dtype)) for sizes in options.verify_sizes]
     return np.logical_and.reduce(masks) if masks else None
 

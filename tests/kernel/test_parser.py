@@ -45,7 +45,7 @@ def test_every_section_is_read() -> None:
     assert spec.default == {"BM": 64, "BN": 64, "TM": 8, "STAGED": True, "LAYOUT": "row"}
     assert list(spec.default) == [parameter.name for parameter in spec.parameters]
     assert [rule.name for rule in spec.rules] == ["squarish", "fits"]
-    assert spec.pruning == ()
+    assert spec.heuristics == ()
     assert [expression.text for expression in spec.launch.block] == ["BN // TM", "BM // TM"]
     assert spec.launch.static_smem_bytes is not None
     assert spec.launch.static_smem_bytes.evaluate({}) == 1024
@@ -228,10 +228,15 @@ RULES = [
     ('squarish = "max', 'squarish = "A < max', "rules.squarish", ["unknown name 'A'"]),
     (" <= 2 * min(BM, BN)", "", "rules.squarish", ["expected a boolean, but this is a number"]),
     ('squarish = "max(BM, BN) <= 2 * min(BM, BN)"', "squarish = true", "rules.squarish", ["expression in a string"]),
-    ("squarish =", "squarish-tiles =", "rules.squarish-tiles", ["no name for a rule"]),
+    ("squarish =", "squarish-tiles =", "rules.squarish-tiles", ["not a C identifier"]),
     ("[rules]", "[rules.more]", "rules.more", ["expected an expression in a string, got a table"]),
-    ("[launch]", '[pruning]\nsquarish = "BM > 32"\n[launch]', "pruning.squarish", ["name of a rule already"]),
-    ("[launch]", '[pruning]\nlarge = "BM > 64"\n[launch]', "default", ["breaks the rule 'large' at default sizes"]),
+    ("[launch]", '[heuristics]\nsquarish = "BM > 32"\n[launch]', "heuristics.squarish", ["already names a rule"]),
+    (
+        "[launch]",
+        '[heuristics]\nlarge = "BM > 64"\n[launch]',
+        "default",
+        ["breaks the heuristic 'large' at default sizes"],
+    ),
 ]
 LAUNCH = [
     ('["BN // TM", "BM // TM"]', "[]", "launch.block", ["the list is empty"]),
@@ -335,6 +340,32 @@ def test_a_fault_in_an_expression_has_a_line_a_column_and_a_caret() -> None:
     assert (error.line, error.column) == (number, 9)
     assert str(error).startswith(f"sgemm.toml:{number}: [rules.squarish]: column 9: unknown name 'BQ'")
     assert str(error).splitlines()[1:] == ["    max(BM, BQ) <= 2 * min(BM, BN)", "            ^"]
+
+
+HEURISTIC = 'few_blocks = "BM * BN >= 4096"\n'
+
+
+def test_heuristics_are_read_apart_from_rules() -> None:
+    spec = parse_spec(edited("[launch]", f"[heuristics]\n{HEURISTIC}\n[launch]"), "sgemm.toml")
+    assert [str(rule) for rule in (*spec.rules, *spec.heuristics)] == [
+        "rule 'squarish'", "rule 'fits'", "heuristic 'few_blocks'",
+    ]  # fmt: skip
+
+
+def test_the_deprecated_name_of_heuristics_is_still_read() -> None:
+    former, current = (
+        parse_spec(edited("[launch]", f"[{name}]\n{HEURISTIC}\n[launch]"), "sgemm.toml")
+        for name in ("pruning", "heuristics")
+    )
+    assert former.heuristics
+    assert [str(rule) for rule in former.heuristics] == [str(rule) for rule in current.heuristics]
+
+
+def test_both_names_of_heuristics_at_once_are_refused() -> None:
+    error = refusal(edited("[launch]", f"[heuristics]\n{HEURISTIC}\n[pruning]\n{HEURISTIC}\n[launch]"))
+    assert error.key == "pruning"
+    assert "deprecated name of [heuristics]" in error.problem
+    assert "pruning" not in refusal(SGEMM + "\n[prunings]\nx = 1\n").problem.partition("(known")[2]
 
 
 def test_keys_are_found_in_every_way_of_writing_a_table() -> None:
