@@ -20,7 +20,7 @@ OBJECTIVES: Mapping[str, str] = MappingProxyType(
 error of an output's element, relative to the larger of its right value and the output's RMS."""
 
 
-def whole_objectives(names: Iterable[str]) -> tuple[str, ...]:
+def normalize_objectives(names: Iterable[str]) -> tuple[str, ...]:
     """The objectives that are meant, each once: time is always among them, and the first.
 
     Raises

@@ -22,12 +22,12 @@ from autotile.kernel.spec import (
     WorkspaceArgument,
     parse_element_type,
 )
-from autotile.kernel.table import ProblemFrame, Table, check_array_names, check_names, describe
+from autotile.kernel.table import ProblemSection, Table, check_array_names, check_names, describe
 
 MAX_AXES = 8
 
 
-def parse_workspace(table: Table, name: str, frame: ProblemFrame, kinds: Mapping[str, Kind]) -> WorkspaceArgument:
+def parse_workspace(table: Table, name: str, frame: ProblemSection, kinds: Mapping[str, Kind]) -> WorkspaceArgument:
     """Parse ``{ workspace = "float32", shape = [...], init = "zeros" }``.
 
     Parameters
@@ -42,7 +42,7 @@ def parse_workspace(table: Table, name: str, frame: ProblemFrame, kinds: Mapping
     table.allow(("workspace", "shape", "init"))
     if "init" in table.data and table.text("init") != "zeros":
         raise table.error("init", f'{describe(table.text("init"))} is not accepted; expected "zeros", or no init')
-    dtype = parse_element_type(table.text("workspace"), frame.flag_kinds, table.place("workspace"))
+    dtype = parse_element_type(table.text("workspace"), frame.flag_kinds, table.location("workspace"))
     return WorkspaceArgument(name, dtype, table.expressions("shape", kinds, most=MAX_AXES), "init" in table.data)
 
 
@@ -119,7 +119,7 @@ _Text = TypeVar("_Text", bound=str)
 
 
 def parse_arguments(
-    table: Table, frame: ProblemFrame, kinds: Mapping[str, Kind], taken: Mapping[str, str]
+    table: Table, frame: ProblemSection, kinds: Mapping[str, Kind], taken: Mapping[str, str]
 ) -> tuple[Argument, ...]:
     """Parse [arguments], in the kernel's own order.
 
@@ -184,7 +184,7 @@ def _check_passed(table: Table, arguments: Iterable[Argument]) -> None:
             raise table.error(argument.name, f"{argument.name!r} is neither passed nor has a tensor map; {cure}")
 
 
-def _buffer(table: Table, name: str, frame: ProblemFrame) -> BufferArgument:
+def _buffer(table: Table, name: str, frame: ProblemSection) -> BufferArgument:
     table.allow(("buffer", "shape", "access", "init", "pass"))
     shape = table.expressions("shape", frame.kinds, most=MAX_AXES)
     frame.check_positive(table, "shape", shape)
@@ -193,11 +193,11 @@ def _buffer(table: Table, name: str, frame: ProblemFrame) -> BufferArgument:
         raise table.error("init", 'a buffer with access = "out" holds nothing before the run; remove init')
     has_init = "init" in table.data
     init: Distribution = _one_of(table, "init", get_args(Distribution)) if has_init else "normal"
-    dtype = parse_element_type(table.text("buffer"), frame.flag_kinds, table.place("buffer"))
+    dtype = parse_element_type(table.text("buffer"), frame.flag_kinds, table.location("buffer"))
     return BufferArgument(name, dtype, shape, access, init, table.boolean("pass", default=True))
 
 
-def _scalar(table: Table, name: str, frame: ProblemFrame) -> ScalarArgument:
+def _scalar(table: Table, name: str, frame: ProblemSection) -> ScalarArgument:
     table.allow(("scalar", "value", "check"))
     dtype = _one_of(table, "scalar", (PROBLEM_DTYPE, *DTYPES))
     if isinstance(table.require("value"), str):

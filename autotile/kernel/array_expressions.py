@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from autotile.core.frozen import dataclass
 from autotile.errors import listing, nearest
-from autotile.kernel.expressions import Grammar
-from autotile.kernel.nodes import Kind, NoResultError
-from autotile.kernel.syntax import LanguageError, Place, SyntaxText, one_line
+from autotile.kernel.expressions import ExpressionParser
+from autotile.kernel.nodes import EvaluationError, Kind
+from autotile.kernel.syntax import ExpressionError, ExpressionText, Location, one_line
 
 _CLIPPING = (np.maximum, np.minimum)
 """Operations that give finite values though an operand is infinite."""
@@ -127,7 +127,7 @@ class ArrayExpression:
 
     text: str
     names: frozenset[str]
-    place: Place = field(repr=False, compare=False)
+    location: Location = field(repr=False, compare=False)
     step: _Step = field(repr=False, compare=False)
 
     def evaluate(self, env: Mapping[str, Any], matmul: Matmul | None = None) -> Array:
@@ -156,8 +156,8 @@ class ArrayExpression:
         try:
             with np.errstate(all="ignore"):
                 result = self.step(env, matmul or np.matmul)
-        except LanguageError as error:
-            raise self.place.error(error.problem, column=error.column, expression=self.text) from None
+        except ExpressionError as error:
+            raise self.location.error(error.problem, column=error.column, expression=self.text) from None
         return np.asarray(result) if isinstance(result, np.generic) else result
 
 
@@ -188,14 +188,14 @@ def parse_array_expression(
     SpecError
         The text is not in the language or uses an unknown name.
     """
-    place = Place(source, key, line)
+    location = Location(source, key, line)
     line_of_text = one_line(text)
-    parser = _Parser(SyntaxText(line_of_text), tuple(names), kinds or {})
+    parser = _Parser(ExpressionText(line_of_text), tuple(names), kinds or {})
     try:
         step = parser.step(parser.text.parse())
-    except LanguageError as error:
-        raise place.error(error.problem, column=error.column, expression=line_of_text) from None
-    return ArrayExpression(line_of_text, frozenset(parser.used), place, step)
+    except ExpressionError as error:
+        raise location.error(error.problem, column=error.column, expression=line_of_text) from None
+    return ArrayExpression(line_of_text, frozenset(parser.used), location, step)
 
 
 def shift(array: Array, *offsets: int) -> Array:
@@ -265,7 +265,7 @@ _LANGUAGE = f"use names, numbers, + - * / ** @, x if c else y and the functions 
 class _Parser:
     """Turns a syntax tree into one closure for each part; whatever it does not name is refused."""
 
-    def __init__(self, text: SyntaxText, known: tuple[str, ...], kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, text: ExpressionText, known: tuple[str, ...], kinds: Mapping[str, Kind]) -> None:
         self.text = text
         self.known = known
         self.kinds = kinds
@@ -282,7 +282,7 @@ class _Parser:
             case ast.BinOp():
                 return self._binary(tree)
             case ast.IfExp():
-                return self._choice(tree)
+                return self._conditional(tree)
             case ast.Call():
                 return self._call(tree)
             case _:
@@ -313,18 +313,18 @@ class _Parser:
             raise self.text.error(tree, f"this operator is not accepted; {_LANGUAGE}")
         return self._apply(tree, operation, left, right)
 
-    def _choice(self, tree: ast.IfExp) -> _Step:
+    def _conditional(self, tree: ast.IfExp) -> _Step:
         """One of two arrays; the condition is an expression of `autotile.kernel.expressions` over sizes and flags."""
-        grammar = Grammar(self.text, self.kinds)
-        condition = grammar.condition(tree.test)
+        parser = ExpressionParser(self.text, self.kinds)
+        condition = parser.condition(tree.test)
         chosen, otherwise = self.step(tree.body), self.step(tree.orelse)
-        self.used |= grammar.names
+        self.used |= parser.names
 
         def choice(env: Mapping[str, Any], matmul: Matmul) -> Any:
-            names = {name: int(env[name]) for name in grammar.names}
+            names = {name: int(env[name]) for name in parser.names}
             try:
                 holds = condition.evaluate(names, True)
-            except NoResultError as error:
+            except EvaluationError as error:
                 raise self.text.error(tree.test, error.problem) from None
             return (chosen if holds else otherwise)(env, matmul)
 

@@ -18,21 +18,21 @@ from autotile.kernel import nodes as integers
 from autotile.kernel.nodes import (
     Arithmetic,
     AsNumber,
-    Chain,
+    BooleanOperation,
+    Comparison,
     Conditional,
     Constant,
     Environment,
-    Junction,
+    EvaluationError,
     Kind,
     Membership,
     Name,
     Node,
-    NoResultError,
     Not,
     Operand,
     Rows,
 )
-from autotile.kernel.syntax import LanguageError, Place, SyntaxText, one_line
+from autotile.kernel.syntax import ExpressionError, ExpressionText, Location, one_line
 
 Operation = Callable[[Operand, Operand, Rows], Operand]
 """An operation of `autotile.kernel.nodes` on two operands, over the rows that count."""
@@ -79,8 +79,8 @@ MAX_ARGUMENTS = 20
 """Most arguments of one call."""
 
 
-class Grammar:
-    """Turns a syntax tree into nodes; a method raises `LanguageError` for whatever it does not accept.
+class ExpressionParser:
+    """Turns a syntax tree into nodes; a method raises `ExpressionError` for whatever it does not accept.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class Grammar:
         The kind of every name that may be used.
     """
 
-    def __init__(self, text: SyntaxText, kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, text: ExpressionText, kinds: Mapping[str, Kind]) -> None:
         self.text = text
         self.kinds = kinds
         self.names: set[str] = set()
@@ -112,19 +112,19 @@ class Grammar:
                 node = self._unary(tree)
             case ast.BoolOp(op=word, values=operands):
                 conditions = tuple(self.condition(operand) for operand in operands)
-                node = Junction("and" if isinstance(word, ast.And) else "or", conditions)
+                node = BooleanOperation("and" if isinstance(word, ast.And) else "or", conditions)
             case ast.Compare(ops=[ast.In() | ast.NotIn()]):
                 node = self._membership(tree)
             case ast.Compare():
                 node = self._comparison(tree)
             case ast.IfExp():
-                node = self._choice(tree)
+                node = self._conditional(tree)
             case ast.Call():
                 node = self._call(tree)
             case ast.Attribute():
                 raise self.text.error(tree, "only properties of 'device' are accepted, as in device.sm_count")
             case _:
-                raise self._foreign(tree)
+                raise self._unsupported(tree)
         return node
 
     def _number(self, tree: ast.expr) -> Node:
@@ -160,7 +160,7 @@ class Grammar:
             case str(value):
                 return Constant(value, "string")
             case _:
-                raise self._foreign(tree)
+                raise self._unsupported(tree)
 
     def _name(self, tree: ast.expr, name: str) -> Node:
         if name in self.kinds:
@@ -215,7 +215,7 @@ class Grammar:
             if node.kind == "string" and symbol not in ("==", "!="):
                 raise self.text.error(operand, f"strings have no order for {symbol!r}; they take ==, != and in")
             links.append((symbol, node))
-        return Chain(first, tuple(links))
+        return Comparison(first, tuple(links))
 
     def _membership(self, tree: ast.Compare) -> Node:
         members = tree.comparators[0]
@@ -232,7 +232,7 @@ class Grammar:
         if (node.kind == "string") != (first.kind == "string"):
             raise self.text.error(tree, f"a {first.kind} is compared with a {node.kind}; they are never equal")
 
-    def _choice(self, tree: ast.IfExp) -> Node:
+    def _conditional(self, tree: ast.IfExp) -> Node:
         condition = self.condition(tree.test)
         chosen, otherwise = self.node(tree.body), self.node(tree.orelse)
         if chosen.kind != otherwise.kind:
@@ -258,7 +258,7 @@ class Grammar:
             result = Arithmetic(FUNCTIONS[name], result, other, self.text.column(tree))
         return result
 
-    def _foreign(self, tree: ast.expr) -> LanguageError:
+    def _unsupported(self, tree: ast.expr) -> ExpressionError:
         return self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_LANGUAGE}")
 
 
@@ -279,7 +279,7 @@ class Expression:
     text: str
     names: frozenset[str]
     kind: Kind
-    place: Place = field(repr=False, compare=False)
+    location: Location = field(repr=False, compare=False)
     node: Node = field(repr=False)
 
     def evaluate(self, env: Mapping[str, Any]) -> Any:
@@ -305,9 +305,9 @@ class Expression:
         """
         try:
             value = self.node.evaluate(env, True)
-        except NoResultError as error:
+        except EvaluationError as error:
             problem = f"{error.problem}{_witness(error.rows, self._columns(env))}"
-            raise self.place.error(problem, column=error.column, expression=self.text) from None
+            raise self.location.error(problem, column=error.column, expression=self.text) from None
         shapes = [column.shape for name in self.names if isinstance(column := env[name], np.ndarray)]
         return np.broadcast_to(value, np.broadcast_shapes(*shapes)) if shapes else value
 
@@ -338,14 +338,14 @@ def parse_expression(
     SpecError
         The text is not in the language, uses an unknown name, or mixes kinds.
     """
-    place = Place(source, key, line)
+    location = Location(source, key, line)
     line_of_text = one_line(text)
-    grammar = Grammar(SyntaxText(line_of_text), kinds)
+    parser = ExpressionParser(ExpressionText(line_of_text), kinds)
     try:
-        node = grammar.node(grammar.text.parse())
-    except LanguageError as error:
-        raise place.error(error.problem, column=error.column, expression=line_of_text) from None
-    return Expression(line_of_text, frozenset(grammar.names), node.kind, place, node)
+        node = parser.node(parser.text.parse())
+    except ExpressionError as error:
+        raise location.error(error.problem, column=error.column, expression=line_of_text) from None
+    return Expression(line_of_text, frozenset(parser.names), node.kind, location, node)
 
 
 def _witness(rows: Rows, columns: Mapping[str, Operand]) -> str:

@@ -28,7 +28,7 @@ MAX_EXPONENT = 63
 """Any base but -1, 0 and 1 leaves 64 bits beyond this exponent."""
 
 
-class NoResultError(Exception):
+class EvaluationError(Exception):
     """An operation without an integer result; ``rows`` are those at fault (True: a scalar is).
 
     Whoever knows the expression's text fills in ``column``.
@@ -121,7 +121,7 @@ def _extremes(value: Operand) -> tuple[int, ...]:
 
 def _checked(value: int) -> int:
     if not INT64_MIN <= value <= INT64_MAX:
-        raise NoResultError("the result does not fit in 64 bits", True)
+        raise EvaluationError("the result does not fit in 64 bits", True)
     return value
 
 
@@ -134,7 +134,7 @@ def _nonzero(divisor: Operand, where: Rows) -> Any:
 def _refuse(bad: Rows, where: Rows, problem: str) -> None:
     rows = bad & where
     if any_row(rows):
-        raise NoResultError(problem, rows)
+        raise EvaluationError(problem, rows)
 
 
 def any_row(rows: Rows) -> bool:
@@ -218,7 +218,7 @@ class Arithmetic(NamedTuple):
         left, right = self.left.evaluate(env, where), self.right.evaluate(env, where)
         try:
             return self.operation(left, right, where)
-        except NoResultError as error:
+        except EvaluationError as error:
             error.column = self.column
             raise
 
@@ -234,7 +234,7 @@ class Not(NamedTuple):
         return _opposite(self.operand.evaluate(env, where))
 
 
-class Junction(NamedTuple):
+class BooleanOperation(NamedTuple):
     """``and`` or ``or`` over several conditions, each evaluated only where those before it leave the answer open."""
 
     word: Literal["and", "or"]
@@ -254,7 +254,7 @@ class Junction(NamedTuple):
         return _opposite(undecided) if is_or else undecided
 
 
-class Chain(NamedTuple):
+class Comparison(NamedTuple):
     """A comparison such as ``a < b <= c``; each operand is evaluated once, and only where those before it hold."""
 
     first: Node

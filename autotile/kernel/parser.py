@@ -16,7 +16,7 @@ from autotile.kernel.arguments import check_ragged_maps, parse_arguments
 from autotile.kernel.array_expressions import ShapeOnly, parse_array_expression
 from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.nodes import Kind
-from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, contradiction
+from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, target_conflict
 from autotile.kernel.spec import (
     Argument,
     BufferArgument,
@@ -29,10 +29,10 @@ from autotile.kernel.spec import (
     ScalarArgument,
     Work,
 )
-from autotile.kernel.table import ProblemFrame, Table, check_names, describe, is_c_identifier, read_document
+from autotile.kernel.table import ProblemSection, Table, check_names, describe, is_c_identifier, read_document
 
 
-def try_reference(reference: Reference, arguments: tuple[Argument, ...], frame: ProblemFrame) -> None:
+def try_reference(reference: Reference, arguments: tuple[Argument, ...], frame: ProblemSection) -> None:
     """Evaluate the shape of every output, at the default and the ragged sizes, and with each flag turned.
 
     Raises
@@ -50,10 +50,10 @@ def try_reference(reference: Reference, arguments: tuple[Argument, ...], frame: 
             if shape != expected:
                 at = " ".join(f"{size}={value}" for size, value in sizes.items())
                 problem = f"the result has the shape {shape}, but the buffer {name} has {expected}, at {at}"
-                raise expression.place.error(problem, expression=expression.text)
+                raise expression.location.error(problem, expression=expression.text)
 
 
-def _problems(frame: ProblemFrame) -> Iterator[tuple[Mapping[str, int], bool]]:
+def _problems(frame: ProblemSection) -> Iterator[tuple[Mapping[str, int], bool]]:
     """Sizes to try, each with whether scalars take their check values there."""
     for sizes, check in ((frame.sizes, False), (frame.ragged, True)):
         yield sizes, check
@@ -71,7 +71,7 @@ def _scalars(arguments: tuple[Argument, ...], sizes: Mapping[str, int], *, check
     return found
 
 
-def parse_reference(table: Table, arguments: tuple[Argument, ...], frame: ProblemFrame) -> Reference:
+def parse_reference(table: Table, arguments: tuple[Argument, ...], frame: ProblemSection) -> Reference:
     """Parse [reference]: one array expression for every buffer that the kernel writes.
 
     Raises
@@ -92,9 +92,9 @@ def parse_reference(table: Table, arguments: tuple[Argument, ...], frame: Proble
     known = sorted({*frame.sizes, *scalars, *(buffer.name for buffer in buffers if buffer.access != "out")})
     expressions = {}
     for name in written:
-        place = outputs.place(name)
+        location = outputs.location(name)
         expressions[name] = parse_array_expression(
-            outputs.text(name), known, frame.kinds, source=place.source, key=place.key, line=place.line
+            outputs.text(name), known, frame.kinds, source=location.source, key=location.key, line=location.line
         )
     tolerance = table.number("tolerance") if "tolerance" in table.data else None
     if tolerance is not None and tolerance <= 0:
@@ -104,7 +104,7 @@ def parse_reference(table: Table, arguments: tuple[Argument, ...], frame: Proble
     return reference
 
 
-def parse_work(table: Table, frame: ProblemFrame) -> Work:
+def parse_work(table: Table, frame: ProblemSection) -> Work:
     """Parse [work]: the operations and bytes that the problem needs."""
     table.allow(("flops", "bytes"))
     flops, size_bytes = (table.optional_expression(name, frame.kinds) for name in ("flops", "bytes"))
@@ -114,7 +114,7 @@ def parse_work(table: Table, frame: ProblemFrame) -> Work:
     return Work(flops, size_bytes)
 
 
-def _reduction(table: Table, frame: ProblemFrame) -> Expression:
+def _reduction(table: Table, frame: ProblemSection) -> Expression:
     if "reduction" not in table.data:
         return parse_expression("1", {})
     reduction = table.expression("reduction", frame.kinds, "number")
@@ -186,7 +186,7 @@ def parse_spec(text: str, source: str) -> KernelSpec:
     flags = _flags(problem, taken)
     parameters = _parameters(document.table("parameters"), taken)
     dtypes = _listed(problem, "dtypes", tuple(DTYPES)) or ("float32",)
-    frame = ProblemFrame({**sizes, **flags}, {**_ragged(problem, sizes), **flags}, tuple(flags), dtypes)
+    frame = ProblemSection({**sizes, **flags}, {**_ragged(problem, sizes), **flags}, tuple(flags), dtypes)
     all_kinds: dict[str, Kind] = {
         **{parameter.name: _kind(parameter.values[0]) for parameter in parameters},
         **frame.kinds,
@@ -222,7 +222,7 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         text=text,
     )
     check_ragged_maps(spec, document)
-    if fault := contradiction(spec):
+    if fault := target_conflict(spec):
         raise kernel.error("architecture", fault)
     return spec
 

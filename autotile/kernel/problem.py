@@ -52,7 +52,7 @@ def runs_on(target: str, capability: str) -> bool:
     return _parts(built)[0] == _parts(capability)[0] and not is_below(capability, built)
 
 
-def device_fault(spec: KernelSpec, device: DeviceProperties) -> str:
+def unsupported_reason(spec: KernelSpec, device: DeviceProperties) -> str:
     """Why a device cannot run the kernel, whatever its configuration, in one line; "" where it can."""
     has = f"{device.name} has {device.compute_capability}"
     if spec.architecture is not None and capability_of(spec.architecture) != device.compute_capability:
@@ -61,7 +61,7 @@ def device_fault(spec: KernelSpec, device: DeviceProperties) -> str:
             f"{spec.name} is compiled for {spec.architecture} alone, which takes compute capability {wanted}, but "
             f"{has}; choose a device of capability {wanted}, or another kernel"
         )
-    least, what_for = _least_capability(spec)
+    least, what_for = _min_capability(spec)
     if least and is_below(device.compute_capability, least):
         return (
             f"{spec.name} needs compute capability {least}{what_for}, but {has}; choose a newer device, or another "
@@ -70,9 +70,9 @@ def device_fault(spec: KernelSpec, device: DeviceProperties) -> str:
     return ""
 
 
-def contradiction(spec: KernelSpec) -> str:
+def target_conflict(spec: KernelSpec) -> str:
     """Why no device at all can run the kernel, in one line; "" where one may."""
-    least, what_for = _least_capability(spec)
+    least, what_for = _min_capability(spec)
     if spec.architecture is None or not least or not is_below(capability_of(spec.architecture), least):
         return ""
     needed = f"{least}{what_for or ', its minimum_compute_capability'}"
@@ -90,12 +90,12 @@ def check_device(spec: KernelSpec, device: DeviceProperties) -> None:
     DeviceError
         Its compute capability is not what the kernel needs.
     """
-    fault = device_fault(spec, device)
+    fault = unsupported_reason(spec, device)
     if fault:
         raise DeviceError(fault)
 
 
-def _least_capability(spec: KernelSpec) -> tuple[str, str]:
+def _min_capability(spec: KernelSpec) -> tuple[str, str]:
     """The least compute capability that will do, empty where any does, and what needs it where the file is silent."""
     declared = spec.minimum_compute_capability or ""
     # With a minimum of its own, a kernel may leave clusters to devices that have them: the first gate looks at each.
@@ -112,7 +112,7 @@ def _parts(capability: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-LARGEST_SIZE = 2**31 - 1
+MAX_SIZE = 2**31 - 1
 """Sizes reach kernels as int32 by convention."""
 _FLOAT64_BYTES = 8
 
@@ -148,7 +148,7 @@ def resolve_problem(
     unknown = [name for name in sizes if name not in spec.sizes]
     if unknown:
         raise ProblemError(f"{spec.name} has no size {unknown[0]!r}; give its sizes like {expected}")
-    missing = [name for name in spec.sizes if name not in sizes and not spec.may_be_left_out(name)]
+    missing = [name for name in spec.sizes if name not in sizes and not spec.is_optional(name)]
     if missing and not defaults:
         raise ProblemError(f"{spec.name} needs the size {missing[0]}; give its sizes like {expected}")
     values = {name: _value(spec, name, sizes.get(name, default)) for name, default in spec.sizes.items()}
@@ -174,8 +174,8 @@ def _value(spec: KernelSpec, name: str, given: object) -> int:
         raise ProblemError(f"{'flag' if is_flag else 'size'} {name} is {given!r}, expected {wanted}") from None
     if is_flag and value not in (0, 1):
         raise ProblemError(f"flag {name} is {value}, expected 0 or 1")
-    if not is_flag and not 1 <= value <= LARGEST_SIZE:
-        raise ProblemError(f"size {name} is {value}, expected 1 to {LARGEST_SIZE}")
+    if not is_flag and not 1 <= value <= MAX_SIZE:
+        raise ProblemError(f"size {name} is {value}, expected 1 to {MAX_SIZE}")
     return value
 
 

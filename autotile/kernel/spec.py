@@ -16,7 +16,7 @@ from autotile.errors import listing, nearest
 from autotile.kernel.array_expressions import ArrayExpression
 from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.nodes import Kind
-from autotile.kernel.syntax import LanguageError, Place, SyntaxText, one_line
+from autotile.kernel.syntax import ExpressionError, ExpressionText, Location, one_line
 
 PROBLEM_DTYPE = "dtype"
 """An argument declared with this type takes the problem's own."""
@@ -56,7 +56,7 @@ class ElementType:
         return f"{self.chosen} if {self.condition.text} else {self.otherwise}"
 
 
-def parse_element_type(text: str, flags: Mapping[str, Kind], place: Place) -> ElementType:
+def parse_element_type(text: str, flags: Mapping[str, Kind], location: Location) -> ElementType:
     """Parse an element type.
 
     Parameters
@@ -65,7 +65,7 @@ def parse_element_type(text: str, flags: Mapping[str, Kind], place: Place) -> El
         The type.
     flags
         The names that a condition may use, with their kinds.
-    place
+    location
         Where it stands, for messages.
 
     Raises
@@ -74,24 +74,26 @@ def parse_element_type(text: str, flags: Mapping[str, Kind], place: Place) -> El
         It is no type, or its condition is none over flags.
     """
     if " " not in text.strip():
-        return ElementType(_known(text, place))
-    source = SyntaxText(one_line(text))
+        return ElementType(_known(text, location))
+    source = ExpressionText(one_line(text))
     try:
         tree = source.parse()
         if not isinstance(tree, ast.IfExp):
             raise source.error(tree, "expected a type, or two as in 'float32 if FLAG else dtype'")
         chosen, test, otherwise = (ast.unparse(part) for part in (tree.body, tree.test, tree.orelse))
-    except LanguageError as error:
-        raise place.error(error.problem, column=error.column, expression=source.text) from None
-    condition = parse_expression(test, flags, source=place.source, key=place.key, line=place.line)
+    except ExpressionError as error:
+        raise location.error(error.problem, column=error.column, expression=source.text) from None
+    condition = parse_expression(test, flags, source=location.source, key=location.key, line=location.line)
     if condition.kind != "boolean":
-        raise place.error(f"expected a flag or another condition, but {test} is a {condition.kind}")
-    return ElementType(_known(chosen, place), condition, _known(otherwise, place))
+        raise location.error(f"expected a flag or another condition, but {test} is a {condition.kind}")
+    return ElementType(_known(chosen, location), condition, _known(otherwise, location))
 
 
-def _known(name: str, place: Place) -> str:
+def _known(name: str, location: Location) -> str:
     if name not in _NAMES:
-        raise place.error(f"the string {name[:60]!r} is not accepted{nearest(name, _NAMES)} (known: {listing(_NAMES)})")
+        raise location.error(
+            f"the string {name[:60]!r} is not accepted{nearest(name, _NAMES)} (known: {listing(_NAMES)})"
+        )
     return name
 
 
@@ -260,7 +262,7 @@ class KernelSpec:
     text: str
     """The file's text."""
 
-    def may_be_left_out(self, name: str) -> bool:
+    def is_optional(self, name: str) -> bool:
         """Whether a size or flag takes its default where it is not given: flags, and sizes whose default is 1."""
         return name in self.flags or self.sizes[name] == 1
 

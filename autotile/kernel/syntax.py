@@ -25,7 +25,7 @@ _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where an expression stands: the file, the dotted key in it, and the line where known."""
 
     source: str = ""
@@ -40,8 +40,8 @@ class Place:
         return kind(problem, source=self.source, key=self.key, line=self.line, column=column, expression=shown)
 
 
-class LanguageError(Exception):
-    """A text outside of the language, at a 1-based column; turned into a `SpecError` where the place is known."""
+class ExpressionError(Exception):
+    """A text outside of the language, at a 1-based column; turned into a `SpecError` where the location is known."""
 
     def __init__(self, problem: str, column: int | None = None) -> None:
         self.problem = problem
@@ -50,7 +50,7 @@ class LanguageError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class SyntaxText:
+class ExpressionText:
     """An expression's text on one line, with the means to point into it."""
 
     text: str
@@ -64,27 +64,27 @@ class SyntaxText:
         text = ast.get_source_segment(self.text, node) or ""
         return text if len(text) <= 40 else text[:37] + "..."
 
-    def error(self, node: ast.expr, problem: str) -> LanguageError:
+    def error(self, node: ast.expr, problem: str) -> ExpressionError:
         """Make an error that points at a node."""
-        return LanguageError(problem, self.column(node))
+        return ExpressionError(problem, self.column(node))
 
     def parse(self) -> ast.expr:
         """Read the text as one Python expression.
 
         Raises
         ------
-        LanguageError
+        ExpressionError
             The text is empty, too long, too deep, or not an expression.
         """
         _check_characters(self.text)
         try:
             tree = ast.parse(self.text, mode="eval").body
         except SyntaxError as error:
-            raise LanguageError(f"not an expression: {error.msg}", self._clamp(error.offset)) from None
+            raise ExpressionError(f"not an expression: {error.msg}", self._clamp(error.offset)) from None
         except (RecursionError, MemoryError):
-            raise LanguageError("nested too deep; split it into several named rules") from None
+            raise ExpressionError("nested too deep; split it into several named rules") from None
         except ValueError as error:
-            raise LanguageError(f"not an expression: {error}") from None
+            raise ExpressionError(f"not an expression: {error}") from None
         _check_depth(tree, self)
         return tree
 
@@ -99,21 +99,21 @@ def one_line(text: str) -> str:
 
 def _check_characters(text: str) -> None:
     if not text:
-        raise LanguageError("the expression is empty")
+        raise ExpressionError("the expression is empty")
     if len(text) > MAX_CHARACTERS:
-        raise LanguageError(
+        raise ExpressionError(
             f"the expression has {len(text)} characters, at most {MAX_CHARACTERS} are accepted; split it"
         )
     if text.isprintable() and "#" not in text and _BACKSLASH not in text:
         return
     for position, character in enumerate(text):
         if not character.isprintable() or character in ("#", _BACKSLASH):
-            raise LanguageError(
+            raise ExpressionError(
                 f"the character {character!r} is not accepted in an expression; remove it", position + 1
             )
 
 
-def _check_depth(tree: ast.expr, text: SyntaxText) -> None:
+def _check_depth(tree: ast.expr, text: ExpressionText) -> None:
     if len(_WORD.sub("", text.text)) < MAX_DEPTH - 1:
         return  # each level but the innermost takes a sign, a bracket or a space, as in ----x or (not(x))
     level: list[ast.AST] = [tree]

@@ -13,7 +13,7 @@ from autotile.errors import SpecError, listing, nearest
 from autotile.kernel.array_expressions import ARRAY_FUNCTIONS
 from autotile.kernel.expressions import FUNCTIONS, Expression, parse_expression
 from autotile.kernel.nodes import Kind
-from autotile.kernel.syntax import Place
+from autotile.kernel.syntax import Location
 
 MAX_BYTES = 2**20
 """Largest file accepted."""
@@ -38,12 +38,12 @@ class Document:
     source: str
     lines: Mapping[str, int]
 
-    def place(self, key: str) -> Place:
+    def location(self, key: str) -> Location:
         """Where a dotted key stands; the line is that of the nearest table around it that has one."""
         path = key.split(".")
         known = (".".join(path[:length]) for length in range(len(path), 0, -1))
         line = next((self.lines[prefix] for prefix in known if prefix in self.lines), None)
-        return Place(self.source, key, line)
+        return Location(self.source, key, line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class Table:
 
     def error(self, name: str, problem: str) -> SpecError:
         """Make an error that points at a key of this table, or at the table itself where ``name`` is empty."""
-        return self.place(name).error(problem)
+        return self.location(name).error(problem)
 
-    def place(self, name: str) -> Place:
+    def location(self, name: str) -> Location:
         """Where an entry stands."""
-        return self.document.place(self.path(name))
+        return self.document.location(self.path(name))
 
     def path(self, name: str) -> str:
         """Dotted key of an entry."""
@@ -166,12 +166,12 @@ class Table:
             value = str(value)
         if not isinstance(value, str):
             raise self.error(name, f"expected an expression in a string, got {describe(value)}")
-        place = self.place(name)
-        expression = parse_expression(value, kinds, source=place.source, key=place.key, line=place.line)
+        location = self.location(name)
+        expression = parse_expression(value, kinds, source=location.source, key=location.key, line=location.line)
         if wanted == "number" and expression.kind == "boolean" and expression.text in kinds:
             return expression.as_number()
         if expression.kind != wanted:
-            raise place.error(f"expected a {wanted}, but this is a {expression.kind}", expression=expression.text)
+            raise location.error(f"expected a {wanted}, but this is a {expression.kind}", expression=expression.text)
         return expression
 
     def _check_length(self, name: str, entries: list[Any] | dict[str, Any]) -> None:
@@ -225,7 +225,7 @@ def _check_keys(data: Mapping[str, Any], document: Document) -> None:
         for name, value in table.items():
             if len(name) > MAX_KEY_CHARACTERS or not name.isprintable():
                 problem = f"{name[:60]!r} is no key: use at most {MAX_KEY_CHARACTERS} printable characters"
-                raise document.place(prefix).error(problem)
+                raise document.location(prefix).error(problem)
             if isinstance(value, dict):
                 tables.append((f"{prefix}.{name}" if prefix else name, value))
 
@@ -307,7 +307,7 @@ def check_array_names(table: Table) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ProblemFrame:
+class ProblemSection:
     """Names that expressions over the problem may use, and the two shapes at which each is tried when it is read.
 
     Attributes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autotile.errors import InputError, ProblemError
-from autotile.kernel.problem import LARGEST_SIZE
+from autotile.kernel.problem import MAX_SIZE
 
 _MOST_DIGITS = 18
 """More digits than any size has, few enough to fit in 64 bits."""
@@ -52,7 +52,6 @@ def read_size(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         shown = text if len(text) <= 2 * _MOST_DIGITS else f"{text[:_MOST_DIGITS]}..."
         raise ProblemError(
-            f"{name} is {shown!r}, expected a whole number from 1 to {LARGEST_SIZE}, such as {name}=4096; "
-            "a flag is 0 or 1"
+            f"{name} is {shown!r}, expected a whole number from 1 to {MAX_SIZE}, such as {name}=4096; a flag is 0 or 1"
         )
     return int(text)

@@ -10,13 +10,13 @@ from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.errors import CompileError, ConfigError, InputError, SpecError, ToolchainError, nearest
 from autotile.kernel.launch import LaunchData, known_names, launch_geometry, value_or_zero
 from autotile.kernel.library import Kernel, load_kernel
-from autotile.kernel.problem import device_fault, resolve_problem
+from autotile.kernel.problem import resolve_problem, unsupported_reason
 from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.ops.assignments import read_size
 from autotile.report.explanation import Check, Explanation
 from autotile.report.occupancy import OccupancyReport
 from autotile.settings import read_settings
-from autotile.space.limits import check_config, compiled_occupancy, demand_of, limits_of, resource_fault
+from autotile.space.limits import check_config, compiled_occupancy, demand_of, limits_of, resource_violation
 from autotile.space.occupancy import occupancy
 
 _WORDS = {"true": True, "false": False}
@@ -77,7 +77,7 @@ def explain_config(
         found = compiled_occupancy(geometry, resources, device)
         smem_bytes = resources.static_smem_bytes + geometry.dynamic_smem_bytes
         used = OccupancyReport(device, geometry.threads, resources.registers, smem_bytes, found)
-        fault = resource_fault(loaded.spec.limits, geometry, resources, found, device)
+        fault = resource_violation(loaded.spec.limits, geometry, resources, found, device)
         checks += (Check("compiled", "resources", not fault, fault),)
     return Explanation(
         problem=problem,
@@ -128,7 +128,7 @@ def _value(parameter: Parameter, text: str) -> Value:
 
 def _checks(spec: KernelSpec, config: Config, problem: Problem, device: DeviceProperties) -> Iterator[Check]:
     """Every condition on its own, also those behind the first one that is broken."""
-    fault = device_fault(spec, device)
+    fault = unsupported_reason(spec, device)
     if fault:
         yield Check("device", "compute_capability", False, fault)
     for parameter in spec.parameters:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autotile.core.objectives import TIME, whole_objectives
+from autotile.core.objectives import TIME, normalize_objectives
 from autotile.database.database import Database
 from autotile.database.engine import parse_location
 from autotile.database.families import Families
@@ -101,7 +101,7 @@ def tune_opened_family(
     """`tune_family` for a kernel and a family that are read already."""
     problem = resolve_problem(kernel.spec, family.largest, dtype)
     plan = plan or FamilyPlan()
-    options = replace(options, objectives=whole_objectives(options.objectives))
+    options = replace(options, objectives=normalize_objectives(options.objectives))
     if options.objectives != (TIME,) or options.verify_sizes or options.only is not None:
         raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")
     if options.replay is None and options.device_index > 0:

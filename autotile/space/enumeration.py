@@ -213,7 +213,7 @@ class _GrowingTable:
         if remaining == 0:
             met = ", ".join(stage.name for stage in self.stages[:-1])
             those = f"of the {before:,} combinations that meet {met}" if met else f"of {before:,} combinations"
-            raise rule.expression.place.error(
+            raise rule.expression.location.error(
                 f"the {rule} leaves none {those}; relax it or add values",
                 expression=rule.expression.text,
                 kind=EmptySpaceError,

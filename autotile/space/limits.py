@@ -20,7 +20,7 @@ from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources, Va
 from autotile.errors import nearest
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import TensorMapDemand, known_names
-from autotile.kernel.problem import CLUSTER_CAPABILITY, device_fault, is_below
+from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason
 from autotile.kernel.spec import KernelSpec, Limits
 from autotile.space.occupancy import max_blocks_per_sm, occupancy
 
@@ -320,7 +320,7 @@ def check_config(
     ProblemError
         A size is missing.
     """
-    stranger = device_fault(spec, device) or _not_in_domains(spec, config)
+    stranger = unsupported_reason(spec, device) or _not_in_domains(spec, config)
     if stranger:
         return stranger
     names = known_names(spec, config, sizes, device)
@@ -331,7 +331,7 @@ def check_config(
     return broken_limit(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
 
 
-def is_worth_a_trial(spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> bool:
+def meets_heuristics(spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> bool:
     """Whether a search would try a feasible configuration: it meets the rules for the search alone.
 
     Raises
@@ -368,7 +368,7 @@ def compiled_occupancy(geometry: LaunchGeometry, resources: Resources, device: D
     return occupancy(geometry.threads, resources.registers, smem_bytes, device)
 
 
-def resource_fault(
+def resource_violation(
     limits: Limits, geometry: LaunchGeometry, resources: Resources, found: Occupancy, device: DeviceProperties
 ) -> str:
     """Why a compiled candidate must not be launched, in one line; empty when it may.

@@ -6,7 +6,7 @@ from feature_kernels import CLUSTER_SPACE, SPLIT_SPACE
 from autotile.core.device import device_profile
 from autotile.errors import DeviceError, InputError, SpecError
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.problem import capability_of, device_fault, is_below
+from autotile.kernel.problem import capability_of, is_below, unsupported_reason
 from autotile.space.limits import check_config
 from autotile.space.search_space import enumerate_space
 
@@ -29,7 +29,7 @@ def declared(line: str, text: str = SPLIT_SPACE) -> str:
 )  # fmt: skip
 def test_devices(line: str, device: str, said: str) -> None:
     spec = parse_spec(declared(line), "split.toml")
-    fault = device_fault(spec, device_profile(device))
+    fault = unsupported_reason(spec, device_profile(device))
     assert said in fault
     assert bool(said) == bool(fault)
     if said:
@@ -40,8 +40,8 @@ def test_devices(line: str, device: str, said: str) -> None:
 
 def test_what_the_file_uses_is_needed_though_it_says_nothing() -> None:
     spec = parse_spec(CLUSTER_SPACE.replace('architecture = "sm_90a"', ""), "swap.toml")
-    assert "swap needs compute capability 9.0 for its clusters" in device_fault(spec, device_profile("a100"))
-    assert device_fault(spec, device_profile("b200")) == ""
+    assert "swap needs compute capability 9.0 for its clusters" in unsupported_reason(spec, device_profile("a100"))
+    assert unsupported_reason(spec, device_profile("b200")) == ""
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_no_device_meets_is_refused(text: str, said: str) -> None:
 
 def test_a_minimum_below_the_one_architecture_is_no_contradiction() -> None:
     spec = parse_spec(declared('architecture = "sm_90a"\nminimum_compute_capability = "8.0"'), "split.toml")
-    assert device_fault(spec, device_profile("h200")) == ""
+    assert unsupported_reason(spec, device_profile("h200")) == ""
 
 
 def test_capabilities_are_numbers_not_texts() -> None:
@@ -92,5 +92,5 @@ def test_capabilities_are_numbers_not_texts() -> None:
 def test_with_a_lower_minimum_older_devices_run_clusters_of_one_block() -> None:
     text = CLUSTER_SPACE.replace('architecture = "sm_90a"', 'minimum_compute_capability = "8.0"')
     spec = parse_spec(text, "swap.toml")
-    assert device_fault(spec, device_profile("a100")) == ""
+    assert unsupported_reason(spec, device_profile("a100")) == ""
     assert "NVIDIA A100" in check_config(spec, spec.default, spec.sizes, device_profile("a100"))
