@@ -13,7 +13,9 @@ from autotile.cli.tables import below, facts, table, title
 from autotile.core.device import DeviceProperties
 from autotile.core.model import LaunchGeometry, Problem, Resources, Value, config_text
 from autotile.core.text import bytes_text, device_text
-from autotile.kernel.launch import LaunchData, TensorMap, Workspace
+from autotile.kernel.arguments import Workspace
+from autotile.kernel.launch import LaunchData
+from autotile.kernel.tensor_maps import TensorMap
 from autotile.report.occupancy import OccupancyReport, occupancy_document, occupancy_sentence, occupancy_table
 
 CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]

@@ -14,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.dtypes import DTYPES
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources, Value
 from autotile.errors import nearest
+from autotile.kernel.arguments import MemoryDemand
 from autotile.kernel.expressions import Expression
-from autotile.kernel.launch import TensorMapDemand, known_names
+from autotile.kernel.launch import known_names
 from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason
 from autotile.kernel.spec import KernelSpec, Limits
+from autotile.kernel.tensor_maps import TensorMapDemand
 from autotile.space.occupancy import max_blocks_per_sm, occupancy
 
 Column = NDArray[np.int64]
@@ -52,10 +53,8 @@ class Demand:
     dynamic_smem_bytes: Column
     registers: Column
     """Least registers a thread; 0 where the file says nothing."""
-    workspaces: tuple[tuple[Column, ...], ...]
-    """Shape of each workspace."""
-    memory_bytes: NDArray[np.float64]
-    """Buffers and workspaces together; float64, as products of absurd sizes leave 64 bits."""
+    memory: tuple[MemoryDemand, ...]
+    """Device memory of each argument that occupies any."""
     tensor_maps: tuple[TensorMapDemand, ...]
 
     @classmethod
@@ -77,12 +76,8 @@ class Demand:
         def optional(expression: Expression | None) -> Column:
             return evaluate(expression) if expression is not None else np.zeros_like(block[0])
 
-        workspaces = tuple(tuple(map(evaluate, workspace.shape)) for workspace in spec.workspaces)
-        memory_bytes = np.zeros(1)
-        for buffer in spec.buffers:
-            memory_bytes = memory_bytes + _bytes(buffer.extents(sizes), buffer.element_type(dtype, sizes))
-        for workspace, shape in zip(spec.workspaces, workspaces, strict=True):
-            memory_bytes = memory_bytes + _bytes(shape, workspace.dtype.of(dtype, sizes))
+        memory = [argument.memory_demand(dtype, sizes, evaluate) for argument in spec.arguments]
+        tensor_maps = [argument.tensor_map_demand(dtype, sizes, evaluate) for argument in spec.arguments]
         return cls(
             block=block,
             grid=tuple(evaluate(expression) for expression in launch.grid),
@@ -90,17 +85,19 @@ class Demand:
             static_smem_bytes=optional(launch.static_smem_bytes),
             dynamic_smem_bytes=optional(launch.dynamic_smem_bytes),
             registers=optional(launch.min_registers),
-            workspaces=workspaces,
-            memory_bytes=memory_bytes,
-            tensor_maps=tuple(
-                TensorMapDemand.of(argument, spec, dtype, sizes, evaluate) for argument in spec.tensor_maps
-            ),
+            memory=tuple(filter(None, memory)),
+            tensor_maps=tuple(filter(None, tensor_maps)),
         )
 
     @cached_property
     def threads(self) -> Column:
         """Threads in a block."""
         return reduce(np.multiply, [np.clip(dimension, 0, _FAR) for dimension in self.block])
+
+    @cached_property
+    def memory_bytes(self) -> NDArray[np.float64]:
+        """Device memory of all arguments; float64, as products of absurd sizes exceed 64 bits."""
+        return reduce(np.add, [demand.size_bytes for demand in self.memory], np.zeros(1))
 
     @cached_property
     def smem_bytes(self) -> Column:
@@ -211,16 +208,17 @@ def _explain_occupancy(demand: Demand, device: DeviceProperties, spec: KernelSpe
 
 
 def _memory_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    possible = [extent >= 0 for shape in demand.workspaces for extent in shape]
+    possible = [extent >= 0 for memory in demand.memory if memory.is_workspace for extent in memory.shape]
     return reduce(np.logical_and, possible, demand.memory_bytes <= device.memory_bytes)
 
 
 def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
-    for workspace, shape in zip(spec.workspaces, demand.workspaces, strict=True):
-        if any(_first(extent) < 0 for extent in shape):
-            return f"the workspace {workspace.name} would have the shape {_by(shape)}"
+    workspaces = [memory for memory in demand.memory if memory.is_workspace]
+    for workspace in workspaces:
+        if any(_first(extent) < 0 for extent in workspace.shape):
+            return f"the workspace {workspace.name} would have the shape {_by(workspace.shape)}"
     needed, present = demand.memory_bytes[0] / 2**30, device.memory_bytes / 2**30
-    what = "arrays and workspaces" if spec.workspaces else "arrays"
+    what = "arrays and workspaces" if workspaces else "arrays"
     return f"its {what} take {needed:,.1f} GiB, {device.name} has {present:,.1f} GiB"
 
 
@@ -277,11 +275,6 @@ LIMITS = (
     Limit("occupancy", _occupancy_fits, _explain_occupancy),
 )
 """Every limit, in the order applied."""
-
-
-def _bytes(shape: tuple[Column, ...] | tuple[int, ...], dtype: str) -> NDArray[np.float64] | float:
-    extents = [np.maximum(np.asarray(extent, np.float64), 0.0) for extent in shape]
-    return reduce(np.multiply, extents) * DTYPES[dtype].size_bytes
 
 
 def _within(dimensions: tuple[Column, ...], most: tuple[int, ...]) -> Mask:

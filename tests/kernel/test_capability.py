@@ -23,7 +23,7 @@ def declared(line: str, text: str = SPLIT_SPACE) -> str:
         ('minimum_compute_capability = "8.0"', "b200", ""),
         ('minimum_compute_capability = "8.0"', "t4", "split needs compute capability 8.0, but Tesla T4 has 7.5"),
         ('architecture = "sm_90a"', "h100", ""),
-        ('architecture = "sm_90a"', "b200", "for sm_90a alone, which takes compute capability 9.0, but NVIDIA B200"),
+        ('architecture = "sm_90a"', "b200", "for sm_90a only, which requires compute capability 9.0, but NVIDIA B200"),
         ('architecture = "sm_90a"', "a100", "choose a device of capability 9.0, or another kernel"),
     ],
 )  # fmt: skip
@@ -63,11 +63,11 @@ def test_refusals(line: str, said: str) -> None:
     [
         (
             declared('architecture = "sm_90a"\nminimum_compute_capability = "10.0"'),
-            "sm_90a runs on compute capability 9.0 alone, but the kernel needs 10.0, its minimum_compute_capability",
+            "sm_90a runs on compute capability 9.0 only, but the kernel needs 10.0, its minimum_compute_capability",
         ),
         (
             CLUSTER_SPACE.replace('"sm_90a"', '"sm_80"'),
-            "sm_80 runs on compute capability 8.0 alone, but the kernel needs 9.0 for its clusters",
+            "sm_80 runs on compute capability 8.0 only, but the kernel needs 9.0 for its clusters",
         ),
     ],
 )

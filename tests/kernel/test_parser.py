@@ -12,10 +12,10 @@ from spec_samples import SGEMM
 from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES
 from autotile.errors import SpecError
+from autotile.kernel.arguments import BufferArgument, ScalarArgument
 from autotile.kernel.array_expressions import ARRAY_FUNCTIONS
 from autotile.kernel.expressions import FUNCTIONS, Expression
 from autotile.kernel.parser import ALLOWED_OPTIONS, SECTIONS, derived_ragged, parse_spec
-from autotile.kernel.spec import BufferArgument, ScalarArgument
 
 
 def refusal(text: str) -> SpecError:
@@ -159,8 +159,8 @@ KERNEL = [
     ('name = "sgemm"', "name = 3", "kernel.name", ["expected a string, got the number 3"]),
     ('name = "sgemm"\n', "", "kernel", ["'name' is missing"]),
     ('"sgemm.cu"', '"../sgemm.cu"', "kernel.template", ["bare file name that ends in .cu"]),
-    ('"sgemm.cu"', '"/etc/x.cu"', "kernel.template", ["no directories"]),
-    ('"sgemm.cu"', '"a\\\\b.cu"', "kernel.template", ["no directories"]),
+    ('"sgemm.cu"', '"/etc/x.cu"', "kernel.template", ["without directories"]),
+    ('"sgemm.cu"', '"a\\\\b.cu"', "kernel.template", ["without directories"]),
     ('"sgemm.cu"', '".."', "kernel.template", ["ends in .cu"]),
     ('entry = "sgemm"', 'entry = "a-b"', "kernel.entry", ["extern"]),
     ('"C = alpha A B + beta C"', '"two\\nlines"', "kernel.summary", ["one line"]),
@@ -193,8 +193,8 @@ PARAMETERS = [
     ("TM = [4, 8]", "TM = []", "parameters.TM", ["the list is empty"]),
     ("TM = [4, 8]", "TM = 4", "parameters.TM", ["expected a list, got the number 4"]),
     ("TM = [4, 8]", "TM = [4, 8, 4]", "parameters.TM", ["the number 4 is listed twice"]),
-    ("TM = [4, 8]", "TM = [4, true]", "parameters.TM", ["different kinds"]),
-    ("TM = [4, 8]", 'TM = [4, "8"]', "parameters.TM", ["different kinds"]),
+    ("TM = [4, 8]", "TM = [4, true]", "parameters.TM", ["different types"]),
+    ("TM = [4, 8]", 'TM = [4, "8"]', "parameters.TM", ["different types"]),
     ("TM = [4, 8]", "TM = [4.0, 8.0]", "parameters.TM", ["not the number 4.0"]),
     ("TM = [4, 8]", "TM = [[4], [8]]", "parameters.TM", ["not a list"]),
     ("TM = [4, 8]", f"TM = [{2**63}]", "parameters.TM", ["does not fit in 64 bits"]),
@@ -250,7 +250,7 @@ LAUNCH = [
     ("static_smem_bytes = 1024", "static_smem_bytes = true", "launch.static_smem_bytes", ["got the boolean true"]),
 ]
 LIMITS = [
-    ("0.05", "1.5", "limits.min_occupancy", ["a share from 0 to 1"]),
+    ("0.05", "1.5", "limits.min_occupancy", ["a fraction from 0 to 1"]),
     ("0.05", "nan", "limits.min_occupancy", ["expected a finite number"]),
     ("0.05", '"5 %"', "limits.min_occupancy", ["expected a number"]),
     ("max_spill_bytes = 0", "max_spill_bytes = -1", "limits.max_spill_bytes", ["whole number from 0"]),
@@ -261,13 +261,18 @@ ARGUMENTS = [
     ('access = "inout"', 'access = "write"', "arguments.C.access", ["is not accepted", "known: in, out, inout"]),
     (', access = "inout"', "", "arguments.C", ["'access' is missing"]),
     ('init = "uniform"', 'init = "random"', "arguments.B.init", ["known: normal, uniform, zeros, ones, arange"]),
-    ('access = "inout"', 'access = "out", init = "ones"', "arguments.C.init", ["holds nothing before the run"]),
+    ('access = "inout"', 'access = "out", init = "ones"', "arguments.C.init", ["is not initialized"]),
     ('"K", "N"', '"K", "BN"', "arguments.B.shape", ["unknown name 'BN'"]),
     ('"K", "N"', '"K", "device.sm_count"', "arguments.B.shape", ["is not accepted here"]),
     ('"K", "N"', '"K", "N - 300"', "arguments.B.shape", ["N - 300 is -23, expected at least 1 where N = 277"]),
     ('["K", "N"]', "[1, 1, 1, 1, 1, 1, 1, 1, 1]", "arguments.B.shape", ["at most 8 expressions"]),
     ('{ scalar = "int32", value = "M" }', "3", "arguments.M", ["expected a table"]),
-    ('scalar = "int32", ', "", "arguments.M", ["one of buffer, scalar and workspace"]),
+    (
+        'scalar = "int32", ',
+        "",
+        "arguments.M",
+        ["exactly one of the keys buffer, scalar, workspace, tensor_map"],
+    ),
     ('scalar = "int32"', 'scalar = "int"', "arguments.M.scalar", ["is not accepted", "int8"]),
     ('value = "M" }', 'value = "N" }', "arguments.M", ["'M' already names a size", 'value = "M"']),
     ('value = "M" }', 'value = "Q" }', "arguments.M.value", ["unknown name 'Q'"]),
@@ -396,7 +401,7 @@ def test_keys_are_found_in_every_way_of_writing_a_table() -> None:
         ("kernel = 3", "expected a table, got the number 3"),
         ("[[kernel]]\nname = 'a'\n[problem]\n", "expected a table, got a list"),
         ("\ud800", ""),
-        ('"a\\u001b[2J" = 1', "'a\\x1b[2J' is no key"),
+        ('"a\\u001b[2J" = 1', "'a\\x1b[2J' is not a valid key"),
         ("[kernel]\n" + "k" * 101 + " = 1", "at most 100 printable characters"),
         ('x = """\n[' + " " * 100_000 + '\n"""', "unknown section 'x'"),
     ],

@@ -8,7 +8,8 @@ from feature_kernels import CLUSTER_SPACE, SPLIT_SPACE
 
 from autotile.core.device import device_profile
 from autotile.errors import ConfigError, SpecError
-from autotile.kernel.launch import LaunchData, Workspace, known_names
+from autotile.kernel.arguments import Workspace
+from autotile.kernel.launch import LaunchData, known_names
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
@@ -68,7 +69,7 @@ def test_buffers_and_workspaces_fit_in_the_devices_memory() -> None:
         ('workspace = "float32"', 'workspace = "float"', "arguments.partials.workspace", "did you mean 'float"),
         ('"SPLIT_K if', '"SPLITS if', "arguments.partials.shape", "did you mean 'SPLIT_K'"),
         ('{ workspace = "float32",', '{ workspace = "float32", access = "in",', "arguments.partials.access", "unknown"),
-        ('{ workspace = "float32",', "{", "arguments.partials", "expected one of buffer, scalar and workspace"),
+        ('{ workspace = "float32",', "{", "arguments.partials", "expected exactly one of the keys buffer"),
         ("beta * C", "beta * partials", "reference.outputs.C", "unknown name 'partials'"),
     ],
 )  # fmt: skip
