@@ -1,4 +1,4 @@
-"""What every kind of argument answers, whatever it is: the base of the kinds in `autotile.kernel.arguments`."""
+"""Base class of the kinds of arguments; see `autotile.kernel.arguments`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ArgumentScope(NamedTuple):
 
 
 class ArgumentKind:
-    """Base of the kinds of arguments. Its answers hold unless a kind overrides them."""
+    """Base class of the kinds of arguments; a kind overrides what differs from the defaults here."""
 
     __slots__ = ()
 
@@ -51,8 +51,8 @@ class ArgumentKind:
     def meaning(self) -> dict[str, Any]:
         """Return the argument's part of `autotile.database.keys.space_hash`, as JSON values.
 
-        It contains everything that gives a measured time its meaning. A change invalidates recorded results, so a new
-        entry is left out where it has its default.
+        It contains everything that a measured time depends on. A change invalidates recorded results; therefore, an
+        entry that is added later is omitted at its default.
         """
         raise NotImplementedError
 
@@ -68,7 +68,7 @@ class ArgumentKind:
 
     @property
     def is_operand(self) -> bool:
-        """Whether references may use it, as its value before a launch is known."""
+        """Whether references may use it: its value before a launch is known."""
         return False
 
     @property

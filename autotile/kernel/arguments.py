@@ -1,10 +1,9 @@
 """The kinds of arguments of a kernel, each with its parser, its checks and its part in the key of a result.
 
-A kind is a class derived from `ArgumentKind` and listed in `Argument` and `_KINDS`; that of tensor maps is in
-`autotile.kernel.tensor_maps`. Outside of this package, code asks
-an argument (`is_given`, `is_passed`, `workspace`, ...) instead of testing its type. Two modules have code for each
-kind, and mypy reports a kind that they lack: `autotile.cuda.arguments`, which packs the parameters of a launch, and
-`autotile.exchange.cpp_code`, which writes them in C++.
+A kind is a class derived from `ArgumentKind` and listed in `Argument` and `_KINDS`; the class of tensor maps is in
+`autotile.kernel.tensor_maps`. Code outside this package queries an argument (`is_given`, `is_passed`, `workspace`, ...)
+instead of testing its type. Only two modules have code for each kind, and mypy reports a kind that they lack:
+`autotile.cuda.packing` packs the parameters of a launch, `autotile.exchange.cpp_code` writes them in C++.
 """
 
 from __future__ import annotations
@@ -21,13 +20,7 @@ from autotile.core.dtypes import DTYPES
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
-from autotile.kernel.argument_kind import (
-    ArgumentKind,
-    ArgumentScope,
-    Column,
-    Evaluate,
-    canonical_texts,
-)
+from autotile.kernel.argument_kind import ArgumentKind, ArgumentScope, Column, Evaluate, canonical_texts
 from autotile.kernel.array_expressions import ShapeOnly
 from autotile.kernel.element_type import PROBLEM_DTYPE, ElementType, parse_element_type
 from autotile.kernel.expressions import Expression
@@ -37,6 +30,7 @@ from autotile.kernel.tensor_maps import TensorMapArgument
 
 Access = Literal["in", "out", "inout"]
 Distribution = Literal["normal", "uniform", "zeros", "ones", "arange"]
+
 MAX_AXES = 8
 
 _Text = TypeVar("_Text", bound=str)
