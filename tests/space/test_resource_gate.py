@@ -43,7 +43,7 @@ def test_what_fits_passes() -> None:
 def test_what_fits_no_sm_says_what_it_needs(geometry: LaunchGeometry, resources: Resources, by: str) -> None:
     said = fault(geometry=geometry, resources=resources)
     assert said.startswith("no block fits on an SM of NVIDIA H200: ")
-    assert f"{geometry.threads} threads, {resources.registers} registers a thread" in said
+    assert f"{geometry.threads} threads, {resources.registers} registers per thread" in said
     assert said.endswith(f"limited by {by}")
 
 

@@ -240,7 +240,7 @@ def test_tables_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SpecError, match="at least 400 combinations"):
         enumerate_space(make_spec(numbers, {"r": "A + B < 39"}), SIZES, H200)
     monkeypatch.setattr(enumeration, "MAX_EXAMINED", 399)
-    with pytest.raises(SpecError, match="add rules that name few parameters"):
+    with pytest.raises(SpecError, match="add rules with few parameters"):
         enumerate_space(make_spec(numbers, {"r": "A + B < 38"}), SIZES, H200)
 
 
