@@ -111,7 +111,7 @@ def test_equal_kernels_tie_about_as_often_as_promised():
 
 
 def test_paired_times_need_equal_rounds():
-    with pytest.raises(ValueError, match="equal rounds: 2 of a, 3 of b"):
+    with pytest.raises(ValueError, match="equal numbers of rounds: 2 of a, 3 of b"):
         paired_ratio([1.0, 2.0], [1.0, 2.0, 3.0])
 
 
