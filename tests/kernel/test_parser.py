@@ -139,7 +139,7 @@ def test_derived_ragged_sizes_are_odd_and_never_larger(sizes: dict[str, int]) ->
 
 def test_the_worked_example_of_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
-    example = page.split("`saxpy.toml`, beside it:\n\n")[1].split("\n\nA mistake in it")[0]
+    example = page.split("`saxpy.toml`, in the same folder:\n\n")[1].split("\n\nAn error is reported")[0]
     spec = parse_spec(textwrap.dedent(example), "saxpy.toml")
     assert [parameter.name for parameter in spec.parameters] == ["BLOCK", "PER_THREAD"]
     assert all(f"`{name}`" in page for name in (*EXPRESSION_NAMES, *DTYPES))
