@@ -58,7 +58,7 @@ Mask = NDArray[np.bool_]
 
 
 def non_dominated(points: ArrayLike) -> Mask:
-    """Return the points that no other point dominates: is as good in all objectives and better in at least one.
+    """Return the points that no other point dominates, that is, equals or betters in all and betters in one objective.
 
     Equal points are either all included or all excluded. With two objectives, the cost is that of a sort; with more,
     each retained point is compared with all remaining points once.

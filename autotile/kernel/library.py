@@ -101,7 +101,7 @@ def _find(name: str, folders: Sequence[Path]) -> Path:
         if _is_file(path):
             return path
     names = kernel_names(folders)
-    import difflib  # for errors alone
+    import difflib  # needed for errors only
 
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known kernels: {', '.join(names)}."

@@ -246,10 +246,10 @@ class BooleanOperation(NamedTuple):
         is_or = self.word == "or"
         undecided: Any = True
         for operand in self.operands:
-            wanted = where & undecided
-            if not any_row(wanted):
+            selected = where & undecided
+            if not any_row(selected):
                 break
-            value = operand.evaluate(env, wanted)
+            value = operand.evaluate(env, selected)
             undecided = undecided & (_negation(value) if is_or else value)
         return _negation(undecided) if is_or else undecided
 
@@ -266,10 +266,10 @@ class Comparison(NamedTuple):
         holds: Any = True
         left = self.first.evaluate(env, where)
         for comparison, operand in self.links:
-            wanted = where & holds
-            if not any_row(wanted):
+            selected = where & holds
+            if not any_row(selected):
                 break
-            right = operand.evaluate(env, wanted)
+            right = operand.evaluate(env, selected)
             holds = holds & COMPARISONS[comparison](left, right)
             left = right
         return holds

@@ -145,9 +145,9 @@ class Table:
             raise self.error(name, f"expected a finite number, got {describe(value)}")
         return float(value)
 
-    def expression(self, name: str, kinds: Mapping[str, Kind], wanted: Kind) -> Expression:
+    def expression(self, name: str, kinds: Mapping[str, Kind], expected: Kind) -> Expression:
         """Return an expression of one kind; a whole number is a constant expression."""
-        return self.parse(name, self.require(name), kinds, wanted)
+        return self.parse(name, self.require(name), kinds, expected)
 
     def optional_expression(self, name: str, kinds: Mapping[str, Kind]) -> Expression | None:
         """Return an expression for a number, or None if there is no such entry."""
@@ -160,7 +160,7 @@ class Table:
             raise self.error(name, f"at most {max_length} expressions are accepted, got {len(values)}")
         return tuple(self.parse(name, value, kinds, "number") for value in values)
 
-    def parse(self, name: str, value: Any, kinds: Mapping[str, Kind], wanted: Kind) -> Expression:
+    def parse(self, name: str, value: Any, kinds: Mapping[str, Kind], expected: Kind) -> Expression:
         """Parse a value of the entry ``name`` as an expression of one kind; a flag alone also serves as a number."""
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
@@ -168,10 +168,10 @@ class Table:
             raise self.error(name, f"expected an expression in a string, got {describe(value)}")
         location = self.location(name)
         expression = parse_expression(value, kinds, location)
-        if wanted == "number" and expression.kind == "boolean" and expression.text in kinds:
+        if expected == "number" and expression.kind == "boolean" and expression.text in kinds:
             return expression.as_number()
-        if expression.kind != wanted:
-            raise location.error(f"expected a {wanted}, but this is a {expression.kind}", expression=expression.text)
+        if expression.kind != expected:
+            raise location.error(f"expected a {expected}, but this is a {expression.kind}", expression=expression.text)
         return expression
 
     def _check_length(self, name: str, entries: list[Any] | dict[str, Any]) -> None:
@@ -279,12 +279,12 @@ def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
     what
         Noun for each of them, such as ``"a parameter"``.
     taken
-        Names defined before, with their nouns.
+        Names that are already defined, with their nouns.
 
     Raises
     ------
     SpecError
-        A name is not a C identifier, a keyword, reserved, or taken.
+        A name is not a C identifier, is a keyword or reserved, or is already defined.
     """
     for name in table.data:
         if not is_c_identifier(name):

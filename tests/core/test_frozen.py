@@ -1,4 +1,4 @@
-"""Frozen dataclasses that share their methods do what those of the standard library do."""
+"""Frozen dataclasses with shared methods behave like those of the standard library."""
 
 from __future__ import annotations
 

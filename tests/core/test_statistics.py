@@ -11,7 +11,7 @@ times = st.floats(0.01, 1e6)
 
 
 def end_ranks(n: int) -> tuple[int, int]:
-    """1-based ranks of the interval's ends among n samples."""
+    """Return the 1-based ranks of the bounds of the interval among n samples."""
     interval = median_interval(np.arange(1, n + 1))
     return int(interval.low), int(interval.high)
 

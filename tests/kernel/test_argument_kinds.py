@@ -1,4 +1,4 @@
-"""The kinds of arguments: what each answers, and what another kind needs."""
+"""The properties of each kind of argument, and the code that an additional kind needs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_table_of_two_kinds_is_refused() -> None:
 
 @dataclass(frozen=True, slots=True)
 class SeedArgument(ArgumentKind):
-    """``{ seed = 3 }``: a kind that only this test has."""
+    """``{ seed = 3 }``: a kind defined by this test."""
 
     name: str
     seed: int

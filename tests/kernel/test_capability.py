@@ -1,4 +1,4 @@
-"""Which devices a kernel is for."""
+"""Devices that a kernel supports."""
 
 import pytest
 from feature_kernels import CLUSTER_SPACE, SPLIT_SPACE

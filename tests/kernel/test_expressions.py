@@ -82,7 +82,7 @@ ROWS = st.lists(
 
 
 def by_python(text: str, row: dict[str, Any]) -> Any:
-    """The value that Python gives, or None where it divides by zero."""
+    """Return the value in Python; None for a division by zero."""
     try:
         return eval(text, {"min": min, "max": max, "ceil_div": lambda a, b: -(-a // b)}, row)
     except ZeroDivisionError:
@@ -147,7 +147,7 @@ def test_kinds_are_settled_when_parsed(text: str, kind: str) -> None:
     assert parse(text).kind == kind
 
 
-# --- rows that an operand does not reach never fail
+# --- rows in which an operand is not evaluated never fail
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_empty_columns() -> None:
     assert parse("A % B == 0 and A ** B + A * B > 2").evaluate({"A": empty, "B": empty}).tolist() == []
 
 
-# --- arithmetic that has no 64-bit answer
+# --- arithmetic without a 64-bit result
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_fault_names_the_values_that_led_there() -> None:
     assert "where A = 5, B = 1" in caught.value.problem
 
 
-# --- refusals: the problem, the 1-based column, and the caret under it
+# --- errors: the message, the 1-based column, and the caret under it
 
 
 @pytest.mark.parametrize(

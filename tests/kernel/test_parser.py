@@ -30,7 +30,7 @@ def edited(old: str, new: str) -> str:
     return SGEMM.replace(old, new)
 
 
-# --- what a good file gives
+# --- valid files
 
 
 def test_every_section_is_read() -> None:
@@ -152,7 +152,7 @@ def test_allowed_options(option: str) -> None:
     assert parse_spec(edited("--use_fast_math", option), "sgemm.toml").options == (option,)
 
 
-# --- refusals: old text, new text, the key, and parts of the message
+# --- errors: old text, new text, the key, and parts of the message
 
 KERNEL = [
     ('name = "sgemm"', 'name = "a b"', "kernel.name", ["letters, digits"]),
@@ -384,7 +384,7 @@ def test_keys_are_found_in_every_way_of_writing_a_table() -> None:
     assert refusal(dotted).line == 2
 
 
-# --- files that are no search-space files at all
+# --- texts that are not search-space files
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class TestResolve:
 
 
 class TestMemory:
-    """A, B and C are held twice (C is updated), the answer in float64, and a buffer as large as the L2 cache."""
+    """A, B and C are held twice (C is updated), the reference in float64, and a buffer of the size of the L2 cache."""
 
     def test_just_enough(self) -> None:
         problem = resolve_problem(SPEC, {"M": 1000, "N": 1000, "K": 1000})

@@ -1,4 +1,4 @@
-"""A broken [reference] is told when the file is read."""
+"""Errors in [reference] are reported when the file is read."""
 
 from typing import Any
 

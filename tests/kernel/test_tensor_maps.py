@@ -1,4 +1,4 @@
-"""What a tensor map may be, for one configuration and for columns of them."""
+"""Limits of tensor maps, for one configuration and for columns of configurations."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_table_and_one_row_agree() -> None:
 
 
 def test_a_box_without_extent_is_no_map() -> None:
-    """Such as that of an output, where a configuration stores otherwise: then its rows may be any."""
+    """As for an output that a configuration stores without the map; then the row pitch is not restricted."""
     text = TEXT.replace('box = ["ROWS", ', 'box = ["0 if THREADS == 512 else ROWS", ')
     spec = parse_spec(text, str(TRANSPOSE))
     found = feasible_space(spec, {"M": 8, "N": 9}, H200)

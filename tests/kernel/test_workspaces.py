@@ -1,4 +1,4 @@
-"""Workspaces: their shapes, what they take of the device's memory, and how they are refused."""
+"""Workspaces: shapes, device memory, and errors."""
 
 from dataclasses import replace
 
@@ -97,7 +97,7 @@ class TestClusters:
         ]
         assert configs == expected
 
-    def test_it_is_told(self) -> None:
+    def test_an_invalid_cluster_is_explained(self) -> None:
         config = {"THREADS": 64, "CLUSTER": 8, "WHOLE": False}
         reason = check_config(self.SPEC, config, {"n": 65}, H200)
         assert reason.startswith("cluster: clusters of 8 blocks in a grid of 2 blocks, expected 1 to 8 that divide")

@@ -96,7 +96,7 @@ def test_occupancy_counts_what_the_file_declares() -> None:
 
 
 def test_registers_are_handed_out_in_units() -> None:
-    """Fits by plain product, but not once each warp's registers are rounded up to the device's unit."""
+    """Fits by the plain product, but not after rounding up the registers of each warp to the allocation unit."""
     launch = {"block": [32 * 9], "min_registers": 224}
     assert H200.registers_per_block >= 32 * 9 * 224
     assert reason(launch) == (

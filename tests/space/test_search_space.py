@@ -39,7 +39,7 @@ def brute_force(spec: KernelSpec, rules: list[str] | None = None) -> list[dict[s
     return [c for c in products(spec) if all(rule.expression.evaluate({**fixed, **c}) for rule in chosen)]
 
 
-# --- any space equals the filtered product, in its order
+# --- a space equals the filtered product, in its order
 
 NAMES = ("A", "B", "C", "D")
 
@@ -118,7 +118,7 @@ def test_an_expression_over_the_rows(spec: KernelSpec, text: str) -> None:
     assert found.evaluate(parsed, SIZES).tolist() == [parsed.evaluate({**SIZES, **config}) for config in rows(found)]
 
 
-# --- looking up and narrowing
+# --- look-up and selection
 
 
 def test_configurations_outside_of_the_space_have_no_row() -> None:
@@ -194,7 +194,7 @@ def test_parameters_are_joined_so_that_rules_bind_early() -> None:
     assert [stage.remaining for stage in found.rules] == [10_000, 100]
 
 
-# --- what is refused
+# --- errors
 
 
 def test_a_rule_that_leaves_nothing() -> None:
