@@ -32,7 +32,7 @@ from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import load_kernel
 from autotile.search.search import Lookahead, Search, Shortlist
 from autotile.space.limits import compiled_occupancy
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 KERNEL = "sgemm_2d"
 MARKS = (10, 25, 50, 100)

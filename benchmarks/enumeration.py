@@ -112,7 +112,7 @@ def prepare_autotile() -> tuple[Callable[[], Any], Callable[[Any], Iterable[Any]
 
     from autotile.core.device import device_profile
     from autotile.kernel.parser import parse_spec
-    from autotile.space.space import enumerate_space
+    from autotile.space.search_space import enumerate_space
 
     text, device = search_space_file(), device_profile("h200")
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from autotile.core.model import Measurement, Outcome, Trial, Value
 from autotile.kernel.spec import Parameter
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 _REDRAWS = 200
 """Draws that Optuna's samplers have for one measurement before it is lost."""

@@ -16,7 +16,7 @@ from autotile.cuda.timing import Launch
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.settings import available_cores, read_settings
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 from autotile.workers.compile_pool import CompilePool
 
 KERNEL = "sgemm_2d"

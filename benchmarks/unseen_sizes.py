@@ -44,7 +44,7 @@ from autotile.kernel.library import Kernel
 from autotile.ops.families import open_family, tune_opened_family
 from autotile.serving.choice import Choice, choose
 from autotile.settings import read_settings
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 from autotile.tuning.family import FamilyPlan, FamilyStep
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import tune

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from autotile.core.dtypes import DTYPES
 from autotile.cuda.driver import load_driver, result_name
 from autotile.errors import ArgumentError, ToolchainError
-from autotile.kernel.launch import UNIT_BYTES, LaunchData, TensorMap
-from autotile.kernel.spec import BufferArgument, KernelSpec, ScalarArgument, WorkspaceArgument
+from autotile.kernel.arguments import BufferArgument, ScalarArgument, WorkspaceArgument
+from autotile.kernel.launch import LaunchData
+from autotile.kernel.spec import KernelSpec
+from autotile.kernel.tensor_maps import UNIT_BYTES, TensorMap, TensorMapArgument
 
 
 def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> Any:
@@ -39,11 +41,7 @@ def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], problem_dtype
     ArgumentError
         The value does not fit in the argument's type.
     """
-    if isinstance(scalar.value, int | float):
-        value: Any = scalar.check_value if check and scalar.check_value is not None else scalar.value
-    else:
-        value = scalar.value.evaluate(sizes)
-    return encode_scalar(scalar, value, problem_dtype)
+    return encode_scalar(scalar, scalar.operand(sizes, check=check), problem_dtype)
 
 
 def encode_scalar(scalar: ScalarArgument, value: Any, problem_dtype: str) -> Any:
@@ -202,13 +200,17 @@ def pack_arguments(
     maps = {tensor_map.name: tensor_map for tensor_map in data.tensor_maps}
     packed: list[Any] = []
     for argument in spec.arguments:
-        if isinstance(argument, BufferArgument):
-            if argument.passed:
+        if not argument.is_passed:
+            continue
+        match argument:
+            case BufferArgument():
                 packed.append(np.uint64(pointers[argument.name]))
-        elif isinstance(argument, ScalarArgument):
-            packed.append(scalars[argument.name])
-        elif isinstance(argument, WorkspaceArgument):
-            packed.append(np.uint64(workspaces[argument.name]))
-        else:
-            packed.append(encode_tensor_map(maps[argument.name], pointers[argument.buffer]))
+            case ScalarArgument():
+                packed.append(scalars[argument.name])
+            case WorkspaceArgument():
+                packed.append(np.uint64(workspaces[argument.name]))
+            case TensorMapArgument():
+                packed.append(encode_tensor_map(maps[argument.name], pointers[argument.described_buffer]))
+            case _:
+                assert_never(argument)
     return tuple(packed)

@@ -14,7 +14,7 @@ import numpy as np
 from autotile.core.dtypes import DTYPES, Array, Dtype
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
-from autotile.kernel.spec import BufferArgument
+from autotile.kernel.arguments import BufferArgument
 from autotile.settings import available_cores
 
 _ALIGNMENT_BYTES = 256

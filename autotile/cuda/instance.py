@@ -17,9 +17,10 @@ from autotile.cuda.buffers import GuardedBuffer, make_input
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError, ToolchainError
+from autotile.kernel.arguments import BufferArgument, Workspace
 from autotile.kernel.array_expressions import ArrayExpression, Matmul
-from autotile.kernel.launch import LaunchData, Workspace, known_names
-from autotile.kernel.spec import BufferArgument, KernelSpec
+from autotile.kernel.launch import LaunchData, known_names
+from autotile.kernel.spec import KernelSpec
 
 _SMALL_ELEMENTS = 1 << 20
 _SMALL_FLOPS = 1 << 26
@@ -198,7 +199,7 @@ class ProblemInstance:
         self._pristine: dict[str, GuardedBuffer] = {}
         for buffer in spec.buffers:
             self._buffers[buffer.name] = self._new_buffer(buffer)
-            if buffer.access != "out":
+            if buffer.is_read:
                 pristine = self._pristine[buffer.name] = self._new_buffer(buffer)
                 pristine.write(make_input(buffer, buffer.extents(self.sizes), buffer.element_type(dtype, self.sizes)))
                 self._buffers[buffer.name].copy_from(pristine)
@@ -232,9 +233,9 @@ class ProblemInstance:
             if name not in bound.zeroed:
                 workspace.poison()
         for buffer in self._spec.buffers:
-            if buffer.access == "out":
+            if not buffer.is_read:
                 self._buffers[buffer.name].poison()
-            elif buffer.access == "inout":
+            elif buffer.is_written:
                 self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
 
     def verdict(self, bound: Bound) -> Verdict:
@@ -245,7 +246,7 @@ class ProblemInstance:
             if words:
                 return Verdict(Outcome.OUT_OF_BOUNDS, f"wrote {words} words outside {name} at {self._sizes_text()}")
         for buffer in self._spec.buffers:
-            if buffer.access == "in" and self._buffers[buffer.name].differs_from(self._pristine[buffer.name]):
+            if not buffer.is_written and self._buffers[buffer.name].differs_from(self._pristine[buffer.name]):
                 self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
                 return Verdict(Outcome.WRONG_RESULT, f"changed its input {buffer.name} at {self._sizes_text()}")
         for name in bound.zeroed & bound.workspaces.keys():

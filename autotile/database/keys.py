@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
@@ -12,17 +11,8 @@ from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.model import L2Mode, Problem, canonical_json
 from autotile.core.text import sizes_text
-from autotile.kernel.array_expressions import ArrayExpression
-from autotile.kernel.expressions import Expression
 from autotile.kernel.library import Kernel
-from autotile.kernel.spec import (
-    Argument,
-    BufferArgument,
-    KernelSpec,
-    ScalarArgument,
-    TensorMapArgument,
-    WorkspaceArgument,
-)
+from autotile.kernel.spec import KernelSpec
 
 ResultSource = Literal["cuda", "replayed"]
 
@@ -157,62 +147,16 @@ def space_hash(spec: KernelSpec) -> str:
         "options": list(spec.options),
         "sizes": sorted(spec.sizes),
         "parameters": sorted(parameter.name for parameter in spec.parameters),
-        "block": [_normal(e) for e in launch.block],
-        "grid": [_normal(e) for e in launch.grid],
-        "dynamic_smem_bytes": _normal(launch.dynamic_smem_bytes) if launch.dynamic_smem_bytes else "0",
-        "arguments": [_argument_meaning(argument) for argument in spec.arguments],
-        "outputs": {name: _normal(e) for name, e in spec.reference.outputs.items()},
-        "reduction": _normal(spec.reference.reduction),
+        "block": [e.canonical for e in launch.block],
+        "grid": [e.canonical for e in launch.grid],
+        "dynamic_smem_bytes": launch.dynamic_smem_bytes.canonical if launch.dynamic_smem_bytes else "0",
+        "arguments": [argument.meaning() for argument in spec.arguments],
+        "outputs": {name: e.canonical for name, e in spec.reference.outputs.items()},
+        "reduction": spec.reference.reduction.canonical,
         "tolerance": spec.reference.tolerance,
         **({"architecture": spec.architecture} if spec.architecture is not None else {}),
     }
     return hashlib.sha256(canonical_json(meaning).encode()).hexdigest()
-
-
-def _argument_meaning(argument: Argument) -> dict[str, Any]:
-    match argument:
-        case BufferArgument():
-            buffer = {
-                "buffer": argument.name,
-                "dtype": str(argument.dtype),
-                "shape": _normals(argument.shape),
-                "access": argument.access,
-                "init": argument.init,
-            }
-            return buffer if argument.passed else {**buffer, "pass": False}
-        case ScalarArgument():
-            value = argument.value
-            return {
-                "scalar": argument.name,
-                "dtype": argument.dtype,
-                "value": _normal(value) if isinstance(value, Expression) else value,
-                "check": argument.check_value,
-            }
-        case WorkspaceArgument():
-            return {
-                "workspace": argument.name,
-                "dtype": str(argument.dtype),
-                "shape": _normals(argument.shape),
-                "zeroed": argument.zeroed,
-            }
-        case TensorMapArgument():
-            return {
-                "tensor_map": argument.name,
-                "buffer": argument.buffer,
-                "box": _normals(argument.box),
-                "element_strides": _normals(argument.element_strides),
-                "swizzle_bytes": _normal(argument.swizzle_bytes),
-                "l2_promotion_bytes": _normal(argument.l2_promotion_bytes),
-            }
-
-
-def _normals(expressions: Iterable[Expression]) -> list[str]:
-    return [_normal(expression) for expression in expressions]
-
-
-def _normal(expression: Expression | ArrayExpression) -> str:
-    """One spelling for expressions that differ only in spaces and needless parentheses; it is parsed, never run."""
-    return ast.unparse(ast.parse(expression.text.strip(), mode="eval"))
 
 
 def key_text(key: TuningKey) -> str:

@@ -6,21 +6,17 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from typing import assert_never
 
 import numpy as np
 
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Value
+from autotile.kernel.arguments import BufferArgument, ScalarArgument, WorkspaceArgument
+from autotile.kernel.element_type import PROBLEM_DTYPE, ElementType
 from autotile.kernel.expressions import Expression
-from autotile.kernel.spec import (
-    PROBLEM_DTYPE,
-    BufferArgument,
-    ElementType,
-    KernelSpec,
-    ScalarArgument,
-    TensorMapArgument,
-    WorkspaceArgument,
-)
+from autotile.kernel.spec import KernelSpec
+from autotile.kernel.tensor_maps import TensorMapArgument
 
 _ARITHMETIC: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 _FUNCTIONS: Mapping[type[ast.operator], str] = {
@@ -162,10 +158,11 @@ def argument_fields(spec: KernelSpec, dtype: str) -> Iterator[str]:
     for buffer in spec.buffers:
         shape = ", ".join(extent.text for extent in buffer.shape)
         yield f"CUdeviceptr {buffer.name} = 0;  ///< {buffer.access}, {_named(buffer.dtype, dtype)}[{shape}]"
-    for scalar in _free(spec):
-        name = scalar.element_type(dtype)
-        bits = f"  ///< the bits of a {name}" if name in ("float16", "bfloat16") else ""
-        yield f"{c_type(name)} {scalar.name} = {_constant(scalar, name)};{bits}"
+    for scalar in spec.scalars:
+        if scalar.default is not None:
+            name = scalar.element_type(dtype)
+            bits = f"  ///< the bits of a {name}" if name in ("float16", "bfloat16") else ""
+            yield f"{c_type(name)} {scalar.name} = {_constant(scalar.default, name)};{bits}"
 
 
 def launch_values(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> dict[str, str]:
@@ -174,20 +171,21 @@ def launch_values(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> di
     pointers: list[str] = []
     for argument in spec.arguments:
         name = argument.name
+        if not argument.is_passed:
+            continue
         match argument:
             case BufferArgument():
-                if not argument.passed:
-                    continue
                 lines.append(f"CUdeviceptr value_{name} = arguments.{name};")
-            case ScalarArgument() if isinstance(argument.value, Expression):
-                kind = c_type(argument.element_type(dtype))
-                lines.append(f"{kind} value_{name} = static_cast<{kind}>({to_cpp(argument.value, places)});")
             case ScalarArgument():
-                lines.append(f"{c_type(argument.element_type(dtype))} value_{name} = arguments.{name};")
+                kind, bound = c_type(argument.element_type(dtype)), argument.binding
+                value = f"arguments.{name}" if bound is None else f"static_cast<{kind}>({to_cpp(bound, places)})"
+                lines.append(f"{kind} value_{name} = {value};")
             case WorkspaceArgument():
                 lines += _workspace(argument, dtype, places)
             case TensorMapArgument():
-                lines += _tensor_map(spec, argument, dtype, places)
+                lines += _tensor_map(argument, dtype, places)
+            case _:
+                assert_never(argument)
         pointers.append(f"&value_{name}")
     return {"values": "\n".join(f"        {line}" for line in lines), "value_pointers": ", ".join(pointers)}
 
@@ -234,25 +232,19 @@ def c_type(dtype: str) -> str:
     return _C_TYPES.get(dtype) or f"std::{dtype}_t"
 
 
-def _free(spec: KernelSpec) -> Iterator[ScalarArgument]:
-    return (scalar for scalar in spec.scalars if not isinstance(scalar.value, Expression))
-
-
 def _named(kind: ElementType, dtype: str) -> str:
     return str(kind).replace(PROBLEM_DTYPE, dtype)
 
 
-def _constant(scalar: ScalarArgument, name: str) -> str:
-    if isinstance(scalar.value, Expression):
-        raise TypeError(f"{scalar.name} is bound by the sizes")
+def _constant(value: float, name: str) -> str:
     dtype = DTYPES[name]
     if name in ("float16", "bfloat16"):
-        return f"0x{int(dtype.encode(np.array([float(scalar.value)])).view(np.uint16)[0]):04x}"
+        return f"0x{int(dtype.encode(np.array([float(value)])).view(np.uint16)[0]):04x}"
     if dtype.is_integer:
-        return str(int(scalar.value))
-    if not math.isfinite(scalar.value):
-        return 'std::nan("")' if math.isnan(scalar.value) else f"{'-' if scalar.value < 0 else ''}HUGE_VAL"
-    return repr(float(scalar.value)) + ("f" if name == "float32" else "")
+        return str(int(value))
+    if not math.isfinite(value):
+        return 'std::nan("")' if math.isnan(value) else f"{'-' if value < 0 else ''}HUGE_VAL"
+    return repr(float(value)) + ("f" if name == "float32" else "")
 
 
 def _by_type(kind: ElementType, dtype: str, places: Mapping[str, str], text: Callable[[str], str]) -> str:
@@ -276,9 +268,9 @@ def _workspace(argument: WorkspaceArgument, dtype: str, places: Mapping[str, str
     yield f'CUdeviceptr value_{name} = workspace(stream, "{name}", static_cast<std::size_t>(bytes_{name}), {zeroed});'
 
 
-def _tensor_map(spec: KernelSpec, argument: TensorMapArgument, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
+def _tensor_map(argument: TensorMapArgument, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
     """The driver counts axes from the innermost one."""
-    name, buffer = argument.name, spec.buffer(argument.buffer)
+    name, buffer = argument.name, argument.buffer
     rank = len(buffer.shape)
     kind = _by_type(buffer.dtype, dtype, places, lambda n: f"CU_TENSOR_MAP_DATA_TYPE_{_MAP_TYPES.get(n, n.upper())}")
     element = _element_bytes(buffer.dtype, dtype, places)
@@ -295,14 +287,14 @@ def _tensor_map(spec: KernelSpec, argument: TensorMapArgument, dtype: str, place
     yield f"CUtensorMap value_{name}{{}};  // zeros where the configuration has no use for it"
     yield f"if ({_is_present(argument, places)}) {{"
     yield f"    detail::check(cuTensorMapEncodeTiled(&value_{name}, {kind}, {rank},"
-    yield f"                                         reinterpret_cast<void*>(arguments.{argument.buffer}),"
+    yield f"                                         reinterpret_cast<void*>(arguments.{buffer.name}),"
     yield f"                                         extents_{name}, strides_{name}, box_{name}, steps_{name},"
     yield "                                         CU_TENSOR_MAP_INTERLEAVE_NONE,"
     yield f"                                         {_choice(_SWIZZLES, to_cpp(argument.swizzle_bytes, places))},"
     promotion = _choice(_PROMOTIONS, to_cpp(argument.l2_promotion_bytes, places))
     yield f"                                         {promotion},"
     yield "                                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),"
-    yield f'                  "the tensor map of {argument.buffer}");'
+    yield f'                  "the tensor map of {buffer.name}");'
     yield "}"
 
 
@@ -313,7 +305,7 @@ def _is_present(argument: TensorMapArgument, places: Mapping[str, str]) -> str:
 def map_rules(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
     """What tensor maps ask of the sizes: rows of whole 16 bytes."""
     for argument in spec.tensor_maps:
-        buffer = spec.buffer(argument.buffer)
+        buffer = argument.buffer
         row = f"({to_cpp(buffer.shape[-1], places)}) * {_element_bytes(buffer.dtype, dtype, places)}"
         yield f"if ({_is_present(argument, places)} && {row} % 16 != 0) return false;  // {argument.name}"
 

@@ -117,7 +117,7 @@ class _Family:
         return value
 
     def _outputs(self) -> str:
-        written = [buffer for buffer in self._spec.buffers if buffer.access != "in"]
+        written = [buffer for buffer in self._spec.buffers if buffer.is_written]
         products = (" * ".join(f"double({to_cpp(e, self._places)})" for e in buffer.shape) for buffer in written)
         return " + ".join(products)
 
@@ -320,14 +320,11 @@ def _shared(name: str, targets: Sequence[str]) -> int:
 def _expressions(spec: KernelSpec) -> list[Expression]:
     launch = spec.launch
     shared = [launch.dynamic_smem_bytes] if launch.dynamic_smem_bytes is not None else []
-    inside = [e for w in spec.workspaces for e in w.shape]
-    maps = [e for m in spec.tensor_maps for e in (*m.box, *m.element_strides, m.swizzle_bytes, m.l2_promotion_bytes)]
     return [
         *(rule.expression for rule in spec.rules),
         *launch.grid,
         *launch.block,
         *launch.cluster,
         *shared,
-        *inside,
-        *maps,
+        *(expression for argument in spec.arguments for expression in argument.expressions),
     ]

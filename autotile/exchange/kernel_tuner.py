@@ -22,7 +22,7 @@ from autotile.database.trials import StoredTrial
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.t4 import write_text
-from autotile.kernel.problem import LARGEST_SIZE
+from autotile.kernel.problem import MAX_SIZE
 from autotile.kernel.spec import Parameter
 
 STAGES: Mapping[str, str] = {
@@ -147,8 +147,8 @@ class KernelTunerCache:
             raise InputError(f"there is no dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
         named = dict(zip("xyz", self.problem_size, strict=False) if sizes is None else sizes)
         for name, value in named.items():
-            if not 0 < value <= LARGEST_SIZE:
-                raise InputError(f"size {name} is {value}, expected 1 to {LARGEST_SIZE}")
+            if not 0 < value <= MAX_SIZE:
+                raise InputError(f"size {name} is {value}, expected 1 to {MAX_SIZE}")
         device = self.device
         return TuningKey(
             kernel=self.kernel,

@@ -112,7 +112,7 @@ def parse_family(spec: KernelSpec, words: Iterable[str]) -> Family:
         if name in given:
             raise ProblemError(f"{name} is given twice, as {given[name]} and as {text}; join values by commas")
         given[name] = _extent(spec, name, text)
-    missing = [name for name in spec.sizes if name not in given and not spec.may_be_left_out(name)]
+    missing = [name for name in spec.sizes if name not in given and not spec.is_optional(name)]
     if missing:
         raise ProblemError(f"the family needs the size {missing[0]}, such as {missing[0]}=1..{spec.sizes[missing[0]]}")
     defaults = {name: Extent(((value, value),)) for name, value in spec.sizes.items()}

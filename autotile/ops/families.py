@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autotile.api.targets import check_device_index
-from autotile.core.objectives import TIME, whole_objectives
+from autotile.core.objectives import TIME, normalize_objectives
 from autotile.errors import InputError
 from autotile.families.family import Family, family_of, parse_family
 from autotile.kernel.library import Kernel, load_kernel
@@ -95,7 +95,7 @@ def tune_opened_family(
     """`tune_family` for a kernel and a family that are read already."""
     problem = resolve_problem(kernel.spec, family.largest, dtype)
     plan = plan or FamilyPlan()
-    options = replace(options, objectives=whole_objectives(options.objectives))
+    options = replace(options, objectives=normalize_objectives(options.objectives))
     if options.objectives != (TIME,) or options.verify_sizes or options.only is not None:
         raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")
     if options.replay is None and options.device_index > 0:

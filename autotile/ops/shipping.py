@@ -18,7 +18,7 @@ from autotile.database.opening import open_for_reading
 from autotile.database.winners import StoredRule, Winner, rule_files, shipped_rules, shipped_winners
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, load_kernel
-from autotile.kernel.problem import ARCHITECTURE, capability_of, device_fault, resolve_problem
+from autotile.kernel.problem import ARCHITECTURE, capability_of, resolve_problem, unsupported_reason
 from autotile.settings import available_cores, read_settings
 from autotile.workers.compile_pool import CompilePool
 
@@ -205,7 +205,7 @@ def _targets(kernel: Kernel, winners: Iterable[Winner], architectures: Sequence[
         stand_in = replace(
             device_profile(_ANY_PROFILE), name=architecture, compute_capability=capability_of(architecture)
         )
-        fault = device_fault(kernel.spec, stand_in)
+        fault = unsupported_reason(kernel.spec, stand_in)
         if fault:
             notices.append(f"{architecture} is left out: {fault}")
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotile.api.targets import check_device_index, open_problem
 from autotile.core.model import Problem
-from autotile.core.objectives import whole_objectives
+from autotile.core.objectives import normalize_objectives
 from autotile.database.engine import parse_location
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
@@ -75,7 +75,7 @@ def tune_problem(kernel: Kernel, problem: Problem, options: TuneOptions, observe
     """`tune` for a kernel that is read already."""
     options = replace(
         options,
-        objectives=whole_objectives(options.objectives),
+        objectives=normalize_objectives(options.objectives),
         verify_sizes=_whole_sizes(kernel, problem, options.verify_sizes),
     )
     if options.replay is None and options.device_index > 0:

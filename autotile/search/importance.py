@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from autotile.core.model import Value
 from autotile.search.gaussian_process import one_blas_thread
 from autotile.search.row_sampler import positions
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.integer]

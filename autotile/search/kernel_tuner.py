@@ -27,7 +27,7 @@ from optuna.trial import FrozenTrial
 from autotile.errors import InputError, nearest
 from autotile.kernel.spec import Parameter
 from autotile.search.row_sampler import RowSampler, positions
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 PREFIX = "kernel-tuner:"
 """What the name of a sampler begins with that is a strategy of Kernel Tuner."""

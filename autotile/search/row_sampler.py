@@ -20,7 +20,7 @@ from autotile.errors import InputError
 from autotile.search.gaussian_process import one_blas_thread
 from autotile.search.study import distributions_of
 from autotile.space.enumeration import rank
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 _SAME_DISTANCE = 1e-5
 """Distances closer than this are equal but for rounding: they are sums of float32 fractions between 0 and 1."""

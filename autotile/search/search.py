@@ -26,7 +26,7 @@ from autotile.search.study import (
     new_study,
 )
 from autotile.search.transfer import Source
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 _BEFORE_A_MODEL = 6
 """Candidates that are measured before a model chooses any; what is proposed by then is proposed knowing nothing."""

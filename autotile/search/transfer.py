@@ -13,7 +13,7 @@ from autotile.kernel.spec import Parameter
 from autotile.search.embedding import Embedding
 from autotile.search.gaussian_process import GaussianProcess, fit, informative, one_blas_thread
 from autotile.search.row_sampler import WHOLE
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]

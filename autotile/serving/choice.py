@@ -20,7 +20,7 @@ from autotile.families.rule import FamilyRule
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_device, runs_on, size_distance
-from autotile.space.limits import check_config, compiled_occupancy, is_worth_a_trial, resource_fault
+from autotile.space.limits import check_config, compiled_occupancy, meets_heuristics, resource_violation
 
 _ANY = ("sizes", "nvrtc_version", "l2_mode")
 """Fields of the key in which a rule may differ from what is asked: its sizes are the family's, the others are told."""
@@ -187,7 +187,7 @@ def choose(
     def is_promising(best: Winner) -> bool:
         flags, doublings = size_distance(best.key.sizes, asked.sizes)
         is_near = not flags and doublings <= _NEAR_DOUBLINGS
-        return (is_near or is_worth_a_trial(kernel.spec, best.config, problem.sizes, device)) and may_serve(best)
+        return (is_near or meets_heuristics(kernel.spec, best.config, problem.sizes, device)) and may_serve(best)
 
     best = next(filter(is_promising, ranked[len(exact) :]), None)  # most often the first; the others need no look
     if best is not None:
@@ -200,7 +200,7 @@ def _resource_fault(kernel: Kernel, best: Winner, problem: Problem, device: Devi
         return ""
     geometry = launch_geometry(kernel.spec, best.config, problem.sizes, device)
     found = compiled_occupancy(geometry, best.resources, device)
-    return resource_fault(kernel.spec.limits, geometry, best.resources, found, device)
+    return resource_violation(kernel.spec.limits, geometry, best.resources, found, device)
 
 
 def _rank(best: Winner, asked: TuningKey) -> tuple[int, bool, int, float, int, bool, float]:
@@ -253,9 +253,9 @@ def _default_config(kernel: Kernel, problem: Problem, device: DeviceProperties) 
     """The declared default; where it cannot run here or is not worth a trial, the first configuration that is."""
     spec, sizes = kernel.spec, problem.sizes
     is_valid = not check_config(spec, spec.default, sizes, device, problem.dtype)
-    if is_valid and is_worth_a_trial(spec, spec.default, sizes, device):
+    if is_valid and meets_heuristics(spec, spec.default, sizes, device):
         return dict(spec.default)
-    from autotile.space.space import feasible_space
+    from autotile.space.search_space import feasible_space
 
     try:
         return feasible_space(spec, sizes, device, problem.dtype).config(0)

@@ -15,8 +15,9 @@ from autotile.cuda.driver import device_count
 from autotile.cuda.launch import Function, ParameterBlock, driver_launch
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError
+from autotile.kernel.arguments import BufferArgument
 from autotile.kernel.launch import LaunchData, known_names
-from autotile.kernel.spec import BufferArgument, KernelSpec, ScalarArgument, TensorMapArgument
+from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import (
     CupyLibrary,
     Facts,
@@ -167,16 +168,12 @@ class Caller:
             Words in all; the last ones, as many as there are buffers, are for addresses that are no parameters.
         """
         buffers = self._spec.buffers
-        passed = [a for a in self._spec.arguments if not isinstance(a, BufferArgument) or a.passed]
+        passed = [a for a in self._spec.arguments if a.is_passed]
         found = list(zip(passed, starts, strict=True))
         spare = {b.name: words - len(buffers) + i for i, b in enumerate(buffers)}
-        word = spare | {a.name: start for a, start in found if isinstance(a, BufferArgument)}
+        word = spare | {a.name: start for a, start in found if a.is_given}
         maps = {tensor_map.name: tensor_map for tensor_map in self._data.tensor_maps}
-        map_places = (
-            MapPlace(word[a.buffer], start, maps[a.name])
-            for a, start in found
-            if isinstance(a, TensorMapArgument) and a.name in maps
-        )
+        map_places = (MapPlace(word[a.described_buffer], start, maps[a.name]) for a, start in found if a.name in maps)
         return Places(tuple(word[b.name] for b in buffers), tuple(map_places))
 
     def _left_out(self, count: int) -> tuple[str, ...]:
@@ -211,8 +208,8 @@ class Caller:
         return view
 
     def _override(self, name: str, value: float) -> Any:
-        free = {s.name: s for s in self._spec.scalars if isinstance(s.value, int | float)}
-        scalar: ScalarArgument | None = free.get(name)
+        free = {s.name: s for s in self._spec.scalars if s.default is not None}
+        scalar = free.get(name)
         if scalar is None:
             known = ", ".join(free) or "none"
             raise ArgumentError(f"{self._spec.name} has no scalar {name!r} to set; scalars with a default: {known}")

@@ -18,7 +18,8 @@ from autotile.cuda.arguments import encode_tensor_map
 from autotile.cuda.driver import outside_of_captures
 from autotile.cuda.launch import LaunchGraph, ParameterBlock, make_launch_graph
 from autotile.cuda.toolchain import load_cupy
-from autotile.kernel.launch import TensorMap, Workspace
+from autotile.kernel.arguments import Workspace
+from autotile.kernel.tensor_maps import TensorMap
 from autotile.serving.arrays import Facts, Pointers
 
 _MOST_STREAMS = 32

@@ -22,7 +22,7 @@ from autotile.exchange.recording import Recording, find_recording, list_recordin
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
 from autotile.settings import Settings
-from autotile.space.space import SearchSpace, feasible_space
+from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.workers.child import Shelf
 from autotile.workers.gpu import Gpu

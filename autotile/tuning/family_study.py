@@ -22,7 +22,7 @@ from autotile.kernel.problem import check_memory, resolve_problem
 from autotile.kernel.spec import KernelSpec
 from autotile.settings import Settings
 from autotile.space.limits import check_config
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 
 from autotile.core.model import Trial, Value
 from autotile.search.importance import Effect, importance_of
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 _BEST_SHARE = 0.1
 _LEAST_BEST = 5

@@ -13,7 +13,7 @@ from autotile.core.model import SAME_CODE, Config, LaunchGeometry, Outcome, Prob
 from autotile.cuda.compiler import CompileJob, compile_job
 from autotile.kernel.launch import LaunchData, known_names, launch_geometry
 from autotile.kernel.library import Kernel
-from autotile.space.limits import compiled_occupancy, resource_fault
+from autotile.space.limits import compiled_occupancy, resource_violation
 from autotile.tuning.backend import Evaluator
 from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.protocol import Candidate
@@ -212,7 +212,7 @@ class Pipeline:
             return trial
         occupancy = compiled_occupancy(queued.geometry, cubin.resources, self._device)
         trial = replace(trial, resources=cubin.resources, occupancy=occupancy, cubin_hash=cubin.cubin_hash)
-        fault = resource_fault(self._kernel.spec.limits, queued.geometry, cubin.resources, occupancy, self._device)
+        fault = resource_violation(self._kernel.spec.limits, queued.geometry, cubin.resources, occupancy, self._device)
         return replace(trial, outcome=Outcome.RESOURCE_EXCEEDED, reason=fault, stage="resources") if fault else trial
 
     def _evaluate(self, queued: _Queued, trial: Trial, evaluator: Evaluator, best_us: float | None) -> Trial:

@@ -16,7 +16,7 @@ from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
 from autotile.search.samplers import check_sampler
 from autotile.settings import Settings, available_cores
-from autotile.space.space import SearchSpace, feasible_space
+from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend, Evaluator, choose_backend
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
 from autotile.tuning.options import TuneOptions

@@ -21,7 +21,7 @@ from autotile.search.samplers import TRANSFERRING, resolve_sampler
 from autotile.search.search import Lookahead
 from autotile.search.transfer import Source
 from autotile.space.limits import check_config
-from autotile.space.space import SearchSpace, feasible_space
+from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend
 from autotile.tuning.options import BRUTE_FORCE, TuneOptions
 from autotile.tuning.trial_log import Ledger
@@ -186,7 +186,7 @@ def rows_to_try(kernel: Kernel, dtype: str, space: SearchSpace, backend: Backend
         wanted = np.zeros(len(space), dtype=np.bool_)
         wanted[[row for config in options.only if (row := space.row_of(config)) is not None]] = True
         masks.append(wanted)
-    valid = replace(kernel.spec, pruning=())  # they must be right there, not fast
+    valid = replace(kernel.spec, heuristics=())  # they must be right there, not fast
     masks += [space.rows_in(feasible_space(valid, sizes, backend.device, dtype)) for sizes in options.verify_sizes]
     return np.logical_and.reduce(masks) if masks else None
 

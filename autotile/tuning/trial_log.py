@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from autotile.core.model import SAME_CODE, Config, Outcome, Trial, config_key, config_text
 from autotile.errors import InputError
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 
 class Ledger:

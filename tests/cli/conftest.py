@@ -19,7 +19,7 @@ from autotile.database.keys import TuningKey, space_hash
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import pytest
 
 from autotile.cuda.arguments import decode_scalar, encode_scalar, scalar_value
 from autotile.errors import ArgumentError
+from autotile.kernel.arguments import ScalarArgument
 from autotile.kernel.expressions import parse_expression
-from autotile.kernel.spec import ScalarArgument
 
 
 def scalar(dtype: str, value: Any = 1.0, check: float | None = None) -> ScalarArgument:

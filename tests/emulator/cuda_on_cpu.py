@@ -14,7 +14,6 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Config
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
-from autotile.kernel.spec import BufferArgument
 
 _SOURCE = Path(__file__).with_name("cuda_on_cpu.cpp")
 _FLAGS = ["-std=c++17", "-fsanitize=undefined", "-fno-sanitize-recover=all", "-Werror=return-type"]
@@ -63,9 +62,7 @@ class CpuKernel:
         files = {name: self._folder / f"{name}.bin" for name in buffers}
         for name, file in files.items():
             buffers[name].tofile(file)
-        arguments = [
-            str(files[a.name]) if isinstance(a, BufferArgument) else f"={values[a.name]}" for a in self._spec.arguments
-        ]
+        arguments = [str(files[a.name]) if a.is_given else f"={values[a.name]}" for a in self._spec.arguments]
         launch = [str(extent) for extent in (*geometry.grid, *geometry.block)]
         done = subprocess.run(
             [str(self._program), *launch, *arguments], capture_output=True, text=True, timeout=60, check=False

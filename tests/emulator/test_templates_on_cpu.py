@@ -12,9 +12,7 @@ import pytest
 from autotile.core.device import device_profile
 from autotile.core.dtypes import DTYPES, output_tolerance
 from autotile.core.model import Config
-from autotile.kernel.expressions import Expression
 from autotile.kernel.library import Kernel, load_kernel
-from autotile.kernel.spec import ScalarArgument
 from autotile.space.limits import check_config
 
 pytestmark = pytest.mark.skipif(bool(cuda_on_cpu.why_not()), reason=cuda_on_cpu.why_not())
@@ -40,11 +38,9 @@ def inputs(kernel: Kernel, sizes: Sizes, **scalars: float) -> Values:
         shape = tuple(extent.evaluate(sizes) for extent in buffer.shape)
         read = buffer.access == "in" or (buffer.access == "inout" and scalars.get("beta", 0.0) != 0.0)
         values[buffer.name] = (rng.standard_normal(shape) if read else np.full(shape, np.nan)).astype(np.float32)
-    for argument in kernel.spec.arguments:
-        if isinstance(argument, ScalarArgument) and isinstance(argument.value, Expression):
-            values[argument.name] = argument.value.evaluate(sizes)
-        elif isinstance(argument, ScalarArgument):
-            values[argument.name] = scalars.get(argument.name, argument.value)
+    for scalar in kernel.spec.scalars:
+        own = scalar.operand(sizes, check=False)
+        values[scalar.name] = own if scalar.default is None else scalars.get(scalar.name, own)
     return values
 
 

@@ -26,7 +26,7 @@ from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.choice import choose
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 COMPILER = shutil.which("g++")
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-O0"]

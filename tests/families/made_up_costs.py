@@ -17,7 +17,7 @@ from autotile.families.rule import leaf_of
 from autotile.kernel.launch import fixed_names
 from autotile.kernel.library import load_kernel
 from autotile.space.occupancy import occupancy
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 SPEC = load_kernel("sgemm_2d").spec
 DEVICE = device_profile("h200")

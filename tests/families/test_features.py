@@ -7,7 +7,7 @@ from made_up_costs import DEVICE, SPEC
 from autotile.families.features import Feature, Traits, features_of, meet_rules
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.parser import parse_spec
-from autotile.space.space import enumerate_space
+from autotile.space.search_space import enumerate_space
 
 SIZES = [{"M": 4096, "N": 4096, "K": 1024}, {"M": 129, "N": 1999, "K": 7}]
 WIDE, NARROW = SPEC.default | {"BM": 256, "BN": 128}, SPEC.default | {"BM": 64, "BN": 64, "TM": 4, "TN": 4}

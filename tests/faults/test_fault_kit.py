@@ -13,8 +13,8 @@ from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.errors import CompileError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
-from autotile.space.limits import check_config, compiled_occupancy, resource_fault
-from autotile.space.space import feasible_space
+from autotile.space.limits import check_config, compiled_occupancy, resource_violation
+from autotile.space.search_space import feasible_space
 from autotile.workers.compile_pool import Compiled, CompilePool
 
 H200 = device_profile("h200")
@@ -40,7 +40,7 @@ def resources(kernel: Kernel, config: Config) -> Resources:
 def gate(kernel: Kernel, config: Config) -> str:
     """What the second gate says."""
     geometry, used = launch_geometry(kernel.spec, config, kernel.spec.sizes, H200), resources(kernel, config)
-    return resource_fault(kernel.spec.limits, geometry, used, compiled_occupancy(geometry, used, H200), H200)
+    return resource_violation(kernel.spec.limits, geometry, used, compiled_occupancy(geometry, used, H200), H200)
 
 
 def compiled(kernel: Kernel, fault: str, folder: Path, *, deadline_s: float, memory_bytes: int) -> Compiled:

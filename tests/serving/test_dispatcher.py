@@ -96,7 +96,7 @@ class TestInput:
             ({"n": 4096.0}, "expected a whole number"),
             ({"n": "4096"}, "expected a whole number"),
             ({"n": 1, "m": 2}, "has no size 'm'"),
-            ({"n": 1, "dtype": "float64"}, "not written for dtype 'float64'"),
+            ({"n": 1, "dtype": "float64"}, "does not support dtype 'float64'"),
         ],
     )
     def test_bad_problems(self, shelf: Any, sizes: dict[str, Any], said: str) -> None:

@@ -7,8 +7,8 @@ from autotile.core.model import Problem
 from autotile.database.winners import shipped_winners
 from autotile.kernel.library import load_kernel
 from autotile.serving.choice import choose
-from autotile.space.limits import check_config, is_worth_a_trial
-from autotile.space.space import feasible_space
+from autotile.space.limits import check_config, meets_heuristics
+from autotile.space.search_space import feasible_space
 
 KERNELS = ("sgemm", "sgemm_ws", "gemm_mma", "sgemm_bf16x6", "gemm_wgmma")
 H200 = device_profile("h200")
@@ -31,7 +31,7 @@ def test_a_winner_of_far_smaller_products_is_not_served(device: str, size: int) 
     ]
     assert small
     chosen = choose(kernel, problem, properties, small[0].key.nvrtc_version, small)
-    assert is_worth_a_trial(kernel.spec, chosen.config, problem.sizes, properties)
+    assert meets_heuristics(kernel.spec, chosen.config, problem.sizes, properties)
 
 
 def test_a_winner_nearby_is_served_though_a_search_would_not_try_it() -> None:

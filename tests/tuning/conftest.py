@@ -18,7 +18,7 @@ from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune

@@ -135,7 +135,9 @@ class TestResuming:
     ) -> None:
         """And what was measured there counts from then on."""
         record_all(bench, judges)
-        bench.kernel = rewrite({"[launch]": '[pruning]\nwork_for_many = "WORK == 1 or n > 10000"\n\n[launch]'}).kernel
+        bench.kernel = rewrite(
+            {"[launch]": '[heuristics]\nwork_for_many = "WORK == 1 or n > 10000"\n\n[launch]'}
+        ).kernel
         rule = run().rule
         many = next(number for number, one in enumerate(rule.configs) if one.config == MANY)
         times_us = {point.sizes["n"]: point.times_us[many] for point in rule.points}

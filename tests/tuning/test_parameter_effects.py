@@ -10,7 +10,7 @@ import pytest
 
 from autotile.core.model import Config, LaunchGeometry, Measurement, Outcome, Trial
 from autotile.kernel.spec import Parameter
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 from autotile.tuning.parameter_effects import Insight, insight_of
 
 PARAMETERS = (

@@ -52,8 +52,8 @@ def test_a_taught_session_finds_the_best_at_once(bench: Any) -> None:
 
 @pytest.mark.parametrize(
     ("place", "condition", "work"),
-    [("[launch]", "[pruning]\n{}\n\n[launch]", 4), ("[rules]\n", "[rules]\n{}\n", 2)],
-    ids=["pruning", "rules"],
+    [("[launch]", "[heuristics]\n{}\n\n[launch]", 4), ("[rules]\n", "[rules]\n{}\n", 2)],
+    ids=["heuristics", "rules"],
 )
 def test_what_was_best_elsewhere_is_tried_where_the_search_would_not_look(
     bench: Any, rewrite: Any, place: str, condition: str, work: int

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from autotile.core.model import Outcome, Trial
-from autotile.space.space import SearchSpace, feasible_space
+from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.trial_log import Ledger
 
 

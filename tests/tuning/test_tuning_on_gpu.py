@@ -25,7 +25,7 @@ from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import get_best_kernel
 from autotile.settings import read_settings
 from autotile.space.limits import compiled_occupancy
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.record import record
 from autotile.tuning.result import Progress

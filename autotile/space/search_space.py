@@ -1,4 +1,4 @@
-"""The search space: every configuration that meets the rules and is worth a trial, as one table."""
+"""The search space: all configurations that meet the rules and the heuristics, as one table."""
 
 from __future__ import annotations
 
@@ -19,39 +19,37 @@ from autotile.kernel.launch import fixed_names
 from autotile.kernel.problem import check_device
 from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.space.enumeration import Codes, SpaceStage, code_dtype, join, rank
-from autotile.space.limits import Demand, Limit, broken_limit, demand_of, limits_of
-
-__all__ = ["SearchSpace", "SpaceStage", "enumerate_space", "feasible_space"]
+from autotile.space.limits import Demand, Limit, demand_of, limit_violation, limits_of
 
 MAX_COMBINATIONS = 2**63 - 1
-"""Most combinations a space may have before its rules, so that a rank fits in int64."""
+"""Maximum number of combinations before the rules, so that a rank fits in int64."""
 
 _CHUNK_ROWS = 2**20
-"""Rows compared with the device's limits at once, which takes some ten int64 columns."""
+"""Rows that are checked against the limits of the device at a time, which takes about ten int64 columns."""
 
 
 @dataclass(frozen=True, eq=False)
 class SearchSpace:
-    """A table of configurations, one row each, ordered as nested loops over the declared values would visit them."""
+    """A table with one row per configuration, in the order of nested loops over the declared values."""
 
     parameters: tuple[Parameter, ...]
     codes: Codes
-    """Index into each parameter's values: shape (rows, parameters), column by column in memory, the smallest unsigned
-    dtype that holds every index."""
+    """Index into the values of each parameter: shape (rows, parameters), Fortran order, in the smallest unsigned dtype
+    that holds every index."""
     combinations: int
-    """Combinations before any rule."""
+    """Number of combinations before any rule."""
     rules: tuple[SpaceStage, ...]
-    """What each rule left, cumulatively, in the order applied."""
+    """Cumulative counts after each rule and heuristic, in the order applied."""
     limits: tuple[SpaceStage, ...]
-    """What each limit of the device left, cumulatively; empty before they are applied."""
+    """Cumulative counts after each limit of the device; empty before they are applied."""
     seconds: float
-    """Wall time of the enumeration."""
+    """Wall time of the enumeration, in seconds."""
 
     def __len__(self) -> int:
         return len(self.codes)
 
     def config(self, row: int) -> dict[str, Value]:
-        """Configuration of a row, in the declared order of parameters.
+        """Return the configuration of a row, with parameters in declared order.
 
         Raises
         ------
@@ -62,20 +60,20 @@ class SearchSpace:
         return {parameter.name: parameter.values[code] for parameter, code in zip(self.parameters, codes, strict=True)}
 
     def row_of(self, config: Config) -> int | None:
-        """Row of a configuration, or None where it is not in the table or names other parameters."""
+        """Return the row of a configuration; None if it is not in the table or has other parameters."""
         if len(config) != len(self.parameters):
             return None
-        wanted = 0
+        config_rank = 0
         for parameter, positions in zip(self.parameters, self._positions, strict=True):
             code = positions.get(config.get(parameter.name))
             if code is None:
                 return None
-            wanted = wanted * len(positions) + code
-        row = int(np.searchsorted(self._ranks, wanted))
-        return row if row < len(self) and self._ranks[row] == wanted else None
+            config_rank = config_rank * len(positions) + code
+        row = int(np.searchsorted(self._ranks, config_rank))
+        return row if row < len(self) and self._ranks[row] == config_rank else None
 
     def column(self, name: str) -> NDArray[np.generic]:
-        """Values of one parameter in every row: int64, bool or string, shape (rows,).
+        """Return the values of one parameter: int64, bool or string, shape (rows,).
 
         Raises
         ------
@@ -86,17 +84,17 @@ class SearchSpace:
         return np.array(self.parameters[index].values)[self.codes[:, index]]
 
     def select(self, mask: ArrayLike, limits: tuple[SpaceStage, ...] = ()) -> SearchSpace:
-        """Keep the rows where ``mask`` (bool, shape (rows,)) is true, and note the limits that chose them."""
+        """Return the rows in which ``mask`` (bool, shape (rows,)) is true, with the limits that selected them."""
         kept = np.asfortranarray(self.codes[np.asarray(mask, np.bool_)])
         return replace(self, codes=kept, limits=self.limits + limits)
 
     def including(self, configs: Iterable[Config]) -> SearchSpace:
-        """The same with rows for configurations that are not in the table, be they pruned or not feasible.
+        """Return the table with additional rows for configurations that are not in it, whether they are valid or not.
 
         Raises
         ------
         KeyError
-            A parameter is missing, or its value is not among those declared.
+            A parameter is missing, or its value is not declared.
         """
         added = {
             tuple(codes[config[each.name]] for each, codes in zip(self.parameters, self._positions, strict=True)): None
@@ -109,19 +107,19 @@ class SearchSpace:
         return replace(self, codes=_ordered(list(rows.T), [len(each.values) for each in self.parameters]))
 
     def rows_in(self, other: SearchSpace) -> NDArray[np.bool_]:
-        """Which rows another table of the same parameters holds too, shape (rows,)."""
+        """Return which rows are also in another table of the same parameters, shape (rows,)."""
         return np.isin(self._ranks, other._ranks, assume_unique=True)
 
     def evaluate(self, expression: Expression, fixed: Mapping[str, Value]) -> NDArray[np.generic]:
-        """Value of an expression in every row, shape (rows,).
+        """Return the value of an expression in every row, shape (rows,).
 
-        The expression is evaluated once for each combination of its own parameters that occurs, unless those could be
-        more than the rows.
+        The expression is evaluated once for each occurring combination of the parameters in it, or for each row if
+        there are more combinations than rows.
 
         Parameters
         ----------
         expression
-            Over parameters and the names in ``fixed``.
+            Expression over parameters and the names in ``fixed``.
         fixed
             Values of sizes and device properties.
 
@@ -161,25 +159,25 @@ class SearchSpace:
 
 
 def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> SearchSpace:
-    """Enumerate the configurations that meet the file's rules, those for the search alone among them.
+    """Enumerate the configurations that meet the rules and the heuristics of a kernel.
 
     Parameters
     ----------
     spec
         The kernel.
     sizes
-        A value for every size.
+        Value of every size.
     device
-        What ``device.*`` in a rule stands for.
+        Device whose properties are ``device.*`` in rules.
 
     Raises
     ------
     SpecError
-        A rule leaves nothing, a rule cannot be evaluated, or the space is too large.
+        A rule leaves no configuration or cannot be evaluated, or the space is too large.
     ProblemError
         A size is missing.
     DeviceError
-        The kernel is not for devices of this compute capability.
+        The kernel does not support the compute capability of the device.
     """
     started = time.perf_counter()
     check_device(spec, device)
@@ -190,14 +188,13 @@ def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DevicePr
             source=spec.source,
             key="parameters",
         )
-    rules = (*spec.rules, *spec.pruning)
+    rules = (*spec.rules, *spec.heuristics)
     columns, stages = join(spec.parameters, rules, fixed_names(spec, sizes, device), spec.source)
-    pruning = {rule.name for rule in spec.pruning}
     return SearchSpace(
         parameters=spec.parameters,
         codes=_ordered(columns, [len(parameter.values) for parameter in spec.parameters]),
         combinations=combinations,
-        rules=tuple(replace(stage, is_pruning=stage.name in pruning) for stage in stages),
+        rules=tuple(stages),
         limits=(),
         seconds=time.perf_counter() - started,
     )
@@ -206,31 +203,32 @@ def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DevicePr
 def feasible_space(
     spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties, dtype: str | None = None
 ) -> SearchSpace:
-    """Enumerate the configurations that meet the rules and that the device can hold, as far as the file declares it.
+    """Enumerate the configurations that meet the rules, the heuristics, and the limits of the device.
 
-    Where the rules for the search alone leave nothing, they are left out.
+    The limits are checked against the resources that the file declares. If the heuristics leave no configuration, they
+    are ignored.
 
     Parameters
     ----------
     spec, sizes, device
-        As for `enumerate_space`.
+        See `enumerate_space`.
     dtype
         Element type of the problem, which its memory and tensor maps depend on; None for the kernel's first.
 
     Raises
     ------
     SpecError
-        As for `enumerate_space`, or a limit of the device leaves nothing.
+        As in `enumerate_space`, or a limit of the device leaves no configuration.
     ProblemError, DeviceError
-        As for `enumerate_space`.
+        As in `enumerate_space`.
     """
     try:
         return _feasible(spec, sizes, device, dtype)
     except EmptySpaceError as empty:
-        if not spec.pruning:
+        if not spec.heuristics:
             raise
         try:
-            return _feasible(replace(spec, pruning=()), sizes, device, dtype)
+            return _feasible(replace(spec, heuristics=()), sizes, device, dtype)
         except SpecError:
             raise empty from None
 
@@ -255,12 +253,12 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
             remaining[position] += int(np.count_nonzero(fits[rows]))
     stages = tuple(SpaceStage(limit.name, count) for limit, count in zip(limits, remaining, strict=True))
     if not stages[-1].remaining:
-        name, cure, before = _emptied(limits, stages, len(space))
+        name, hint, before = _first_empty(limits, stages, len(space))
         config = space.config(example[name])
-        fault = broken_limit(demand_of(spec, {**fixed, **config}, sizes, dtype or spec.dtypes[0]), device, spec)
+        violation = limit_violation(demand_of(spec, {**fixed, **config}, sizes, dtype or spec.dtypes[0]), device, spec)
         raise EmptySpaceError(
             f"the limit {name} of {device.name} leaves none of the {before:,} configurations that meet the rules and "
-            f"the limits before it, as of {config_text(config)}: {fault.partition(': ')[2]}; {cure}",
+            f"the limits before it; for example, {config_text(config)}: {violation.partition(': ')[2]}; {hint}",
             source=spec.source,
             key="launch",
         )
@@ -268,21 +266,21 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
 
 
 def _column(space: SearchSpace, fixed: Mapping[str, Value], expression: Expression) -> NDArray[np.int64]:
-    """Value of an expression in every row, shape (rows,); shape (1,) where no parameter is in it."""
+    """Return the value of an expression in every row, shape (rows,); shape (1,) if it contains no parameter."""
     if expression.names.isdisjoint(parameter.name for parameter in space.parameters):
         return np.array([int(expression.evaluate(fixed))])
     return space.evaluate(expression, fixed).astype(np.int64, copy=False)
 
 
-def _emptied(limits: tuple[Limit, ...], stages: tuple[SpaceStage, ...], before: int) -> tuple[str, str, int]:
-    """The limit that left nothing, what helps against it, and how many configurations there were before."""
+def _first_empty(limits: tuple[Limit, ...], stages: tuple[SpaceStage, ...], before: int) -> tuple[str, str, int]:
+    """Return the name and the hint of the first limit that leaves nothing, and the count before it."""
     counts = [before, *(stage.remaining for stage in stages)]
     position = next(position for position, stage in enumerate(stages) if not stage.remaining)
-    return limits[position].name, limits[position].cure, counts[position]
+    return limits[position].name, limits[position].hint, counts[position]
 
 
 def _ordered(columns: list[Codes], sizes: list[int]) -> Codes:
-    """Put columns side by side, with the rows in ascending rank."""
+    """Return columns as one array, with the rows in ascending rank."""
     rows = len(columns[0])
     order = np.argsort(rank(columns, sizes, rows))
     codes = np.empty((rows, len(columns)), code_dtype(max(sizes)), order="F")

@@ -16,10 +16,9 @@ from autotile.errors import ProblemError, SpecError
 from autotile.kernel.expressions import parse_expression
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.spec import KernelSpec
-from autotile.space import enumeration as joining
-from autotile.space import space
+from autotile.space import enumeration, search_space
 from autotile.space.limits import check_config, limits_of
-from autotile.space.space import SearchSpace, enumerate_space, feasible_space
+from autotile.space.search_space import SearchSpace, enumerate_space, feasible_space
 
 H200 = device_profile("h200")
 SIZES = {"N": 4096}
@@ -40,7 +39,7 @@ def brute_force(spec: KernelSpec, rules: list[str] | None = None) -> list[dict[s
     return [c for c in products(spec) if all(rule.expression.evaluate({**fixed, **c}) for rule in chosen)]
 
 
-# --- any space equals the filtered product, in its order
+# --- a space equals the filtered product, in its order
 
 NAMES = ("A", "B", "C", "D")
 
@@ -89,9 +88,9 @@ def test_a_space_is_the_filtered_product(spec: KernelSpec) -> None:
 @given(spaces(), st.sampled_from([1, 7]), st.sampled_from([0, 30]))
 def test_chunks_and_rules_over_large_grids_change_nothing(spec: KernelSpec, chunk: int, grid: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joining, "_CHUNK", chunk)
-        patch.setattr(joining, "MAX_GRID", grid)
-        patch.setattr(space, "_CHUNK_ROWS", chunk)
+        patch.setattr(enumeration, "_CHUNK", chunk)
+        patch.setattr(enumeration, "MAX_GRID", grid)
+        patch.setattr(search_space, "_CHUNK_ROWS", chunk)
         assert rows(enumerate_space(spec, SIZES, H200)) == brute_force(spec)
         feasible = feasible_space(spec, SIZES, H200)
     assert rows(feasible) == brute_force(spec)
@@ -119,7 +118,7 @@ def test_an_expression_over_the_rows(spec: KernelSpec, text: str) -> None:
     assert found.evaluate(parsed, SIZES).tolist() == [parsed.evaluate({**SIZES, **config}) for config in rows(found)]
 
 
-# --- looking up and narrowing
+# --- look-up and selection
 
 
 def test_configurations_outside_of_the_space_have_no_row() -> None:
@@ -137,7 +136,7 @@ def test_what_is_pruned_is_valid_all_the_same() -> None:
     spec = make_spec({"A": [1, 2, 3], "B": [4, 8]}, {"r": "A != 2"}, {"p": "A * 4 <= B"})
     found = enumerate_space(spec, SIZES, H200)
     assert rows(found) == [{"A": 1, "B": 4}, {"A": 1, "B": 8}]
-    assert [(stage.name, stage.remaining, stage.is_pruning) for stage in found.rules] == [
+    assert [(stage.name, stage.remaining, stage.is_heuristic) for stage in found.rules] == [
         ("r", 4, False),
         ("p", 2, True),
     ]
@@ -157,7 +156,7 @@ def test_rows_can_be_added() -> None:
 
 def test_select_keeps_rows_and_look_ups() -> None:
     found = enumerate_space(make_spec({"A": [1, 2, 3], "B": [4, 8]}), SIZES, H200)
-    stage = space.SpaceStage("mine", 3)
+    stage = enumeration.SpaceStage("mine", 3)
     part = found.select(found.column("B") == 8, (stage,))
     assert rows(part) == [{"A": a, "B": 8} for a in (1, 2, 3)]
     assert part.row_of({"A": 3, "B": 8}) == 2
@@ -195,7 +194,7 @@ def test_parameters_are_joined_so_that_rules_bind_early() -> None:
     assert [stage.remaining for stage in found.rules] == [10_000, 100]
 
 
-# --- what is refused
+# --- errors
 
 
 def test_a_rule_that_leaves_nothing() -> None:
@@ -233,15 +232,15 @@ def test_a_limit_of_the_device_that_leaves_nothing() -> None:
 
 def test_tables_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = {"A": list(range(20)), "B": list(range(20))}
-    monkeypatch.setattr(joining, "MAX_ROWS", 399)
+    monkeypatch.setattr(enumeration, "MAX_ROWS", 399)
     with pytest.raises(SpecError, match="joining B makes a table of at least 400 combinations, at most 399") as caught:
         enumerate_space(make_spec(numbers), SIZES, H200)
     assert (caught.value.source, caught.value.key) == ("sample.toml", "parameters.B")
     assert len(enumerate_space(make_spec(numbers, {"r": "A + B < 38"}), SIZES, H200)) == 399
     with pytest.raises(SpecError, match="at least 400 combinations"):
         enumerate_space(make_spec(numbers, {"r": "A + B < 39"}), SIZES, H200)
-    monkeypatch.setattr(joining, "MAX_EXAMINED", 399)
-    with pytest.raises(SpecError, match="add rules that name few parameters"):
+    monkeypatch.setattr(enumeration, "MAX_EXAMINED", 399)
+    with pytest.raises(SpecError, match="add rules with few parameters"):
         enumerate_space(make_spec(numbers, {"r": "A + B < 38"}), SIZES, H200)
 
 
