@@ -12,12 +12,14 @@ from autotile.core.model import Config, LaunchGeometry, Occupancy, Problem, Reso
 from autotile.core.text import bytes_text, device_text, occupancy_text, percent_text
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.errors import CompileError, ConfigError, SpecError, ToolchainError
-from autotile.kernel.launch import LaunchData, TensorMap, Workspace, known_names, launch_geometry, value_or_zero
+from autotile.kernel.arguments import Workspace
+from autotile.kernel.launch import LaunchData, known_names, launch_geometry, value_or_zero
 from autotile.kernel.library import Kernel
-from autotile.kernel.problem import device_fault
+from autotile.kernel.problem import unsupported_reason
 from autotile.kernel.spec import KernelSpec, Rule
+from autotile.kernel.tensor_maps import TensorMap
 from autotile.settings import read_settings
-from autotile.space.limits import check_config, demand_of, limits_of, resource_fault
+from autotile.space.limits import check_config, demand_of, limits_of, resource_violation
 from autotile.space.occupancy import UNLIMITED, occupancy
 
 CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]
@@ -196,7 +198,7 @@ def explain_config(
     block = candidate.block(geometry, resources) if geometry is not None else None
     found = block.occupancy(device) if block is not None else None
     if resources is not None and geometry is not None and found is not None:
-        fault = resource_fault(kernel.spec.limits, geometry, resources, found, device)
+        fault = resource_violation(kernel.spec.limits, geometry, resources, found, device)
         checks.append(Check("compiled", "resources", not fault, fault))
     return Explanation(
         problem=problem,
@@ -234,7 +236,7 @@ class _Candidate:
 
     def checks(self) -> Iterator[Check]:
         """Evaluate every condition that does not need compiling, including those after the first failure."""
-        fault = device_fault(self.spec, self.device)
+        fault = unsupported_reason(self.spec, self.device)
         if fault:
             yield Check("device", "compute_capability", False, fault)
         for parameter in self.spec.parameters:
@@ -243,7 +245,10 @@ class _Candidate:
                 values = ", ".join(map(str, parameter.values))
                 yield Check("value", parameter.name, False, f"{value} is not among its values {values}")
         names = self.names
-        rules: list[tuple[CheckKind, tuple[Rule, ...]]] = [("rule", self.spec.rules), ("heuristic", self.spec.pruning)]
+        rules: list[tuple[CheckKind, tuple[Rule, ...]]] = [
+            ("rule", self.spec.rules),
+            ("heuristic", self.spec.heuristics),
+        ]
         for kind, expressions in rules:
             for rule in expressions:
                 yield Check(kind, rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)

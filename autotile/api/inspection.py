@@ -64,7 +64,7 @@ class SpaceSummary(Displayed):
         """Yield each stage with the number of configurations that remain after it."""
         yield "all combinations", self.combinations
         for stage in self.rules:
-            yield f"{'heuristic' if stage.is_pruning else 'rule'} {stage.name}", stage.remaining
+            yield f"{'heuristic' if stage.is_heuristic else 'rule'} {stage.name}", stage.remaining
         for stage in self.limits:
             yield f"limit {stage.name}", stage.remaining
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autotile.errors import InputError, ProblemError
-from autotile.kernel.problem import LARGEST_SIZE
+from autotile.kernel.problem import MAX_SIZE
 
 if TYPE_CHECKING:
     from autotile.core.model import Value
@@ -62,8 +62,7 @@ def read_size(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_SIZE_DIGITS):
         shown = text if len(text) <= 2 * _MAX_SIZE_DIGITS else f"{text[:_MAX_SIZE_DIGITS]}..."
         raise ProblemError(
-            f"{name} is {shown!r}, expected a whole number from 1 to {LARGEST_SIZE}, such as {name}=4096; "
-            "a flag is 0 or 1"
+            f"{name} is {shown!r}, expected a whole number from 1 to {MAX_SIZE}, such as {name}=4096; a flag is 0 or 1"
         )
     return int(text)
 

@@ -69,7 +69,7 @@ def space_document(summary: SpaceSummary) -> dict[str, Any]:
 
 def _stages_document(stages: Sequence[SpaceStage]) -> list[dict[str, Any]]:
     return [
-        {"name": stage.name, "remaining": stage.remaining, **({"heuristic": True} if stage.is_pruning else {})}
+        {"name": stage.name, "remaining": stage.remaining, **({"heuristic": True} if stage.is_heuristic else {})}
         for stage in stages
     ]
 
