@@ -4,8 +4,8 @@
     python benchmarks/figures.py --check    # exit with 1 if a page differs from the records
 
 A page holds each figure between ``<!-- figures: NAME -->`` and ``<!-- end -->``; the text between them is replaced by
-the return value of the function of that name in `FIGURES`. The records are JSON files in ``benchmarks/results/``, each written by
-the benchmark that its ``command`` names, and the recordings in ``recordings/``.
+the return value of the function of that name in `FIGURES`. The records are JSON files in ``benchmarks/results/``, each
+written by the benchmark that its ``command`` names, and the recordings in ``recordings/``.
 """
 
 from __future__ import annotations
