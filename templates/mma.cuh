@@ -1,22 +1,23 @@
-// Tensor-core products of one warp: ldmatrix, mma.sync m16n8k16, and the swizzle that feeds them without bank conflicts.
+// Tensor-core products of one warp: ldmatrix, mma.sync m16n8k16, and the swizzle that feeds them without bank
+// conflicts.
 //
-// A warp multiplies a 16 x 16 piece of A by a 16 x 8 piece of B and adds to a 16 x 8 piece of C. The operands are 16-bit
-// floats, the sums fp32. Every lane holds a share of each piece, a fragment, in registers. Lane l holds of C
+// A warp multiplies a 16 x 16 piece of A by a 16 x 8 piece of B and adds to a 16 x 8 piece of C. The operands are
+// 16-bit floats, the sums fp32. Every lane holds a share of each piece, a fragment, in registers. Lane l holds of C
 //
 //     sum[0], sum[1]   row l / 4,      columns l % 4 * 2 and the next
 //     sum[2], sum[3]   row l / 4 + 8,  the same columns
 //
-// `ldmatrix` fills the fragments of A and B from shared memory. It moves matrices of 8 x 8 elements; each lane gives the
-// address of one row, 16 bytes, and 4 matrices make a piece of 16 x 16. An operand is seen here as (outer, k), where
-// outer is a row of A or a column of B. The 4 matrices go to registers in the order that mma.sync wants: A takes a whole
-// piece in one instruction, B takes half of it, 8 columns, which must lie in neighbouring registers.
+// `ldmatrix` fills the fragments of A and B from shared memory. It moves matrices of 8 x 8 elements; each lane gives
+// the address of one row, 16 bytes, and 4 matrices make a piece of 16 x 16. An operand is seen here as (outer, k),
+// where outer is a row of A or a column of B. The 4 matrices go to registers in the order that mma.sync wants: A takes
+// a whole piece in one instruction, B takes half of it, 8 columns, which must lie in neighbouring registers.
 //
 //                     A:  k 0..7      k 8..15            B:  k 0..7      k 8..15
 //     outer 0..7        piece[0]     piece[2]              piece[0]     piece[1]
 //     outer 8..15       piece[1]     piece[3]              piece[2]     piece[3]
 //
-// A tile in shared memory has either k or outer running along its rows; `ldmatrix.trans` turns the 8 x 8 matrices of the
-// second kind. So all layouts of the operands cost the same.
+// A tile in shared memory has either k or outer running along its rows; `ldmatrix.trans` turns the 8 x 8 matrices of
+// the second kind. So all layouts of the operands cost the same.
 //
 // From the PTX ISA: "ldmatrix" and "Matrix Fragments for mma.m16n8k16 with floating point type".
 
@@ -29,8 +30,9 @@ constexpr int MATRIX_ROW_BYTES = 16;
 
 // Where chunk `chunk` of row `row` lies in a tile whose rows hold ROW_CHUNKS chunks, counted in chunks.
 //
-// Shared memory serves 8 chunks at a time, one from each group of 4 banks, and the 8 rows of a matrix would all begin in
-// the same group. So the chunks of a row change places: chunk c goes to c XOR a number that differs between the rows.
+// Shared memory serves 8 chunks at a time, one from each group of 4 banks, and the 8 rows of a matrix would all begin
+// in the same group. So the chunks of a row change places: chunk c goes to c XOR a number that differs between the
+// rows.
 //
 //     row 0   0 1 2 3 4 5 6 7        ROW_CHUNKS = 8: the column of a matrix, say chunk 0, is at
 //     row 1   1 0 3 2 5 4 7 6        place 0, 1, 2, ... of the rows 0, 1, 2, ...

@@ -1,14 +1,15 @@
-// Matrix multiplication in fp32 accuracy on tensor cores, by six products of bf16 limbs: compute capability 8.0 and later.
+// Matrix multiplication in fp32 accuracy on tensor cores, by six products of bf16 limbs: compute capability 8.0 and
+// later.
 //
 //     C = alpha * op(A) * op(B) + beta * C        op(A) is M x K, op(B) is K x N, C is M x N, row-major, all fp32
 //
 // op(A) is A, or its transpose where TRANS_A (A is then stored K x M); op(B) likewise (N x K where TRANS_B).
 // blockIdx.z counts through a batch of such products.
 //
-// Idea. Tensor cores multiply bf16 ten times as fast as CUDA cores multiply fp32. An fp32 number is the sum of three bf16
-// limbs, and six of the nine products of limbs give a product to within fp32's own rounding: bf16_limbs.cuh says how,
-// and how sums stay as accurate. So errors are those of fp32 arithmetic, or smaller for long sums, at more than its
-// speed.
+// Idea. Tensor cores multiply bf16 ten times as fast as CUDA cores multiply fp32. An fp32 number is the sum of three
+// bf16 limbs, and six of the nine products of limbs give a product to within fp32's own rounding: bf16_limbs.cuh says
+// how, and how sums stay as accurate. So errors are those of fp32 arithmetic, or smaller for long sums, at more than
+// its speed.
 //
 // The way of a number. It stays fp32 as long as it can, in memory and in shared memory; limbs exist in registers only:
 //
@@ -16,15 +17,15 @@
 //                                                                                                              |
 //                     C <-- shared memory, 4 neighbours a thread <-- sums <------- fp32 addition --------------'
 //
-// Splitting costs 5.5 instructions an element, and every warp splits what it reads. A warp tile of WM x WN needs, for 16
-// of k, (WM + WN) / 2 elements a lane and 6 * WM * WN / 128 mma.sync: 352 instructions beside 192 products of 6 cycles
-// each for 64 x 64. Two warps a scheduler hide the one behind the other; smaller warp tiles split more than they
+// Splitting costs 5.5 instructions an element, and every warp splits what it reads. A warp tile of WM x WN needs, for
+// 16 of k, (WM + WN) / 2 elements a lane and 6 * WM * WN / 128 mma.sync: 352 instructions beside 192 products of 6
+// cycles each for 64 x 64. Two warps a scheduler hide the one behind the other; smaller warp tiles split more than they
 // multiply.
 //
 // Ring, steps, groups of warps along k, and parts of K are those of gemm_mma.cu, which explains them.
 //
-// Infinities and NaN show as sums that are not finite and are mended (plain_fp32.cuh). Numbers under 1e-33 lose accuracy,
-// as their limbs fall below the range of bf16.
+// Infinities and NaN show as sums that are not finite and are mended (plain_fp32.cuh). Numbers under 1e-33 lose
+// accuracy, as their limbs fall below the range of bf16.
 //
 // Macros
 //   BM, BN          rows and columns of C that a block computes

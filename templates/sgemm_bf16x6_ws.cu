@@ -13,12 +13,12 @@
 //     global --TMA--> [ A | B ] ring --> B: splitters --> [ b0 | b1 | b2 ] ring --wgmma--> products --FADD--> sums --> C
 //                         `--------> A: consumer's registers: a0, a1, a2 ---------'
 //
-// So every element is split once a block, and never by a warp that tensor cores wait for. A goes from registers to wgmma,
-// so that shared memory serves three limbs of B only.
+// So every element is split once a block, and never by a warp that tensor cores wait for. A goes from registers to
+// wgmma, so that shared memory serves three limbs of B only.
 //
 // A step is 32 of k: 12 wgmma into `products`, which start from zero, and one fp32 addition for each of these into the
-// sums. While a consumer adds and splits its rows of A for the next step, the other consumer's wgmma run. A consumer does
-// nothing beside its own wgmma: they read A from its registers as they go.
+// sums. While a consumer adds and splits its rows of A for the next step, the other consumer's wgmma run. A consumer
+// does nothing beside its own wgmma: they read A from its registers as they go.
 //
 // The order of k. A lane's four neighbours along k are those that wgmma calls 2 t, 2 t + 1, 2 t + 8, 2 t + 9, with
 // t = lane % 4; the splitters put the k of B into the same order (`slot_of`).

@@ -1,14 +1,14 @@
 // The way out of sums that are spread over threads, groups of warps and blocks: through shared memory to rows of C.
 //
-// Tensor cores leave each thread with pairs of floats all over its warp's tile. They pass through shared memory once, so
-// that 4 neighbours of a row, a quad, come to one thread, which reads and writes C with one access. Where several groups
-// of warps or blocks have parts of a tile, this is also where they are added, in a fixed order:
+// Tensor cores leave each thread with pairs of floats all over its warp's tile. They pass through shared memory once,
+// so that 4 neighbours of a row, a quad, come to one thread, which reads and writes C with one access. Where several
+// groups of warps or blocks have parts of a tile, this is also where they are added, in a fixed order:
 //
 //     warps' registers  -->  [group][row][column] in shared memory  -->  thread t: quads t, t + THREADS, ... of C
 //
-// Several blocks may share a tile. On compute capability 9.0 they may be a cluster (up to 8 blocks along blockIdx.y): each
-// sums up its share of the quads from the shared memory of all. Otherwise the parts go through a workspace, and the last
-// block to arrive adds them all (split_k.cuh).
+// Several blocks may share a tile. On compute capability 9.0 they may be a cluster (up to 8 blocks along blockIdx.y):
+// each sums up its share of the quads from the shared memory of all. Otherwise the parts go through a workspace, and
+// the last block to arrive adds them all (split_k.cuh).
 #pragma once
 
 #include "cluster.cuh"

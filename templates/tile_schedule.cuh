@@ -1,7 +1,7 @@
 // Which tiles of C a block takes, and which part of K.
 //
-// Work comes in units: a tile for each block of a cluster, and one of SPLITS parts of K. There are two ways to deal them
-// out, with the same members.
+// Work comes in units: a tile for each block of a cluster, and one of SPLITS parts of K. There are two ways to deal
+// them out, with the same members.
 #pragma once
 
 #include "raster.cuh"

@@ -9,8 +9,8 @@
 
 constexpr int CHUNK_BYTES = 16;  // the widest copy of a thread
 
-// A tile is OUTER rows of op(A), or columns of op(B), DEPTH of k deep. In memory and in the tile, either k or outer runs
-// along the rows. Of a tile, a thread copies one chunk and those ROWS_A_TRIP, 2 * ROWS_A_TRIP, ... rows below it.
+// A tile is OUTER rows of op(A), or columns of op(B), DEPTH of k deep. In memory and in the tile, either k or outer
+// runs along the rows. Of a tile, a thread copies one chunk and those ROWS_A_TRIP, 2 * ROWS_A_TRIP, ... rows below it.
 template <typename Element, int OUTER, int DEPTH, bool K_ALONG_ROWS, int THREADS, typename Swizzle>
 struct Stream {
     static constexpr int CHUNK = CHUNK_BYTES / static_cast<int>(sizeof(Element));  // elements of it

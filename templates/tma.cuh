@@ -4,8 +4,8 @@
 // lies in shared memory. One thread starts a copy by giving the box's corner. What lies outside of the array arrives as
 // zeros and is not written, so edges need no care.
 //
-// Swizzle. A box's rows are SPAN bytes long here: 128, 64 or 32. Read as columns, they would all begin in the same banks
-// of shared memory, so the engine swaps 16-byte chunks within the rows, as the tensor cores expect it:
+// Swizzle. A box's rows are SPAN bytes long here: 128, 64 or 32. Read as columns, they would all begin in the same
+// banks of shared memory, so the engine swaps 16-byte chunks within the rows, as the tensor cores expect it:
 //
 //     offset ^= (row bits of the offset) shifted onto the chunk bits; one pattern is 8 rows of 128 bytes
 //
