@@ -1,9 +1,9 @@
-"""Two checkouts of autotile side by side: start-up, first look-up, calls, and a tune of 200 trials.
+"""Compare two checkouts of autotile: start-up, first look-up, calls, and a tuning run of 200 trials.
 
     python benchmarks/checkouts.py --before DIR [--rounds 15] [--tunes 3] [--output checkouts.json]
 
-Every measurement is a fresh process that imports one checkout or the other, the two in turn, after one that warms the
-page cache. What needs a GPU is left out where there is none, and the tune then replays a recording.
+Every measurement is a fresh process that imports one of the checkouts, in alternation, after a process that warms the
+page cache. Without a GPU, measurements that need one are skipped, and the tuning run replays a recording.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autotile.cuda.driver import device_count
 
 ROOT = Path(__file__).resolve().parents[1]
 CLOCK = "import json, time; start = time.perf_counter()\n"
-TELL = "\nprint(json.dumps(dict(ms=1e3 * (time.perf_counter() - start), modules=modules())))"
+REPORT = "\nprint(json.dumps(dict(ms=1e3 * (time.perf_counter() - start), modules=modules())))"
 MODULES = "import sys\ndef modules(): return sum(name.split('.')[0] == 'autotile' for name in sys.modules)\n"
 LOOK_UP = "autotile.get_best_kernel({kernel!r}, M=4096, N=4096, K=4096, device='h200')"
 PROGRAMS = {
@@ -38,9 +38,9 @@ PROGRAMS = {
 }
 AGAIN = """
 import autotile, timeit, json
-ask = lambda: autotile.get_best_kernel("sgemm_2d", M=4096, N=4096, K=4096, device="h200")
-ask()
-print(json.dumps(dict(us=1e6 * min(timeit.repeat(ask, number=20_000, repeat=7)) / 20_000)))
+look_up = lambda: autotile.get_best_kernel("sgemm_2d", M=4096, N=4096, K=4096, device="h200")
+look_up()
+print(json.dumps(dict(us=1e6 * min(timeit.repeat(look_up, number=20_000, repeat=7)) / 20_000)))
 """
 CALLS = """
 import autotile, cupy, json, statistics, time
@@ -64,11 +64,11 @@ print(json.dumps({name: statistics.median(each) for name, each in times.items()}
 
 
 def main() -> None:
-    """Measure both, print the table, write the JSON."""
+    """Measure both checkouts, print the table and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, required=True, help="folder of the other checkout")
-    parser.add_argument("--rounds", type=int, default=15, help="processes of each for start-up and look-ups")
-    parser.add_argument("--tunes", type=int, default=3, help="tunes of 200 trials of each")
+    parser.add_argument("--rounds", type=int, default=15, help="processes per checkout for start-up and look-ups")
+    parser.add_argument("--tunes", type=int, default=3, help="tuning runs of 200 trials per checkout")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
     checkouts = {"before": arguments.before.resolve(), "after": ROOT}
@@ -86,12 +86,12 @@ def main() -> None:
 
 def programs() -> dict[str, str]:
     """Return the programs to time, by name."""
-    timed = {name: f"{MODULES}{CLOCK}{code}{TELL}" for name, code in PROGRAMS.items()}
+    timed = {name: f"{MODULES}{CLOCK}{code}{REPORT}" for name, code in PROGRAMS.items()}
     return timed | {"look-up again": AGAIN} | ({"call": CALLS} if device_count() else {})
 
 
 def in_turn(checkouts: dict[str, Path], code: str, rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Run a program ``rounds`` times in each checkout, in turn, after one run that is not counted."""
+    """Run a program ``rounds`` times in each checkout, alternating, after one uncounted run."""
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in checkouts}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds + 1):
@@ -103,7 +103,7 @@ def in_turn(checkouts: dict[str, Path], code: str, rounds: int) -> dict[str, lis
 
 
 def tunes(checkouts: dict[str, Path], count: int) -> dict[str, list[float]]:
-    """Return median, minimum and maximum of the wall times of tunes with empty caches."""
+    """Return median, minimum and maximum of the wall times of tuning runs with empty caches."""
     times: dict[str, list[float]] = {side: [] for side in checkouts}
     for number in range(count):
         for side, checkout in checkouts.items():
@@ -115,7 +115,7 @@ def tunes(checkouts: dict[str, Path], count: int) -> dict[str, list[float]]:
 
 
 def python(checkout: Path, folder: Path, *words: str) -> str:
-    """Run Python with a checkout's package, and a database and cache of its own."""
+    """Run Python with the package of a checkout and with its own database and cache."""
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path) != ROOT]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), *inherited])}
     environment |= {"AUTOTILE_DB": str(folder / "tuning.db"), "AUTOTILE_CACHE": str(folder / "cache")}
@@ -127,12 +127,12 @@ def python(checkout: Path, folder: Path, *words: str) -> str:
 
 
 def units(runs: dict[str, list[dict[str, float]]]) -> list[str]:
-    """Return what each run of a program measured."""
+    """Return the names of the figures that a program measures."""
     return list(runs["before"][0])
 
 
 def spread(runs: dict[str, list[dict[str, float]]], unit: str) -> dict[str, list[float]]:
-    """Return median, minimum and maximum of one figure on each side."""
+    """Return median, minimum and maximum of one figure for each checkout."""
     return {side: statistics([run[unit] for run in each]) for side, each in runs.items()}
 
 

@@ -1,9 +1,9 @@
-"""Record what the commands in README.md print, so that a test can hold the page to it.
+"""Record the output of the commands in README.md, so that a test can compare the page with it.
 
     python benchmarks/console.py --output benchmarks/results/console.json
 
 Runs every line that begins with ``$ autotile`` in a console block of the README, in order, in an empty folder with an
-empty database and without a GPU, and keeps what each prints. A page may leave lines out (``...``), not change them.
+empty database and without a GPU, and stores its output. A page may omit lines (``...``) but not change them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WIDTH = 120
 
 
 def main() -> None:
-    """Run the commands and write what they print."""
+    """Run the commands and write their output."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     output = parser.parse_args().output
@@ -43,7 +43,7 @@ def commands(page: str) -> list[str]:
 
 
 def run(command: str, folder: Path) -> list[str]:
-    """Run a command of autotile and return the lines of its answer."""
+    """Run an autotile command and return its output as lines."""
     _, *words = shlex.split(command)
     words = [str(ROOT / word) if (ROOT / word).is_file() else word for word in words]
     environment = {**os.environ, "AUTOTILE_DB": str(folder / "tuning.db"), "AUTOTILE_CACHE": str(folder / "cache")}

@@ -1,11 +1,11 @@
-"""The measured figures of README.md and docs/guide.md, made from the committed records.
+"""Generate the measured figures of README.md and docs/guide.md from the committed records.
 
     python benchmarks/figures.py            # rewrite the figures of every page
     python benchmarks/figures.py --check    # exit with 1 if a page differs from the records
 
 A page holds each figure between ``<!-- figures: NAME -->`` and ``<!-- end -->``; the text between them is replaced by
 the return value of the function of that name in `FIGURES`. The records are JSON files in ``benchmarks/results/``, each
-written by the benchmark that its ``command`` names, and the recordings in ``recordings/``.
+written by the benchmark given in its ``command``, and the recordings in ``recordings/``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def renewed(page: Path) -> str:
-    """Return the text of a page with its figures made anew."""
+    """Return the text of a page with its figures regenerated."""
 
     def block(found: re.Match[str]) -> str:
         return f"{found[1]}{FIGURES[found[2]]().strip()}\n{found[3]}"
@@ -74,7 +74,7 @@ def linked(text: str, page: str) -> str:
 
 
 def ladder() -> str:
-    """TFLOP/s of the naive kernel, the tiled kernel, `sgemm_2d` and cuBLAS."""
+    """Return TFLOP/s of the naive kernel, the tiled kernel, `sgemm_2d` and cuBLAS."""
     found = record("h200/ladder")
     kernels = ("matmul_naive", "matmul_tiled", "sgemm_2d", "cuBLAS")
     rates = {(tuple(row["shape"]), row["kernel"]): row["tflops_per_s"] for row in found["rows"]}
@@ -89,7 +89,7 @@ def ladder() -> str:
 
 
 def gemm() -> str:
-    """Speed-up over cuBLAS of the configurations that ship, over all shapes of `gemm.py`."""
+    """Return the speed-ups over cuBLAS of the configurations that ship, over all shapes of `gemm.py`."""
     found = record("h200/gemm")["dtypes"]
     names = {"float32": "fp32, all kernels", "cuda_cores": "fp32, CUDA cores alone", "bfloat16": "bf16"}
     parts = {"float32": found["float32"], "cuda_cores": found["float32"]["cuda_cores"], "bfloat16": found["bfloat16"]}
@@ -103,7 +103,7 @@ def gemm() -> str:
 
 
 def cube_text(rows: Sequence[dict[str, Any]], n: int, key: str) -> str:
-    """Rate at n cubed, and the speed-up over cuBLAS."""
+    """Return the rate at n cubed and the speed-up over cuBLAS as text."""
     row = next(row for row in rows if list(row["shape"]) == [n, n, n])
     part = row["cuda_cores"] if key == "cuda_cores" else row
     return f"{part['tflops_per_s']:.0f} TFLOP/s, {part['ratio']:.2f}"
@@ -204,7 +204,7 @@ def occupancy() -> str:
 
 
 def dispatch() -> str:
-    """Return the host's time of a call, beside the calls of other libraries."""
+    """Return the host time of a call, compared with other libraries."""
     found = record("h200/dispatch")
     times = {**found["calls_us"], **found["others_us"]}
     shown = table(("call", "us"), [(name, f"{time_us:.2f}") for name, time_us in times.items()])

@@ -1,4 +1,4 @@
-"""The occupancy calculator against the driver, on compiled configurations of this machine's GPU.
+"""Compare the occupancy calculator with the driver, on configurations compiled for this machine's GPU.
 
     python benchmarks/occupancy.py [--configurations 800] [--seed 0] [--output occupancy.json]
 
@@ -33,14 +33,14 @@ KERNELS = ("matmul_naive", "matmul_tiled", "sgemm_2d")
 
 
 def main() -> None:
-    """Compare every kernel, print the table, write the JSON."""
+    """Compare every kernel, print the table and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--configurations", type=int, default=800, help="of each kernel at most")
+    parser.add_argument("--configurations", type=int, default=800, help="maximum number per kernel")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
     device = live_device()
-    load_cupy().zeros(1)  # makes a context
+    load_cupy().zeros(1)  # creates a context
     rows = {name: compare(load_kernel(name), device, arguments.configurations, arguments.seed) for name in KERNELS}
     for name, row in rows.items():
         print(f"{name}: {row['agreed']:,} of {row['configurations']:,} agree")
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def compare(kernel: Kernel, device: DeviceProperties, count: int, seed: int) -> dict[str, int]:
-    """Return how many configurations were compared, and how many agreed."""
+    """Return the number of configurations compared and the number that agreed."""
     spec = kernel.spec
     space = feasible_space(spec, spec.sizes, device, spec.dtypes[0])
     drawn = np.random.default_rng(seed).permutation(len(space))[:count]
@@ -70,7 +70,7 @@ def cached(job: CompileJob) -> Path:
 
 
 def agree(kernel: Kernel, config: Config, device: DeviceProperties, job: CompileJob, path: Path) -> bool:
-    """Whether calculator and driver give the same number of blocks per SM."""
+    """Return True if calculator and driver give the same number of blocks per SM."""
     settings = read_settings()
     resources: Any = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job).resources
     geometry = launch_geometry(kernel.spec, config, kernel.spec.sizes, device)

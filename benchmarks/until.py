@@ -1,9 +1,9 @@
-"""Where a search with ``--until`` stops: trials used, and what the fastest configuration was missed by.
+"""Stopping point of a search with ``--until``: trials used, and loss against the fastest configuration.
 
     python benchmarks/until.py [--seeds 10] [--limit 300] [--output until.json]
 
-Replays the search, one measurement at a time, over the recordings that come with autotile: each search runs to the
-limit once, and the trial at which each gain would have stopped it is read off the expected gain on the way.
+Replays the search, one measurement at a time, on the recordings that ship with autotile. Each search runs to the limit
+once; the trial at which each gain would have stopped it follows from the expected gain after each trial.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ GAINS = (0.01, 0.02, 0.05)
 
 
 def main() -> None:
-    """Search every recording with every seed, print the table, write the JSON."""
+    """Search every recording with every seed, print the table and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--limit", type=int, default=300, help="trials of each search at most")
+    parser.add_argument("--limit", type=int, default=300, help="maximum trials per search")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
     paths = sorted(RECORDINGS.glob("*.npz"))
@@ -64,17 +64,17 @@ def search(path: Path, seed: int, limit: int) -> dict[float, tuple[int, float]]:
     recorded[[row for row in rows if row is not None]] = True
     times_us = np.where(recording.ok, recording.columns["time_us"], np.inf)
     fastest_us = min(float(time) for row, time in zip(rows, times_us, strict=True) if row is not None)
-    asked = Search(space, "feasible", seed, first=[spec.default], available=recorded)
+    searching = Search(space, "feasible", seed, first=[spec.default], available=recorded)
     best_us, ended = np.inf, {}
     for trial in range(1, min(limit, int(recorded.sum())) + 1):
-        proposal = asked.propose()
+        proposal = searching.propose()
         if proposal is None:
             break
         row, config = proposal
         result = as_trial(recording, config)
-        asked.tell(row, result)
+        searching.tell(row, result)
         best_us = min(best_us, result.time_us or np.inf)
-        gain = asked.expected_gain
+        gain = searching.expected_gain
         for wanted in GAINS:
             if wanted not in ended and gain is not None and gain < wanted:
                 ended[wanted] = trial, best_us / fastest_us - 1
@@ -84,7 +84,7 @@ def search(path: Path, seed: int, limit: int) -> dict[float, tuple[int, float]]:
 
 
 def as_trial(recording: Recording, config: Any) -> Trial:
-    """Return the trial that a configuration was when it was recorded."""
+    """Return the recorded trial of a configuration."""
     found = recording.lookup(config)
     assert found is not None
     measured = found.measurement if found.outcome is Outcome.OK else None

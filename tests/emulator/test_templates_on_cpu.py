@@ -1,4 +1,4 @@
-"""The templates compute what their search spaces say, at ragged shapes too: run on the CPU, with no GPU."""
+"""The templates match the references of their search spaces, at ragged shapes too: run on the CPU, without a GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def kernel_named(name: str) -> Kernel:
 
 
 def inputs(kernel: Kernel, sizes: Sizes, **scalars: float) -> Values:
-    """Random inputs; outputs and the inout buffer hold NaN unless ``beta`` asks for its old values."""
+    """Return random inputs; outputs hold NaN, and so does the inout buffer unless ``beta`` uses its old values."""
     rng = np.random.default_rng(7)
     values: Values = {}
     for buffer in kernel.spec.buffers:
@@ -111,8 +111,8 @@ def sgemm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         (67, 45, 33),
         (68, 44, 33),  # all buffers start on a vector boundary, the second row of A does not
         (68, 45, 36),  # nor does the second row of B
-        (68, 44, 36),  # every row does, and the last vector ends where the buffer ends
-        (260, 132, 64),  # whole tiles along K, blocks that reach over two edges
+        (68, 44, 36),  # every row does, and the last vector ends at the end of the buffer
+        (260, 132, 64),  # whole tiles along K, blocks that extend beyond two edges
     ],
 )
 def test_sgemm(sgemm: cuda_on_cpu.CpuKernel, M: int, N: int, K: int) -> None:
@@ -128,7 +128,7 @@ def test_sgemm_takes_pointers_off_the_vector_boundary(sgemm: cuda_on_cpu.CpuKern
     sizes = {"M": 12, "N": 20, "K": 24}
     values = inputs(kernel, sizes)
     expected = values["A"] @ values["B"]
-    # Buffers end at a page's end: one float more moves the first by 4 bytes.
+    # Buffers end at the end of a page: one more float shifts the start by 4 bytes.
     values[shifted] = np.append(values[shifted], np.float32(np.nan))
     result = sgemm.run(sizes, H200, values)["C"].ravel()
     np.testing.assert_allclose(result[: 12 * 20].reshape(12, 20), expected, rtol=1e-4, atol=1e-5)
