@@ -32,11 +32,11 @@ from autotile.database.studies import (
     StoredRun,
     StudySummary,
     count_miss,
+    ensure_study,
     find_study,
     finish_run,
     insert_run,
     list_studies,
-    make_study,
     read_best,
     read_misses,
     read_runs,
@@ -188,7 +188,7 @@ class Database:
             Kept with a new study; None where an imported result does not say.
         """
         with self.writing() as connection:
-            return make_study(connection, key, device)
+            return ensure_study(connection, key, device)
 
     def find_study(self, key: TuningKey) -> int | None:
         """Number of the study of a key, or None; nothing is made."""

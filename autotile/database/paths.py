@@ -17,7 +17,7 @@ DATABASE_MAGIC = b"SQLite format 3\0"
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """A stream whose content takes the place of a file when the block ends well.
 
     What is no ordinary file, such as ``/dev/stdout``, is written to as it is. A database is never replaced: it may

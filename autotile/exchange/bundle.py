@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from autotile.core.model import Config, Resources, canonical_json
-from autotile.database.paths import whole_file
-from autotile.database.winners import StoredRule, Winner, winner_from_json, winner_to_json
+from autotile.database.paths import atomic_write
+from autotile.database.winners import StoredRule, Winner
 from autotile.errors import BundleError, SpecError
 from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec
@@ -225,7 +225,7 @@ def write_bundle(
     }
     manifest["digest"] = manifest_digest(manifest)
     try:
-        with whole_file(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        with atomic_write(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, data in [(MANIFEST, canonical_json(manifest).encode()), *sorted(members.items())]:
                 archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
     except OSError as error:
@@ -245,7 +245,7 @@ def _read_kernel(bundle: Bundle, name: str) -> BundledKernel:
         text = bundle.read(_space_member(name)).decode()
         spec = parse_spec(text, f"{bundle.path}:{_space_member(name)}")
         cubins = tuple(_cubin(entry) for entry in document["cubins"])
-        winners = tuple(winner_from_json(entry) for entry in document["winners"])
+        winners = tuple(Winner.from_json(entry) for entry in document["winners"])
         rules = tuple(StoredRule.from_json(entry) for entry in document["rules"])
         kernel = Kernel(spec, "", bundle.path, document["source_hash"])
         return BundledKernel(kernel, document["nvrtc_version"], winners, cubins, rules)
@@ -267,7 +267,7 @@ def _kernel_to_json(held: BundledKernel) -> dict[str, Any]:
     return {
         "source_hash": held.kernel.source_hash,
         "nvrtc_version": held.nvrtc_version,
-        "winners": [winner_to_json(winner) for winner in held.winners],
+        "winners": [winner.to_json() for winner in held.winners],
         "rules": [stored.to_json() for stored in held.rules],
         "cubins": [asdict(replace(cubin, config=dict(cubin.config), flags=dict(cubin.flags))) for cubin in held.cubins],
     }

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from autotile.database.paths import whole_file
+from autotile.database.paths import atomic_write
 from autotile.errors import RecordingError
 
 MAX_BYTES = 256 * 2**20
@@ -45,7 +45,7 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as stream:
+        with atomic_write(path) as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
     except OSError as error:
         raise RecordingError(f"cannot write the recording {path}: {error.strerror}; name another place") from None

@@ -14,7 +14,7 @@ from typing import Any
 from autotile import __version__
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Trial
-from autotile.database.paths import whole_file
+from autotile.database.paths import atomic_write
 from autotile.database.trials import StoredTrial
 from autotile.errors import InputError
 
@@ -88,7 +88,7 @@ def write_text(path: Path, text: str) -> None:
         It cannot be written.
     """
     try:
-        with whole_file(path) as stream:
+        with atomic_write(path) as stream:
             stream.write(text.encode())
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; name another file") from None

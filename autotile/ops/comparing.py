@@ -17,8 +17,9 @@ from autotile.database.keys import key_differences, space_hash
 from autotile.database.merging import Copied, copy_all
 from autotile.database.pruning import Criteria, prune
 from autotile.database.studies import StoredBest
-from autotile.database.winners import Winner, read_winners
+from autotile.database.winners import Winner
 from autotile.errors import AutotileError, InputError
+from autotile.exchange.shipped import read_winners
 from autotile.kernel.library import kernel_names, load_kernel
 from autotile.ops.reading import open_named, open_to_read
 from autotile.report.comparison import Compared, DiffReport, Lone, MergedStudy, MergeReport, PruneReport

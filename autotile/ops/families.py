@@ -8,7 +8,7 @@ from dataclasses import replace
 from autotile.core.objectives import TIME, whole_objectives
 from autotile.database.database import Database
 from autotile.database.engine import parse_location
-from autotile.database.families import Families
+from autotile.database.family_store import FamilyStore
 from autotile.database.keys import space_hash
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError
@@ -126,9 +126,9 @@ def list_families(kernel: str | None = None, *, database: str | None = None) -> 
     if opened is None:
         return RulesReport([], str(parse_location(location)))
     with opened:
-        rules = Families(opened).rules(kernel)  # a kernel that was deleted since is still in the database
+        rules = FamilyStore(opened).rules(kernel)  # a kernel that was deleted since is still in the database
         if kernel is not None and not rules:
-            rules = Families(opened).rules(load_kernel(kernel).name)
+            rules = FamilyStore(opened).rules(load_kernel(kernel).name)
         return RulesReport([ListedRule(rule, _is_in_force(rule)) for rule in rules], opened.location)
 
 

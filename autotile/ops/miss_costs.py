@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from autotile.core.model import Problem, config_key
 from autotile.database.database import Database, StudyTimes, study_times
-from autotile.database.families import Families
+from autotile.database.family_store import FamilyStore
 from autotile.database.keys import space_hash
 from autotile.database.studies import StoredMiss
 from autotile.database.winners import StoredRule
@@ -63,7 +63,7 @@ class MissCosts:
         ]
         self._rules = [
             stored
-            for stored in Families(database).rules(kernel.name)
+            for stored in FamilyStore(database).rules(kernel.name)
             if (stored.key.template_hash, stored.key.space_hash) == version
         ]
 

@@ -16,7 +16,7 @@ from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
 from autotile.database.schema import RUNS, TRIALS
-from autotile.database.winners import write_winners
+from autotile.exchange.shipped import write_winners
 from autotile.kernel.library import load_kernel
 
 FAST = {"THREADS": 256, "WORK": 4}

@@ -12,7 +12,7 @@ import pytest
 from autotile.core.model import Trial
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
-from autotile.database.paths import whole_file
+from autotile.database.paths import atomic_write
 
 VISIT = "import sys; from autotile.database.database import Database; Database.open(sys.argv[1]).close()"
 
@@ -64,10 +64,10 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path.write_text("old")
     link = tmp_path / "link.json"
     link.symlink_to(path)
-    with pytest.raises(TypeError), whole_file(path) as stream:
+    with pytest.raises(TypeError), atomic_write(path) as stream:
         stream.writelines([b"half of", None])  # type: ignore[list-item]
     assert path.read_text() == "old"
-    with whole_file(link) as stream:
+    with atomic_write(link) as stream:
         stream.write(b"new")
     assert path.read_text() == "new"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.json", "results.json"]
@@ -79,13 +79,13 @@ def test_a_database_is_never_replaced(tmp_path: Path, key: TuningKey) -> None:
     with Database.open(path) as database:
         database.study(key, None)
     before = path.read_bytes()
-    with pytest.raises(OSError, match="is a database"), whole_file(path) as stream:
+    with pytest.raises(OSError, match="is a database"), atomic_write(path) as stream:
         stream.write(b"a bundle")
     assert path.read_bytes() == before
 
 
 def test_what_is_no_ordinary_file_is_not_replaced() -> None:
-    with whole_file(Path("/dev/null")) as stream:
+    with atomic_write(Path("/dev/null")) as stream:
         stream.write(b"away")
     assert Path("/dev/null").is_char_device()
 

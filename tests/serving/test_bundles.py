@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from autotile.core.device import device_profile
-from autotile.database import winners as shipped_file
 from autotile.database.database import Database
-from autotile.database.families import Families, FamilyProgress
-from autotile.database.winners import StoredRule, write_rules_file
+from autotile.database.family_store import FamilyState, FamilyStore
+from autotile.database.winners import StoredRule
 from autotile.errors import BundleError, InputError, NotTunedError
+from autotile.exchange import shipped as shipped_file
 from autotile.exchange.bundle import MANIFEST, Bundle, manifest_digest
+from autotile.exchange.shipped import write_rules
 from autotile.families.family import Extent, Family
 from autotile.families.features import Feature
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split
@@ -117,12 +118,12 @@ class TestServing:
         with Database.open(read_settings().database) as database:
             device = database.best("scale")[0].device
             if not came_along:
-                Families(database).save_progress(replace(key, sizes={}), family, device, FamilyProgress({}))
-                Families(database).save_rule(replace(key, sizes={}), device, rule)
+                FamilyStore(database).save_state(replace(key, sizes={}), family, device, FamilyState({}))
+                FamilyStore(database).save_rule(replace(key, sizes={}), device, rule)
         if came_along:
             (tmp_path / "families").mkdir()
             stored = StoredRule(replace(key, sizes={}), device, rule, datetime(2026, 1, 1, tzinfo=UTC))
-            write_rules_file(tmp_path / "families" / "h200.scale.json", [stored])
+            write_rules(tmp_path / "families" / "h200.scale.json", [stored])
             monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
         make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
         served = {n: ask(tmp_path / "x", n) for n in (4096, 4000, 8000, 200_000)}

@@ -185,7 +185,7 @@ class TestDatabases:
             raise DatabaseError("the disk refused")
 
         shelf.put(4096, BEST)
-        monkeypatch.setattr(serving, "read_winners_quickly", lambda *_: None)
+        monkeypatch.setattr(serving, "read_winners_fast", lambda *_: None)
         monkeypatch.setattr(Database, "best", fail)
         assert shelf.ask(4096).tier == "default"
 
