@@ -109,7 +109,7 @@ def check_database(database: str | None = None) -> DatabaseReport:
     try:
         opened = open_to_read(database)
     except DamagedDatabaseError as error:
-        return DatabaseReport(shown, DatabaseCheck.of_damage(shown, [str(error)]))
+        return DatabaseReport(shown, DatabaseCheck.damaged(shown, [str(error)]))
     if opened is None:
         return DatabaseReport(shown, None)
     with opened:

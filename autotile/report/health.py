@@ -63,7 +63,7 @@ class DatabaseReport:
     @property
     def whole(self) -> bool:
         """Whether nothing is wrong; a database that is not there yet is not wrong."""
-        return self.check is None or self.check.whole
+        return self.check is None or self.check.ok
 
     def to_json(self) -> dict[str, Any]:
         """Counts and problems."""
@@ -89,7 +89,7 @@ class DatabaseReport:
         rows.append(("rows", ", ".join(f"{name} {count:,}" for name, count in check.counts.items()) or "unknown"))
         if check.unfinished_runs:
             rows.append(("unfinished", f"{plural(check.unfinished_runs, 'run')}: still going, or killed"))
-        rows.append(("state", "whole" if check.whole else "\n".join(check.problems)))
+        rows.append(("state", "whole" if check.ok else "\n".join(check.problems)))
         return facts(rows)
 
 
