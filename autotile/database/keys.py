@@ -211,7 +211,7 @@ def _normals(expressions: Iterable[Expression]) -> list[str]:
 
 
 def _normal(expression: Expression | ArrayExpression) -> str:
-    """Return the expression with normalized spaces and parentheses; it is parsed, never executed."""
+    """One spelling for expressions that differ only in spaces and needless parentheses; it is parsed, never run."""
     return ast.unparse(ast.parse(expression.text.strip(), mode="eval"))
 
 
