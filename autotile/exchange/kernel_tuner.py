@@ -143,7 +143,7 @@ class KernelTunerCache:
         if sizes is None and not self.problem_size:
             raise InputError(f"{self.path} does not state its problem size; give the sizes, such as N=1024")
         if dtype not in DTYPES:
-            raise InputError(f"unknown dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+            raise InputError(f"there is no dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
         named = dict(zip("xyz", self.problem_size, strict=False) if sizes is None else sizes)
         for name, value in named.items():
             if not 0 < value <= LARGEST_SIZE:
