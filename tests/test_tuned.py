@@ -1,4 +1,4 @@
-"""The winners that come with autotile belong to the kernels that come with it, and may be served."""
+"""The shipped winners and rules match the shipped kernels, and can be served."""
 
 from dataclasses import replace
 from pathlib import Path

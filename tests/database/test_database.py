@@ -124,7 +124,7 @@ def test_what_the_finals_refused_is_best_no_more(
     again = database.start_run(study, sampler="tpe")
     database.add_trial(study, again, failed({"BM": 64}, Outcome.WRONG_RESULT), phase="final")
     assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 128}]
-    database.add_trial(study, again, measured({"BM": 64}, 11.0))  # measured afresh since
+    database.add_trial(study, again, measured({"BM": 64}, 11.0))  # measured again since
     assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 64}]
 
 

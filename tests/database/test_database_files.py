@@ -1,4 +1,4 @@
-"""What lies, or does not lie, where the database should be."""
+"""Files at the path of the database: missing, foreign, damaged, unwritable or of another version."""
 
 import os
 import re

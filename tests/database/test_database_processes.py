@@ -1,4 +1,4 @@
-"""Several processes at once, and processes that are killed."""
+"""Concurrent processes, and processes that are killed."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The same promises on a PostgreSQL server.
+"""The same guarantees on a PostgreSQL server.
 
 Run with ``AUTOTILE_TEST_POSTGRESQL=postgresql://user@host/empty_database`` and psycopg installed.
 """

@@ -109,4 +109,4 @@ def test_figures_of_a_rule() -> None:
     assert (rule.held_out_losses, rule.mean_held_out) == ([0.25], 0.25)
     nearest = rule.nearest_point(1, {"M": 2, "N": 4096})
     assert nearest is not None
-    assert nearest.sizes == {"M": 8192, "N": 7168}  # at the nearer one it was not timed
+    assert nearest.sizes == {"M": 8192, "N": 7168}  # it was not timed at the nearer one

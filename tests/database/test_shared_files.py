@@ -1,4 +1,4 @@
-"""What processes and threads that share a database file must not do to each other."""
+"""Processes and threads that share a database file do not harm each other."""
 
 import sqlite3
 import subprocess
@@ -29,7 +29,7 @@ with Database.open(sys.argv[1]) as opened:
 
 
 def test_opening_it_again_in_one_process_loses_nothing(tmp_path: Path, key: TuningKey) -> None:
-    """To close the file outside of SQLite would take this process's locks, and others would delete its log."""
+    """Closing the file outside of SQLite would drop this process's locks, and others would delete its log."""
     path = tmp_path / "tuning.db"
     with Database.open(path) as first:
         study = first.study(key, None)
@@ -51,7 +51,7 @@ def test_a_damaged_file_is_set_aside_once_by_many(
         run = database.start_run(database.study(key, None), sampler="random")
         database.add_trials(1, run, [measured({"BM": number}, 1.0) for number in range(100)])
     path.write_bytes(path.read_bytes()[:8192])
-    together = str(time.time() + 2)  # all have imported what they need by then
+    together = str(time.time() + 2)  # all have finished importing by then
     visitors = [subprocess.Popen([sys.executable, "-c", BEGIN, str(path), together]) for _ in range(8)]
     assert [visitor.wait(60) for visitor in visitors] == [0] * 8
     assert len(list(tmp_path.glob("tuning.db.corrupt-*[0-9]"))) == 1
@@ -74,7 +74,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_database_is_never_replaced(tmp_path: Path, key: TuningKey) -> None:
-    """An output that is named like the database by a slip of the hand would cost all that was measured."""
+    """Naming the database as an output by mistake would otherwise lose all measurements."""
     path = tmp_path / "tuning.db"
     with Database.open(path) as database:
         database.study(key, None)
@@ -91,7 +91,7 @@ def test_what_is_no_ordinary_file_is_not_replaced() -> None:
 
 
 def test_reading_needs_no_room_beside_the_file(tmp_path: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no log lies beside it, what SQLite would have to make for a reader is done without."""
+    """Without a log beside the file, it is read without the files that SQLite would have to create."""
     path = tmp_path / "tuning.db"
     with Database.open(path) as database:
         database.study(key, None)

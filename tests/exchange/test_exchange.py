@@ -1,4 +1,4 @@
-"""Exchange with Kernel Tuner, checked with Kernel Tuner itself."""
+"""T4, and exchange with Kernel Tuner, checked with Kernel Tuner itself."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ def configs() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def stored(database: Database, key: TuningKey, measured: Callable[..., Trial]) -> Sequence[StoredTrial]:
-    """Three configurations that were measured, one of them again in the finals, and one of every failure."""
+    """Three measured configurations, one of them measured again in the finals, and one for each failure."""
     study = database.study(key, None)
     run = database.start_run(study, sampler="random")
     for config, time_us in zip(configs(), (50.0, 40.0, 60.0), strict=False):
@@ -120,7 +120,7 @@ class TestExport:
 
 @pytest.fixture
 def theirs(tmp_path: Path) -> Path:
-    """A cache file that Kernel Tuner's own functions have written, left open as by a session that was killed."""
+    """A cache file written by Kernel Tuner's own functions, unclosed as after a killed session."""
     util = pytest.importorskip("kernel_tuner.util")
     path = tmp_path / "theirs.json"
     tune_params = {"block_size_x": [32, 64, 128], "vector": [True, False], "kind": ["a", "b"]}

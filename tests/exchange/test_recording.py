@@ -186,7 +186,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, np.ndarray]], None]) -> None:
-    """Change a recording's header and arrays, and write it whole again."""
+    """Change a recording's header and arrays, and write it again."""
     with np.load(path) as archive:
         arrays = dict(archive)
     header = json.loads(arrays["header"].tobytes())
