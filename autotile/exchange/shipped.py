@@ -88,11 +88,7 @@ def write_winners(path: Path, winners: Iterable[Winner]) -> int:
     lines = ",\n".join(json.dumps(_entry(winner)) for winner in ordered)
     head = json.dumps({"format": _WINNERS_FORMAT, "device": device.to_json()}, indent=1)[:-2]
     text = f'{head},\n "winners": [\n{lines}\n ]\n}}\n'
-    try:
-        with atomic_write(path) as stream:
-            stream.write(text.encode())
-    except OSError as error:
-        raise InputError(f"cannot write the winners to {path}: {error.strerror}; name another file") from None
+    _write(path, "winners", text)
     return len(ordered)
 
 
@@ -121,11 +117,7 @@ def write_rules(path: Path, rules: Iterable[StoredRule]) -> int:
         The file cannot be written.
     """
     entries = [rule.to_json() for rule in rules]
-    try:
-        with atomic_write(path) as stream:
-            stream.write((json.dumps({"format": _RULES_FORMAT, "rules": entries}, indent=1) + "\n").encode())
-    except OSError as error:
-        raise InputError(f"cannot write the rules to {path}: {error.strerror}") from None
+    _write(path, "rules", json.dumps({"format": _RULES_FORMAT, "rules": entries}, indent=1) + "\n")
     return len(entries)
 
 
@@ -187,6 +179,14 @@ def _decode(
         raise
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(path, content, error) from None
+
+
+def _write(path: Path, content: str, text: str) -> None:
+    try:
+        with atomic_write(path) as stream:
+            stream.write(text.encode())
+    except OSError as error:
+        raise InputError(f"cannot write the {content} to {path}: {error.strerror}; name another file") from None
 
 
 def _damaged(path: Path, content: str, error: Exception) -> InputError:
