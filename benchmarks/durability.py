@@ -31,7 +31,7 @@ sys.path[0] = str(Path(__file__).parents[1] / "tests")
 
 from endurance.crowd import Crowd, run_crowd  # noqa: E402
 from endurance.kills import GONE_WITHIN_S, Kill, Scenario, Series, kill_and_resume  # noqa: E402
-from endurance.telling import STAGES  # noqa: E402
+from endurance.progress_marks import STAGES  # noqa: E402
 
 _SGEMM = ("sgemm_2d", "M=1024", "N=1024", "K=1024", "--replay")
 _TILED = ("matmul_tiled", "M=2048", "N=2048", "K=2048", "--replay")

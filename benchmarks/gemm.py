@@ -27,7 +27,7 @@ from rich.table import Table
 
 from autotile.cuda.driver import live_device
 from autotile.database.database import Database
-from autotile.database.winners import write_winners
+from autotile.exchange.shipped import write_winners
 from autotile.serving.bound import BoundKernel
 from autotile.serving.matmul import Product, best_matmul
 from autotile.settings import read_settings

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotile.core.model import Config, config_key
 from autotile.database.database import Database
-from autotile.database.winners import shipped_winners
+from autotile.exchange.shipped import shipped_winners
 from autotile.kernel.problem import size_distance
 from autotile.serving.bound import BoundKernel
 from autotile.settings import read_settings

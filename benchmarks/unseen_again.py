@@ -22,7 +22,8 @@ import numpy as np
 from unseen_sizes import Bench, losses, show, summary
 
 from autotile.core.model import Config, Problem, config_key
-from autotile.database.winners import StoredRule, read_rules_file, write_rules_file
+from autotile.database.winners import StoredRule
+from autotile.exchange.shipped import read_rules, write_rules
 from autotile.families.family import members_of
 from autotile.families.features import Traits, features_of, meet_rules
 from autotile.families.learning import Measured, learn
@@ -42,13 +43,13 @@ def main() -> None:
     parser.add_argument("--rules", type=Path, required=True, help="file to write the rule to")
     arguments = parser.parse_args()
     earlier = json.loads(arguments.earlier.read_text())
-    (stored,) = read_rules_file(arguments.earlier_rules)
+    (stored,) = read_rules(arguments.earlier_rules)
     with Shelf() as shelf:
         bench = Bench(_as_then(arguments, earlier["options"], stored), shelf)
         rule = relearned(bench, stored.rule)
         rows = [_again(bench, rule, row) for row in earlier["rows"]]
     family = {**earlier["family"], "rule": rule.to_json(), "loss": rule.mean_loss}
-    write_rules_file(arguments.rules, [replace(stored, rule=rule)])
+    write_rules(arguments.rules, [replace(stored, rule=rule)])
     bench.write(family, rows)
     show(rows)
     print("\n".join(rule.lines()), summary(rows)["family"], sep="\n")

@@ -36,9 +36,10 @@ from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
-from autotile.database.families import Families
-from autotile.database.winners import StoredRule, write_rules_file
+from autotile.database.family_store import FamilyStore
+from autotile.database.winners import StoredRule
 from autotile.errors import InputError
+from autotile.exchange.shipped import write_rules
 from autotile.families.family import Extent, Family
 from autotile.kernel.library import Kernel
 from autotile.ops.families import open_family, tune_opened_family
@@ -113,12 +114,12 @@ class Bench:
         if found["family"]["mean_loss"] > found["nearest"]["mean_loss"]:
             print("no rule is written: it loses more than the nearest tuned size")
             return
-        write_rules_file(self.arguments.rules, self._rules())
+        write_rules(self.arguments.rules, self._rules())
 
     def _rules(self) -> list[StoredRule]:
         """Return the rules learned for the family so far, newest first."""
         with Database.open(self.own) as database:
-            rules = Families(database).rules(self.kernel.name, self.dtype)
+            rules = FamilyStore(database).rules(self.kernel.name, self.dtype)
         return [stored for stored in rules if stored.rule.family == self.family]
 
     def tune_family(self) -> dict[str, Any]:
@@ -172,7 +173,7 @@ class Bench:
         """Return what the family's database serves: with its rule, without it, or without any tuned result."""
         with Database.open(self.own) as database:
             best = database.best(problem.kernel, dtype=problem.dtype) if way != "default" else []
-            rules = Families(database).rules(problem.kernel, problem.dtype) if way == "family" else []
+            rules = FamilyStore(database).rules(problem.kernel, problem.dtype) if way == "family" else []
         winners = [one.winner for one in best]
         return choose(self.kernel, problem, self.device, nvrtc_version(), winners, rules=rules)
 

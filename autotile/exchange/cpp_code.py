@@ -1,4 +1,4 @@
-"""C++ code of a search-space file's expressions and of a kernel's arguments."""
+"""Translation of a kernel's expressions and arguments to C++."""
 
 from __future__ import annotations
 
@@ -46,35 +46,34 @@ _FOLDS: Mapping[type[ast.operator], Callable[[int, int], int | None]] = {
     ast.Mod: lambda a, b: a % b if b else None,
     ast.Pow: lambda a, b: int(a**b) if 0 <= b <= 63 else None,
 }
-_LARGEST_INT = 2**31 - 1
+_MAX_INT = 2**31 - 1
 
 
 def to_cpp(expression: Expression, places: Mapping[str, str]) -> str:
-    """An expression over 64-bit integers, booleans and ``std::string_view``, of the same value wherever it has one.
+    """Return a C++ expression over 64-bit integers, booleans and ``std::string_view`` with the same value.
 
     Parameters
     ----------
     expression
-        Parsed and checked, so that its text is known to be in the language.
+        A parsed and checked expression, so that its text is known to be in the language.
     places
-        What each name is in C++: ``{"BM": "config.BM"}``; properties of the device are ``device.NAME`` in both.
+        C++ expression of each name: ``{"BM": "config.BM"}``; device properties are ``device.NAME`` in both languages.
 
     Notes
     -----
-    Where the language has no value (a division by zero, a result beyond 64 bits), C++ has none either, but does not say
-    so.
+    Expressions that raise in Python (division by zero, results beyond 64 bits) have undefined behavior in C++.
     """
     return _Writer(places).write(ast.parse(expression.text, mode="eval").body)
 
 
 def literal(value: Value) -> str:
-    """A constant in C++."""
+    """Return a C++ literal."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return f'"{escaped}"'
-    return str(value) if abs(value) <= _LARGEST_INT else f"{value}LL"
+    return str(value) if abs(value) <= _MAX_INT else f"{value}LL"
 
 
 class _Writer:
@@ -82,7 +81,7 @@ class _Writer:
         self._places = places
 
     def write(self, tree: ast.expr) -> str:
-        """Any part of an expression; whatever combines others stands in parentheses where it needs them."""
+        """Translate a subexpression; its operands are parenthesized where needed."""
         match tree:
             case ast.Constant(value=str() as text):
                 written = f"std::string_view({literal(text)})"
@@ -105,18 +104,18 @@ class _Writer:
             case ast.Call(func=ast.Name(id=name), args=arguments):
                 written = _CALLS[name].format(", ".join(map(self.write, arguments)))
             case _:
-                raise ValueError(f"{ast.unparse(tree)} is no part of the expression language")
+                raise ValueError(f"{ast.unparse(tree)} is not supported by the expression language")
         return written
 
     def _part(self, tree: ast.expr) -> str:
-        """A part as an operand."""
+        """Translate a subexpression that is an operand."""
         text = self.write(tree)
         functions = isinstance(tree, ast.BinOp) and type(tree.op) in _FUNCTIONS
         simple = isinstance(tree, ast.Constant | ast.Name | ast.Attribute | ast.Call) or functions
         return text if simple or text.isidentifier() or text.isdecimal() else f"({text})"
 
     def _binary(self, tree: ast.BinOp) -> str:
-        folded = _folded(tree)  # literals are ints in C++, and products of them may need 64 bits
+        folded = _folded(tree)  # C++ literals are ints, and products of them may need 64 bits
         if folded is not None:
             return literal(folded)
         if type(tree.op) in _FUNCTIONS:
@@ -135,7 +134,7 @@ class _Writer:
 
 
 def _folded(tree: ast.expr) -> int | None:
-    """Value of arithmetic on literals alone."""
+    """Return the value of arithmetic on integer literals; None for any other expression."""
     match tree:
         case ast.Constant(value=int() as value):
             return int(value)
@@ -150,11 +149,11 @@ def _folded(tree: ast.expr) -> int | None:
 
 _C_TYPES = {"float32": "float", "float64": "double", "float16": "std::uint16_t", "bfloat16": "std::uint16_t"}
 _MAP_TYPES = {"int8": "UINT8", "int16": "UINT16"}
-"""Bits are moved as they are, so what the driver has no name for goes by the unsigned type."""
+"""Driver types of dtypes that lack their own; copies preserve bits, so the unsigned type is equivalent."""
 
 
 def argument_fields(spec: KernelSpec, dtype: str) -> Iterator[str]:
-    """One field for each array and each scalar that a caller may set."""
+    """Yield a field for each array and for each scalar that the caller may set."""
     for buffer in spec.buffers:
         shape = ", ".join(extent.text for extent in buffer.shape)
         yield f"CUdeviceptr {buffer.name} = 0;  ///< {buffer.access}, {_named(buffer.dtype, dtype)}[{shape}]"
@@ -166,7 +165,7 @@ def argument_fields(spec: KernelSpec, dtype: str) -> Iterator[str]:
 
 
 def launch_values(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> dict[str, str]:
-    """Local variables of a launch, and the pointers to every argument in order."""
+    """Return the local variables of a launch, and the pointers to all arguments in order."""
     lines: list[str] = []
     pointers: list[str] = []
     for argument in spec.arguments:
@@ -191,7 +190,7 @@ def launch_values(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> di
 
 
 def workspace_code(spec: KernelSpec) -> dict[str, str]:
-    """What the class needs beside, where the kernel has workspaces."""
+    """Return the members that the class needs if the kernel has workspaces."""
     if not spec.workspaces:
         return {"workspace_methods": "", "workspace_members": "", "free_workspaces": ""}
     return {
@@ -207,7 +206,7 @@ _WORKSPACE_METHOD = """
         std::size_t bytes;
     };
 
-    /// Memory that the kernel needs for itself, one piece a stream, kept until it has to grow; null where it is empty.
+    /// Workspace of a stream, kept until a larger one is needed; null if its size is 0.
     CUdeviceptr workspace(CUstream stream, const std::string& name, std::size_t bytes, bool zeroed) {
         if (bytes == 0) return 0;
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -228,7 +227,7 @@ _WORKSPACE_METHOD = """
 
 
 def c_type(dtype: str) -> str:
-    """C++ type that holds a value of an element type."""
+    """Return the C++ type that holds a value of an element type."""
     return _C_TYPES.get(dtype) or f"std::{dtype}_t"
 
 
@@ -248,7 +247,7 @@ def _constant(value: float, name: str) -> str:
 
 
 def _by_type(kind: ElementType, dtype: str, places: Mapping[str, str], text: Callable[[str], str]) -> str:
-    """What depends on an element type, which flags may choose."""
+    """Return text that depends on an element type, which flags may select."""
     named = [text(dtype if name == PROBLEM_DTYPE else name) for name in kind.names]
     if kind.condition is None:
         return named[0]
@@ -269,7 +268,7 @@ def _workspace(argument: WorkspaceArgument, dtype: str, places: Mapping[str, str
 
 
 def _tensor_map(argument: TensorMapArgument, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
-    """The driver counts axes from the innermost one."""
+    """Yield the code that encodes a tensor map; the driver orders axes from the innermost."""
     name, buffer = argument.name, argument.buffer
     rank = len(buffer.shape)
     kind = _by_type(buffer.dtype, dtype, places, lambda n: f"CU_TENSOR_MAP_DATA_TYPE_{_MAP_TYPES.get(n, n.upper())}")
@@ -284,7 +283,7 @@ def _tensor_map(argument: TensorMapArgument, dtype: str, places: Mapping[str, st
     yield f"const cuuint64_t strides_{name}[] = {{{', '.join(strides) or '0'}}};"
     yield listed("cuuint32_t", "box", argument.box)
     yield listed("cuuint32_t", "steps", argument.element_strides)
-    yield f"CUtensorMap value_{name}{{}};  // zeros where the configuration has no use for it"
+    yield f"CUtensorMap value_{name}{{}};  // zeros if the configuration does not use it"
     yield f"if ({_is_present(argument, places)}) {{"
     yield f"    detail::check(cuTensorMapEncodeTiled(&value_{name}, {kind}, {rank},"
     yield f"                                         reinterpret_cast<void*>(arguments.{buffer.name}),"
@@ -303,7 +302,7 @@ def _is_present(argument: TensorMapArgument, places: Mapping[str, str]) -> str:
 
 
 def map_rules(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
-    """What tensor maps ask of the sizes: rows of whole 16 bytes."""
+    """Yield the constraints of tensor maps on the sizes: rows are multiples of 16 bytes."""
     for argument in spec.tensor_maps:
         buffer = argument.buffer
         row = f"({to_cpp(buffer.shape[-1], places)}) * {_element_bytes(buffer.dtype, dtype, places)}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autotile import __version__
-from autotile.database.paths import whole_file
+from autotile.database.paths import atomic_write
 from autotile.database.winners import Winner
 from autotile.errors import InputError
 from autotile.exchange.cpp_header import HeaderCubin, namespace_of, write_header
@@ -72,7 +72,7 @@ def _write(files: Mapping[Path, bytes]) -> None:
     for path, data in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(path) as stream:
+            with atomic_write(path) as stream:
                 stream.write(data)
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}; name another file") from None

@@ -12,11 +12,12 @@ from autotile.core.model import Config, config_key, config_text
 from autotile.core.text import sizes_text
 from autotile.cuda.compiler import CachedCubin, CompileJob, compile_job, known_architectures
 from autotile.cuda.toolchain import nvrtc_version
-from autotile.database.families import Families
+from autotile.database.family_store import FamilyStore
 from autotile.database.keys import TuningKey, space_hash
 from autotile.database.opening import open_for_reading
-from autotile.database.winners import StoredRule, Winner, rule_files, shipped_rules, shipped_winners
+from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
+from autotile.exchange.shipped import shipped_rules, shipped_winners
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import ARCHITECTURE, capability_of, resolve_problem, unsupported_reason
 from autotile.settings import available_cores, read_settings
@@ -168,11 +169,10 @@ def _current(kernel: Kernel, database: str | None, dtype: str | None) -> _Tuned:
     if opened is not None:
         with opened:
             own = [best.winner for best in opened.best(kernel.name, dtype=dtype)]
-            rules = Families(opened).rules(kernel.name, dtype)
+            rules = FamilyStore(opened).rules(kernel.name, dtype)
     dtypes = [dtype] if dtype is not None else kernel.spec.dtypes
     came_along = [winner for name in dtypes for winner in shipped_winners(kernel.name, name)]
-    rule_paths = rule_files(kernel.name)
-    rules += [rule for name in dtypes for rule in shipped_rules(rule_paths, kernel.name, name)]
+    rules += [rule for name in dtypes for rule in shipped_rules(kernel.name, name)]
     digests = {winner.key.digest for winner in own}
     every = own + [winner for winner in came_along if winner.key.digest not in digests]
     version = (kernel.source_hash, space_hash(kernel.spec), tuple(kernel.spec.options))

@@ -15,10 +15,11 @@ from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Problem
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import load_cupy, nvrtc_version
-from autotile.database.fast_read import read_rules_quickly, read_winners_quickly
+from autotile.database.fast_read import read_rules_fast, read_winners_fast
 from autotile.database.keys import key_differences, key_of
-from autotile.database.winners import Winner, rule_files, shipped_winners
+from autotile.database.winners import Winner
 from autotile.errors import DatabaseError, NotTunedError, ToolchainError
+from autotile.exchange.shipped import shipped_rules, shipped_winners
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel
@@ -357,7 +358,7 @@ def _stored(location: str, problem: Problem, faults: list[str]) -> list[Winner]:
 
 def _own(location: str, problem: Problem, faults: list[str]) -> list[Winner]:
     """Best results of the kernel; none where the database is missing, or cannot be read, which ``faults`` then tell."""
-    winners = read_winners_quickly(location, problem.kernel, problem.dtype)
+    winners = read_winners_fast(location, problem.kernel, problem.dtype)
     if winners is not None:
         return winners
     return _from_database(
@@ -368,20 +369,17 @@ def _own(location: str, problem: Problem, faults: list[str]) -> list[Winner]:
 def _rules(location: str, problem: Problem, faults: list[str]) -> Iterator[StoredRule]:
     """Rules of the kernel's families, read when they are asked for: the user's, newest first, then autotile's own."""
     yield from _own_rules(location, problem, faults)
-    if files := rule_files(problem.kernel):  # trees and families are for kernels that have some
-        from autotile.database.winners import shipped_rules
-
-        yield from shipped_rules(files, problem.kernel, problem.dtype)
+    yield from shipped_rules(problem.kernel, problem.dtype)
 
 
 def _own_rules(location: str, problem: Problem, faults: list[str]) -> list[StoredRule]:
     """The user's rules; none where the database is missing, or cannot be read, which ``faults`` then tell."""
-    rules = read_rules_quickly(location, problem.kernel, problem.dtype)
+    rules = read_rules_fast(location, problem.kernel, problem.dtype)
     if rules is not None:
         return rules
-    from autotile.database.families import Families
+    from autotile.database.family_store import FamilyStore
 
-    return _from_database(location, lambda found: Families(found).rules(problem.kernel, problem.dtype), faults)
+    return _from_database(location, lambda found: FamilyStore(found).rules(problem.kernel, problem.dtype), faults)
 
 
 def _from_database(location: str, read: Callable[[Database], list[Result]], faults: list[str]) -> list[Result]:

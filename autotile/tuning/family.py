@@ -12,7 +12,7 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Problem, config_key
 from autotile.cuda.toolchain import nvrtc_version
-from autotile.database.families import Families, FamilyProgress
+from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.keys import TuningKey, key_of
 from autotile.errors import InputError
 from autotile.families.family import Family, members_of
@@ -211,8 +211,8 @@ class _Run:
     def run(self) -> FamilyResult:
         """Go on from where the last run of the same plan stopped."""
         self._begun = time.monotonic()
-        kept = Families(self.database).progress(self.key, self.family)
-        self._progress = kept if kept is not None and kept.plan == self._intent else FamilyProgress(self._intent)
+        kept = FamilyStore(self.database).state(self.key, self.family)
+        self._progress = kept if kept is not None and kept.plan == self._intent else FamilyState(self._intent)
         self._before_s, resumed = self._progress.seconds, self._progress.tuned
         self._save()
         keys = [self._key_at(sizes) for sizes in self.points]
@@ -226,7 +226,7 @@ class _Run:
         if not matrix.points:
             raise InputError(f"no configuration of {self.kernel.name} ran at any point of {self.family}")
         rule = self._learn(matrix)
-        Families(self.database).save_rule(self.key, self.device, rule)
+        FamilyStore(self.database).save_rule(self.key, self.device, rule)
         return self._result(rule, matrix, resumed)
 
     @property
@@ -318,7 +318,7 @@ class _Run:
 
     def _save(self) -> None:
         self._progress = replace(self._progress, seconds=self._elapsed_s)
-        Families(self.database).save_progress(self.key, self.family, self.device, self._progress)
+        FamilyStore(self.database).save_state(self.key, self.family, self.device, self._progress)
 
     def _learn(self, matrix: FamilyMatrix) -> FamilyRule:
         spec, most = self.kernel.spec, self.plan.max_configs

@@ -16,7 +16,7 @@ from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
 from autotile.database.schema import RUNS, TRIALS
-from autotile.database.winners import write_winners
+from autotile.exchange.shipped import write_winners
 from autotile.kernel.library import load_kernel
 
 FAST = {"THREADS": 256, "WORK": 4}
@@ -219,7 +219,7 @@ class TestMerge:
         (tmp_path / "notes.txt").write_text("notes")
         answer = run("merge", mine.path, "-o", tmp_path / "notes.txt")
         assert answer.code == 2
-        assert "is not a database, so it is left as it is" in answer.err
+        assert "is not a database, so it is left unchanged" in answer.err
         assert (tmp_path / "notes.txt").read_text() == "notes"
 
 
@@ -266,7 +266,7 @@ class TestClean:
         assert mine.served(1024) == FAST
         with Database.open(mine.path) as database:
             assert len(database.studies()) == 3
-            assert database.check().whole
+            assert database.check().ok
 
     def test_other_gpus(self, mine: Book, run: Any) -> None:
         answer = run("clean", "--keep-gpu", "h200", "--winners", "--json").document

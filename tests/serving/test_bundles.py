@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from autotile.core.device import device_profile
-from autotile.database import winners as shipped_file
 from autotile.database.database import Database
-from autotile.database.families import Families, FamilyProgress
-from autotile.database.winners import StoredRule, write_rules_file
+from autotile.database.family_store import FamilyState, FamilyStore
+from autotile.database.winners import StoredRule
 from autotile.errors import BundleError, InputError, NotTunedError
+from autotile.exchange import shipped as shipped_file
 from autotile.exchange.bundle import MANIFEST, Bundle, manifest_digest
+from autotile.exchange.shipped import write_rules
 from autotile.families.family import Extent, Family
 from autotile.families.features import Feature
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split
@@ -117,12 +118,12 @@ class TestServing:
         with Database.open(read_settings().database) as database:
             device = database.best("scale")[0].device
             if not came_along:
-                Families(database).save_progress(replace(key, sizes={}), family, device, FamilyProgress({}))
-                Families(database).save_rule(replace(key, sizes={}), device, rule)
+                FamilyStore(database).save_state(replace(key, sizes={}), family, device, FamilyState({}))
+                FamilyStore(database).save_rule(replace(key, sizes={}), device, rule)
         if came_along:
             (tmp_path / "families").mkdir()
             stored = StoredRule(replace(key, sizes={}), device, rule, datetime(2026, 1, 1, tzinfo=UTC))
-            write_rules_file(tmp_path / "families" / "h200.scale.json", [stored])
+            write_rules(tmp_path / "families" / "h200.scale.json", [stored])
             monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
         make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
         served = {n: ask(tmp_path / "x", n) for n in (4096, 4000, 8000, 200_000)}
@@ -141,7 +142,7 @@ class TestServing:
         assert caught.value.differences == (("sizes", "n=65536", "n=70000"),)
 
     def test_a_kernel_that_it_does_not_hold(self, bundle: Path) -> None:
-        with pytest.raises(BundleError, match="holds no kernel 'sgemm_2d', only scale"):
+        with pytest.raises(BundleError, match="does not contain the kernel 'sgemm_2d', only scale"):
             get_best_kernel("sgemm_2d", M=1, N=1, K=1, device="h200", bundle=bundle)
 
     def test_members_are_read_when_they_are_needed(self, bundle: Path) -> None:
@@ -152,7 +153,7 @@ class TestServing:
         rewrite(bundle, lambda members: members.update({other: b"\x7fELF and then nothing"}))
         assert needed._packed.read()[:4] == b"\x7fELF"
         assert ask(bundle, 4096).tier == "exact"
-        with pytest.raises(BundleError, match="is not what was put in"):
+        with pytest.raises(BundleError, match="was changed"):
             ask(bundle, 65536)
 
 
@@ -180,7 +181,7 @@ class TestArchitectures:
             BundleError, match=r"scale for sm_90, which does not run on NVIDIA A100.*--arch sm_80"
         ) as caught:
             ask(bundle, 4096, device="a100")
-        assert "the database and the compiler of this machine serve" in str(caught.value)
+        assert "from the database and the compiler of this machine" in str(caught.value)
 
     def test_several(self, shelf: Any, tmp_path: Path) -> None:
         shelf.put(4096, FAST)
@@ -248,7 +249,7 @@ class TestRefusals:
             with pytest.raises(BundleError, match="cannot read the bundle"):
                 ask(path, 4096)
         (tmp_path / "text").write_text("no archive")
-        with pytest.raises(BundleError, match="damaged, changed or no bundle"):
+        with pytest.raises(BundleError, match="damaged, changed or not a bundle"):
             ask(tmp_path / "text", 4096)
 
     def test_truncated_anywhere(self, bundle: Path) -> None:
@@ -308,7 +309,9 @@ class TestRefusals:
 
     def test_a_newer_format(self, bundle: Path) -> None:
         rewrite(bundle, lambda members: members.update({MANIFEST: b'{"format": 2, "other": "things"}'}))
-        with pytest.raises(BundleError, match=r"is a bundle of format 2, this autotile reads 1: upgrade autotile"):
+        with pytest.raises(
+            BundleError, match=r"is a bundle of format 2, this version of autotile reads 1: upgrade autotile"
+        ):
             ask(bundle, 4096)
 
     @pytest.mark.parametrize(
@@ -327,7 +330,7 @@ class TestRefusals:
             seal(members)
 
         rewrite(bundle, change)
-        with pytest.raises(BundleError, match="what it holds of scale is not as expected"):
+        with pytest.raises(BundleError, match="the entry of scale is malformed"):
             ask(bundle, 4096)
 
 

@@ -174,7 +174,7 @@ class TestDatabases:
         shelf.put(4096, BEST)
         path = Path(read_settings().database)
         with Database.open(path) as database:  # everything in the one file
-            assert database.check().whole
+            assert database.check().ok
         data = bytearray(path.read_bytes())
         data[4096:] = b"\xa5" * (len(data) - 4096)
         path.write_bytes(data)
@@ -185,7 +185,7 @@ class TestDatabases:
             raise DatabaseError("the disk refused")
 
         shelf.put(4096, BEST)
-        monkeypatch.setattr(serving, "read_winners_quickly", lambda *_: None)
+        monkeypatch.setattr(serving, "read_winners_fast", lambda *_: None)
         monkeypatch.setattr(Database, "best", fail)
         assert shelf.ask(4096).tier == "default"
 

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Problem, Resources
 from autotile.cuda.toolchain import nvrtc_version
-from autotile.database import winners as shipped_file
 from autotile.database.database import Database
-from autotile.database.families import Families, FamilyProgress
+from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.keys import key_of
-from autotile.database.winners import StoredRule, write_rules_file
+from autotile.database.winners import StoredRule
 from autotile.errors import NotTunedError
+from autotile.exchange import shipped as shipped_file
+from autotile.exchange.shipped import write_rules
 from autotile.families.family import Family, parse_family
 from autotile.families.features import Feature
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree
@@ -47,8 +48,8 @@ def learn(shelf: Any, text: str = "n=1000..100000", device: DeviceProperties = H
     key = replace(key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold"), **changes)
     rule = rule_of(parse_family(kernel.spec, text.split()), (SMALL, LARGE), BY_SIZE)
     with Database.open(read_settings().database) as database:
-        Families(database).save_progress(key, rule.family, device, FamilyProgress({}))
-        Families(database).save_rule(key, device, rule)
+        FamilyStore(database).save_state(key, rule.family, device, FamilyState({}))
+        FamilyStore(database).save_rule(key, device, rule)
 
 
 class TestTier:
@@ -83,10 +84,10 @@ class TestTier:
     ) -> None:
         learn(shelf)
         with Database.open(read_settings().database) as database:
-            (stored,) = Families(database).rules()
+            (stored,) = FamilyStore(database).rules()
         wide = replace(stored, rule=replace(stored.rule, family=parse_family(shelf.kernel.spec, ["n=1..1000000"])))
         (tmp_path / "families").mkdir()
-        write_rules_file(tmp_path / "families" / "h200.scale.json", [wide])
+        write_rules(tmp_path / "families" / "h200.scale.json", [wide])
         monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
         assert "n=1000..100000" in shelf.ask(4097).explain()
         shipped = shelf.ask(200_000)

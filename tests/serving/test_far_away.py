@@ -4,7 +4,7 @@ import pytest
 
 from autotile.core.device import device_profile
 from autotile.core.model import Problem
-from autotile.database.winners import shipped_winners
+from autotile.exchange.shipped import shipped_winners
 from autotile.kernel.library import load_kernel
 from autotile.serving.choice import choose
 from autotile.space.limits import check_config, meets_heuristics

@@ -133,7 +133,7 @@ class TestProcess:
         wait_until_gone(f"AUTOTILE_DB={location}")
 
         with Database.open(location) as database:
-            assert database.check().whole
+            assert database.check().ok
             kept = database.trials(1, phase="search")
             # Ctrl-C still races the best of what was tried; a signal that kills does not wait for that
             assert bool(database.trials(1, phase="final")) is (number is signal.SIGINT)

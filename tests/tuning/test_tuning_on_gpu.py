@@ -175,7 +175,7 @@ class TestInterrupts:
         assert "Traceback" not in errors
         wait_until_gone(f"AUTOTILE_DB={location}")
         with Database.open(location) as database:
-            assert database.check().whole
+            assert database.check().ok
             assert len(database.trials(1)) >= 4
 
 

@@ -1,9 +1,9 @@
-"""The command line, with a file of marks: each stage that it reaches, and each trial that it says is stored.
+"""The command line with a file of progress marks: each stage that it reaches, each trial that it reports as stored.
 
-    python telling.py MARKS tune sgemm_2d M=1024 N=1024 K=1024 --replay
+    python progress_marks.py MARKS tune sgemm_2d M=1024 N=1024 K=1024 --replay
 
-A mark is one line of JSON, written at once: `[time, "stage", name]` or `[time, "trial", config]`. Time is that of the
-monotonic clock, which all processes share.
+A mark is one line of JSON, written with a single system call: `[time, "stage", name]` or `[time, "trial", config]`.
+Times, in seconds, are those of the monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Mark = Callable[[str, str], None]
 
 
 def open_marks(path: str) -> Mark:
-    """Begin to write marks."""
+    """Open a file of marks, and return the function that appends one."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def mark(kind: str, text: str) -> None:
@@ -29,37 +29,37 @@ def open_marks(path: str) -> Mark:
     return mark
 
 
-def tell_progress(mark: Mark) -> None:
-    """Mark what a tuning session shows, from now on."""
+def mark_progress(mark: Mark) -> None:
+    """Write marks of the progress that tuning sessions display."""
     from autotile.core.model import config_key
     from autotile.report.progress import TuneProgress
     from autotile.tuning.result import Progress
 
-    shown, left = TuneProgress.__call__, TuneProgress.__exit__
+    display, leave = TuneProgress.__call__, TuneProgress.__exit__
     stage = ""
 
-    def call(self: TuneProgress, progress: Progress) -> None:
+    def marked_call(self: TuneProgress, progress: Progress) -> None:
         nonlocal stage
         if progress.phase != stage:
             stage = progress.phase
             mark("stage", stage)
         if progress.last is not None:
             mark("trial", f"{self._problem} {config_key(progress.last.config)}")
-        shown(self, progress)
+        display(self, progress)
 
-    def leave(self: TuneProgress, *error: object) -> None:
+    def marked_exit(self: TuneProgress, *error: object) -> None:
         mark("stage", "end")
-        left(self, *error)  # type: ignore[arg-type]
+        leave(self, *error)  # type: ignore[arg-type]
 
-    TuneProgress.__call__ = call  # type: ignore[method-assign]
-    TuneProgress.__exit__ = leave  # type: ignore[assignment, method-assign]
+    TuneProgress.__call__ = marked_call  # type: ignore[method-assign]
+    TuneProgress.__exit__ = marked_exit  # type: ignore[assignment, method-assign]
 
 
 def main() -> None:
-    """Run one command."""
+    """Run one command with marks."""
     mark = open_marks(sys.argv.pop(1))
     mark("stage", "import")
-    tell_progress(mark)
+    mark_progress(mark)
     from autotile.cli.application import main as run
 
     mark("stage", "open")
