@@ -19,13 +19,13 @@ from typing import Any
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 import numpy as np
-from autotile.space.search_space import feasible_space
 from provenance import provenance
 
 from autotile.core.model import Measurement, Outcome, Trial
 from autotile.exchange.recording import Recording, read_recording
 from autotile.kernel.library import load_kernel
 from autotile.search.search import Search
+from autotile.space.search_space import feasible_space
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "recordings"
 GAINS = (0.01, 0.02, 0.05)

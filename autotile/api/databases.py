@@ -25,8 +25,9 @@ from autotile.database.opening import (
     rows_of_kernel,
 )
 from autotile.database.retention import CleanedStudy, Criteria, clean_database, current_versions, stored_gpu_names
-from autotile.database.winners import Winner, read_winners
+from autotile.database.winners import Winner
 from autotile.errors import InputError
+from autotile.exchange.shipped import read_winners
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ class CheckResult(Displayed):
     @property
     def whole(self) -> bool:
         """Whether no fault was found; a database that does not exist yet has none."""
-        return self.check is None or self.check.whole
+        return self.check is None or self.check.ok
 
     def _headline(self) -> str:
         if self.check is None:
@@ -358,7 +358,7 @@ def db_check(database: str | Path | None = None) -> CheckResult:
     try:
         opened = open_for_reading(database)
     except DamagedDatabaseError as error:
-        return CheckResult(location, DatabaseCheck.of_damage(location, [str(error)]))
+        return CheckResult(location, DatabaseCheck.damaged(location, [str(error)]))
     if opened is None:
         return CheckResult(location, None)
     with opened:

@@ -45,7 +45,7 @@ def check_table(result: CheckResult) -> RenderableType:
     rows.append(("rows", ", ".join(f"{name} {count:,}" for name, count in check.counts.items()) or "unknown"))
     if check.unfinished_runs:
         rows.append(("unfinished", f"{plural(check.unfinished_runs, 'run')}: still going, or killed"))
-    rows.append(("state", "whole" if check.whole else "\n".join(check.problems)))
+    rows.append(("state", "whole" if check.ok else "\n".join(check.problems)))
     return facts(rows)
 
 

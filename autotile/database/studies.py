@@ -13,7 +13,7 @@ from autotile import __version__
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Trial
 from autotile.database.keys import TuningKey
-from autotile.database.schema import BEST, RUNS, STUDIES, TRIALS, insert_for, now_text
+from autotile.database.schema import BEST, METADATA, RUNS, STUDIES, TRIALS, insert_for, now_text
 from autotile.database.trials import stored_trial
 from autotile.database.winners import WINNER_COLUMNS, Winner
 
