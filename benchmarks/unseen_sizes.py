@@ -45,7 +45,7 @@ from autotile.ops.families import open_family, tune_opened_family
 from autotile.serving.choice import Choice, choose
 from autotile.settings import read_settings
 from autotile.space.space import feasible_space
-from autotile.tuning.family import FamilyPlan, FamilyStep
+from autotile.tuning.family_session import FamilyPlan, FamilyStep
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import tune
 from autotile.workers.child import Shelf

@@ -19,8 +19,8 @@ from autotile.ops.targets import check_device_index
 from autotile.report.family import ListedRule, RulesReport
 from autotile.serving.dispatcher import forget_served
 from autotile.settings import read_settings
-from autotile.tuning import family as tuning
-from autotile.tuning.family import FamilyPlan, FamilyResult, FamilyStep
+from autotile.tuning import family_session as tuning
+from autotile.tuning.family_session import FamilyPlan, FamilyResult, FamilyStep
 from autotile.tuning.options import TuneOptions
 
 Observer = Callable[[FamilyStep], None]

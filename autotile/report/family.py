@@ -25,7 +25,7 @@ from autotile.core.text import (
 )
 from autotile.database.winners import StoredRule
 from autotile.families.rule import FamilyRule, RulePoint
-from autotile.tuning.family import FamilyResult
+from autotile.tuning.family_session import FamilyResult
 
 _IN_FORCE = {True: "yes", False: "no: the kernel has changed since", None: "not known: no kernel of that name is found"}
 

@@ -15,7 +15,7 @@ from autotile.families.family import parse_family
 from autotile.serving import dispatcher as serving
 from autotile.serving.dispatcher import get_best_kernel
 from autotile.settings import read_settings
-from autotile.tuning.family import FamilyPlan, FamilyResult, FamilyStep, tune_family
+from autotile.tuning.family_session import FamilyPlan, FamilyResult, FamilyStep, tune_family
 from autotile.tuning.options import TuneOptions
 
 SIZES = (1024, 3000, 5000, 16384, 40_001, 65536)
@@ -158,16 +158,16 @@ class TestResuming:
 
 def test_a_budget_is_shared_and_kept(bench: Any, judges: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     record_all(bench, judges)
-    from autotile.tuning import family
+    from autotile.tuning import family_session
 
     given: list[float | None] = []
-    tune = family.tune
+    tune = family_session.tune
 
     def noted(*arguments: Any, **named: Any) -> Any:
         given.append(arguments[3].budget_s)
         return tune(*arguments, **named)
 
-    monkeypatch.setattr(family, "tune", noted)
+    monkeypatch.setattr(family_session, "tune", noted)
     assert run(budget_s=600.0).rule is not None
     tuning = given[:6]
     assert all(share is not None and 0 < share <= 600 for share in given)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autotile.errors import InputError
-from autotile.tuning.family import FamilyPlan
+from autotile.tuning.family_session import FamilyPlan
 from autotile.tuning.options import TuneOptions
 
 

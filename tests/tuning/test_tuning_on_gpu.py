@@ -27,7 +27,7 @@ from autotile.settings import read_settings
 from autotile.space.limits import compiled_occupancy
 from autotile.space.space import feasible_space
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.record import record
+from autotile.tuning.recorder import record
 from autotile.tuning.result import Progress
 from autotile.tuning.session import tune
 from autotile.workers.gpu import Gpu

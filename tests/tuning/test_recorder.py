@@ -13,7 +13,7 @@ from autotile.settings import read_settings
 from autotile.tuning import session
 from autotile.tuning.backend import Backend, ReplayEvaluator
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.record import Recorded, record
+from autotile.tuning.recorder import Recorded, record
 from autotile.tuning.result import Progress
 
 
