@@ -151,7 +151,7 @@ class Bench:
         problem = Problem(self.kernel.name, sizes, self.dtype)
         served = {way: self.served(way, problem) for way in _WAYS}
         options = replace(self.options, database=self.alone)
-        result = tune(self.kernel, problem, read_settings(), options, shelf=self.shelf)
+        result = tune(self.kernel, problem, read_settings(), options, worker_pool=self.shelf)
         if result.winner is None:
             raise SystemExit(f"no configuration of {problem} ran")
         configs = {"alone": result.winner.config} | {way: choice.config for way, choice in served.items()}

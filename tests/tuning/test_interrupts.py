@@ -1,4 +1,4 @@
-"""Ctrl-C and kill at every stage: what ended is kept, no child is left, and the same command goes on."""
+"""Ctrl-C and kill at every stage: finished trials are kept, no child is left, and the same command resumes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gon
 
 from autotile.database.database import Database
 from autotile.tuning import session
+from autotile.tuning.backend import ReplayBackend
 from autotile.tuning.result import Progress
 
 SIZES = ("M=2048", "N=2048", "K=2048")
@@ -24,7 +24,7 @@ CONFIGURATIONS = 72
 
 
 class TestCtrlC:
-    """`KeyboardInterrupt` in the tuning process, stage by stage."""
+    """`KeyboardInterrupt` in the tuning process, at every stage."""
 
     @pytest.fixture(autouse=True)
     def _no_child_is_left(self) -> Iterator[None]:
@@ -52,9 +52,8 @@ class TestCtrlC:
             raise KeyboardInterrupt
 
         recording = bench.record()
-        choose = session.choose_backend
         with monkeypatch.context() as patch:
-            patch.setattr(session, "choose_backend", lambda *given: replace(choose(*given), open=interrupt))
+            patch.setattr(ReplayBackend, "wait", interrupt)
             assert bench.tune(recording).interrupted
         assert bench.stored() == []
         assert bench.tune(recording).resumed == 0

@@ -243,7 +243,7 @@ class TestRepeatable:
         assert orders[0] == orders[1]
 
 
-class TestHopeless:
+class TestKernelFailure:
     def test_nothing_compiles(self, rewrite: Callable[..., Any]) -> None:
         bench = rewrite({"factor * x[i]": "factor * z[i]"})
         with pytest.raises(InputError, match=r"no candidate compiles") as caught:
