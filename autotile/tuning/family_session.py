@@ -93,7 +93,7 @@ class FamilyResult:
     Attributes
     ----------
     kernel, dtype, family
-        What was tuned; the family as it is typed.
+        Name of the kernel, dtype, and the family in its text form.
     device
         Device that it was tuned for.
     rule

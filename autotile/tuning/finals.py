@@ -71,7 +71,7 @@ def choose_finalists(
     trials
         All trials of the study.
     default, incumbent
-        Configurations that take part whatever their time; the incumbent is None where there is none.
+        Configurations that take part regardless of their time; the incumbent is None where there is none.
     count
         Number of other finalists.
     hurried

@@ -142,7 +142,7 @@ class TestRace:
 
 
 class TestWithoutRace:
-    """In replay, and where the worker died of the race."""
+    """In replay, and if the worker died during the race."""
 
     def test_recorded_intervals_decide(self, ran: Callable[..., Trial]) -> None:
         finals = hold([ran(A, 10.0), ran(B, 10.1), ran(C, 11.0), ran(D, 20.0)], Racer(None))

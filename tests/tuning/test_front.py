@@ -165,7 +165,7 @@ class TestMeasured:
         without = bench.tune(None, objectives=("time", "error"))
         assert without.resumed == 0
         again = bench.tune(None, objectives=("time", "energy"))
-        assert (again.resumed, again.outcomes[Outcome.OK]) == (1, 11)  # the wrong one is wrong
+        assert (again.resumed, again.outcomes[Outcome.OK]) == (1, 11)  # the wrong result needs no second trial
         assert bench.tune(None, objectives=("time", "energy", "error")).resumed == 12
 
 

@@ -20,7 +20,7 @@ from autotile.tuning.result import Progress
 
 SIZES = ("M=2048", "N=2048", "K=2048")
 CONFIGURATIONS = 72
-"""Of matmul_tiled at these sizes, all of them recorded."""
+"""Number of valid configurations of matmul_tiled at these sizes, all of which are recorded."""
 
 
 class TestCtrlC:
@@ -76,7 +76,7 @@ class TestCtrlC:
         assert bench.tune(recording).resumed == 3
 
     def test_an_unfinished_final_crowns_nobody(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The best of the search is served until finals have ended."""
+        """The best trial of the search is served until finals have ended."""
 
         def interrupt(*_: Any, **__: Any) -> None:
             raise KeyboardInterrupt
@@ -94,7 +94,7 @@ class TestCtrlC:
 
 
 class TestProcess:
-    """A whole `autotile tune` that gets a signal while its compilers run."""
+    """A signal to `autotile tune` while its compilers run."""
 
     @pytest.fixture
     def start(self, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
@@ -134,7 +134,7 @@ class TestProcess:
         with Database.open(location) as database:
             assert database.check().whole
             kept = database.trials(1, phase="search")
-            # Ctrl-C still races the best of what was tried; a signal that kills does not wait for that
+            # after Ctrl-C the best trials are still raced, after a killing signal they are not
             assert bool(database.trials(1, phase="final")) is (number is signal.SIGINT)
             assert len(kept) >= seen
             assert set(count_configs(kept).values()) == {1}

@@ -1,4 +1,4 @@
-"""What is said of a study's trials: what matters, where the best lie, and beyond what nothing helped."""
+"""Effects of the parameters: which ones matter, values of the best trials, thresholds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def space() -> SearchSpace:
 
 
 def trials(space: SearchSpace, time_us: Callable[[Config], float], count: int = 160) -> list[Trial]:
-    """Of rows at random, each with a block of BM * TM threads."""
+    """Return trials of random rows, each with a block of BM * TM threads."""
     found = []
     for row in np.random.default_rng(0).permutation(len(space))[:count]:
         config = space.config(int(row))
@@ -40,7 +40,7 @@ def trials(space: SearchSpace, time_us: Callable[[Config], float], count: int = 
 
 
 def by_block(config: Config) -> float:
-    """256 threads or fewer are alike, more are slower by 55.5 %; BM=64 saves a third."""
+    """Return a time that is 55.5 % longer with more than 256 threads, and a third shorter with BM=64."""
     crowded = int(config["BM"]) * int(config["TM"]) > 256
     return (155.5 if crowded else 100.0) * (1.0 if config["BM"] == 64 else 1.5) * (1 + 0.001 * int(config["PAD"]))
 

@@ -136,7 +136,7 @@ def test_trials_come_in_the_order_of_the_proposals(
     bench: Any, pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder
 ) -> None:
     pipeline.compile_ahead(proposals)
-    pool.finish()  # the last one first
+    pool.finish()  # newest first
     pairs = [advance(pipeline, proposals) for _ in range(5)]
     assert [(row, trial.config) for row, trial in filter(None, pairs)] == list(enumerate(bench.configs()[:4]))
     assert pairs[-1] is None
@@ -207,7 +207,7 @@ def test_the_same_code_is_measured_once(pipeline: Pipeline, pool: Pool, device: 
     pipeline.compile_ahead(proposals)
     pool.finish()
     trials = [pair[1] for pair in (advance(pipeline, proposals) for _ in range(4)) if pair is not None]
-    assert len(device.ran) == 4  # each has a launch of its own
+    assert len(device.ran) == 4  # their launches differ
     pipeline.remember(trials)
     pipeline.prefetch(trials[0].config)
     proposals = InOrder([trials[0].config])

@@ -1,4 +1,4 @@
-"""The rule that stops a search when little is to be gained, and what a session says of why it ended."""
+"""The stopping rule for a small expected gain, and the reason for the end of a search."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ MANY = {
 
 @pytest.fixture(scope="module")
 def smooth() -> Callable[[Config], Trial]:
-    """One valley over both parameters, 192 configurations, with its bottom at THREADS=512 WORK=4."""
+    """Times with a single minimum over both parameters, 192 configurations, at THREADS=512 WORK=4."""
 
     def judge(config: Config) -> Trial:
         away = abs(np.log2(int(config["THREADS"]) / 512)) + abs(int(config["WORK"]) - 4)

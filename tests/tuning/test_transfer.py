@@ -1,4 +1,4 @@
-"""A session learns from what other studies of its kernel found."""
+"""Transfer from other studies of the same kernel."""
 
 from dataclasses import replace
 from typing import Any
@@ -58,7 +58,7 @@ def test_a_taught_session_finds_the_best_at_once(bench: Any) -> None:
 def test_what_was_best_elsewhere_is_tried_where_the_search_would_not_look(
     bench: Any, rewrite: Any, place: str, condition: str, work: int
 ) -> None:
-    """But not what breaks a rule."""
+    """But not a configuration that breaks a rule."""
     bench.tune(bench.record(n=1024), n=1024, sampler="brute-force")
     recording = bench.record()
     bench.kernel = rewrite({place: condition.format('little = "WORK < 4 or n < 4096"')}).kernel
