@@ -24,7 +24,7 @@ _FINALISTS = 6
 _SAMPLE_LIMIT_S = 0.05
 _RACE_S, _ROUNDS = 3.0, 60
 _PROOF_S, _PROOFS = 15.0, 75
-"""Most that the finals take for their race and for the winner's proof, see `autotile.tuning.finals` and `.proof`."""
+"""Most that the finals take for their race and for the checks of the winner, see `autotile.tuning.finals`."""
 _COMPARING_S = 2e-3
 """What it takes, beside its two launches, to verify a candidate: on an H200, a proof at 4096 cubed takes 0.6 s."""
 _MARGIN_S = 0.5
