@@ -210,7 +210,7 @@ class Session:
         )
 
     def _start_search(self) -> None:
-        """Make the search, and let the first candidates compile while the GPU worker starts."""
+        """Create the search, and start the first compilations while the GPU worker starts."""
         if self._rules.room != 0 and self._log.find(self._plan.default) is None:
             self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
         self._shortlist = self._plan.begin(self._log)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from faults.traces import no_traces
 
 from autotile.core.model import Outcome
 from autotile.database.database import Database
-from autotile.errors import InputError, ProblemError, RecordingError
+from autotile.errors import InputError, ProblemError, RecordingError, ToolchainError, WorkerError
 from autotile.exchange.kernel_tuner import import_into_recording, read_cache, write_cache
 from autotile.exchange.recording import RecordingHeader, read_recording, write_recording
 from autotile.kernel.library import load_kernel
@@ -19,9 +20,10 @@ from autotile.kernel.problem import resolve_problem
 from autotile.settings import Settings, read_settings
 from autotile.space.space import feasible_space
 from autotile.tuning import backend as backends
-from autotile.tuning.backend import Backend, ReplayBackend, choose_backend
+from autotile.tuning.backend import Backend, LiveBackend, ReplayBackend, choose_backend
 from autotile.tuning.options import TuneOptions
 from autotile.workers.protocol import Candidate
+from autotile.workers.sanitizer import Finding, Verdict
 
 CANDIDATE = {"THREADS": 64, "WORK": 2}
 
@@ -60,6 +62,43 @@ def test_a_gpu_is_used_where_there_is_one(bench: Any, monkeypatch: pytest.Monkey
     with closing(choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions())) as chosen:
         assert (chosen.device.source, chosen.source, chosen.notice) == ("cuda", "cuda", "")
         assert chosen.available_rows(None) is None  # type: ignore[arg-type]
+
+
+def test_the_worker_starts_before_the_device_is_read(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def fake_gpu(*_: Any, **__: Any) -> Any:
+        calls.append("worker")
+        return SimpleNamespace(close=lambda: calls.append("close"))
+
+    def broken_device(index: int) -> Any:
+        calls.append("device")
+        raise ToolchainError("no driver")
+
+    monkeypatch.setattr(backends, "has_driver", lambda: True)
+    monkeypatch.setattr(backends, "device_count", lambda: 1)
+    monkeypatch.setattr(backends, "Gpu", fake_gpu)
+    monkeypatch.setattr(backends, "live_device", broken_device)
+    with pytest.raises(ToolchainError, match="no driver"):
+        choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions())
+    assert calls == ["worker", "device", "close"]
+
+
+def test_a_worker_that_dies_in_the_race_gives_no_times(bench: Any) -> None:
+    def race(*_: Any) -> Any:
+        raise WorkerError("the worker died")
+
+    gpu: Any = SimpleNamespace(race=race)
+    assert LiveBackend(gpu, bench.device).race([Candidate(CANDIDATE, "")], 9, 0) is None
+
+
+def test_findings_need_a_sanitizer(bench: Any) -> None:
+    candidates = [Candidate(CANDIDATE, "")]
+    findings = [[Finding("memcheck", Verdict.PASSED, "")]]
+    sanitizer: Any = SimpleNamespace(check_all=lambda given: findings if given == candidates else None)
+    gpu: Any = SimpleNamespace()
+    assert LiveBackend(gpu, bench.device).sanitize(candidates) == [[]]
+    assert LiveBackend(gpu, bench.device, sanitizer).sanitize(candidates) == findings
 
 
 def test_a_driver_without_a_device_leaves_no_worker_behind(
