@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autotile.serving.bound import BoundKernel
     from autotile.serving.dispatcher import get_best_kernel
     from autotile.serving.matmul import matmul
-    from autotile.tuning.family import FamilyPlan
+    from autotile.tuning.family_session import FamilyPlan
     from autotile.tuning.options import TuneOptions
 
 __version__ = "0.1.0"
@@ -39,7 +39,7 @@ __all__ = [
 _HOME = {
     "AutotileError": "autotile.errors",
     "BoundKernel": "autotile.serving.bound",
-    "FamilyPlan": "autotile.tuning.family",
+    "FamilyPlan": "autotile.tuning.family_session",
     "InputError": "autotile.errors",
     "TuneOptions": "autotile.tuning.options",
     "get_best_kernel": "autotile.serving.dispatcher",

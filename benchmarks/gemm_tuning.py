@@ -110,7 +110,7 @@ class _Sessions:
         start = time.monotonic()
         served = self.served[kernel]
         try:
-            result = tune(served.definition, served.problem, read_settings(), options, shelf=self._shelf)
+            result = tune(served.definition, served.problem, read_settings(), options, worker_pool=self._shelf)
         except AutotileError as error:
             print(f"  {kernel}: {error}", flush=True)
             return None

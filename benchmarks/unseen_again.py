@@ -24,9 +24,9 @@ from unseen_sizes import Bench, losses, show, summary
 from autotile.core.model import Config, Problem, config_key
 from autotile.database.winners import StoredRule
 from autotile.exchange.shipped import read_rules, write_rules
-from autotile.families.family import members_of
-from autotile.families.features import Traits, features_of, meet_rules
-from autotile.families.learning import Measured, learn
+from autotile.families.family import sample_members
+from autotile.families.features import Traits, list_features, meet_rules
+from autotile.families.learning import TrainingData, learn_rule
 from autotile.families.rule import FamilyRule
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config
@@ -68,9 +68,9 @@ def relearned(bench: Bench, rule: FamilyRule) -> FamilyRule:
     spec, device = bench.kernel.spec, bench.device
     times_us = np.array([[np.nan if time is None else time[0] for time in point.times_us] for point in rule.points])
     configs, resident = [one.config for one in rule.configs], [one.blocks_per_sm for one in rule.configs]
-    points, members = [point.sizes for point in rule.points], members_of(rule.family)
+    points, members = [point.sizes for point in rule.points], sample_members(rule.family)
     over_best = times_us / np.nanmin(times_us, axis=1, keepdims=True)
-    measured = Measured(
+    measured = TrainingData(
         times_us,
         over_best == np.nanmin(over_best, axis=0),  # each one was proposed at some point
         Traits.of(spec, device, configs, resident, points),
@@ -78,7 +78,7 @@ def relearned(bench: Bench, rule: FamilyRule) -> FamilyRule:
         meet_rules(spec, device, configs, members),
     )
     max_configs = bench.arguments.max_configs
-    learned = learn(measured, features_of(spec, max_configs), max_configs)
+    learned = learn_rule(measured, list_features(spec, max_configs), max_configs)
     kept = [
         replace(point, times_us=tuple(point.times_us[c] for c in learned.chosen), loss=float(loss))
         for point, loss in zip(rule.points, learned.losses, strict=True)

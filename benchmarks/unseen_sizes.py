@@ -46,7 +46,7 @@ from autotile.ops.families import open_family, tune_opened_family
 from autotile.serving.choice import Choice, choose
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
-from autotile.tuning.family import FamilyPlan, FamilyStep
+from autotile.tuning.family_session import FamilyPlan, FamilyStep
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import tune
 from autotile.workers.child import Shelf
@@ -152,7 +152,7 @@ class Bench:
         problem = Problem(self.kernel.name, sizes, self.dtype)
         served = {way: self.served(way, problem) for way in _WAYS}
         options = replace(self.options, database=self.alone)
-        result = tune(self.kernel, problem, read_settings(), options, shelf=self.shelf)
+        result = tune(self.kernel, problem, read_settings(), options, worker_pool=self.shelf)
         if result.winner is None:
             raise SystemExit(f"no configuration of {problem} ran")
         configs = {"alone": result.winner.config} | {way: choice.config for way, choice in served.items()}

@@ -20,7 +20,7 @@ from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.kernel.workrate import bandwidth_text, flops_text
 from autotile.space.enumeration import SpaceStage
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 _MAX_PER_BLOCK = 2**31 - 1
 """Largest accepted number of threads, registers or bytes of a block."""

@@ -35,7 +35,7 @@ def tune_family(
     from autotile.ops.families import family_call, open_family, tune_opened_family
     from autotile.report.family import FamilyReport
     from autotile.report.family_progress import FamilyProgress
-    from autotile.tuning.family import FamilyPlan
+    from autotile.tuning.family_session import FamilyPlan
 
     if kernel is None:
         raise InputError("no kernel is named; expected `autotile tune KERNEL --family SIZE=A..B ...`")

@@ -13,8 +13,8 @@ from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import forget_served
 from autotile.settings import read_settings
-from autotile.tuning import family as tuning
-from autotile.tuning.family import FamilyPlan, FamilyResult, FamilyStep
+from autotile.tuning import family_session as tuning
+from autotile.tuning.family_session import FamilyPlan, FamilyResult, FamilyStep
 from autotile.tuning.options import TuneOptions
 
 Observer = Callable[[FamilyStep], None]

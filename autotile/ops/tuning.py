@@ -18,7 +18,7 @@ from autotile.serving.dispatcher import forget_served
 from autotile.settings import read_settings
 from autotile.tuning import session
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.record import Recorded, record
+from autotile.tuning.recorder import Recorded, record
 from autotile.tuning.result import Progress, TuneResult
 
 Observer = Callable[[Progress], None]

@@ -21,7 +21,7 @@ from autotile.core.text import (
     time_text,
 )
 from autotile.families.rule import FamilyRule
-from autotile.tuning.family import FamilyResult
+from autotile.tuning.family_session import FamilyResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.workrate import Workrate
 from autotile.report.progress import TuneProgress
-from autotile.tuning.family import FamilyStep
+from autotile.tuning.family_session import FamilyStep
 
 
 class FamilyProgress:

@@ -1,4 +1,4 @@
-"""What a session starts from: earlier trials, results of other studies, and the rows it may try."""
+"""The start of a session: earlier trials, results of other studies, candidate rows, and the search over them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend
 from autotile.tuning.options import BRUTE_FORCE, TuneOptions
-from autotile.tuning.trial_log import Ledger
+from autotile.tuning.trial_log import TrialLog
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -32,19 +32,20 @@ if TYPE_CHECKING:
     from autotile.search.search import Shortlist
 
 
-_MOST = 4
-"""Studies that are learnt from: each costs a model, of some tenths of a second."""
-_LEAST = 6
-"""Trials with a time, below which a study teaches nothing."""
+_MAX_SOURCES = 4
+"""Maximum number of studies to transfer from: each needs a model, which takes some tenths of a second to fit."""
+_MIN_TIMED_TRIALS = 6
+"""Minimum number of trials with a time in a study to transfer from."""
 _BEST_OF_EACH = 3
+"""Configurations of each of these studies that are in the space even where its heuristics exclude them."""
 
 
-def sources_of(database: Database, key: TuningKey) -> list[Source]:
-    """Trials of the nearest other studies of the same kernel and dtype, the nearest first.
+def find_sources(database: Database, key: TuningKey) -> list[Source]:
+    """Return the trials of the nearest other studies of the same kernel and dtype, nearest first.
 
-    Near is first the same GPU, then the same architecture, then the size. A study without a size in common, such as one
-    that was imported with names of its own, is of a problem that cannot be compared. That the trials' configurations
-    are valid here is not asked: a model of them answers for the rows of this space, and only those are proposed.
+    Studies are ordered by GPU, then by architecture, then by size. A study without a size in common, such as an
+    imported one with size names of its own, cannot be compared. Configurations of these trials may be invalid here: a
+    model fitted to them predicts the rows of this space, and only these are proposed.
     """
     others = [
         study
@@ -52,15 +53,15 @@ def sources_of(database: Database, key: TuningKey) -> list[Source]:
         if study.key != key
         and study.key.dtype == key.dtype
         and study.key.sizes.keys() & key.sizes.keys()
-        and study.trials >= _LEAST
+        and study.trials >= _MIN_TIMED_TRIALS
     ]
     others.sort(key=lambda study: _distance(study.key, key))
-    sources = [_source(database, study, key) for study in others[:_MOST]]
-    return [source for source in sources if len(source.configs) >= _LEAST]
+    sources = [_source(database, study, key) for study in others[:_MAX_SOURCES]]
+    return [source for source in sources if len(source.configs) >= _MIN_TIMED_TRIALS]
 
 
-def best_of(sources: Iterable[Source]) -> list[Config]:
-    """The fastest few configurations of each study: they may be good here too, also where the search would not look."""
+def best_configs(sources: Iterable[Source]) -> list[Config]:
+    """Return the fastest few configurations of each study: they may be fast here, too."""
     ordered = (sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0)) for source in sources)
     return [config for trials in ordered for _, config in trials[:_BEST_OF_EACH]]
 
@@ -90,19 +91,19 @@ def _distance(other: TuningKey, key: TuningKey) -> tuple[int, int, float]:
 Mask = NDArray[np.bool_]
 
 
-class Known(NamedTuple):
-    """What a session begins with.
+class PriorResults(NamedTuple):
+    """Results that are stored before a session begins.
 
     Attributes
     ----------
     trials
-        Of earlier sessions of the study.
+        Trials of earlier sessions of the study.
     incumbent
-        What they found; None where none has ended.
+        Best configuration of these sessions; None where none has ended.
     sources
-        Other studies that teach.
+        Other studies to transfer from.
     configs
-        The default, and all configurations that these and the user name.
+        The default, and all configurations that the trials, the sources and the user name.
     """
 
     trials: list[Trial]
@@ -111,18 +112,21 @@ class Known(NamedTuple):
     configs: list[Config]
 
 
-def known_before(database: Database, study_id: int, key: TuningKey, options: TuneOptions, default: Config) -> Known:
-    """What is known before the first trial; the default is tried in any case."""
-    trials, best = earlier_trials(database, study_id, options), incumbent(database, study_id)
-    sources = sources_of(database, key) if options.transfer else []
-    named = [*(options.only or ()), *(trial.config for trial in trials), *([best] if best else [])]
-    return Known(trials, best, sources, [dict(default), *named, *best_of(sources)])
+def read_prior_results(
+    database: Database, study_id: int, key: TuningKey, options: TuneOptions, default: Config
+) -> PriorResults:
+    """Read everything that is known before the first trial."""
+    trials, incumbent = earlier_trials(database, study_id, options), find_incumbent(database, study_id)
+    sources = find_sources(database, key) if options.transfer else []
+    named = [*(options.only or ()), *(trial.config for trial in trials), *([incumbent] if incumbent else [])]
+    return PriorResults(trials, incumbent, sources, [dict(default), *named, *best_configs(sources)])
 
 
 def earlier_trials(database: Database, study_id: int, options: TuneOptions) -> list[Trial]:
-    """What need not be measured again: neither what was dropped, where nothing is to be, nor what lacks an objective.
+    """Return the stored trials of a study that need not be repeated.
 
-    Those that the finals of an earlier session refused come as they were refused.
+    Left out are pruned trials if this session prunes nothing, and trials that lack a value of an objective. A trial
+    that the finals of an earlier session refused is returned with the outcome of that check.
     """
     if options.fresh:
         return []
@@ -133,11 +137,11 @@ def earlier_trials(database: Database, study_id: int, options: TuneOptions) -> l
     return [trial for trial in kept if not trial.outcome.has_time or objective_values(trial, options.objectives)]
 
 
-def incumbent(database: Database, study_id: int) -> Config | None:
-    """The best configuration of the sessions that ended, which a new winner must beat; None where none has.
+def find_incumbent(database: Database, study_id: int) -> Config | None:
+    """Return the best configuration of the sessions that ended, which a new winner must beat; None where none ended.
 
-    What a killed session had found by then is not it: the same command would name another winner than if it had not
-    been killed.
+    Results of a killed session do not count: otherwise the resumed session could name another winner than an
+    uninterrupted one.
     """
     confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
     if confirmed:
@@ -150,26 +154,28 @@ def incumbent(database: Database, study_id: int) -> Config | None:
     return min(ran, key=itemgetter(0))[1] if ran else None
 
 
-def reopened(
+def extend_space(
     space: SearchSpace, kernel: Kernel, problem: Problem, device: DeviceProperties, configs: Iterable[Config]
 ) -> SearchSpace:
-    """The space with those of the configurations that are only pruned: what was named, tried or taught is in it."""
+    """Return the space including those given configurations that only its heuristics exclude, not a rule or a limit."""
     outside = [config for config in configs if space.row_of(config) is None]
     return space.including(
         config for config in outside if not check_config(kernel.spec, config, problem.sizes, device, problem.dtype)
     )
 
 
-def first_to_try(default: Config, incumbent: Config | None, ledger: Ledger) -> list[Config]:
-    """What a search begins with: the default, and what is served so far where this study has not tried it.
+def first_configs(default: Config, incumbent: Config | None, log: TrialLog) -> list[Config]:
+    """Return the first proposals of a search: the default, and the incumbent if this study has no trial of it.
 
-    The default is named in any case, so that a search that goes on retraces how it began.
+    The default is always among them, so that a resumed search repeats the proposals of its first session.
     """
-    return [default] if incumbent is None or ledger.find(incumbent) is not None else [default, incumbent]
+    return [default] if incumbent is None or log.find(incumbent) is not None else [default, incumbent]
 
 
-def rows_to_try(kernel: Kernel, dtype: str, space: SearchSpace, backend: Backend, options: TuneOptions) -> Mask | None:
-    """Rows that can be run, that the user wants tried, and that are valid for every problem to be right on.
+def candidate_rows(
+    kernel: Kernel, dtype: str, space: SearchSpace, backend: Backend, options: TuneOptions
+) -> Mask | None:
+    """Return a mask over the rows that the backend can run, the user allows, and all problems to verify permit.
 
     Returns
     -------
@@ -181,40 +187,42 @@ def rows_to_try(kernel: Kernel, dtype: str, space: SearchSpace, backend: Backend
     InputError
         No configuration is valid for one of the problems.
     """
-    masks = [mask for mask in (backend.available(space),) if mask is not None]
+    available = backend.available_rows(space)
+    masks = [available] if available is not None else []
     if options.only is not None:
         wanted = np.zeros(len(space), dtype=np.bool_)
         wanted[[row for config in options.only if (row := space.row_of(config)) is not None]] = True
         masks.append(wanted)
-    valid = replace(kernel.spec, heuristics=())  # they must be right there, not fast
+    valid = replace(kernel.spec, heuristics=())  # a configuration must be correct there, not fast
     masks += [space.rows_in(feasible_space(valid, sizes, backend.device, dtype)) for sizes in options.verify_sizes]
     return np.logical_and.reduce(masks) if masks else None
 
 
 _AHEAD = 16
-"""Candidates proposed before the oldest of them is measured, for samplers that learn: they know that much less
-when they propose, so it must not depend on the machine's cores."""
+"""Number of candidates proposed before the oldest of them is measured, for samplers that learn. It determines what the
+sampler knows at each proposal, and so must not depend on the number of cores."""
 _RANKED_AHEAD = 32
-"""The same where what was compiled is ranked before it is measured: the newest so many have until then to compile."""
+"""The same for samplers that rank compiled candidates: the newest of these have that long to compile."""
 _PER_MEASURED = 2
-"""Candidates that are then proposed for each that is measured; figures of both are in docs/search.md."""
+"""Number of candidates proposed for each measured one, if candidates are ranked; docs/search.md has the figures."""
 _UNTAUGHT_AHEAD = 4
-"""The same a compile worker, for samplers that learn nothing: one slow compilation then leaves no worker idle."""
+"""Number of candidates ahead per compile worker, for samplers that do not learn: a slow compilation then leaves no
+worker idle."""
 _UNTAUGHT = ("random", BRUTE_FORCE)
-"""Samplers that propose the same whatever they are told."""
+"""Samplers that do not learn from trials."""
 _STRATEGY_AHEAD = 1
-"""The same for strategies of Kernel Tuner, which wait for each time before they want another."""
+"""Number of candidates ahead for strategies of Kernel Tuner, which wait for each result."""
 
 
 def lookahead_of(sampler: str, workers: int) -> Lookahead:
-    """How far a search looks ahead.
+    """Return the lookahead of a search.
 
     Parameters
     ----------
     sampler
-        The sampler at work.
+        Name of the sampler.
     workers
-        Compilations at a time.
+        Number of compile workers.
     """
     if sampler == TRANSFERRING:
         return Lookahead(_RANKED_AHEAD, _PER_MEASURED)
@@ -224,27 +232,27 @@ def lookahead_of(sampler: str, workers: int) -> Lookahead:
 
 
 class SearchPlan:
-    """Everything about a search that is settled before its first candidate.
+    """The decisions about a search that precede its first candidate.
 
     Parameters
     ----------
     kernel, problem, space, options, backend
-        The session's.
-    known
-        What earlier sessions chose, and what other studies teach.
+        As in the session.
+    prior
+        Results of earlier sessions and of other studies.
     workers
-        Compilations at a time.
+        Number of compile workers.
 
     Attributes
     ----------
     default
-        The file's default configuration.
+        Default configuration of the search-space file.
     incumbent
-        What earlier sessions chose; None where there were none.
-    most
-        Trials that the study can come to hold.
+        Best configuration of earlier sessions; None where there is none.
+    max_trials
+        Maximum number of trials that the study can hold.
     learnt_from
-        The studies that taught the search, once it has begun.
+        Names of the studies that the search learns from; empty before `begin`.
     """
 
     def __init__(
@@ -255,31 +263,31 @@ class SearchPlan:
         options: TuneOptions,
         *,
         backend: Backend,
-        known: Known,
+        prior: PriorResults,
         workers: int,
     ) -> None:
         self._space = space
         self._options = options
         self._sm_count = backend.device.sm_count
-        self._available = rows_to_try(kernel, problem.dtype, space, backend, options)
+        self._available = candidate_rows(kernel, problem.dtype, space, backend, options)
         candidates = len(space) if self._available is None else int(self._available.sum())
-        self._sources = known.sources
+        self._sources = prior.sources
         self._sampler = resolve_sampler(options.sampler, space, self._available, options.granted)
         self._lookahead = lookahead_of(self._sampler, workers)
         self.default: Config = dict(kernel.spec.default)
-        self.incumbent = known.incumbent
-        self.most = min(candidates, options.trial_target or candidates)
+        self.incumbent = prior.incumbent
+        self.max_trials = min(candidates, options.trial_target or candidates)
         self.learnt_from: tuple[str, ...] = ()
 
-    def begin(self, ledger: Ledger) -> Shortlist:
-        """The search, taught by the trials of earlier sessions."""
+    def begin(self, log: TrialLog) -> Shortlist:
+        """Return the search, which has learned from the trials of earlier sessions."""
         from autotile.search.search import Search, Shortlist
 
         search = Search(
             self._space,
             self._sampler,
             self._options.seed,
-            first=first_to_try(self.default, self.incumbent, ledger),
+            first=first_configs(self.default, self.incumbent, log),
             available=self._available,
             trials=self._options.trial_target,
             ahead=self._lookahead.compiling,
@@ -287,4 +295,4 @@ class SearchPlan:
             sources=self._sources,
         )
         self.learnt_from = search.learnt_from
-        return Shortlist(search, self._lookahead, self._sm_count, earlier=ledger.trials)
+        return Shortlist(search, self._lookahead, self._sm_count, earlier=log.trials)

@@ -11,7 +11,7 @@ from autotile.exchange.recording import read_recording_header
 from autotile.ops import tuning
 from autotile.report.progress import TuneProgress
 from autotile.settings import read_settings
-from autotile.tuning.record import Recorded
+from autotile.tuning.recorder import Recorded
 from autotile.tuning.result import Progress, TuneResult
 
 SIZES = "n=1048576"

@@ -1,4 +1,4 @@
-"""The fault kit is what it says it is, as far as a machine without a GPU can tell."""
+"""The fault kit has the faults that it states, as far as this can be checked without a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
 
 
 def faulty(kernel: Kernel, fault: str) -> Config:
-    """The one configuration with a fault."""
+    """Return the configuration with a fault."""
     space = feasible_space(kernel.spec, kernel.spec.sizes, H200)
     return next(space.config(row) for row in range(len(space)) if space.config(row)["FAULT"] == fault)
 
@@ -38,7 +38,7 @@ def resources(kernel: Kernel, config: Config) -> Resources:
 
 
 def gate(kernel: Kernel, config: Config) -> str:
-    """What the second gate says."""
+    """Return the verdict of the second gate."""
     geometry, used = launch_geometry(kernel.spec, config, kernel.spec.sizes, H200), resources(kernel, config)
     return resource_violation(kernel.spec.limits, geometry, used, compiled_occupancy(geometry, used, H200), H200)
 

@@ -13,7 +13,7 @@ from autotile.kernel.workrate import Workrate
 from autotile.report.progress import TuneProgress, _share, plain_line
 from autotile.report.tuning import TuneReport
 from autotile.search.importance import Effect
-from autotile.tuning.parameter_effects import Insight, Threshold
+from autotile.tuning.parameter_effects import ParameterEffects, Threshold
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.stopping import Stopped
 
@@ -97,7 +97,9 @@ class TestReport:
 
     def test_what_matters_is_one_line_of_the_report(self):
         effects = (Effect("BK", 0.614, 0.5, True), Effect("PAD", 0.0, 0.0, False))
-        insight = Insight(effects, {"BK": (16, 32)}, (Threshold("threads", "above", 256, 48, 0.129, "256 threads"),))
+        insight = ParameterEffects(
+            effects, {"BK": (16, 32)}, (Threshold("threads", "above", 256, 48, 0.129, "256 threads"),)
+        )
         lines = shown(replace(RESULT, insight=insight), width=200).splitlines()
         assert [line.removeprefix("matters").strip() for line in lines if line.startswith("matters")] == [
             "BK explains 61 % of the differences (best at 16 or 32); no effect is seen of PAD; "

@@ -1,4 +1,4 @@
-"""What `autotile tune` says of a session: that times are replayed, and that a kernel is broken."""
+"""Output of `autotile tune` for a replayed session, and for a broken kernel."""
 
 import io
 from collections.abc import Callable

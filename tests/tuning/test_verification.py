@@ -1,4 +1,4 @@
-"""`verify`: the best three again, by replay of recordings in which something has changed."""
+"""Verification of stored results, by replay of recordings that have changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT = {"THREADS": 128, "WORK": 1}
 
 @pytest.fixture
 def again(bench: Any) -> Any:
-    """Verify by replay of what a judge says."""
+    """Verify by replay of a recording made from a function of the configuration."""
 
     def run(judge: Any, *arguments: Any, **named: Any) -> Any:
         options = TuneOptions(replay=bench.record(judge), workers=1)
@@ -33,7 +33,7 @@ def again(bench: Any) -> Any:
 
 @pytest.fixture
 def tuned(bench: Any) -> Any:
-    """Tune by replay; with ``nvrtc`` given, as if it had been that compiler."""
+    """Tune by replay; ``nvrtc`` replaces the version of the compiler."""
 
     def tune(nvrtc: str = "") -> None:
         bench.tune(bench.record())
@@ -55,7 +55,7 @@ def served(bench: Any) -> Any:
 
 
 def outcome_of(config: Config, what: Outcome, by_threads: Any) -> Any:
-    """A judge by whom one configuration ends otherwise."""
+    """Return a judge that gives one configuration another outcome."""
 
     def judge(asked: Config) -> Trial:
         if config_key(asked) == config_key(config):
@@ -119,7 +119,7 @@ def test_another_compiler_marks_a_result_as_aged_until_it_is_verified(
 def test_where_all_are_wrong_nothing_of_them_is_served(
     bench: Any, tuned: Any, again: Any, judges: Any, nvrtc: str
 ) -> None:
-    """Not even what another compiler made of them: it is this one that would compile them here."""
+    """Not even results of another compiler version, as the installed one would compile them."""
     tuned(nvrtc)
 
     def judge(config: Config) -> Trial:

@@ -1,4 +1,4 @@
-"""Tune a family of problems: a few of them, then a rule for all the others."""
+"""A family session: tune a few problems of a family, and learn a rule for all of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.keys import TuningKey, key_of
 from autotile.errors import InputError
-from autotile.families.family import Family, members_of
-from autotile.families.features import Traits, features_of, meet_rules
-from autotile.families.learning import Learned, Measured, learn
+from autotile.families.family import Family, sample_members
+from autotile.families.features import Traits, list_features, meet_rules
+from autotile.families.learning import LearnedRule, TrainingData, learn_rule
 from autotile.families.rule import FamilyRule, RulePoint
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings
@@ -37,26 +37,26 @@ FamilyPhase = Literal["tuning", "measuring"]
 
 @dataclass(frozen=True, slots=True)
 class FamilyPlan:
-    """How a family is tuned, beside how each of its points is.
+    """Options of a family session, in addition to those of each session.
 
     Attributes
     ----------
     points
-        Problems of the family to tune.
+        Number of problems to tune.
     max_configs
-        Configurations that the rule chooses between, at most.
+        Maximum number of configurations of the rule.
     """
 
     points: int = 24
     max_configs: int = 8
 
     def __post_init__(self) -> None:
-        """Refuse what is no whole number of at least 1.
+        """Check the options.
 
         Raises
         ------
         InputError
-            One of the two is not.
+            One of them is not an integer of at least 1.
         """
         check_whole("points", self.points, 1)
         check_whole("max_configs", self.max_configs, 1)
@@ -64,16 +64,19 @@ class FamilyPlan:
 
 @dataclass(frozen=True, slots=True)
 class FamilyStep:
-    """Where a family's tuning stands.
+    """State of a running family session.
 
     Attributes
     ----------
     phase
-        ``tuning`` each point, or ``measuring`` there the best that all points have found.
+        ``tuning`` while each point is tuned, ``measuring`` while the best configurations of all points are measured at
+        each of them.
     number, count
-        Of the point, from 1.
+        Number of the point, from 1, and number of points.
+    problem
+        Problem of the point.
     progress
-        Of its session.
+        State of the point's session.
     """
 
     phase: FamilyPhase
@@ -85,18 +88,28 @@ class FamilyStep:
 
 @dataclass(frozen=True, slots=True)
 class FamilyResult:
-    """A family that was tuned.
+    """Result of a family session.
 
     Attributes
     ----------
+    kernel, dtype, family
+        Name of the kernel, dtype, and the family in its text form.
+    device
+        Device that it was tuned for.
     rule
-        What is served from now on; None where the user interrupted: the same command goes on.
+        Rule that is served from now on; None where the user interrupted, and the same command resumes.
     candidates
-        Configurations that were measured at every point.
+        Number of configurations that were measured at every point.
     default_loss
         Mean loss of the default configuration over the points where it runs; None where it runs at none.
+    seconds
+        Wall time, including that of an earlier run that was resumed, in seconds.
     resumed
-        Points that an earlier, killed run had tuned.
+        Number of points that an earlier, unfinished run had tuned.
+    database
+        Location of the tuning database.
+    notices
+        Remarks for the user, one line each.
     """
 
     kernel: str
@@ -113,11 +126,11 @@ class FamilyResult:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user ended it before there was a rule."""
+        """Whether the user ended the session before a rule was learned."""
         return self.rule is None
 
     def to_json(self) -> dict[str, Any]:
-        """The document that ``autotile tune --family --json`` prints."""
+        """Return the document that ``autotile tune --family --json`` prints."""
         rule = self.rule
         held_out = rule.held_out_losses if rule is not None else []
         return {
@@ -140,13 +153,14 @@ class FamilyResult:
         }
 
 
-Observer = Callable[[FamilyStep], None]
+FamilyObserver = Callable[[FamilyStep], None]
 
 _TUNING_SHARE = 0.8
-"""Of a budget; the rest is for measuring the best of all points at each of them."""
+"""Share of the budget for tuning the points; the rest is for measuring the best configurations of all points."""
 _OVERHEAD_S = 6.0
-"""What a session takes beside its search (start, reference, finals, proof), before one has shown it."""
-_LEAST_SEARCH_S = 1.0
+"""Estimated time of a session besides its search (start, reference, finals), in seconds, until one was measured."""
+_MIN_SEARCH_S = 1.0
+"""Minimum wall time of the search at a point, in seconds."""
 
 
 def tune_family(
@@ -157,23 +171,23 @@ def tune_family(
     options: TuneOptions,
     *,
     plan: FamilyPlan | None = None,
-    observe: Observer = lambda _: None,
+    observe: FamilyObserver = lambda _: None,
 ) -> FamilyResult:
-    """Tune representatives of a family, measure their best everywhere, learn a rule, and keep it.
+    """Tune selected points of a family, measure the best configurations at all of them, learn a rule, and store it.
 
-    Each point is a study like any other: it is served exactly, and what it taught is there for the next ones. A run
-    that was killed or interrupted goes on.
+    Each point is a study like any other: its result is served exactly, and the next studies learn from its trials. A
+    run that was killed or interrupted resumes.
 
     Parameters
     ----------
     kernel, family, dtype
-        What to tune.
+        Kernel, problems and dtype to tune for.
     settings, options
-        As for `autotile.tuning.session.tune`, for each point; but ``budget_s`` is for all of them together.
+        As for `autotile.tuning.session.tune`, for each point; ``budget_s`` is for all points together.
     plan
-        How many points and configurations.
+        Number of points and of configurations.
     observe
-        Called as the sessions go on.
+        Called with the state of the family session after each trial.
 
     Raises
     ------
@@ -186,13 +200,16 @@ def tune_family(
 
     plan = plan or FamilyPlan()
     device, points = family_points(kernel, family, dtype, settings, options, count=plan.points)
-    with Database.open(options.database or settings.database) as database, Shelf() as shelf:
-        return _Run(kernel, family, dtype, settings, options, plan, observe, device, points, database, shelf).run()
+    with Database.open(options.database or settings.database) as database, Shelf() as worker_pool:
+        session = _FamilySession(
+            kernel, family, dtype, settings, options, plan, observe, device, points, database, worker_pool
+        )
+        return session.run()
 
 
 @dataclass
-class _Run:
-    """One family's run."""
+class _FamilySession:
+    """The state of one family session."""
 
     kernel: Kernel
     family: Family
@@ -200,19 +217,24 @@ class _Run:
     settings: Settings
     options: TuneOptions
     plan: FamilyPlan
-    observe: Observer
+    observe: FamilyObserver
     device: DeviceProperties
     points: Sequence[Mapping[str, int]]
     database: Database
-    shelf: Shelf
+    worker_pool: Shelf
     _notices: dict[str, None] = field(default_factory=dict)
     _overhead_s: float = _OVERHEAD_S
 
     def run(self) -> FamilyResult:
-        """Go on from where the last run of the same plan stopped."""
+        """Resume where the last run with the same plan stopped, and go on to the rule."""
         self._begun = time.monotonic()
+<<<<<<< HEAD:autotile/tuning/family.py
         kept = FamilyStore(self.database).state(self.key, self.family)
         self._progress = kept if kept is not None and kept.plan == self._intent else FamilyState(self._intent)
+=======
+        stored, document = Families(self.database).progress(self.key, self.family), self._plan_document
+        self._progress = stored if stored is not None and stored.plan == document else FamilyProgress(document)
+>>>>>>> engine:autotile/tuning/family_session.py
         self._before_s, resumed = self._progress.seconds, self._progress.tuned
         self._save()
         keys = [self._key_at(sizes) for sizes in self.points]
@@ -231,7 +253,7 @@ class _Run:
 
     @property
     def key(self) -> TuningKey:
-        """What the rule belongs to."""
+        """Key of the rule."""
         return self._key_at({})
 
     def _key_at(self, sizes: Mapping[str, int]) -> TuningKey:
@@ -239,7 +261,8 @@ class _Run:
         return key_of(self.kernel, self._problem(sizes), self.device, nvrtc_version=nvrtc, l2_mode=l2)
 
     @property
-    def _intent(self) -> dict[str, object]:
+    def _plan_document(self) -> dict[str, object]:
+        """The plan as it is stored with the progress; a run with another plan starts anew."""
         options = self.options
         effort = {"trials": options.trials, "budget_s": options.budget_s, "until": options.until}
         return {"points": [dict(sizes) for sizes in self.points], **effort, "max_configs": self.plan.max_configs}
@@ -252,11 +275,11 @@ class _Run:
         return Problem(self.kernel.name, sizes, self.dtype)
 
     def _tune_points(self) -> bool:
-        """Tune what is left to tune; False where the user interrupted."""
+        """Tune the points that are left; return False if the user interrupted."""
         count = len(self.points)
         for number in range(self._progress.tuned, count):
             share_s = self._share_s(_TUNING_SHARE, count - number)
-            search_s = None if share_s is None else max(share_s - self._overhead_s, _LEAST_SEARCH_S)
+            search_s = None if share_s is None else max(share_s - self._overhead_s, _MIN_SEARCH_S)
             started = time.monotonic()
             result = self._session("tuning", number, replace(self.options, budget_s=search_s))
             searched_s = sum(result.phases.get(phase, 0.0) for phase in ("start", "search"))
@@ -268,10 +291,10 @@ class _Run:
         return True
 
     def _measure(self, candidates: Sequence[Config]) -> bool:
-        """Measure all candidates at every point; False where the user interrupted."""
+        """Measure all candidates at every point; return False if the user interrupted."""
         count = len(self.points)
         for number in range(self._progress.measured, count):
-            if not self._is_unmeasured(candidates, self.points[number]):
+            if not self._lacks_measurements(candidates, self.points[number]):
                 continue
             options = replace(
                 self.options,
@@ -290,18 +313,18 @@ class _Run:
             self._save()
         return True
 
-    def _is_unmeasured(self, candidates: Sequence[Config], sizes: Mapping[str, int]) -> bool:
-        """Whether any candidate that is valid at a point was not tried there."""
+    def _lacks_measurements(self, candidates: Sequence[Config], sizes: Mapping[str, int]) -> bool:
+        """Return whether any candidate that is valid at a point was not tried there."""
         study_id = self.database.find_study(self._key_at(sizes))
         tried = self.database.tried(study_id) if study_id is not None else {}
         left = [config for config in candidates if config_key(config) not in tried]
         return any(not check_config(self.kernel.spec, config, sizes, self.device, self.dtype) for config in left)
 
     def _share_s(self, share: float, left: int) -> float | None:
-        """A point's part of what is left of the budget's share; None without a budget."""
+        """Return one point's part of the remaining budget, in seconds; None without a budget."""
         if self.options.budget_s is None:
             return None
-        return max((share * self.options.budget_s - self._elapsed_s) / left, _LEAST_SEARCH_S)
+        return max((share * self.options.budget_s - self._elapsed_s) / left, _MIN_SEARCH_S)
 
     def _session(self, phase: FamilyPhase, number: int, options: TuneOptions) -> TuneResult:
         problem, count = self._problem(self.points[number]), len(self.points)
@@ -311,7 +334,7 @@ class _Run:
             self.settings,
             options,
             lambda progress: self.observe(FamilyStep(phase, number + 1, count, problem, progress)),
-            shelf=self.shelf,
+            worker_pool=self.worker_pool,
         )
         self._notices.update(dict.fromkeys(result.notices))
         return result
@@ -321,16 +344,16 @@ class _Run:
         FamilyStore(self.database).save_state(self.key, self.family, self.device, self._progress)
 
     def _learn(self, matrix: FamilyMatrix) -> FamilyRule:
-        spec, most = self.kernel.spec, self.plan.max_configs
+        spec, max_configs = self.kernel.spec, self.plan.max_configs
         configs, resident = [one.config for one in matrix.configs], [one.blocks_per_sm for one in matrix.configs]
 
         def traits(problems: Sequence[Mapping[str, int]]) -> Traits:
             return Traits.of(spec, self.device, configs, resident, problems)
 
-        members = members_of(self.family)
+        members = sample_members(self.family)
         valid = meet_rules(spec, self.device, configs, members)
-        measured = Measured(matrix.times_us, matrix.proposed_by, traits(matrix.points), traits(members), valid)
-        learned = learn(measured, features_of(spec, most), most)
+        data = TrainingData(matrix.times_us, matrix.proposed_by, traits(matrix.points), traits(members), valid)
+        learned = learn_rule(data, list_features(spec, max_configs), max_configs)
         chosen = tuple(matrix.configs[column] for column in learned.chosen)
         return FamilyRule(self.family, chosen, learned.tree, _rule_points(matrix, learned))
 
@@ -342,7 +365,7 @@ class _Run:
             device=self.device,
             rule=rule,
             candidates=len(matrix.configs) if matrix is not None else 0,
-            default_loss=_loss_of(matrix, self.kernel.spec.default) if matrix is not None else None,
+            default_loss=_mean_loss(matrix, self.kernel.spec.default) if matrix is not None else None,
             seconds=self._elapsed_s,
             resumed=resumed,
             database=self.database.location,
@@ -350,12 +373,12 @@ class _Run:
         )
 
 
-def _rule_points(matrix: FamilyMatrix, learned: Learned) -> tuple[RulePoint, ...]:
+def _rule_points(matrix: FamilyMatrix, learned: LearnedRule) -> tuple[RulePoint, ...]:
     chosen = list(learned.chosen)
     return tuple(
         RulePoint(
             sizes=dict(sizes),
-            times_us=tuple(_measured(triple) for triple in matrix.measurements[row, chosen]),
+            times_us=tuple(_time_with_interval(triple) for triple in matrix.measurements[row, chosen]),
             best_us=float(np.nanmin(matrix.times_us[row])),
             loss=float(learned.losses[row]),
             held_out=float(learned.held_out[row]) if np.isfinite(learned.held_out[row]) else None,
@@ -364,13 +387,13 @@ def _rule_points(matrix: FamilyMatrix, learned: Learned) -> tuple[RulePoint, ...
     )
 
 
-def _measured(triple: Sequence[float]) -> tuple[float, float, float] | None:
+def _time_with_interval(triple: Sequence[float]) -> tuple[float, float, float] | None:
     time_us, low_us, high_us = (float(value) for value in triple)
     return (time_us, low_us, high_us) if np.isfinite(time_us) else None
 
 
-def _loss_of(matrix: FamilyMatrix, config: Config) -> float | None:
-    """Mean loss of one configuration where it runs."""
+def _mean_loss(matrix: FamilyMatrix, config: Config) -> float | None:
+    """Return the mean loss of one configuration over the points where it runs; None where it runs at none."""
     column = next((c for c, one in enumerate(matrix.configs) if config_key(one.config) == config_key(config)), None)
     if column is None:
         return None

@@ -1,4 +1,4 @@
-"""A GPU worker without a GPU, for the tiny kernel: more threads are faster and use more, more work errs more."""
+"""A fake GPU worker for the tiny kernel: more threads are faster and use more energy, more work has larger errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotile.workers.protocol import Evaluation, Stage, serve
 
 
 class Worker:
-    """Says energies where the workload asks for them, as the real one."""
+    """Reports energies if the workload requests them, as the real worker does."""
 
     def __init__(self) -> None:
         self._energy = False
@@ -42,7 +42,7 @@ class Worker:
 
 
 def time_us(config: Mapping[str, Any]) -> float:
-    """The fastest: THREADS=256 WORK=4."""
+    """Return a time; THREADS=256 WORK=4 is the fastest."""
     return 1000 / int(config["THREADS"]) + 2 / int(config["WORK"])
 
 

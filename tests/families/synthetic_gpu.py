@@ -1,4 +1,4 @@
-"""A made-up GPU: what configurations of ``sgemm_2d`` take, with whole blocks to each SM, latency and ragged edges."""
+"""A synthetic GPU: times of configurations of ``sgemm_2d``, with whole blocks per SM, latency and ragged edges."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from autotile.core.device import device_profile
 from autotile.core.model import Value
-from autotile.families.family import Family, choose_representatives, members_of, parse_family
-from autotile.families.features import Traits, features_of, meet_rules
-from autotile.families.learning import Learned, Measured, learn
-from autotile.families.rule import leaf_of
+from autotile.families.family import Family, parse_family, sample_members, select_points
+from autotile.families.features import Traits, list_features, meet_rules
+from autotile.families.learning import LearnedRule, TrainingData, learn_rule
+from autotile.families.rule import find_leaf
 from autotile.kernel.launch import fixed_names
 from autotile.kernel.library import load_kernel
 from autotile.space.occupancy import occupancy
@@ -21,17 +21,19 @@ from autotile.space.search_space import feasible_space
 
 SPEC = load_kernel("sgemm_2d").spec
 DEVICE = device_profile("h200")
-MOST = 6
+MAX_CONFIGS = 6
 
 
 @dataclass(frozen=True)
-class MadeUpGpu:
-    """Some configurations and what they take.
+class SyntheticGpu:
+    """Configurations and a formula for their times.
 
     Attributes
     ----------
+    quality
+        Factor on the time of each configuration.
     noise
-        Relative spread of a measurement.
+        Relative standard deviation of a measurement.
     """
 
     configs: tuple[dict[str, Value], ...]
@@ -40,8 +42,8 @@ class MadeUpGpu:
     noise: float
 
     @classmethod
-    def make(cls, seed: int, count: int = 60, noise: float = 0.005) -> MadeUpGpu:
-        """Configurations at random."""
+    def make(cls, seed: int, count: int = 60, noise: float = 0.005) -> SyntheticGpu:
+        """Draw random configurations."""
         rng = np.random.default_rng(seed)
         space = feasible_space(SPEC, {"M": 4096, "N": 4096, "K": 4096}, DEVICE)
         configs = [space.config(int(row)) for row in rng.choice(len(space), 2 * count, replace=False)]
@@ -50,7 +52,7 @@ class MadeUpGpu:
         return cls(tuple(configs[k] for k in kept), resident[kept], 1 + 0.1 * rng.random(len(kept)), noise)
 
     def times_us(self, sizes: Mapping[str, int], rng: np.random.Generator | None = None) -> NDArray[np.float64]:
-        """Time of each configuration; noisy where a generator is given."""
+        """Return the time of each configuration, with noise if a generator is given."""
         BM, BN, BK, TM, TN, VEC = (self._column(name) for name in ("BM", "BN", "BK", "TM", "TN", "VEC"))
         M, N, K = sizes["M"], sizes["N"], sizes["K"]
         rounds = np.ceil(np.ceil(M / BM) * np.ceil(N / BN) / DEVICE.sm_count)
@@ -64,32 +66,34 @@ class MadeUpGpu:
         return found if rng is None else found * (1 + self.noise * rng.standard_normal(len(found)))
 
     def traits(self, problems: list[dict[str, int]]) -> Traits:
-        """Traits of problems under all configurations."""
+        """Return the traits of problems for all configurations."""
         return Traits.of(SPEC, DEVICE, self.configs, [int(blocks) for blocks in self.blocks_per_sm], problems)
 
-    def measured(self, words: list[str], points: int, seed: int = 0) -> tuple[Family, list[dict[str, int]], Measured]:
-        """A family, its representatives, and their measurements; each point proposes its best two."""
+    def measured(
+        self, words: list[str], points: int, seed: int = 0
+    ) -> tuple[Family, list[dict[str, int]], TrainingData]:
+        """Return a family, its points, and their measurements; each point proposes its best two configurations."""
         family, rng = parse_family(SPEC, words), np.random.default_rng(seed)
-        chosen = choose_representatives(family, points)
+        chosen = select_points(family, points)
         times_us = np.array([self.times_us(sizes, rng) for sizes in chosen])
         proposed_by = times_us <= np.sort(times_us, axis=1)[:, 1:2]
-        members = members_of(family)[::8]
+        members = sample_members(family)[::8]
         valid = meet_rules(SPEC, DEVICE, self.configs, members)
-        return family, chosen, Measured(times_us, proposed_by, self.traits(chosen), self.traits(members), valid)
+        return family, chosen, TrainingData(times_us, proposed_by, self.traits(chosen), self.traits(members), valid)
 
-    def served(self, learned: Learned, problems: list[dict[str, int]]) -> list[int]:
-        """Columns that a rule serves."""
+    def served(self, learned: LearnedRule, problems: list[dict[str, int]]) -> list[int]:
+        """Return the columns that a rule serves."""
         view = self.traits(problems).select(learned.chosen)
-        leaves = [leaf_of(learned.tree, view.rows(np.array([row]))) for row in range(len(problems))]
+        leaves = [find_leaf(learned.tree, view.rows(np.array([row]))) for row in range(len(problems))]
         return [learned.chosen[leaf.order[0]] for leaf in leaves]
 
     def _column(self, name: str) -> NDArray[np.float64]:
         return np.array([float(config[name]) for config in self.configs])
 
 
-def learned_from(measured: Measured) -> Learned:
-    """A rule over at most `MOST` configurations."""
-    return learn(measured, features_of(SPEC, MOST), MOST)
+def learned_from(measured: TrainingData) -> LearnedRule:
+    """Learn a rule over at most `MAX_CONFIGS` configurations."""
+    return learn_rule(measured, list_features(SPEC, MAX_CONFIGS), MAX_CONFIGS)
 
 
 def _blocks_per_sm(config: Mapping[str, Value]) -> int:

@@ -1,4 +1,4 @@
-"""Measure a whole space, or a random part of it, and write it down for replay."""
+"""Recordings: measure a whole space, or a random sample of it, for replay."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ from autotile.tuning.options import BRUTE_FORCE, TuneOptions
 from autotile.tuning.session import Observer, open_session
 
 _SAMPLE_LIMIT_S = 0.02
-"""A recording holds thousands of configurations; more than nine samples only where they are cheap."""
+"""GPU time of the samples of one configuration, in seconds: a recording holds thousands of configurations, so that more
+than nine samples are taken only of short kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A recording that was written.
+    """Result of a recording session.
 
     Attributes
     ----------
     path
-        None where the user interrupted: the same command goes on from what the database holds.
+        File that was written; None where the user interrupted, and the same command resumes from the database.
+    header
+        Description of the recording.
     configurations
-        How many were measured.
+        Number of measured configurations.
+    seconds
+        Wall time of the session, in seconds.
     """
 
     path: Path | None
@@ -47,23 +52,23 @@ def record(
     output: Path | None = None,
     observe: Observer = lambda _: None,
 ) -> Recorded:
-    """Measure configurations on the GPU, none dropped early, and write them as a recording.
+    """Measure configurations on the GPU, without pruning, and write them as a recording.
 
-    Every trial goes through the database as in tuning, so that a recording that was interrupted resumes.
+    Every trial is stored in the database as in tuning, so that an interrupted recording resumes.
 
     Parameters
     ----------
     kernel, problem, settings, options, observe
-        As for `autotile.tuning.session.tune`; the number of trials and the sampler are set here.
+        As for `autotile.tuning.session.tune`; the sampler and the number of trials are set here.
     sample
-        Record a random sample of this many configurations; None for all.
+        Number of configurations of a random sample; None for all configurations.
     output
-        File or folder to write to; None for the current folder, under a name that says what it holds.
+        File or folder to write to; None for the current folder. In a folder the file is named after its contents.
 
     Raises
     ------
     InputError
-        There is no GPU: a recording cannot be made of a replay.
+        There is no GPU: a recording cannot be made from a replay.
     """
     options = replace(
         options,

@@ -1,4 +1,4 @@
-"""A GPU worker without a GPU: it fails as the fault kit's kernel would, and makes up the times of what runs."""
+"""A fake GPU worker: it fails as the kernel of the fault kit would, and returns synthetic times otherwise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         case "race":
             count, rounds = len(message["candidates"]), message["rounds"]
             return {
-                "times_us": [[5.0 + candidate + turn / 1000 for turn in range(rounds)] for candidate in range(count)]
+                "times_us": [
+                    [5.0 + candidate + number / 1000 for number in range(rounds)] for candidate in range(count)
+                ]
             }
         case _:
             return run(message["config"], stage).to_json()
