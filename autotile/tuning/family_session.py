@@ -228,13 +228,8 @@ class _FamilySession:
     def run(self) -> FamilyResult:
         """Resume where the last run with the same plan stopped, and go on to the rule."""
         self._begun = time.monotonic()
-<<<<<<< HEAD:autotile/tuning/family.py
-        kept = FamilyStore(self.database).state(self.key, self.family)
-        self._progress = kept if kept is not None and kept.plan == self._intent else FamilyState(self._intent)
-=======
-        stored, document = Families(self.database).progress(self.key, self.family), self._plan_document
-        self._progress = stored if stored is not None and stored.plan == document else FamilyProgress(document)
->>>>>>> engine:autotile/tuning/family_session.py
+        stored, document = FamilyStore(self.database).state(self.key, self.family), self._plan_document
+        self._progress = stored if stored is not None and stored.plan == document else FamilyState(document)
         self._before_s, resumed = self._progress.seconds, self._progress.tuned
         self._save()
         keys = [self._key_at(sizes) for sizes in self.points]

@@ -172,11 +172,6 @@ class FinalistChecks:
         return evaluation.outcome, evaluation.reason, evaluation.stage
 
 
-def widened(ratio: Interval) -> Interval:
-    """Return a ratio with its interval widened by `SESSION_SPREAD`."""
-    return Interval(ratio.value, ratio.low * (1.0 - SESSION_SPREAD), ratio.high * (1.0 + SESSION_SPREAD))
-
-
 class _Race:
     """Finalists with their interleaved times, or with the times of the search where no race was possible."""
 
