@@ -2,64 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from autotile.cli.tables import RIGHT, below, facts, table, title
+from autotile.cli.tables import below, facts, title
 from autotile.core.model import config_text
 from autotile.core.text import (
-    NOTHING,
-    device_text,
-    duration_text,
     moment_text,
     percent_text,
     plural,
     sizes_text,
     source_text,
-    time_text,
 )
 from autotile.database.winners import StoredRule
 from autotile.families.rule import FamilyRule, RulePoint
-from autotile.tuning.family import FamilyResult
 
 _IN_FORCE = {True: "yes", False: "no: the kernel has changed since", None: "not known: no kernel of that name is found"}
-
-
-@dataclass(frozen=True, slots=True)
-class FamilyReport:
-    """A family's result; ``call`` is a line of Python that is served by the rule."""
-
-    result: FamilyResult
-    call: str
-
-    def to_json(self) -> dict[str, Any]:
-        """The result's document, with the line that is served by the rule."""
-        return {**self.result.to_json(), "call": self.call}
-
-    def __rich__(self) -> RenderableType:
-        """The points with what is lost at each, the rule, then what a person does next."""
-        result = self.result
-        head = title(f"{result.kernel} {result.family} {result.dtype} on {device_text(result.device)}")
-        if result.rule is None:
-            return Group(head, facts([("interrupted", "before there was a rule; the same command goes on from there")]))
-        parts = [_points_table(result.rule), below(_rule_facts(result.rule)), below(facts(self._facts(result.rule)))]
-        return Group(head, *parts)
-
-    def _facts(self, rule: FamilyRule) -> Iterator[tuple[str, str]]:
-        result = self.result
-        yield "loss", _loss_text(rule)
-        if result.default_loss is not None:
-            yield "default", f"{percent_text(result.default_loss)} mean loss of the default configuration alone"
-        yield "chosen", f"{plural(len(rule.configs), 'configuration')} of {result.candidates} measured at every point"
-        resumed = f", {plural(result.resumed, 'point')} resumed" if result.resumed else ""
-        yield "took", duration_text(result.seconds) + resumed
-        yield "saved in", result.database
-        yield "serve it", self.call
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +49,6 @@ class RulesReport:
             return Text(f"no family is tuned yet in {self.location}; `autotile tune --family` does it")
         first, *others = (_rule_in_full(listed) for listed in self.rules)
         return Group(first, *map(below, others))
-
-
-def _points_table(rule: FamilyRule) -> Table:
-    shown = table("point", f"{RIGHT}best", f"{RIGHT}loss", f"{RIGHT}loss when left out", wrap=False)
-    for point in rule.points:
-        held_out = NOTHING if point.held_out is None else percent_text(point.held_out)
-        shown.add_row(sizes_text(point.sizes), time_text(point.best_us), percent_text(point.loss), held_out)
-    return shown
 
 
 def _rule_facts(rule: FamilyRule) -> RenderableType:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
-from autotile.cli.tables import RIGHT, Listing, below
+from autotile.cli.tables import RIGHT, Listing
 from autotile.core.text import NOTHING, duration_text, moment_text, sizes_text, time_text
 from autotile.database.studies import StoredMiss
-from autotile.report.tuning import TuneReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +69,6 @@ class MissesReport:
         figures = (f"{RIGHT}calls", f"{RIGHT}a call", f"{RIGHT}may have cost")
         headings = ("kernel", "problem", "device", "served", *figures, "since", "last")
         return Listing(headings, list(map(_row, self.rows)), ("last", "device"))
-
-
-@dataclass(frozen=True, slots=True)
-class TunedReport:
-    """Several problems, tuned one after another."""
-
-    reports: Sequence[TuneReport]
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """One document a problem."""
-        return [report.to_json() for report in self.reports]
-
-    def __rich__(self) -> RenderableType:
-        """One report under the other."""
-        if not self.reports:
-            return Text("nothing was tuned")
-        first, *others = self.reports
-        return Group(first, *(below(report) for report in others))
 
 
 def _row(row: MissRow) -> tuple[str, ...]:
