@@ -268,7 +268,7 @@ def record(
         return record_problem(loaded, problem, chosen, sample=sample, output=path, observe=observer)
 
 
-def tune_problem(kernel: Kernel, problem: Problem, options: TuneOptions, observe: Observer) -> TuneResult:
+def tune_problem(kernel: Kernel, problem: Problem, options: TuneOptions, observe: Observer | None = None) -> TuneResult:
     """Tune a problem of a kernel that is already loaded; errors as for `tune`."""
     options = replace(
         options,
@@ -276,7 +276,7 @@ def tune_problem(kernel: Kernel, problem: Problem, options: TuneOptions, observe
         verify_sizes=_complete_sizes(kernel, problem, options.verify_sizes),
     )
     _check_gpu(options)
-    result = session.tune(kernel, problem, read_settings(), options, observe)
+    result = session.tune(kernel, problem, read_settings(), options, observe or _ignore)
     forget_served()  # the next get_best_kernel reads the database again
     return result
 
@@ -394,8 +394,12 @@ def _options(options: TuneOptions | None, device: int | str | None, database: st
     return options if database is None else replace(options, database=str(database))
 
 
+def _ignore(_: object) -> None:
+    """Observe nothing."""
+
+
 def _check_gpu(options: TuneOptions) -> None:
-    """Raise if the selected GPU does not exist; without any GPU the first stands for a replay."""
+    """Raise if the selected GPU does not exist. The first one is not checked: without a GPU, launches are replayed."""
     if options.replay is None and options.device_index > 0:
         check_device_index(options.device_index)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autotile.api.tuning import tune_problem
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import Database
@@ -15,7 +16,6 @@ from autotile.errors import InputError
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.ops.targets import check_device_index
-from autotile.ops.tuning import tune_problem
 from autotile.report.verification import VerifiedProblem, VerifyReport
 from autotile.serving.dispatcher import find_best_kernel, forget_served
 from autotile.settings import read_settings

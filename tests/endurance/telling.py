@@ -31,8 +31,8 @@ def open_marks(path: str) -> Mark:
 
 def tell_progress(mark: Mark) -> None:
     """Mark what a tuning session shows, from now on."""
+    from autotile.cli.progress import TuneProgress
     from autotile.core.model import config_key
-    from autotile.report.progress import TuneProgress
     from autotile.tuning.result import Progress
 
     shown, left = TuneProgress.__call__, TuneProgress.__exit__
