@@ -285,14 +285,14 @@ class TestDevice:
         monkeypatch.setattr(tuning.recorder, "record", session)
         return indices
 
-    @pytest.mark.parametrize("command", ["tune", "record"])
     @pytest.mark.parametrize(
         ("device", "index"), [("0", 0), ("1", 1), ("a100", 1), ("NVIDIA A100-SXM4-80GB", 1), ("H100", 0)]
     )
-    def test_an_index_or_a_name(self, run, scale_toml, used, command, device, index):
-        answer = run(command, scale_toml, SIZES, "--device", device)
-        assert "no GPU at all" in answer.err
-        assert used == [index]
+    def test_an_index_or_a_name(self, run, scale_toml, used, device, index):
+        for command in ("tune", "record"):
+            answer = run(command, scale_toml, SIZES, "--device", device)
+            assert "no GPU at all" in answer.err
+        assert used == [index, index]
 
     @pytest.mark.parametrize("command", ["tune", "tune-family", "record"])
     @pytest.mark.parametrize("device", ["h200", "2", "-1", "", "9" * 5000])
