@@ -247,14 +247,17 @@ def export(
     given = merge_sizes(sizes, named_sizes)
     if format not in get_args(ExportFormat):
         raise InputError(f"there is no format {format!r}; expected one of {', '.join(get_args(ExportFormat))}")
+    path = Path(output)
+    if not path.name:
+        raise InputError(f"cannot write {str(path)!r}: it names a folder, expected a file")
     if format == "c-header":
         if device is not None:
             raise InputError("--device is not for --format c-header: a header holds the results of all GPUs")
-        return _export_header(Selection(str(kernel), given or None), Path(output), architectures, dtype, database)
+        return _export_header(Selection(str(kernel), given or None), path, architectures, dtype, database)
     if architectures:
         raise InputError("--arch is for --format c-header; the other formats hold no compiled code")
     loaded, problem = open_problem(kernel, given, dtype)
-    found = _read_trials(loaded, problem, Path(output), device, database)
+    found = _read_trials(loaded, problem, path, device, database)
     _WRITERS[format](found)
     gpu = source_text(found.study.key.gpu_name, found.study.key.source)
     configurations = len({config_key(stored.trial.config) for stored in found.trials})

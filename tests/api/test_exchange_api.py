@@ -64,6 +64,13 @@ class TestExport:
         assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize("output", ["/", "", "."])
+@pytest.mark.parametrize("file_format", ["t4", "c-header"])
+def test_a_folder_is_no_file_to_write(tuned: Path, output: str, file_format: Any) -> None:
+    with pytest.raises(autotile.InputError, match="it names a folder, expected a file"):
+        autotile.export(tuned, n=N, output=output, format=file_format)
+
+
 class TestImport:
     @pytest.fixture
     def cache(self, tuned: Path, tmp_path: Path) -> Path:
