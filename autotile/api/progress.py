@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, Protocol, TextIO
 
 from autotile.core.model import Problem, config_text
-from autotile.core.text import duration_text, funnel_text, time_text
+from autotile.core.text import duration_text, funnel_text, sizes_text, time_text
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.workrate import Workrate
 from autotile.tuning.family import FamilyStep
@@ -168,7 +168,7 @@ def session_observer(progress: bool | Observer, spec: KernelSpec, problem: Probl
 
         def observe(observed: Progress) -> None:
             if line is not None:
-                line.show(str(problem), problem, observed)
+                line.show(problem.kernel, problem, observed)
 
         yield observe
 
@@ -206,15 +206,25 @@ def plain_line(progress: Progress, rate: Workrate) -> str:
         best_text(progress, rate),
         funnel_text(progress.gates, progress.outcomes),
         f"{duration_text(progress.elapsed_s)} elapsed",
-        *_left_text(progress),
     ]
+    left_s = progress.remaining_s
+    if left_s is not None and progress.phase == "searching":
+        parts.append(f"about {duration_text(left_s)} left")
     return "; ".join(parts)
 
 
 def short_line(progress: Progress, rate: Workrate) -> str:
-    """Return the state in one line whose beginning matters most, as a terminal may cut it."""
-    times = ", ".join([f"{duration_text(progress.elapsed_s)} elapsed", *_left_text(progress)])
-    return f"{progress.phase}, {count_text(progress)}, {times}; {best_text(progress, rate)}"
+    """Return the state in one line that begins with what matters most, as a terminal may cut its end."""
+    best, target, left_s = progress.best, trial_target(progress), progress.remaining_s
+    count = f"{trial_count(progress):,}" if target is None else f"{trial_count(progress):,}/{target:,}"
+    parts = [f"{progress.phase} {count}"]
+    if best is not None:
+        parts.append(f"best {time_text(best.time_us)}{' (replayed)' if best.source == 'replayed' else ''}")
+    parts.append(f"{duration_text(progress.elapsed_s)} elapsed")
+    if left_s is not None and progress.phase == "searching":
+        parts.append(f"{duration_text(left_s)} left")
+    line = ", ".join(parts)
+    return line if best is None else f"{line}; {rate.text(best.time_us, progress.device)}, {config_text(best.config)}"
 
 
 def best_text(progress: Progress, rate: Workrate) -> str:
@@ -245,13 +255,8 @@ def trial_target(progress: Progress) -> int | None:
     return max(trial_count(progress), min(progress.target, progress.gates["limits"]))
 
 
-def _left_text(progress: Progress) -> list[str]:
-    left_s = progress.remaining_s
-    return [f"about {duration_text(left_s)} left"] if left_s is not None and progress.phase == "searching" else []
-
-
 def _step_text(step: FamilyStep) -> str:
-    return f"{step.phase} point {step.number} of {step.count}: {step.problem}"
+    return f"{step.problem.kernel} {step.phase} {step.number}/{step.count}, {sizes_text(step.problem.sizes)}"
 
 
 def _in_notebook() -> bool:

@@ -99,7 +99,7 @@ class TestTune:
         result = tune()
         notice, line, rest = terminal.screen
         assert "launches are replayed from measurements recorded on NVIDIA H200" in notice
-        assert line.startswith("scale n=1048576 float32: finals, 12/12 trials, ")
+        assert line.startswith("scale: finals 12/12, best 4.406 us (replayed), ")
         assert rest == ""
         assert "\x1b" not in terminal.getvalue()
         assert result.notices == (notice,)
@@ -124,7 +124,7 @@ class TestTune:
         tune()
         (text,) = cell.shown
         assert text.splitlines()[0].startswith("replay was asked for")
-        assert text.splitlines()[1].startswith("scale n=1048576 float32: finals, 12/12 trials, ")
+        assert text.splitlines()[1].startswith("scale: finals 12/12, best 4.406 us (replayed), ")
         assert cell.updates >= 2
 
     @pytest.mark.parametrize("shell", [None, SimpleNamespace(), SimpleNamespace(kernel=None)])
@@ -158,7 +158,7 @@ def test_a_family_names_its_points(scale_toml: Path, recording: Path, terminal: 
     autotile.tune_family(scale_toml, n="1000..2000000", options=autotile.TuneOptions(replay="auto"))
     lines = terminal.screen
     assert [line for line in lines if "launches are replayed" in line] == lines[:1]
-    assert lines[1].startswith("tuning point 1 of 1: scale n=1048576 float32: finals")
+    assert lines[1].startswith("scale tuning 1/1, n=1048576: finals 12/12, ")
 
 
 class TestLine:
@@ -180,12 +180,12 @@ class TestLine:
         assert shown == 4
         line.close()
         assert terminal.getvalue().count("\rscale: ") == shown + 1
-        assert "99/200 trials" in terminal.screen[1]
+        assert "searching 99/200, " in terminal.screen[1]
 
     def test_a_longer_line_leaves_nothing_behind(self, line: ProgressLine, terminal: Terminal) -> None:
         line.show("a long head of the line", PROBLEM, PROGRESS)
         line.show("x", PROBLEM, replace(PROGRESS, best=None))
-        assert terminal.screen[1] == "x: searching, 50/200 trials, 3.00 s elapsed, about 15.0 s left; best: none yet"
+        assert terminal.screen[1] == "x: searching 50/200, 3.00 s elapsed, 15.0 s left"
 
     def test_a_notice_is_shown_once_and_above_the_line(self, line: ProgressLine, terminal: Terminal) -> None:
         line.show("x", PROBLEM, replace(PROGRESS, notices=()))
@@ -211,6 +211,5 @@ def test_the_line_says_where_times_are_replayed() -> None:
     rate = Workrate(flops=None, bytes=2**31, dtype="float32")
     best = Trial({"BM": 128}, Outcome.OK, measurement=Measurement(4790, 4788, 4795), source="replayed")
     assert short_line(replace(PROGRESS, best=best), rate) == (
-        "searching, 50/200 trials, 3.00 s elapsed, about 15.0 s left; "
-        "best (replayed) 4,790 us, 448 GB/s (9.3 % of bandwidth), BM=128"
+        "searching 50/200, best 4,790 us (replayed), 3.00 s elapsed, 15.0 s left; 448 GB/s (9.3 % of bandwidth), BM=128"
     )
