@@ -31,6 +31,7 @@ from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 
+from autotile.api.tuning import open_family, tune_loaded_family
 from autotile.core.model import Config, Outcome, Problem, config_key
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
@@ -42,7 +43,6 @@ from autotile.errors import InputError
 from autotile.exchange.shipped import write_rules
 from autotile.families.family import Extent, Family
 from autotile.kernel.library import Kernel
-from autotile.ops.families import open_family, tune_opened_family
 from autotile.serving.choice import Choice, choose
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
@@ -136,7 +136,7 @@ class Bench:
                 print(f"{step.phase} point {step.number} of {step.count}: {step.problem}", flush=True)
 
         options = replace(self.options, database=self.own)
-        result = tune_opened_family(self.kernel, self.family, self.dtype, options, plan=plan, observe=observe)
+        result = tune_loaded_family(self.kernel, self.family, self.dtype, options, plan=plan, observe=observe)
         if result.rule is None:
             raise SystemExit("interrupted")
         print("\n".join(result.rule.lines()), f"after {result.seconds:.0f} s", sep="\n", flush=True)

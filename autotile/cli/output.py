@@ -1,4 +1,4 @@
-"""What goes where: the answer to standard output, everything else to standard error."""
+"""Output of commands: results on standard output, everything else on standard error."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from autotile.report.base import Report
 
 Result = TypeVar("Result")
 
-_WIDE = 10_000
-"""Columns where nobody looks: a line that a script reads is never broken."""
+_UNLIMITED_WIDTH = 10_000
+"""Width in characters if the stream is no terminal: a line that a script reads is not wrapped."""
 
 
 def show_report(report: Report, *, as_json: bool) -> None:
-    """Print a report: as one JSON document, or as a person reads it."""
+    """Print a report as text, or as one JSON document."""
     if as_json:
         print_json(report.to_json())
     else:
@@ -42,9 +42,9 @@ def show(
     result
         Return value of a function of `autotile.api`.
     table, document
-        The command's own renderings of it; only the one that is needed is called.
+        Functions that render it; only the one that is needed is called.
     as_json
-        Print the document.
+        Whether to print the document.
     """
     if as_json:
         print_json(document(result))
@@ -59,24 +59,24 @@ def print_json(document: Any) -> None:
 
 
 def notice(text: str) -> None:
-    """Tell the user something that is not the answer; nothing where ``text`` is empty."""
+    """Print a remark for the user on standard error, unless it is empty."""
     if text:
-        _tell(Text(text, style="dim"))
+        _print_remark(Text(text, style="dim"))
 
 
 def show_error(message: str, kind: str, *, as_json: bool) -> None:
-    """Say what went wrong; where a document is expected, as a document too."""
-    _tell(Text.assemble(("error: ", "bold red"), message))
+    """Print an error on standard error, and with ``as_json`` as a document on standard output, too."""
+    _print_remark(Text.assemble(("error: ", "bold red"), message))
     if as_json:
         print_json({"error": {"kind": kind, "message": message}})
 
 
-def _tell(text: Text) -> None:
-    """Break lines between words on a terminal, and nowhere else."""
+def _print_remark(text: Text) -> None:
+    """Print a text on standard error, wrapped between words on a terminal only."""
     console(sys.stderr).print(text, soft_wrap=not sys.stderr.isatty())
 
 
 def console(stream: IO[str]) -> Console:
-    """A console that prints text as it is: no markup, no emoji codes, no guessed colours."""
-    width = None if stream.isatty() else _WIDE
+    """Return a console that prints text as it is, without markup, emoji codes or highlighting."""
+    width = None if stream.isatty() else _UNLIMITED_WIDTH
     return Console(file=stream, markup=False, emoji=False, highlight=False, width=width)

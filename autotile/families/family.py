@@ -19,7 +19,7 @@ from autotile.core.frozen import dataclass
 from autotile.errors import ProblemError
 from autotile.kernel.spec import KernelSpec
 
-_LARGEST_SIZE = 2**31 - 1
+_MAX_SIZE = 2**31 - 1
 _PART = re.compile(r"(\d{1,10})(?:\.\.(\d{1,10}))?", re.ASCII)
 
 
@@ -141,7 +141,7 @@ def family_of(spec: KernelSpec, sizes: Mapping[str, int | str | Sequence[int] | 
 
 
 def _extent(spec: KernelSpec, name: str, text: str) -> Extent:
-    low, high = (0, 1) if name in spec.flags else (1, _LARGEST_SIZE)
+    low, high = (0, 1) if name in spec.flags else (1, _MAX_SIZE)
     parts = []
     for piece in text.split(","):
         match = _PART.fullmatch(piece)

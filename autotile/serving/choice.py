@@ -162,7 +162,7 @@ def choose(
     asked = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
 
     def may_serve(best: Winner) -> bool:
-        return not check_config(kernel.spec, best.config, problem.sizes, device, problem.dtype) and not _resource_fault(
+        return not check_config(kernel.spec, best.config, problem.sizes, device, problem.dtype) and not _resource_violation(
             kernel, best, problem, device
         )
 
@@ -195,7 +195,7 @@ def choose(
     return Choice("default", _default_config(kernel, problem, device))
 
 
-def _resource_fault(kernel: Kernel, best: Winner, problem: Problem, device: DeviceProperties) -> str:
+def _resource_violation(kernel: Kernel, best: Winner, problem: Problem, device: DeviceProperties) -> str:
     if best.resources is None:
         return ""
     geometry = launch_geometry(kernel.spec, best.config, problem.sizes, device)

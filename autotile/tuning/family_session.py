@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Problem, config_key
+from autotile.core.display import Displayed
+from autotile.core.model import Config, Problem, config_key, config_text
+from autotile.core.text import NOTHING, device_text, percent_text, plural, sizes_text, time_text
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.keys import TuningKey, key_of
@@ -86,8 +88,8 @@ class FamilyStep:
     progress: Progress
 
 
-@dataclass(frozen=True, slots=True)
-class FamilyResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class FamilyResult(Displayed):
     """Result of a family session.
 
     Attributes
@@ -129,8 +131,31 @@ class FamilyResult:
         """Whether the user ended the session before a rule was learned."""
         return self.rule is None
 
+    def _headline(self) -> str:
+        rule = self.rule
+        found = "interrupted before there was a rule"
+        if rule is not None:
+            found = f"{plural(len(rule.configs), 'configuration')}, {percent_text(rule.mean_loss)} mean loss"
+        return f"{self.kernel} {self.family} {self.dtype} on {device_text(self.device)}: {found}"
+
+    def _facts(self) -> Iterable[tuple[str, str]]:
+        rule = self.rule
+        if rule is not None:
+            yield from ((f"#{number}", config_text(one.config)) for number, one in enumerate(rule.configs))
+            worst = f"{percent_text(rule.worst.loss)} at {sizes_text(rule.worst.sizes)}"
+            yield "loss at the points", f"{percent_text(rule.mean_loss)} on average, at most {worst}"
+        yield "database", self.database
+
+    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+        points = self.rule.points if self.rule is not None else ()
+        held_out = (NOTHING if point.held_out is None else percent_text(point.held_out) for point in points)
+        return ("point", "best", "loss", "loss when left out"), [
+            (sizes_text(point.sizes), time_text(point.best_us), percent_text(point.loss), left_out)
+            for point, left_out in zip(points, held_out, strict=True)
+        ]
+
     def to_json(self) -> dict[str, Any]:
-        """Return the document that ``autotile tune --family --json`` prints."""
+        """Return the document that ``autotile tune-family --json`` prints."""
         rule = self.rule
         held_out = rule.held_out_losses if rule is not None else []
         return {

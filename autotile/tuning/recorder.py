@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autotile.core.display import Displayed
 from autotile.core.model import Problem, Trial
+from autotile.core.text import plural
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingHeader, recording_name, write_recording
 from autotile.kernel.library import Kernel
@@ -20,8 +22,8 @@ _SAMPLE_LIMIT_S = 0.02
 than nine samples are taken only of short kernels."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+@dataclass(frozen=True, slots=True, repr=False)
+class Recorded(Displayed):
     """Result of a recording session.
 
     Attributes
@@ -40,6 +42,11 @@ class Recorded:
     header: RecordingHeader
     configurations: int
     seconds: float
+
+    def _headline(self) -> str:
+        file = str(self.path) if self.path is not None else "interrupted before a file was written"
+        measured = plural(self.configurations, "configuration")
+        return f"{self.header.problem} on {self.header.key.gpu_name}: {measured}, {file}"
 
 
 def record(

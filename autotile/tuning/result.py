@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Outcome, Problem, Trial, config_key
+from autotile.core.display import Displayed
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.objectives import OBJECTIVES, non_dominated, objective_values
 from autotile.core.statistics import Interval
+from autotile.core.text import device_text, duration_text, funnel_text, interval_text, time_text
 from autotile.tuning.finals import Finals
 from autotile.tuning.parameter_effects import ParameterEffects
 from autotile.tuning.pipeline import Load
@@ -130,8 +132,8 @@ class Progress:
         return by_trials if by_budget is None else min(by_trials, by_budget)
 
 
-@dataclass(frozen=True, slots=True)
-class TuneResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class TuneResult(Displayed):
     """Result of a tuning session.
 
     Attributes
@@ -209,6 +211,32 @@ class TuneResult:
     front: Front | None = None
     stopped: Stopped | None = None
     insight: ParameterEffects | None = None
+
+    @property
+    def summary(self) -> str:
+        """Time of the winner and its ratio to that of the default, as text."""
+        if self.winner is None:
+            return "interrupted before a configuration ran" if self.interrupted else "no configuration ran"
+        ratio = f", {self.speedup.value:.3f}x over the default" if self.speedup is not None else ""
+        return f"{time_text(self.winner.time_us)}{ratio}{', interrupted' if self.interrupted else ''}"
+
+    def _headline(self) -> str:
+        return f"{self.problem} on {device_text(self.device)}: {self.summary}"
+
+    def _facts(self) -> Iterable[tuple[str, str]]:
+        for label, trial in (("winner", self.winner), ("default", self.default)):
+            measured = trial.measurement if trial is not None else None
+            if trial is not None and measured is not None:
+                yield label, config_text(trial.config)
+                yield (
+                    f"time of the {label}",
+                    f"{time_text(measured.time_us)} ({interval_text(measured.low_us, measured.high_us)} us)",
+                )
+        if self.speedup is not None:
+            yield "speed-up", f"{self.speedup.value:.3f}x ({self.speedup.low:.3f}x to {self.speedup.high:.3f}x)"
+        yield "trials", funnel_text(self.gates, self.outcomes)
+        yield "took", duration_text(self.seconds)
+        yield "database", self.database
 
     def gflops_per_s(self, trial: Trial | None) -> float | None:
         """Return the rate of a trial in GFLOP/s; None where the kernel does not state its operations."""

@@ -31,8 +31,8 @@ def open_marks(path: str) -> Mark:
 
 def mark_progress(mark: Mark) -> None:
     """Write marks of the progress that tuning sessions display."""
+    from autotile.cli.progress import TuneProgress
     from autotile.core.model import config_key
-    from autotile.report.progress import TuneProgress
     from autotile.tuning.result import Progress
 
     display, leave = TuneProgress.__call__, TuneProgress.__exit__

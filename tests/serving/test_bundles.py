@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from autotile.api import exchange
+from autotile.cli.bundle import read_selections
 from autotile.core.device import device_profile
 from autotile.database.database import Database
 from autotile.database.family_store import FamilyState, FamilyStore
@@ -25,8 +27,6 @@ from autotile.families.family import Extent, Family
 from autotile.families.features import Feature
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split
 from autotile.kernel.problem import runs_on
-from autotile.ops.bundling import make_bundle, read_wanted
-from autotile.ops.shipping import Wanted
 from autotile.serving import dispatcher as serving
 from autotile.serving.dispatcher import get_best_kernel
 from autotile.settings import read_settings
@@ -42,7 +42,7 @@ def bundle(shelf: Any, tmp_path: Path) -> Path:
     shelf.put(4096, FAST)
     shelf.put(65536, SLOW, time_us=20.0)
     path = tmp_path / "app.autotile"
-    make_bundle([Wanted(str(shelf.path), None)], path)
+    exchange.bundle(shelf.path, output=path)
     return path
 
 
@@ -125,7 +125,7 @@ class TestServing:
             stored = StoredRule(replace(key, sizes={}), device, rule, datetime(2026, 1, 1, tzinfo=UTC))
             write_rules(tmp_path / "families" / "h200.scale.json", [stored])
             monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
-        make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
+        exchange.bundle(shelf.path, output=tmp_path / "x")
         served = {n: ask(tmp_path / "x", n) for n in (4096, 4000, 8000, 200_000)}
         assert {n: kernel.tier for n, kernel in served.items()} == {
             4096: "exact",
@@ -186,8 +186,8 @@ class TestArchitectures:
     def test_several(self, shelf: Any, tmp_path: Path) -> None:
         shelf.put(4096, FAST)
         path = tmp_path / "both.autotile"
-        report = make_bundle([Wanted(str(shelf.path), None)], path, architectures=["sm_90", "sm_80", "sm_86"])
-        assert report.rows[0].architectures == ("sm_90", "sm_80", "sm_86")
+        written = exchange.bundle(shelf.path, output=path, architectures=["sm_90", "sm_80", "sm_86"])
+        assert written.kernels[0].architectures == ("sm_90", "sm_80", "sm_86")
         assert ask(path, 4096).tier == "exact"
         for device, target in (("a100", "sm_80"), ("rtx-3090", "sm_86"), ("rtx-4090", "sm_86")):
             kernel = ask(path, 4096, device=device)
@@ -197,48 +197,48 @@ class TestArchitectures:
     def test_one_that_the_compiler_does_not_know(self, shelf: Any, tmp_path: Path) -> None:
         shelf.put(4096, FAST)
         with pytest.raises(InputError, match="'sm_9' is no architecture"):
-            make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x", architectures=["sm_9"])
+            exchange.bundle(shelf.path, output=tmp_path / "x", architectures=["sm_9"])
 
     def test_what_is_not_tuned_can_be_bundled_for_a_named_one(self, shelf: Any, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"nothing is tuned of scale.*--arch"):
-            make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
-        make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x", architectures=["sm_90"])
+            exchange.bundle(shelf.path, output=tmp_path / "x")
+        exchange.bundle(shelf.path, output=tmp_path / "x", architectures=["sm_90"])
         assert ask(tmp_path / "x", 4096).tier == "default"
 
 
 class TestMaking:
     def test_equal_contents_make_equal_files(self, bundle: Path, shelf: Any, tmp_path: Path) -> None:
-        make_bundle([Wanted(str(shelf.path), None)], tmp_path / "again")
+        exchange.bundle(shelf.path, output=tmp_path / "again")
         assert (tmp_path / "again").read_bytes() == bundle.read_bytes()
 
     def test_one_problem_alone(self, bundle: Path, shelf: Any, tmp_path: Path) -> None:
-        make_bundle([Wanted(str(shelf.path), {"n": 65536})], tmp_path / "one")
+        exchange.bundle([(shelf.path, {"n": 65536})], output=tmp_path / "one")
         held = Bundle(tmp_path / "one").kernel("scale")
         assert [dict(w.key.sizes) for w in held.winners] == [{"n": 65536}]
         assert {json.dumps(c.config) for c in held.cubins} == {json.dumps(SLOW), '{"THREADS": 128, "WORK": 1}'}
 
     def test_one_that_is_not_tuned(self, bundle: Path, shelf: Any, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="scale n=5000 is not tuned; tuned is n=65536; n=4096"):
-            make_bundle([Wanted(str(shelf.path), {"n": 5000})], tmp_path / "one")
+            exchange.bundle([(shelf.path, {"n": 5000})], output=tmp_path / "one")
 
     def test_results_of_another_version_are_left_out(self, shelf: Any, tmp_path: Path) -> None:
         shelf.put(4096, FAST, template_hash="0" * 64)
         with pytest.raises(InputError, match="nothing is tuned of scale"):
-            make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
+            exchange.bundle(shelf.path, output=tmp_path / "x")
 
     def test_a_winner_of_a_gpu_that_is_compiled_for_elsewhere(self, shelf: Any, tmp_path: Path) -> None:
         shelf.put(4096, FAST, device=replace(device_profile("a100"), source="cuda"))
-        make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
+        exchange.bundle(shelf.path, output=tmp_path / "x")
         assert ask(tmp_path / "x", 4096, device="a100").tier == "exact"
 
     def test_words(self) -> None:
-        assert read_wanted(["a", "M=1", "N=2", "b", "a", "M=3"]) == [
-            Wanted("a", {"M": 1, "N": 2}),
-            Wanted("b", None),
-            Wanted("a", {"M": 3}),
+        assert read_selections(["a", "M=1", "N=2", "b", "a", "M=3"]) == [
+            ("a", {"M": 1, "N": 2}),
+            ("b", None),
+            ("a", {"M": 3}),
         ]
         with pytest.raises(InputError, match="stands before any kernel"):
-            read_wanted(["M=1", "a"])
+            read_selections(["M=1", "a"])
 
 
 class TestRefusals:

@@ -10,8 +10,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from autotile.cli.application import app
+from autotile.cli.progress import TuneProgress
 from autotile.kernel.workrate import Workrate
-from autotile.report.progress import TuneProgress
 
 NOTICE = "replayed from measurements recorded on NVIDIA H200"
 

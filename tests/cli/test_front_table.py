@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
+from autotile.cli.tune import front_table
 from autotile.core.model import Measurement, Outcome, Resources, Trial
-from autotile.report.front import front_table
 from autotile.tuning.result import Front
 
 

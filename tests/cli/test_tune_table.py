@@ -3,18 +3,16 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-import pytest
 from rich.console import Console
 
+from autotile.cli.tune import tune_document, tune_table
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Trial
 from autotile.core.statistics import Interval
 from autotile.kernel.workrate import Workrate
-from autotile.report.progress import TuneProgress, _share, plain_line
-from autotile.report.tuning import TuneReport
 from autotile.search.importance import Effect
 from autotile.tuning.parameter_effects import ParameterEffects, Threshold
-from autotile.tuning.result import Progress, TuneResult
+from autotile.tuning.result import TuneResult
 from autotile.tuning.stopping import Stopped
 
 H200 = device_profile("h200")
@@ -26,24 +24,13 @@ def trial(tile: int, time_us: float) -> Trial:
     return Trial({"BM": tile}, Outcome.OK, measurement=Measurement(time_us, time_us - 2, time_us + 5))
 
 
-PROGRESS = Progress(
-    phase="searching",
-    device=H200,
-    done=30,
-    target=200,
-    elapsed_s=3.0,
-    budget_s=None,
-    outcomes={Outcome.OK: 45, Outcome.PRUNED: 5},
-    gates={"combinations": 8294400, "limits": 24906},
-    best=trial(128, 4790),
-)
 RESULT = TuneResult(
     problem=PROBLEM,
     device=H200,
     combinations=8294400,
     valid=24906,
-    gates=PROGRESS.gates,
-    outcomes=PROGRESS.outcomes,
+    gates={"combinations": 8294400, "limits": 24906},
+    outcomes={Outcome.OK: 45, Outcome.PRUNED: 5},
     winner=trial(128, 4790),
     default=trial(64, 7185),
     speedup=Interval(1.5, 1.49, 1.51),
@@ -59,11 +46,11 @@ RESULT = TuneResult(
 
 def shown(result: TuneResult, width: int = 120) -> str:
     console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
-    console.print(TuneReport(result, 'kernel = autotile.get_best_kernel("sgemm", M=4096)'))
+    console.print(tune_table(result, 'kernel = autotile.get_best_kernel("sgemm", M=4096)'))
     return console.file.getvalue()
 
 
-class TestReport:
+class TestTable:
     def test_winner_and_default_stand_side_by_side(self):
         lines = shown(RESULT).splitlines()
         assert any(
@@ -110,7 +97,7 @@ class TestReport:
         said = shown(replace(RESULT, stopped=Stopped("until", 0.00432)))
         assert "all the candidates that lay ready were expected to gain 0.43 %, less than --until asks for" in said
         assert "stopped" not in shown(replace(RESULT, stopped=Stopped("trials", 0.00432)))
-        document = TuneReport(replace(RESULT, stopped=Stopped("until", 0.00432)), "call").to_json()
+        document = tune_document(replace(RESULT, stopped=Stopped("until", 0.00432)), "call")
         assert document["stopped"] == {"rule": "until", "expected_gain": 0.00432}
 
     def test_an_interrupted_session_has_no_winner_yet(self):
@@ -140,50 +127,5 @@ class TestReport:
         assert "4,790 us" in shown(RESULT, width=80)
 
     def test_every_outcome_is_counted_in_the_document(self):
-        outcomes = TuneReport(RESULT, "call").to_json()["outcomes"]
+        outcomes = tune_document(RESULT, "call")["outcomes"]
         assert outcomes == {**dict.fromkeys(map(str, Outcome), 0), "ok": 45, "pruned": 5}
-
-
-class TestProgress:
-    def test_a_plain_line_says_it_all(self):
-        assert plain_line(PROGRESS, RATE) == (
-            "searching: 50/200 trials; best 4,790 us, 28.7 TFLOP/s (42.9 % of fp32 peak), BM=128; "
-            "8,294,400 combinations -> 24,906 valid -> 50 tried: 45 ok, 5 pruned; 3.00 s elapsed; about 15.0 s left"
-        )
-
-    def test_a_small_space_is_the_target(self):
-        small = replace(PROGRESS, gates={"combinations": 90, "limits": 60})
-        assert "50/60 trials" in plain_line(small, RATE)
-        assert "about 1.00 s left" in plain_line(small, RATE)
-
-    def test_a_budget_alone_counts_seconds(self):
-        budget = replace(PROGRESS, target=None, budget_s=60.0)
-        assert "50 trials" in plain_line(budget, RATE)
-        assert "about 57.0 s left" in plain_line(budget, RATE)
-
-    def test_without_a_target_the_bar_says_nothing(self):
-        assert _share(replace(PROGRESS, target=None), 0.0) == (50, None)
-        assert _share(PROGRESS, 0.0) == (50, 200)
-
-    def test_before_anything_ran(self):
-        assert "best: none yet" in plain_line(replace(PROGRESS, best=None, outcomes={}, done=0), RATE)
-
-    def test_elsewhere_than_on_a_terminal_lines_are_rare(self):
-        stream = io.StringIO()
-        with TuneProgress(Console(file=stream, width=200, markup=False), PROBLEM, RATE) as progress:
-            for phase in ("starting", "searching", "searching", "searching", "finals"):
-                progress(replace(PROGRESS, phase=phase))
-        assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == ["starting", "searching", "finals"]
-
-    @pytest.mark.parametrize("budget_s", [None, 60.0])
-    @pytest.mark.parametrize("phase", ["starting", "searching", "finals"])
-    def test_a_terminal_shows_a_live_picture(self, phase, budget_s):
-        console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None, markup=False)
-        target = None if budget_s else 200
-        with TuneProgress(console, PROBLEM, RATE) as progress:
-            progress(replace(PROGRESS, phase=phase, budget_s=budget_s, target=target))
-        drawn = console.file.getvalue()
-        assert "sgemm M=4096 N=4096 K=4096 float32 on NVIDIA H200" in drawn
-        assert "28.7 TFLOP/s (42.9 % of fp32 peak)" in drawn
-        assert "45 ok, 5 pruned" in drawn
-        assert ("trials" in drawn.split("best")[0]) == (phase == "searching")
