@@ -11,8 +11,8 @@
 //     global memory --cp.async--> ring of STAGES tiles in shared memory --ldmatrix--> registers --mma.sync--> sums
 //
 //     step          0     1     2     3   ...       While one step of BK is multiplied, the copies of the STAGES - 1
-//     copied     0 1 2    3     4     5             steps ahead are in flight. One barrier per step: it tells that the
-//     multiplied    0     1     2     3             next tile has arrived and that the previous one may be overwritten.
+//     copied     0 1 2    3     4     5             steps ahead are in flight. One barrier per step: it ensures that
+//     multiplied    0     1     2     3             the next tile has arrived and the previous one is free.
 //
 // Fragments are double-buffered as well (FRAGMENTS = 2): while the tensor cores process k .. k + 15, ldmatrix loads
 // k + 16 .. k + 31. FRAGMENTS = 1 halves the registers for fragments, and other warps must hide the latency.
