@@ -23,7 +23,7 @@ from autotile.core.display import Displayed
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, config_text
 from autotile.core.text import plural, source_text, time_text
 from autotile.database.engine import DamagedDatabaseError
-from autotile.database.families import Families
+from autotile.database.family_store import FamilyStore
 from autotile.database.keys import space_hash
 from autotile.database.opening import database_location, location_text, open_for_reading, rows_of_kernel
 from autotile.database.studies import StudySummary
@@ -239,7 +239,7 @@ def families(kernel: str | Path | None = None, *, database: str | Path | None = 
     if opened is None:
         return FamilyList((), location_text(database))
     with opened:
-        rules = rows_of_kernel(Families(opened).rules, kernel)
+        rules = rows_of_kernel(FamilyStore(opened).rules, kernel)
         return FamilyList(tuple(TunedFamily(rule, _is_in_force(rule)) for rule in rules), opened.location)
 
 

@@ -22,9 +22,7 @@ from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import forget_served
 from autotile.settings import read_settings
-from autotile.tuning import family as family_session
-from autotile.tuning import record as recorder
-from autotile.tuning import session
+from autotile.tuning import family_session, recorder, session
 from autotile.tuning.family_session import FamilyPlan, FamilyResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.recorder import Recorded

@@ -15,13 +15,14 @@ from autotile.core.text import sizes_text
 from autotile.cuda.compiler import CachedCubin, CompileJob, compile_job, known_architectures
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
-from autotile.database.families import Families
+from autotile.database.family_store import FamilyStore
 from autotile.database.keys import TuningKey, space_hash
-from autotile.database.paths import whole_file
-from autotile.database.winners import StoredRule, Winner, rule_files, shipped_rules, shipped_winners
+from autotile.database.paths import atomic_write
+from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
 from autotile.exchange.bundle import BundledCubin, BundledKernel, cubin_member
 from autotile.exchange.cpp_header import HeaderCubin, write_header
+from autotile.exchange.shipped import shipped_rules, shipped_winners
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import ARCHITECTURE, capability_of, resolve_problem, unsupported_reason
 from autotile.settings import available_cores, read_settings
@@ -199,7 +200,7 @@ def _write_files(files: Mapping[Path, bytes]) -> None:
     for path, data in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(path) as stream:
+            with atomic_write(path) as stream:
                 stream.write(data)
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}; name another file") from None
@@ -253,11 +254,10 @@ def _current_results(kernel: Kernel, database: Database | None, dtype: str | Non
     rules: list[StoredRule] = []
     if database is not None:
         own = [best.winner for best in database.best(kernel.name, dtype=dtype)]
-        rules = Families(database).rules(kernel.name, dtype)
+        rules = FamilyStore(database).rules(kernel.name, dtype)
     dtypes = [dtype] if dtype is not None else kernel.spec.dtypes
     shipped = [winner for name in dtypes for winner in shipped_winners(kernel.name, name)]
-    rule_paths = rule_files(kernel.name)
-    rules += [rule for name in dtypes for rule in shipped_rules(rule_paths, kernel.name, name)]
+    rules += [rule for name in dtypes for rule in shipped_rules(kernel.name, name)]
     digests = {winner.key.digest for winner in own}
     winners = own + [winner for winner in shipped if winner.key.digest not in digests]
     version = (kernel.source_hash, space_hash(kernel.spec), tuple(kernel.spec.options))

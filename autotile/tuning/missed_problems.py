@@ -9,7 +9,7 @@ from pathlib import Path
 from autotile.core.model import Problem
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import Database, study_times
-from autotile.database.families import Families
+from autotile.database.family_store import FamilyStore
 from autotile.database.keys import space_hash
 from autotile.database.misses import MissCost, MissCostEstimator, StoredMiss
 from autotile.database.opening import open_for_reading, rows_of_kernel
@@ -143,7 +143,7 @@ def _assessed(database: Database, kernel: str | Path | None, misses: Sequence[St
             yield AssessedMiss(miss, None, None, tuned=False)
             continue
         if name not in estimators:
-            estimators[name] = MissCostEstimator(loaded, study_times(database, name), Families(database).rules(name))
+            estimators[name] = MissCostEstimator(loaded, study_times(database, name), FamilyStore(database).rules(name))
         current = replace(miss, problem=problem)
         tuned = _is_tuned(database, loaded, problem, miss.gpu_name)
         yield AssessedMiss(current, loaded, estimators[name].cost(current), tuned)
