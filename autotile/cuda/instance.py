@@ -12,8 +12,8 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Array, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
-from autotile.cuda.arguments import decode_scalar, pack_arguments, scalar_value
 from autotile.cuda.buffers import GuardedBuffer, make_input
+from autotile.cuda.packing import decode_scalar, pack_arguments, scalar_value
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError, ToolchainError

@@ -10,9 +10,9 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Config, LaunchGeometry, Problem
-from autotile.cuda.arguments import encode_scalar, pack_arguments, scalar_value
 from autotile.cuda.driver import device_count
 from autotile.cuda.launch import Function, ParameterBlock, driver_launch
+from autotile.cuda.packing import encode_scalar, pack_arguments, scalar_value
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError
 from autotile.kernel.launch import LaunchData, known_names
