@@ -10,7 +10,7 @@ import numpy as np
 
 from autotile.core.dtypes import DTYPES, Dtype
 from autotile.cuda.compiler import CompileJob, CubinCache
-from autotile.cuda.launch import Function, Module
+from autotile.cuda.function import Function, Module
 from autotile.cuda.toolchain import load_cupy
 
 _SOURCE = Path(__file__).with_name("support.cu")

@@ -11,7 +11,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources, config_text
 from autotile.cuda.compiler import CachedCubin, CubinCache, compile_job
 from autotile.cuda.driver import outside_of_captures
-from autotile.cuda.launch import Module, PackedCubin
+from autotile.cuda.function import Module, PackedCubin
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ToolchainError
 from autotile.kernel.launch import launch_geometry

@@ -11,7 +11,7 @@ from typing import Literal
 from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Measurement, Problem, Resources, config_key
-from autotile.cuda.launch import PackedCubin
+from autotile.cuda.function import PackedCubin
 from autotile.database.keys import TuningKey, key_differences, key_of
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import BundleError, SpecError

@@ -11,7 +11,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Config, LaunchGeometry, Problem
 from autotile.cuda.driver import device_count
-from autotile.cuda.launch import Function, ParameterBlock, driver_launch
+from autotile.cuda.function import Function, ParameterBlock, driver_launch
 from autotile.cuda.packing import encode_scalar, pack_arguments, scalar_value
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError

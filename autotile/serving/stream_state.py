@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from autotile.core.dtypes import DTYPES
 from autotile.core.frozen import dataclass
 from autotile.cuda.driver import outside_of_captures
-from autotile.cuda.launch import LaunchGraph, ParameterBlock, make_launch_graph
+from autotile.cuda.function import LaunchGraph, ParameterBlock, make_launch_graph
 from autotile.cuda.packing import encode_tensor_map
 from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.launch import TensorMap, Workspace

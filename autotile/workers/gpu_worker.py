@@ -11,8 +11,8 @@ from typing import Any
 from autotile.core.model import Config, Outcome, config_text
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
+from autotile.cuda.function import Function, Module
 from autotile.cuda.instance import Bound, ProblemInstance, Verdict
-from autotile.cuda.launch import Function, Module
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.telemetry import EnergyMeter, Telemetry
 from autotile.cuda.timing import DriftProbe, Launch, Timer, discard_reason

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotile.cuda import launch as launch_graph
-from autotile.cuda.launch import ParameterBlock, make_launch_graph
+from autotile.cuda import function as launch_graph
+from autotile.cuda.function import ParameterBlock, make_launch_graph
 
 BLOCK = ParameterBlock([np.uint64(1)])
 PLACES = 4

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotile.cuda import launch as launch_graph
+from autotile.cuda import function as launch_graph
 from autotile.errors import ArgumentError
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import forget_served, get_best_kernel

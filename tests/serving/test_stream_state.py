@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotile.cuda.launch import ParameterBlock
+from autotile.cuda.function import ParameterBlock
 from autotile.kernel.launch import TensorMap
 from autotile.serving import launching
 from autotile.serving import stream_state as lanes

@@ -202,7 +202,7 @@ def make_launch_graph(
     Parameters
     ----------
     launch
-        As `autotile.cuda.launch.driver_launch` gives it.
+        As `autotile.cuda.function.driver_launch` gives it.
     block
         Parameters; they are copied.
     stream
