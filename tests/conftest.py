@@ -12,7 +12,7 @@ from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, 
 from autotile.cuda.driver import device_count
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
-from autotile.serving.dispatcher import forget_served, misses
+from autotile.serving.dispatcher import default_dispatcher
 
 SCALE_TEMPLATE = """
 extern "C" __global__ void scale(const float* x, float* y, int n, float factor) {
@@ -85,8 +85,8 @@ def _own_settings(tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("AUTOTILE_CACHE", str(cubin_cache_folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("AUTOTILE_KERNELS", raising=False)
-    forget_served()
-    misses.forget()
+    default_dispatcher.clear()
+    default_dispatcher.misses.clear()
 
 
 @pytest.fixture
