@@ -310,7 +310,8 @@ class BoundKernel:
                 self.calls = calls = self.calls + 1
                 if calls >= self._report_at:
                     self._report_calls()
-                return self._outputs(launched) if self._only_output is None else launched[self._only_output]
+                index = self._only_output
+                return launched[index] if index is not None else self._outputs(launched)
         launcher = launcher or self._load()
         launched = launcher.launch(arrays, stream, scalars)
         self.calls += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
@@ -13,11 +13,13 @@ from autotile.core.model import Config, Measurement, Problem, Resources
 from autotile.database.keys import TuningKey, key_differences, key_of
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import SpecError
-from autotile.families.rule import FamilyRule
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
 from autotile.space.limits import check_config, compiled_occupancy, is_worth_a_trial, resource_fault
+
+if TYPE_CHECKING:
+    from autotile.families.rule import FamilyRule
 
 Tier = Literal["exact", "family", "nearest", "transferred", "default"]
 _TIERS: tuple[Tier, ...] = ("exact", "family", "nearest", "transferred", "default")

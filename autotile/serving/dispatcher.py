@@ -68,6 +68,7 @@ class Dispatcher:
 
     def get_best_kernel(
         self,
+        /,  # Python compares every size with each parameter that can be named
         name: str | Path,
         *,
         dtype: str | None = None,
