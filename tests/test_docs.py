@@ -23,7 +23,7 @@ SET_UP = [
     ".venv/bin/autotile tune sgemm_2d M=4096 N=4096 K=4096",
     'python3 -m venv .venv && .venv/bin/pip install -e ".[cuda13,test]" && .venv/bin/pytest',
 ]
-MEASURING = ("device.timing", "device.shots", "device.energy", "tuning.finals", "ground.tolerance")
+MEASURING = ("cuda.timing", "cuda.telemetry", "tuning.finals", "ground.tolerance")
 """Modules of which docs/measurement.md names every number."""
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -122,7 +122,7 @@ def test_every_command_is_in_the_guide() -> None:
 
 
 def test_every_variable_is_read_by_the_settings() -> None:
-    settings = (ROOT / "autotile" / "files" / "settings.py").read_text(encoding="utf-8")
+    settings = (ROOT / "autotile" / "settings.py").read_text(encoding="utf-8")
     known = set(re.findall(r"AUTOTILE_[A-Z_]+", settings))
     guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(AUTOTILE_[A-Z_]+)`", guide, re.MULTILINE)) == known
