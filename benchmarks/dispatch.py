@@ -35,7 +35,7 @@ from rich.table import Table
 
 import autotile
 from autotile.core.model import LaunchGeometry
-from autotile.cuda.launch import ParameterBlock, driver_launch
+from autotile.cuda.function import ParameterBlock, driver_launch
 
 Call = Callable[[], Any]
 SIZE = 64

@@ -11,7 +11,7 @@ import numpy as np
 from autotile.core.model import Config
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.driver import live_device
-from autotile.cuda.launch import Module
+from autotile.cuda.function import Module
 from autotile.cuda.timing import Launch
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel, load_kernel

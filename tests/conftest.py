@@ -16,7 +16,7 @@ from autotile.database.keys import TuningKey, space_hash
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.dispatcher import forget_served, misses
+from autotile.serving.dispatcher import default_dispatcher
 from autotile.space.search_space import feasible_space
 
 SCALE_TEMPLATE = """
@@ -90,8 +90,8 @@ def _own_settings(tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("AUTOTILE_CACHE", str(cubin_cache_folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("AUTOTILE_KERNELS", raising=False)
-    forget_served()
-    misses.forget()
+    default_dispatcher.clear()
+    default_dispatcher.misses.clear()
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotile.core.dtypes import DTYPES
-from autotile.cuda.arguments import pack_arguments, scalar_value
 from autotile.cuda.buffers import make_input
 from autotile.cuda.driver import live_device
-from autotile.cuda.launch import Module
+from autotile.cuda.function import Module
+from autotile.cuda.packing import pack_arguments, scalar_value
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError
 from autotile.kernel.arguments import BufferArgument, Workspace

@@ -265,7 +265,7 @@ class TestReadOnlyDisk:
         disk = tmp_path / "disk"
         tune = autotile(*words, "--db", tmp_path / "tuning.db", AUTOTILE_CACHE=disk)
         _, done = on_small_disk(disk, "4m", ["read-only"], tune)
-        assert "cannot make the cubin cache" in refusal(*done)
+        assert "cannot create the cubin cache" in refusal(*done)
 
 
 class TestDamage:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autotile.cuda.arguments import DATA_TYPES, PROMOTIONS, SWIZZLES
 from autotile.cuda.driver import _RELAXED
+from autotile.cuda.packing import DATA_TYPES, PROMOTIONS, SWIZZLES
 
 driver = pytest.importorskip("cuda.bindings.driver")
 

@@ -111,7 +111,7 @@ def test_a_counter_that_stands_still_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_without_power_either_there_is_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="neither how much energy this GPU uses nor its power; leave the objective"):
+    with pytest.raises(InputError, match="neither the energy nor the power of this GPU; leave the objective"):
         meter(WithoutCounter(has_power=False), "cold", monkeypatch)
 
 
@@ -119,5 +119,5 @@ def test_a_counter_that_stops_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = MadeUpGpu()
     subject, _ = meter(gpu, "hot", monkeypatch)
     gpu.counts = False
-    with pytest.raises(ToolchainError, match="NVML has stopped saying"):
+    with pytest.raises(ToolchainError, match="NVML has stopped updating"):
         subject.read(lambda: None, LAUNCH_US)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotile.cuda import launch as launch_graph
-from autotile.cuda.launch import ParameterBlock, make_launch_graph
+from autotile.cuda import function as launch_graph
+from autotile.cuda.function import ParameterBlock, make_launch_graph
 
 BLOCK = ParameterBlock([np.uint64(1)])
 PLACES = 4
@@ -93,7 +93,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
         places.put(None)
     monkeypatch.setattr(launch_graph, "load_cupy", lambda: cuda)
     monkeypatch.setattr(launch_graph, "outside_of_captures", cuda.outside_of_captures)
-    monkeypatch.setattr(launch_graph, "_places", places)
+    monkeypatch.setattr(launch_graph, "_free_places", places)
     return cuda
 
 
@@ -151,7 +151,7 @@ def test_an_error_that_is_not_cudas_is_told(cuda: Cuda, monkeypatch: pytest.Monk
 def test_a_forked_child_leaves_the_graphs_of_its_parent_alone(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(cuda)
     kept: list[Any] = []
-    monkeypatch.setattr(launch_graph, "_of_the_parent", kept)
+    monkeypatch.setattr(launch_graph, "_inherited", kept)
     monkeypatch.setattr(launch_graph, "os", SimpleNamespace(getpid=lambda: -1))
     del made
     gc.collect()

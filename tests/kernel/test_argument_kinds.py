@@ -11,7 +11,7 @@ from spec_samples import SGEMM
 
 from autotile.core.device import device_profile
 from autotile.core.frozen import dataclass
-from autotile.cuda.arguments import pack_arguments
+from autotile.cuda.packing import pack_arguments
 from autotile.database.keys import space_hash
 from autotile.errors import SpecError
 from autotile.kernel import arguments

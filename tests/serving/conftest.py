@@ -16,7 +16,7 @@ from autotile.database.keys import TuningKey, space_hash
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.serving import dispatcher as serving
 from autotile.serving.bound import BoundKernel
-from autotile.serving.dispatcher import get_best_kernel
+from autotile.serving.dispatcher import default_dispatcher, get_best_kernel
 from autotile.settings import read_settings
 
 RESOURCES = Resources(24, 0, 0, 0, 0)
@@ -66,7 +66,7 @@ class Shelf:
 
     def ask(self, n: int, device: int | str | None = "h200", **named: Any) -> BoundKernel:
         """Ask anew."""
-        serving.forget_served()
+        default_dispatcher.clear()
         return get_best_kernel(str(self.path), n=n, device=device, **named)
 
 
@@ -78,11 +78,18 @@ def shelf(scale_toml: Path) -> Shelf:
 @pytest.fixture
 def live_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with an H200, as far as serving looks at it; nothing can be launched."""
-    monkeypatch.setattr(serving, "_current_device", lambda: 0)
+    monkeypatch.setattr(default_dispatcher, "current_device", lambda: 0)
     monkeypatch.setattr(serving, "live_device", lambda _: replace(device_profile("h200"), source="cuda"))
 
 
 @pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def uncounted_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default dispatcher as it is before it has counted the CUDA devices."""
+    monkeypatch.setattr(default_dispatcher, "_device_count", 0)
+    monkeypatch.setattr(default_dispatcher, "_only_device", None)
+
+
+@pytest.fixture
+def no_gpu(uncounted_devices: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a GPU."""
     monkeypatch.setattr(serving, "device_count", lambda: 0)

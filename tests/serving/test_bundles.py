@@ -137,7 +137,7 @@ class TestServing:
 
     def test_strict(self, bundle: Path) -> None:
         assert ask(bundle, 4096, strict=True).tier == "exact"
-        with pytest.raises(NotTunedError, match="sizes: tuned n=65536, asked n=70000") as caught:
+        with pytest.raises(NotTunedError, match="sizes: tuned n=65536, requested n=70000") as caught:
             ask(bundle, 70000, strict=True)
         assert caught.value.differences == (("sizes", "n=65536", "n=70000"),)
 

@@ -15,17 +15,16 @@ from autotile.core.device import device_profile
 from autotile.core.model import Resources
 from autotile.database.database import Database
 from autotile.errors import ArgumentError, DatabaseError, InputError, NotTunedError, ToolchainError
-from autotile.serving import dispatcher as counting
 from autotile.serving import dispatcher as serving
 from autotile.serving.bound import BoundKernel
-from autotile.serving.dispatcher import get_best_kernel
+from autotile.serving.dispatcher import Dispatcher, default_dispatcher, get_best_kernel
 from autotile.settings import read_settings
 
 BEST = {"THREADS": 256, "WORK": 4}
 
 
 def misses() -> list[tuple[int, str, str, int]]:
-    counting.misses.flush()
+    default_dispatcher.misses.flush()
     with Database.open(read_settings().database) as database:
         return [(m.problem.sizes["n"], m.gpu_name, m.tier, m.count) for m in database.misses()]
 
@@ -37,9 +36,9 @@ class TestLookUp:
         monkeypatch.setattr(serving, "load_kernel", lambda _: pytest.fail("read again"))
         assert get_best_kernel(str(shelf.path), n=4096, device="h200") is kernel
 
+    @pytest.mark.usefixtures("uncounted_devices")
     def test_the_only_device_is_the_same_named_or_not(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also at the first question of a process, which counts the devices."""
-        monkeypatch.setattr(serving, "_devices", 0)
         monkeypatch.setattr(serving, "device_count", lambda: 1)
         runtime = SimpleNamespace(getDevice=lambda: 0)
         monkeypatch.setattr(serving, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
@@ -47,6 +46,22 @@ class TestLookUp:
         shelf.put(4096, BEST)
         kernels = [get_best_kernel(str(shelf.path), n=4096, device=device) for device in (None, None, 0)]
         assert len(set(map(id, kernels))) == 1
+
+    @pytest.mark.usefixtures("live_gpu")
+    def test_dispatchers_share_nothing(self, shelf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch:
+            patch.setenv("AUTOTILE_DB", str(tmp_path / "team.db"))
+            shelf.put(4096, BEST)
+        own = Dispatcher(database=tmp_path / "team.db")
+        monkeypatch.setattr(own, "current_device", lambda: 0)
+        kernels = [get_best_kernel(shelf.path, n=n) for n in (4096, 8192)]
+        own_kernels = [own.get_best_kernel(shelf.path, n=n) for n in (4096, 8192)]
+        assert [kernel.tier for kernel in kernels] == ["default", "default"]
+        assert [kernel.tier for kernel in own_kernels] == ["exact", "nearest"]
+        assert (default_dispatcher.misses.kernels, own.misses.kernels) == (tuple(kernels), (own_kernels[1],))
+        own.clear()
+        assert get_best_kernel(shelf.path, n=4096) is kernels[0]
+        assert own.get_best_kernel(shelf.path, n=4096) is not own_kernels[0]
 
     def test_whatever_was_asked_otherwise_is_another(self, shelf: Any, tmp_path: Path) -> None:
         ask = {"name": str(shelf.path), "n": 4096, "device": "h200"}
@@ -62,7 +77,7 @@ class TestLookUp:
         kernel = get_best_kernel(shelf.path, n=4096, device="h200", database=database)
         assert (kernel.tier, kernel.config) == ("exact", BEST)
         assert get_best_kernel(shelf.path, n=4096, device="h200", database=database, strict=True) is kernel
-        with pytest.raises(NotTunedError, match="sizes: tuned n=4096, asked n=8192"):
+        with pytest.raises(NotTunedError, match="sizes: tuned n=4096, requested n=8192"):
             get_best_kernel(shelf.path, n=8192, device="h200", database=database, strict=True)
 
     def test_forgetting_sees_new_results(self, shelf: Any) -> None:
@@ -138,7 +153,7 @@ class TestDevices:
         """Not even where the device was a real one, in another machine."""
         shelf.put(4096, BEST, device=replace(device_profile("h200"), source=source))
         kernel = shelf.ask(4096, device=device)
-        with pytest.raises(ToolchainError, match="for a look at NVIDIA H200, not for a CUDA device of this machine"):
+        with pytest.raises(ToolchainError, match="for NVIDIA H200, not for a CUDA device of this machine"):
             kernel(np.zeros(4096, np.float32))
 
 
@@ -185,7 +200,7 @@ class TestDatabases:
             raise DatabaseError("the disk refused")
 
         shelf.put(4096, BEST)
-        monkeypatch.setattr(serving, "read_winners_fast", lambda *_: None)
+        monkeypatch.setattr("autotile.serving.candidates.read_winners_fast", lambda *_: None)
         monkeypatch.setattr(Database, "best", fail)
         assert shelf.ask(4096).tier == "default"
 
@@ -234,12 +249,14 @@ class TestStrict:
 
     def test_another_gpu(self, shelf: Any) -> None:
         shelf.put(4096, BEST, device=replace(device_profile("a100"), source="cuda"))
-        with pytest.raises(NotTunedError, match="gpu_name: tuned NVIDIA A100-SXM4-80GB, asked NVIDIA H200") as caught:
+        with pytest.raises(
+            NotTunedError, match="gpu_name: tuned NVIDIA A100-SXM4-80GB, requested NVIDIA H200"
+        ) as caught:
             shelf.ask(4096, strict=True)
         assert {"gpu_name", "compute_capability", "sm_count"} <= {name for name, _, _ in caught.value.differences}
 
     def test_nothing_is_tuned(self, shelf: Any) -> None:
-        with pytest.raises(NotTunedError, match="nothing is tuned of scale; run `autotile tune`") as caught:
+        with pytest.raises(NotTunedError, match="nothing is tuned for scale; run `autotile tune`") as caught:
             shelf.ask(4096, strict=True)
         assert caught.value.differences == ()
 
@@ -257,7 +274,7 @@ class TestStrict:
 
 class TestAge:
     def test_another_driver_is_told_and_served(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(serving, "_current_device", lambda: 0)
+        monkeypatch.setattr(default_dispatcher, "current_device", lambda: 0)
         now = replace(device_profile("h200"), source="cuda", driver="13.0")
         monkeypatch.setattr(serving, "live_device", lambda _: now)
         shelf.put(4096, BEST, device=replace(now, driver="12.4"))
@@ -291,7 +308,7 @@ class TestMisses:
     def test_what_can_only_be_looked_at_is_not(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         shelf.put(4096, BEST)
         assert shelf.ask(8192, device="h200").tier == "nearest"
-        monkeypatch.setattr(serving, "_current_device", lambda: None)
+        monkeypatch.setattr(default_dispatcher, "current_device", lambda: None)
         assert shelf.ask(8192, device=None).tier == "nearest"
         assert misses() == []
 
@@ -360,7 +377,7 @@ class TestDocument:
         def missing(*_: Any) -> None:
             raise ToolchainError("no NVRTC")
 
-        monkeypatch.setattr("autotile.serving.bound.compile_job", missing)
+        monkeypatch.setattr("autotile.cuda.compiler.compile_job", missing)
         kernel = shelf.ask(4096)
         assert (kernel.resources, kernel.occupancy, kernel.to_json()["resources"]) == (None, None, None)
 

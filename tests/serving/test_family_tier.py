@@ -107,7 +107,7 @@ class TestTier:
         shelf.put(200_000, DEFAULT)
         learn(shelf)
         assert shelf.ask(4097, device=None).tier == "family"
-        with pytest.raises(NotTunedError, match=r"strict=True takes no fallback \(family\)"):
+        with pytest.raises(NotTunedError, match=r"strict=True allows no fallback \(family\)"):
             shelf.ask(4097, device=None, strict=True)
 
 

@@ -287,7 +287,7 @@ class TestRefusals:
             pytest.skip("one GPU only")
         with cp.cuda.Device(1):
             x, _, _ = arrays()
-        with pytest.raises(ArgumentError, match="x is on CUDA device 1, but the kernel serves device 0"):
+        with pytest.raises(ArgumentError, match="x is on CUDA device 1, but the kernel is bound to device 0"):
             blend(x)
 
 

@@ -89,8 +89,8 @@ def test_what_is_filled_for_a_captured_stream_is_no_part_of_its_graph(cuda: Cuda
 @pytest.mark.parametrize("captured", [False, True])
 def test_what_a_graph_may_use_is_never_given_back(cuda: Cuda, captured: bool) -> None:
     workspaces = StreamWorkspaces((COUNTER,))
-    for _ in range(stream_workspaces._MOST_STREAMS + 8):
+    for _ in range(stream_workspaces._MAX_WORKSPACE_SETS + 8):
         with cuda.Stream(captured=captured):
             workspaces.current()
-    assert len(workspaces._sets) == stream_workspaces._MOST_STREAMS
-    assert len(workspaces._captured) == captured * (stream_workspaces._MOST_STREAMS + 8)
+    assert len(workspaces._sets) == stream_workspaces._MAX_WORKSPACE_SETS
+    assert len(workspaces._captured) == captured * (stream_workspaces._MAX_WORKSPACE_SETS + 8)

@@ -1,7 +1,8 @@
-"""Load cubins and launch their functions, through CuPy, the driver or CUDA graphs.
+"""Load cubins, and launch their functions through CuPy, through the driver or as CUDA graphs.
 
-Measured on H200s (driver 580): 1.4 us in place of 3.5 on a fast host, 2.5 in place of 4.8 on a slow one. The GPU works
-through the one as fast as through the other. A graph takes 50 to 80 us to make, and 115 KiB of the GPU's memory.
+A graph of one node costs the host about half of a launch. Measured on H200s (driver 580): 1.4 us instead of 3.5 on a
+fast host, 2.5 instead of 4.8 on a slow one; the GPU executes both equally fast. Making a graph takes 50 to 80 us and
+115 KiB of GPU memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from autotile.cuda.driver import outside_of_captures
 from autotile.cuda.toolchain import load_cupy
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
-"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, cuda.h."""
+"""``CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES``, cuda.h."""
 
 
 class Function:
@@ -33,13 +34,13 @@ class Function:
 
     @property
     def pointer(self) -> int:
-        """The driver's handle."""
+        """Driver handle of the function."""
         return int(self._function.ptr)
 
     def opt_in(self, dynamic_smem_bytes: int) -> None:
-        """Allow this much dynamic shared memory a block.
+        """Allow an amount of dynamic shared memory per block.
 
-        Without it a kernel may have 48 KiB less its static shared memory (CUDA C++ Programming Guide, shared memory of
+        By default a kernel may use 48 KiB less its static shared memory (CUDA C++ Programming Guide, shared memory of
         compute capability 7.x and later).
         """
         if dynamic_smem_bytes:
@@ -53,25 +54,25 @@ class Function:
         arguments: Sequence[Any],
         dynamic_smem_bytes: int,
     ) -> None:
-        """Queue a launch on CuPy's current stream; arguments are CuPy arrays or NumPy scalars of the exact type."""
+        """Launch on CuPy's current stream; arguments are CuPy arrays or NumPy scalars of the exact types."""
         self._function(grid, block, arguments, dynamic_smem_bytes)
 
     def blocks_per_sm(self, threads: int, dynamic_smem_bytes: int) -> int:
-        """The driver's own occupancy answer, in blocks per SM."""
+        """Return the occupancy that the driver computes, in blocks per SM."""
         driver = load_cupy().cuda.driver
         return int(driver.occupancyMaxActiveBlocksPerMultiprocessor(self._function.ptr, threads, dynamic_smem_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class PackedCubin:
-    """A cubin that lies inside another file: what it uses, and how its bytes are had."""
+    """A cubin inside another file: its resources, and a function that reads its bytes."""
 
     resources: Resources
     read: Callable[[], bytes]
 
 
 class Module:
-    """A cubin, from a file or from memory, loaded into the current context; unloaded when nothing refers to it."""
+    """A cubin, from a file or from memory, loaded into the current context; unloaded when it is garbage-collected."""
 
     def __init__(self, image: Path | bytes) -> None:
         self._module = load_cupy().cuda.function.Module()
@@ -81,36 +82,36 @@ class Module:
             self._module.load_file(str(image))
 
     def function(self, name: str) -> Function:
-        """An ``extern "C"`` function by name."""
+        """Return an ``extern "C"`` function by name."""
         return Function(self._module.get_function(name))
 
 
 _WORD_BYTES = 8
 _ALIGNMENT_BYTES = 64
-"""What the strictest parameter asks for: a tensor map (CUDA driver API, ``CUtensorMap``)."""
+"""Alignment of the most strictly aligned parameter, a tensor map (CUDA driver API, ``CUtensorMap``)."""
 
 
 class ParameterBlock:
-    """A kernel's parameters as cuLaunchKernel takes them: an array of addresses, each of one parameter's value.
+    """Parameters of a kernel in the layout of cuLaunchKernel: an array of the addresses of their values.
 
-    The driver copies the values when it is called, so one block serves launch after launch. It must not be written
-    while another thread launches from it.
+    The driver copies the values when it is called, so that a block can be reused by later launches. It must not be
+    written while another thread launches from it.
 
     Parameters
     ----------
     values
-        In the kernel's order: NumPy scalars, or arrays whose bytes are passed by value.
+        Parameters in the kernel's order: NumPy scalars, or arrays whose bytes are passed by value.
     spare_words
-        Words at the end of ``words`` that are no parameter's.
+        Number of words at the end of ``words`` that belong to no parameter.
 
     Attributes
     ----------
     address
-        Of the array of addresses.
+        Address of the array of addresses.
     words
-        The values as 64-bit words, to be exchanged between launches; parameter ``i`` starts at word ``starts[i]``.
+        The values as 64-bit words, which may be changed between launches.
     starts
-        See ``words``.
+        Index of the first word of each parameter.
     """
 
     __slots__ = ("_memory", "_pointers", "address", "starts", "words")
@@ -139,102 +140,102 @@ def _aligned(offset: int, unit: int) -> int:
 
 
 def driver_launch(function_pointer: int, geometry: LaunchGeometry) -> Callable[[int, int, int], None]:
-    """What launches a function: called with a stream's address, a parameter block's address and 0.
+    """Return a function of the stream handle, the address of a parameter block, and 0, which launches.
 
-    It costs what the driver's own call costs; nothing is checked.
+    It costs as much as the driver's own call; nothing is checked.
     """
     launch: Callable[..., None] = load_cupy().cuda.driver.launchKernel
     return partial(launch, function_pointer, *geometry.grid, *geometry.block, geometry.dynamic_smem_bytes)
 
 
-_MOST = 256
-"""Graphs at a time in a process; they take 30 MB of the GPU's memory."""
+_MAX_GRAPHS = 256
+"""Graphs that a process has at a time; they take 30 MB of GPU memory."""
 
 
 class LaunchGraph:
-    """A launch with the parameters that a block held when it was made.
+    """A CUDA graph of one launch, with the parameters that a block held when the graph was made.
 
-    It may be launched again before it has ended, but not from two threads at once. It may be dropped at any time, also
-    while a stream is captured: CUDA forbids to destroy a graph then, unless the thread says that it knows better.
+    It may be launched again before the previous launch has ended, but not by two threads at once. It may be deleted at
+    any time, even while a stream is being captured, when CUDA allows destroying a graph only in the relaxed mode.
 
     Parameters
     ----------
     graph
-        As CuPy captured it.
-    kept
-        What the launch needs and must stay: the module of the kernel, memory.
+        Graph that CuPy captured.
+    keep_alive
+        Objects that the launch needs: the module of the kernel, memory.
 
     Attributes
     ----------
     executable
-        Handle of the graph, as ``cudaGraphLaunch`` takes it.
+        Handle for ``cudaGraphLaunch``.
     """
 
     __slots__ = ("__weakref__", "executable")
 
-    def __init__(self, graph: Any, kept: object) -> None:
+    def __init__(self, graph: Any, keep_alive: object) -> None:
         self.executable = int(graph.graphExec)
-        finalize(self, _destroy, [kept, graph], os.getpid()).atexit = False  # CUDA ends with the process
+        finalize(self, _destroy, [keep_alive, graph], os.getpid()).atexit = False  # CUDA ends with the process
 
 
 def _destroy(held: list[object], process: int) -> None:
-    """Destroy a graph, the last of what is held, and then let go of the rest."""
-    if os.getpid() != process:  # this is a forked child
-        _of_the_parent.append(held)
+    """Destroy a graph, the last of the objects held, then release the others."""
+    if os.getpid() != process:  # in a forked child
+        _inherited.append(held)
         return
     with outside_of_captures():
         held.pop()
-    _places.put(None)
+    _free_places.put(None)
 
 
-_places: SimpleQueue[None] = SimpleQueue()  # which may be put to while it is read, as finalizers need it
-for _ in range(_MOST):
-    _places.put(None)
-_of_the_parent: list[object] = []
-"""Graphs that are not this process's to destroy."""
+_free_places: SimpleQueue[None] = SimpleQueue()  # reentrant, as a finalizer may run within any call
+for _ in range(_MAX_GRAPHS):
+    _free_places.put(None)
+_inherited: list[object] = []
+"""Graphs of the parent process, which a forked child must not destroy."""
 
 
 def make_launch_graph(
-    launch: Callable[[int, int, int], None], block: ParameterBlock, stream: int, kept: object
+    launch: Callable[[int, int, int], None], block: ParameterBlock, stream: int, keep_alive: object
 ) -> LaunchGraph | None:
-    """A graph of one launch on the current device; None where there are many already, or CUDA refuses.
+    """Make a graph of one launch on the current device; return None if there are too many graphs or CUDA fails.
 
     Parameters
     ----------
     launch
-        As `autotile.cuda.launch.driver_launch` gives it.
+        Function from `driver_launch`.
     block
-        Parameters; they are copied.
+        Parameters, which are copied.
     stream
-        Where the graph will be launched; its node gets that stream's priority.
-    kept
-        What the launch needs and must stay.
+        Stream on which the graph will be launched; its node gets the stream's priority.
+    keep_alive
+        Objects that the launch needs.
     """
     try:
-        _places.get_nowait()
+        _free_places.get_nowait()
     except Empty:
         return None
     cuda = load_cupy().cuda
     made = None
     try:
         with outside_of_captures():
-            made = LaunchGraph(_captured(launch, block, stream), kept)
+            made = LaunchGraph(_captured(launch, block, stream), keep_alive)
     except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError):
-        pass  # out of memory, say: a launch will do
+        pass  # out of memory, for example; launches without a graph still work
     finally:
         if made is None:
-            _places.put(None)
+            _free_places.put(None)
     return made
 
 
 def _captured(launch: Callable[[int, int, int], None], block: ParameterBlock, stream: int) -> Any:
-    """Capture a launch on a stream apart."""
+    """Capture a launch on a stream of its own."""
     cuda = load_cupy().cuda
     priority = cuda.runtime.streamGetPriority(stream) if stream else 0
-    apart = cuda.Stream(non_blocking=True, priority=priority)
-    apart.begin_capture()
+    side_stream = cuda.Stream(non_blocking=True, priority=priority)
+    side_stream.begin_capture()
     try:
-        launch(apart.ptr, block.address, 0)
+        launch(side_stream.ptr, block.address, 0)
     finally:
-        graph = apart.end_capture()
+        graph = side_stream.end_capture()
     return graph

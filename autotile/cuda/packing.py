@@ -20,7 +20,7 @@ from autotile.kernel.tensor_maps import UNIT_BYTES, TensorMap, TensorMapArgument
 
 
 def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> Any:
-    """A scalar argument's value for a problem.
+    """Return the value of a scalar argument for a problem.
 
     Parameters
     ----------
@@ -29,12 +29,12 @@ def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], problem_dtype
     sizes, problem_dtype
         The problem.
     check
-        Use the check value where one is given.
+        Whether to use the check value, if there is one.
 
     Returns
     -------
     numpy scalar
-        As `encode_scalar` gives it.
+        The value, encoded by `encode_scalar`.
 
     Raises
     ------
@@ -45,12 +45,12 @@ def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], problem_dtype
 
 
 def encode_scalar(scalar: ScalarArgument, value: Any, problem_dtype: str) -> Any:
-    """A value in the argument's type, as a NumPy scalar (bfloat16: its bits in uint16).
+    """Convert a value to the type of a scalar argument: a NumPy scalar, for bfloat16 its bits as uint16.
 
     Raises
     ------
     ArgumentError
-        It is not a number, or does not fit: too large, or a fraction for an integer.
+        The value is not a number, or does not fit in the type: it is too large, or not an integer for an integer type.
     """
     dtype = DTYPES[scalar.element_type(problem_dtype)]
     given = np.asarray([value])
@@ -66,19 +66,19 @@ def encode_scalar(scalar: ScalarArgument, value: Any, problem_dtype: str) -> Any
 
 
 def decode_scalar(scalar: ScalarArgument, stored: Any, problem_dtype: str) -> float:
-    """The number that an encoded scalar stands for."""
+    """Return the value of an encoded scalar."""
     return float(DTYPES[scalar.element_type(problem_dtype)].decode(np.asarray([stored]))[0])
 
 
 _MAP_BYTES = 128
-"""sizeof(CUtensorMap), cuda.h."""
+"""``sizeof(CUtensorMap)``, cuda.h."""
 
 _MAP = np.dtype((np.void, _MAP_BYTES))
 
 _ALIGNMENT_BYTES = 64
-"""Of a CUtensorMap."""
+"""Alignment of a ``CUtensorMap``, cuda.h."""
 
-# Enumerations of cuda.h. Bits are moved as they are, so signed integers of 8 and 16 bits go by the unsigned type.
+# Enumerations of cuda.h. Values are copied bit by bit, so the unsigned types also stand for int8 and int16.
 DATA_TYPES = {
     "int8": 0,
     "uint8": 0,
@@ -104,26 +104,26 @@ _NONE = 0
 
 @lru_cache(maxsize=1024)
 def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
-    """Describe a buffer at an address; elements outside of it read as zero and are not written.
+    """Encode the tensor map of a buffer; elements outside of the buffer read as zero and are not written.
 
     Parameters
     ----------
     tensor_map
-        Everything but the address; the axes are turned round, as the driver counts from the innermost one.
+        The map without the address. Its axes are reversed here, as the driver counts from the innermost one.
     pointer
         Device address of the buffer.
 
     Returns
     -------
     numpy.ndarray
-        Shape (1,), one element of 128 bytes, which CuPy passes to a kernel by value; zeros where the map is absent.
+        Shape (1,), one element of 128 bytes, which CuPy passes to a kernel by value; zeros if the map is absent.
 
     Raises
     ------
     ArgumentError
         The address is not a multiple of 16.
     ToolchainError
-        The driver refuses the map, or is too old to make one.
+        The driver refuses the map, or is too old to encode one.
     """
     if tensor_map.is_absent:
         return np.zeros(1, _MAP)
@@ -136,7 +136,7 @@ def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
     try:
         encode = load_driver().cuTensorMapEncodeTiled
     except AttributeError:
-        raise ToolchainError("this driver makes no tensor maps, which takes one of CUDA 12 or newer") from None
+        raise ToolchainError("this driver cannot encode tensor maps; install a driver for CUDA 12 or newer") from None
     memory = np.zeros(_MAP_BYTES + _ALIGNMENT_BYTES, np.uint8)
     start = -int(memory.ctypes.data) % _ALIGNMENT_BYTES
     status = encode(
@@ -155,15 +155,15 @@ def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
     )
     if status:
         raise ToolchainError(
-            f"the driver makes no tensor map of {tensor_map.buffer}: {result_name(status)} for {tensor_map}"
+            f"the driver refuses the tensor map of {tensor_map.buffer}: {result_name(status)} for {tensor_map}"
         )
     encoded = memory[start : start + _MAP_BYTES].view(_MAP)
-    encoded.flags.writeable = False  # it is shared by all who ask for the same
+    encoded.flags.writeable = False  # it is cached
     return encoded
 
 
 def _array(kind: type[ctypes.c_uint32 | ctypes.c_uint64], values: Sequence[int]) -> Any:
-    """Numbers as the driver takes them, the innermost axis first."""
+    """Return a C array of values, the innermost axis first."""
     return (kind * len(values))(*reversed(values))
 
 
@@ -175,25 +175,25 @@ def pack_arguments(
     scalars: Mapping[str, Any],
     workspaces: Mapping[str, int],
 ) -> tuple[Any, ...]:
-    """Arguments of a launch, in order.
+    """Return the arguments of a launch, in order.
 
     Parameters
     ----------
     spec
         The kernel.
     data
-        What the configuration decides.
+        Workspaces and tensor maps of the configuration.
     pointers
         Device address of each buffer; the caller keeps the buffers alive.
     scalars
         NumPy scalars of the exact types.
     workspaces
-        Device address of each workspace; 0 for one that is empty.
+        Device address of each workspace; 0 for an empty one.
 
     Raises
     ------
     ArgumentError
-        A buffer with a tensor map does not start on 16 bytes.
+        A buffer with a tensor map is not aligned to 16 bytes.
     ToolchainError
         The driver refuses a tensor map.
     """
