@@ -125,6 +125,7 @@ if TYPE_CHECKING:
     from autotile.kernel.workrate import Workrate as Workrate
     from autotile.search.importance import Effect as Effect
     from autotile.serving.bound import BoundKernel as BoundKernel
+    from autotile.serving.dispatcher import Dispatcher as Dispatcher
     from autotile.serving.dispatcher import get_best_kernel as get_best_kernel
     from autotile.serving.matmul import matmul as matmul
     from autotile.space.enumeration import SpaceStage as SpaceStage
@@ -284,7 +285,10 @@ _NAMES = {
     "kernel.workrate": ("Workrate",),
     "search.importance": ("Effect",),
     "serving.bound": ("BoundKernel",),
-    "serving.dispatcher": ("get_best_kernel",),
+    "serving.dispatcher": (
+        "Dispatcher",
+        "get_best_kernel",
+    ),
     "serving.matmul": ("matmul",),
     "space.enumeration": ("SpaceStage",),
     "tuning.family_session": (

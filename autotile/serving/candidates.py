@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from autotile.core.model import Problem
 from autotile.database.fast_read import read_rules_fast, read_winners_fast
-from autotile.database.winners import StoredRule, Winner, rule_files, shipped_winners
+from autotile.database.winners import StoredRule, Winner
 from autotile.errors import DatabaseError
+from autotile.exchange.shipped import shipped_rules, shipped_winners
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -51,14 +52,12 @@ class Candidates:
         """Yield the rules of the kernel's families: the user's, newest first, then the shipped ones."""
         own = read_rules_fast(self._location, self._kernel, self._dtype)
         yield from own if own is not None else self._read(self._rules_of)
-        if files := rule_files(self._kernel):  # most kernels have none
-            from autotile.database.winners import shipped_rules
-
-            yield from shipped_rules(files, self._kernel, self._dtype)
+        yield from shipped_rules(self._kernel, self._dtype)
 
     def _rules_of(self, database: Database) -> list[StoredRule]:
+        from autotile.database.family_store import FamilyStore
 
-        return Families(database).rules(self._kernel, self._dtype)
+        return FamilyStore(database).rules(self._kernel, self._dtype)
 
     def _read(self, read: Callable[[Database], list[Result]]) -> list[Result]:
         """Read a database that fast reads do not apply to; return nothing if it does not exist or cannot be read."""

@@ -187,7 +187,7 @@ def _add_misses(location: str, misses: list[Miss], timeout_s: float) -> bool:
 
 def _add_to_server(url: URL, misses: list[Miss]) -> bool:
     from autotile.database.database import Database
-    from autotile.database.studies import count_miss
+    from autotile.database.misses import count_miss
 
     if "psycopg" in url.drivername and "connect_timeout" not in url.query:
         url = url.update_query_dict({"connect_timeout": str(_CONNECT_TIMEOUT_S)})
