@@ -11,21 +11,11 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from autotile.cli.tables import Trimmed
-from autotile.report.base import Report
 
 Result = TypeVar("Result")
 
 _UNLIMITED_WIDTH = 10_000
 """Width in characters if the stream is no terminal: a line that a script reads is not wrapped."""
-
-
-def show_report(report: Report, *, as_json: bool) -> None:
-    """Print a report as text, or as one JSON document."""
-    if as_json:
-        print_json(report.to_json())
-    else:
-        console(sys.stdout).print(Trimmed(report))
-        sys.stdout.flush()
 
 
 def show(
