@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
@@ -14,13 +13,8 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from autotile import __version__
-from autotile.cli.output import show_error
+from autotile.cli.output import BAD_INPUT, INTERRUPTED, NOTHING_FOUND, help_without_command, show_error
 from autotile.errors import AutotileError, InputError
-
-NOTHING_FOUND = 1
-BAD_INPUT = 2
-INTERRUPTED = 130
-"""128 + SIGINT, as in a shell."""
 
 EVERYDAY, RESULTS, EXCHANGE, CARE = "Everyday", "Results", "Exchange", "Care"
 """Panels of commands in the help."""
@@ -49,9 +43,6 @@ COMMANDS = (
     ("db", CARE),
 )
 """Modules of the commands, each with its panel, in the order of the help."""
-
-_EXAMPLE_WIDTH = 70
-"""Characters of an example, so that it fits in 80 columns with its indent and a backslash."""
 
 
 class CommandInterruptedError(AutotileError):
@@ -117,19 +108,6 @@ def root(
         typer.echo(f"autotile {__version__}")
         raise typer.Exit
     help_without_command(context)
-
-
-def help_without_command(context: typer.Context) -> None:
-    """Print the help of a group if none of its commands is named."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise typer.Exit
-
-
-def examples(*lines: str) -> str:
-    """Return the end of a command's help: command lines to copy, with long ones continued by a backslash."""
-    broken = (" \\\n      ".join(wrap(line, _EXAMPLE_WIDTH, break_on_hyphens=False)) for line in lines)
-    return "\n".join(["Examples:", *(f"  {line}" for line in broken)])
 
 
 def lay_out_help(command: TyperCommand | TyperGroup) -> None:

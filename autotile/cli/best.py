@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Group, RenderableType
 
-from autotile.cli.application import examples
 from autotile.cli.arguments import (
     BundleOption,
     DatabaseOption,
@@ -18,7 +17,7 @@ from autotile.cli.arguments import (
     KernelArgument,
     SizesArgument,
 )
-from autotile.cli.output import show
+from autotile.cli.output import examples, show
 from autotile.cli.tables import below, facts, title
 from autotile.core.model import config_text
 from autotile.core.text import interval_text, occupancy_text, source_text, time_text

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import RenderableType
 
-from autotile.cli.application import NOTHING_FOUND, examples, help_without_command
 from autotile.cli.arguments import DatabaseOption, JsonOption
-from autotile.cli.output import show
+from autotile.cli.output import NOTHING_FOUND, examples, help_without_command, show
 from autotile.cli.tables import facts
 from autotile.core.text import plural
 

@@ -9,9 +9,8 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotile.cli.application import examples
 from autotile.cli.arguments import JsonOption
-from autotile.cli.output import show
+from autotile.cli.output import examples, show
 from autotile.cli.tables import RIGHT, Listing, below
 from autotile.core.device import DeviceProperties
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Group, RenderableType
 
-from autotile.cli.application import examples
 from autotile.cli.arguments import JsonOption
-from autotile.cli.output import show
+from autotile.cli.output import examples, show
 from autotile.cli.studies import STUDY_HEADINGS, ratio_document, study_columns, versioned_document
 from autotile.cli.tables import RIGHT, Listing, below, facts
 from autotile.core.model import Measurement, config_text

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Group, RenderableType
 
-from autotile.cli.application import NOTHING_FOUND, examples
 from autotile.cli.arguments import DatabaseOption, JsonOption
-from autotile.cli.output import show
+from autotile.cli.output import NOTHING_FOUND, examples, show
 from autotile.cli.tables import below, table
 
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autotile.cli.application import NOTHING_FOUND, examples
 from autotile.cli.arguments import DeviceOption, DtypeOption, JsonOption, KernelArgument
 from autotile.cli.occupancy import limits_table, occupancy_values
-from autotile.cli.output import notice, show
+from autotile.cli.output import NOTHING_FOUND, examples, notice, show
 from autotile.cli.tables import below, facts, table, title
 from autotile.core.model import LaunchGeometry, Resources
 from autotile.core.text import device_text, occupancy_text

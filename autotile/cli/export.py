@@ -9,7 +9,6 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotile.cli.application import examples
 from autotile.cli.arguments import (
     ArchitectureOption,
     DatabaseOption,
@@ -19,7 +18,7 @@ from autotile.cli.arguments import (
     SizesArgument,
 )
 from autotile.cli.completion import complete_device
-from autotile.cli.output import show
+from autotile.cli.output import examples, show
 from autotile.cli.tables import below, facts
 from autotile.core.text import plural
 

@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotile.cli.application import examples
 from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption
 from autotile.cli.export import transfer_document, transfer_table
-from autotile.cli.output import show
+from autotile.cli.output import examples, show
 
 
 def import_(

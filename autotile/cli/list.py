@@ -8,9 +8,8 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotile.cli.application import examples
 from autotile.cli.arguments import DatabaseOption, JsonOption, OptionalKernelArgument
-from autotile.cli.output import show
+from autotile.cli.output import examples, show
 from autotile.cli.studies import STUDY_HEADINGS, study_columns, study_document
 from autotile.cli.tables import RIGHT, Listing, below, facts, title
 from autotile.core.model import config_text

@@ -8,9 +8,8 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from autotile.cli.application import examples
 from autotile.cli.arguments import DatabaseOption, JsonOption, OptionalKernelArgument
-from autotile.cli.output import show
+from autotile.cli.output import examples, show
 from autotile.cli.tables import RIGHT, Listing
 from autotile.core.text import NOTHING, duration_text, moment_text, sizes_text, time_text
 

@@ -8,9 +8,8 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autotile.cli.application import examples
 from autotile.cli.arguments import DeviceOption, JsonOption
-from autotile.cli.output import notice, show
+from autotile.cli.output import examples, notice, show
 from autotile.cli.tables import RIGHT, below, facts, table, title
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Occupancy

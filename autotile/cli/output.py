@@ -5,14 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from textwrap import wrap
 from typing import IO, Any, TypeVar
 
+import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from autotile.cli.tables import Trimmed
 
 Result = TypeVar("Result")
+
+NOTHING_FOUND = 1
+BAD_INPUT = 2
+INTERRUPTED = 130
+"""128 + SIGINT, as in a shell."""
+
+_EXAMPLE_WIDTH = 70
+"""Characters of an example, so that it fits in 80 columns with its indent and a backslash."""
 
 _UNLIMITED_WIDTH = 10_000
 """Width in characters if the stream is no terminal: a line that a script reads is not wrapped."""
@@ -70,3 +80,16 @@ def console(stream: IO[str]) -> Console:
     """Return a console that prints text as it is, without markup, emoji codes or highlighting."""
     width = None if stream.isatty() else _UNLIMITED_WIDTH
     return Console(file=stream, markup=False, emoji=False, highlight=False, width=width)
+
+
+def examples(*lines: str) -> str:
+    """Return the end of a command's help: command lines to copy, with long ones continued by a backslash."""
+    broken = (" \\\n      ".join(wrap(line, _EXAMPLE_WIDTH, break_on_hyphens=False)) for line in lines)
+    return "\n".join(["Examples:", *(f"  {line}" for line in broken)])
+
+
+def help_without_command(context: typer.Context) -> None:
+    """Print the help of a group if none of its commands is named."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Group, RenderableType
 
-from autotile.cli.application import examples
 from autotile.cli.arguments import DeviceOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
-from autotile.cli.output import notice, show
+from autotile.cli.output import examples, notice, show
 from autotile.cli.tables import RIGHT, below, facts, table, title
 from autotile.core.text import device_text, duration_text
 

@@ -8,10 +8,9 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from autotile.cli.application import examples
 from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
 from autotile.cli.completion import complete_outcome
-from autotile.cli.output import show
+from autotile.cli.output import examples, show
 from autotile.cli.studies import study_columns, study_document
 from autotile.cli.tables import RIGHT, Listing
 from autotile.core.model import config_text

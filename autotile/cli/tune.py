@@ -13,7 +13,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotile.cli.application import INTERRUPTED, NOTHING_FOUND, examples
 from autotile.cli.arguments import (
     DtypeOption,
     JsonOption,
@@ -23,7 +22,7 @@ from autotile.cli.arguments import (
     SizesArgument,
     with_search_options,
 )
-from autotile.cli.output import console, notice, show
+from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, console, examples, notice, show
 from autotile.cli.tables import RIGHT, Listing, below, facts, lines, table, title
 from autotile.core.model import Config, Outcome, Problem, config_key, config_text
 from autotile.core.text import (

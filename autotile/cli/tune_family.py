@@ -11,7 +11,6 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autotile.cli.application import INTERRUPTED, examples
 from autotile.cli.arguments import (
     DtypeOption,
     JsonOption,
@@ -20,7 +19,7 @@ from autotile.cli.arguments import (
     SearchArguments,
     with_search_options,
 )
-from autotile.cli.output import console, notice, show
+from autotile.cli.output import INTERRUPTED, console, examples, notice, show
 from autotile.cli.tables import RIGHT, below, facts, table, title
 from autotile.cli.tune import MAX_CONFIGS, MAX_POINTS
 from autotile.core.model import config_text

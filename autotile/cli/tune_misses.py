@@ -9,7 +9,6 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotile.cli.application import NOTHING_FOUND, examples
 from autotile.cli.arguments import (
     JsonOption,
     OptionalKernelArgument,
@@ -17,7 +16,7 @@ from autotile.cli.arguments import (
     SearchArguments,
     with_search_options,
 )
-from autotile.cli.output import notice, show
+from autotile.cli.output import NOTHING_FOUND, examples, notice, show
 from autotile.cli.tables import below
 from autotile.cli.tune import exit_after, live_progress, tune_document, tune_table
 from autotile.core.text import duration_text, plural

@@ -8,9 +8,8 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from autotile.cli.application import INTERRUPTED, NOTHING_FOUND, examples
 from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
-from autotile.cli.output import notice, show
+from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, examples, notice, show
 from autotile.cli.studies import timed_config_document
 from autotile.cli.tables import RIGHT, Listing
 from autotile.core.model import config_text

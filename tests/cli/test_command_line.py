@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 import autotile
 from autotile import __version__
-from autotile.cli.application import CommandLine, app, examples
+from autotile.cli.application import CommandLine, app
+from autotile.cli.output import examples
 from autotile.settings import child_environment
 
 HEAVY = ("optuna", "kernel_tuner", "cupy", "sqlalchemy", "torch")
