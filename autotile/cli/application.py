@@ -13,7 +13,14 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from autotile import __version__
-from autotile.cli.output import BAD_INPUT, INTERRUPTED, NOTHING_FOUND, help_without_command, show_error
+from autotile.cli.output import (
+    BAD_INPUT,
+    INTERRUPTED,
+    NOTHING_FOUND,
+    CommandInterruptedError,
+    help_without_command,
+    show_error,
+)
 from autotile.errors import AutotileError, InputError
 
 EVERYDAY, RESULTS, EXCHANGE, CARE = "Everyday", "Results", "Exchange", "Care"
@@ -43,10 +50,6 @@ COMMANDS = (
     ("db", CARE),
 )
 """Modules of the commands, each with its panel, in the order of the help."""
-
-
-class CommandInterruptedError(AutotileError):
-    """Ctrl-C ended a command before it had a result; the message states what is kept."""
 
 
 class CommandLine(TyperGroup):

@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from autotile.cli.tables import Trimmed
+from autotile.errors import AutotileError
 
 Result = TypeVar("Result")
 
@@ -26,6 +27,10 @@ _EXAMPLE_WIDTH = 70
 
 _UNLIMITED_WIDTH = 10_000
 """Width in characters if the stream is no terminal: a line that a script reads is not wrapped."""
+
+
+class CommandInterruptedError(AutotileError):
+    """Ctrl-C ended a command before it had a result; the message states what is kept."""
 
 
 def show(

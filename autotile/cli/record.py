@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from autotile.cli.application import CommandInterruptedError
 from autotile.cli.arguments import (
     MEASUREMENT,
     DatabaseOption,
@@ -21,7 +20,7 @@ from autotile.cli.arguments import (
     check_seed,
 )
 from autotile.cli.export import transfer_document, transfer_table
-from autotile.cli.output import examples, show
+from autotile.cli.output import CommandInterruptedError, examples, show
 from autotile.cli.tune import live_progress
 from autotile.core.text import plural
 
