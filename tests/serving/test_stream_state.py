@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from autotile.cuda.launch import ParameterBlock
-from autotile.kernel.launch import TensorMap
+from autotile.kernel.tensor_maps import TensorMap
 from autotile.serving import launching
 from autotile.serving import stream_state as lanes
 from autotile.serving.arrays import Facts, Slot
