@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotile.kernel.launch import Workspace
+from autotile.kernel.arguments import Workspace
 from autotile.serving import stream_state as stream_workspaces
 from autotile.serving.stream_state import StreamWorkspaces
 
