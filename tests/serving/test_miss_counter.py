@@ -183,16 +183,6 @@ class TestWhenCountsAreWritten:
         assert counted() == {8192: 2}
         assert len(launched) == 2
 
-    def test_a_deleted_dispatcher_writes_the_rest(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        store.put(4096, BEST)
-        counter = miss_counter.MissCounter()
-        kernel = store.ask(8192)
-        monkeypatch.setattr(kernel, "report_calls", lambda _: None)
-        counter.watch(read_settings().database, kernel)
-        kernel.calls = 5
-        del counter
-        assert counted() == {8192: 5}
-
 
 @pytest.mark.usefixtures("live_gpu")
 class TestDatabases:
