@@ -1,8 +1,9 @@
-"""Count the calls of kernels that were served as a fallback, and add them to the tuning database.
+"""Count the calls of kernels that were served as a fallback, and add the counts to the tuning database.
 
-The calling thread writes the counts itself: after the first call of each kernel, and then when its number of calls has
-doubled. Writing takes at most 1 % of the time, so in a hot loop a doubling may pass unwritten; a process that is killed
-loses less than half of its counts, or the calls of a fraction of a second. The rest is written when the process ends.
+The calling thread writes the counts: after the first call of each kernel, and then whenever its number of calls has
+doubled. To limit the overhead to 1 % of the time, a write is followed by a pause of 100 times its duration (some
+milliseconds), in which doublings are ignored. The rest is written when the process ends. A process that is killed loses
+no kernel that was called, and of the calls of a kernel less than half, or those made during a pause.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from autotile.serving.bound import BoundKernel
 
 _MAX_SHARE = 0.01
-"""Share of the time that writing counts may take, beyond the first call of a kernel, which has to load it anyway."""
+"""Maximum share of the time spent writing, apart from first calls, which take long anyway as they load the kernel."""
 _CALL_TIMEOUT_S = 0.05
-"""Maximum wait within a call for another process that writes to the database."""
+"""Maximum wait for a locked database, within a call."""
 _EXIT_TIMEOUT_S = 5.0
-"""The same at the end of the process, when nothing else waits."""
+"""Maximum wait for a locked database, and for another thread that is writing, when the process ends."""
 _CONNECT_TIMEOUT_S = 2
 """Maximum wait for a connection to a database server, the shortest that libpq takes."""
 
@@ -57,29 +58,31 @@ class _Watched:
 
 
 class _ProcessCounts:
-    """Counts of one process; those of its parent are the parent's to write."""
+    """Counts of one process."""
 
     def __init__(self) -> None:
         self.watched: list[_Watched] = []
         self._lock = threading.Lock()
         self._resume_s = 0.0
-        """Time before which only first calls are written."""
+        """End of the pause."""
         self._failed = False
 
     def report(self, watched: _Watched, *, is_first: bool) -> None:
-        """Write the counts after a call if it is time to; never wait for another thread."""
+        """Write the counts after a call, unless this is a pause or another thread is writing."""
         if time.monotonic() >= self._resume_s:
             self.write(self.watched, _CALL_TIMEOUT_S, wait_s=0.0)
         elif is_first and not self._failed:
             self.write([watched], _CALL_TIMEOUT_S, wait_s=0.0)
 
     def write(self, watched: Iterable[_Watched], timeout_s: float, wait_s: float) -> None:
-        """Write what the database does not have yet; what cannot be written stays for the next time.
+        """Write the counts that the database does not have; those that cannot be written are kept for the next time.
 
         Parameters
         ----------
+        watched
+            Kernels to write.
         timeout_s
-            Maximum wait for another process that writes to the database.
+            Maximum wait for a locked database.
         wait_s
             Maximum wait for another thread that is writing.
         """
@@ -102,15 +105,16 @@ class _ProcessCounts:
 class MissCounter:
     """Counts calls of kernels that were served as a fallback, in this process and in its children.
 
-    A forked child counts the kernels that it was served itself. It cannot call those of its parent: CUDA, which serving
-    on a device initializes, does not work in the children that a process forks afterwards.
+    A forked child counts the kernels that it was served itself, and leaves those of its parent to the parent. It could
+    not call them: serving for a device initializes CUDA, which then cannot be used in children that are forked later
+    ("The CUDA runtime does not support the fork start method": PyTorch, "Multiprocessing best practices").
     """
 
     def __init__(self) -> None:
         self._by_process: dict[int, _ProcessCounts] = {}
 
     def watch(self, location: str, kernel: BoundKernel) -> None:
-        """Count the calls of a kernel from now on, in the database at ``location`` if there is one."""
+        """Count the calls of a kernel from now on, for the database at ``location``; none is created."""
         watched = _Watched(location, kernel)
         self._counts().watched.append(watched)
         kernel.report_calls(partial(self._report, watched))
@@ -130,7 +134,7 @@ class MissCounter:
         return tuple(watched.kernel for watched in self._counts().watched)
 
     def _report(self, watched: _Watched, calls: int) -> int:
-        """Handle a call; return the number of calls at which to be called again."""
+        """Write the counts if it is time to, and return the number of calls at which to check again."""
         self._counts().report(watched, is_first=calls == 1)
         return 2 * calls
 
@@ -139,20 +143,21 @@ class MissCounter:
         counts = self._by_process.get(process)
         if counts is None:
             new = _ProcessCounts()
-            counts = self._by_process.setdefault(process, new)  # of threads that come together, one makes it
-            if counts is new:
-                self._write_at_exit(new)
+            counts = self._by_process.setdefault(process, new)
+            if counts is new:  # rather than that of another thread
+                _write_at_exit(new)
         return counts
 
-    def _write_at_exit(self, counts: _ProcessCounts) -> None:
-        """Write the rest when this process ends, or when the counter is deleted.
 
-        `weakref.finalize` would miss the children that `multiprocessing` forks: they end without running `atexit`
-        functions, but do run these finalizers, which no other process runs.
-        """
-        from multiprocessing.util import Finalize
+def _write_at_exit(counts: _ProcessCounts) -> None:
+    """Write the rest when this process ends.
 
-        Finalize(self, counts.write, (counts.watched, _EXIT_TIMEOUT_S, _EXIT_TIMEOUT_S), exitpriority=0)
+    Unlike functions of `atexit`, finalizers of `multiprocessing` also run in the children that it forks, and never in a
+    child of the process that made them.
+    """
+    from multiprocessing.util import Finalize
+
+    Finalize(None, counts.write, (counts.watched, _EXIT_TIMEOUT_S, _EXIT_TIMEOUT_S), exitpriority=0)
 
 
 def _write(location: str, watched: list[_Watched], timeout_s: float) -> bool:
@@ -164,7 +169,7 @@ def _write(location: str, watched: list[_Watched], timeout_s: float) -> bool:
     ]
     try:
         written = _add_misses(location, misses, timeout_s)
-    except Exception:  # whatever happens to a database, the kernel has been launched and the program goes on
+    except Exception:  # a database must not disturb the program, which has launched its kernel
         return False
     if written:
         for one, total in zip(watched, totals, strict=True):

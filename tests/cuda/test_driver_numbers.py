@@ -1,4 +1,4 @@
-"""Numbers of cuda.h that are written down here are those of the bindings."""
+"""Constants of cuda.h in the package equal those of the bindings."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Kernels with flags, workspaces, tensor maps and clusters compile, for the target and with the macros they ask for."""
+"""Kernels with flags, workspaces, tensor maps and clusters compile for their target and with their macros."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Graphs of one launch: how many there are, what is done when CUDA refuses, when they may be destroyed."""
+"""Graphs of one launch: their number, errors of CUDA, and their destruction."""
 
 import gc
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ PLACES = 4
 
 
 class RefusedError(RuntimeError):
-    """What CUDA says."""
+    """Error of CUDA."""
 
 
 class Cuda:
-    """As much of CuPy as making a graph takes; it tells when graphs and streams are destroyed."""
+    """The part of CuPy that makes graphs; it records when graphs and streams are destroyed."""
 
     def __init__(self) -> None:
         self.cuda = self.runtime = self.driver = self
@@ -58,7 +58,7 @@ class Cuda:
 
 
 class Handle:
-    """Something that is destroyed with the last reference."""
+    """An object that is destroyed with the last reference to it."""
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda

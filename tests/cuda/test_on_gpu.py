@@ -1,4 +1,4 @@
-"""The worker's own tools, on a real device."""
+"""Support kernels, buffers, references, timers and telemetry on a device."""
 
 from pathlib import Path
 

@@ -50,7 +50,7 @@ def test_arrays_of_another_device_are_not_taken() -> None:
 
 
 def test_a_launch_is_found_again_by_all_that_its_arrays_are() -> None:
-    """Arrays on the same memory that differ in anything are other arrays."""
+    """Arrays on the same memory that differ in any property have different signatures."""
     library = CupyLibrary()
     first = array((8, 4), np.float32)
     views = (first, first.reshape(32), first.view(np.int32), first.reshape(4, 8).T, array((8, 4), np.float32, 4096))

@@ -1,4 +1,4 @@
-"""Bundles: made, served without compiler and database, and refused where they are not what they were."""
+"""Bundles: written, served without a compiler or a database, and refused if damaged."""
 
 import json
 import os
@@ -37,12 +37,12 @@ SLOW = {"THREADS": 64, "WORK": 2}
 
 
 @pytest.fixture
-def bundle(shelf: Any, tmp_path: Path) -> Path:
+def bundle(store: Any, tmp_path: Path) -> Path:
     """A bundle of two problems that were tuned on an H200."""
-    shelf.put(4096, FAST)
-    shelf.put(65536, SLOW, time_us=20.0)
+    store.put(4096, FAST)
+    store.put(65536, SLOW, time_us=20.0)
     path = tmp_path / "app.autotile"
-    exchange.bundle(shelf.path, output=path)
+    exchange.bundle(store.path, output=path)
     return path
 
 
@@ -52,7 +52,7 @@ def ask(bundle: Path, n: int, device: str = "h200", **named: Any) -> Any:
 
 
 def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
-    """Write the archive anew with other members."""
+    """Rewrite the archive with changed members."""
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     change(members)
@@ -76,9 +76,9 @@ class TestServing:
         assert kernel.resources.registers > 0
         assert f"It comes from the bundle {bundle}, compiled for sm_90" in kernel.explain()
 
-    def test_without_compiler_database_and_template(self, bundle: Path, shelf: Any) -> None:
+    def test_without_compiler_database_and_template(self, bundle: Path, store: Any) -> None:
         """In a process that can import neither NVRTC nor SQLAlchemy, with the kernel's own files gone."""
-        for path in shelf.path.parent.iterdir():
+        for path in store.path.parent.iterdir():
             path.unlink()
         code = (
             "import sys\n"
@@ -106,10 +106,10 @@ class TestServing:
 
     @pytest.mark.parametrize("came_along", [False, True])
     def test_by_the_rule_of_a_family(
-        self, shelf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came_along: bool
+        self, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came_along: bool
     ) -> None:
-        """Its configurations are packed too, and it is asked where nothing is exact; be it the user's or autotile's."""
-        key = shelf.put(4096, FAST)
+        """Its configurations are packed as well, and it chooses if nothing is exact; a user's rule or a shipped one."""
+        key = store.put(4096, FAST)
         other = {"THREADS": 32, "WORK": 1}
         point = RulePoint({"n": 4096}, ((10.0, 9.9, 10.1),) * 2, 10.0, 0.0, None)
         configs = (RuleConfig(FAST, None, 2), RuleConfig(other, None, 2))
@@ -125,7 +125,7 @@ class TestServing:
             stored = StoredRule(replace(key, sizes={}), device, rule, datetime(2026, 1, 1, tzinfo=UTC))
             write_rules(tmp_path / "families" / "h200.scale.json", [stored])
             monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
-        exchange.bundle(shelf.path, output=tmp_path / "x")
+        exchange.bundle(store.path, output=tmp_path / "x")
         served = {n: ask(tmp_path / "x", n) for n in (4096, 4000, 8000, 200_000)}
         assert {n: kernel.tier for n, kernel in served.items()} == {
             4096: "exact",
@@ -146,7 +146,7 @@ class TestServing:
             get_best_kernel("sgemm_2d", M=1, N=1, K=1, device="h200", bundle=bundle)
 
     def test_members_are_read_when_they_are_needed(self, bundle: Path) -> None:
-        """A damaged cubin is found where it would be served, before any launch, and harms no other."""
+        """A damaged cubin is detected when it would be served, before any launch, and does not affect the others."""
         needed = ask(bundle, 4096)
         kernel = Bundle(bundle).kernel("scale")
         (other,) = [c.member for c in kernel.cubins if c.config == SLOW]
@@ -183,10 +183,10 @@ class TestArchitectures:
             ask(bundle, 4096, device="a100")
         assert "from the database and the compiler of this machine" in str(caught.value)
 
-    def test_several(self, shelf: Any, tmp_path: Path) -> None:
-        shelf.put(4096, FAST)
+    def test_several(self, store: Any, tmp_path: Path) -> None:
+        store.put(4096, FAST)
         path = tmp_path / "both.autotile"
-        written = exchange.bundle(shelf.path, output=path, architectures=["sm_90", "sm_80", "sm_86"])
+        written = exchange.bundle(store.path, output=path, architectures=["sm_90", "sm_80", "sm_86"])
         assert written.kernels[0].architectures == ("sm_90", "sm_80", "sm_86")
         assert ask(path, 4096).tier == "exact"
         for device, target in (("a100", "sm_80"), ("rtx-3090", "sm_86"), ("rtx-4090", "sm_86")):
@@ -194,41 +194,41 @@ class TestArchitectures:
             assert (kernel.tier, kernel.config) == ("transferred", FAST)
             assert f"compiled for {target}" in kernel.explain()
 
-    def test_one_that_the_compiler_does_not_know(self, shelf: Any, tmp_path: Path) -> None:
-        shelf.put(4096, FAST)
+    def test_one_that_the_compiler_does_not_know(self, store: Any, tmp_path: Path) -> None:
+        store.put(4096, FAST)
         with pytest.raises(InputError, match="'sm_9' is no architecture"):
-            exchange.bundle(shelf.path, output=tmp_path / "x", architectures=["sm_9"])
+            exchange.bundle(store.path, output=tmp_path / "x", architectures=["sm_9"])
 
-    def test_what_is_not_tuned_can_be_bundled_for_a_named_one(self, shelf: Any, tmp_path: Path) -> None:
+    def test_what_is_not_tuned_can_be_bundled_for_a_named_one(self, store: Any, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"nothing is tuned of scale.*--arch"):
-            exchange.bundle(shelf.path, output=tmp_path / "x")
-        exchange.bundle(shelf.path, output=tmp_path / "x", architectures=["sm_90"])
+            exchange.bundle(store.path, output=tmp_path / "x")
+        exchange.bundle(store.path, output=tmp_path / "x", architectures=["sm_90"])
         assert ask(tmp_path / "x", 4096).tier == "default"
 
 
 class TestMaking:
-    def test_equal_contents_make_equal_files(self, bundle: Path, shelf: Any, tmp_path: Path) -> None:
-        exchange.bundle(shelf.path, output=tmp_path / "again")
+    def test_equal_contents_make_equal_files(self, bundle: Path, store: Any, tmp_path: Path) -> None:
+        exchange.bundle(store.path, output=tmp_path / "again")
         assert (tmp_path / "again").read_bytes() == bundle.read_bytes()
 
-    def test_one_problem_alone(self, bundle: Path, shelf: Any, tmp_path: Path) -> None:
-        exchange.bundle([(shelf.path, {"n": 65536})], output=tmp_path / "one")
+    def test_one_problem_alone(self, bundle: Path, store: Any, tmp_path: Path) -> None:
+        exchange.bundle([(store.path, {"n": 65536})], output=tmp_path / "one")
         held = Bundle(tmp_path / "one").kernel("scale")
         assert [dict(w.key.sizes) for w in held.winners] == [{"n": 65536}]
         assert {json.dumps(c.config) for c in held.cubins} == {json.dumps(SLOW), '{"THREADS": 128, "WORK": 1}'}
 
-    def test_one_that_is_not_tuned(self, bundle: Path, shelf: Any, tmp_path: Path) -> None:
+    def test_one_that_is_not_tuned(self, bundle: Path, store: Any, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="scale n=5000 is not tuned; tuned is n=65536; n=4096"):
-            exchange.bundle([(shelf.path, {"n": 5000})], output=tmp_path / "one")
+            exchange.bundle([(store.path, {"n": 5000})], output=tmp_path / "one")
 
-    def test_results_of_another_version_are_left_out(self, shelf: Any, tmp_path: Path) -> None:
-        shelf.put(4096, FAST, template_hash="0" * 64)
+    def test_results_of_another_version_are_left_out(self, store: Any, tmp_path: Path) -> None:
+        store.put(4096, FAST, template_hash="0" * 64)
         with pytest.raises(InputError, match="nothing is tuned of scale"):
-            exchange.bundle(shelf.path, output=tmp_path / "x")
+            exchange.bundle(store.path, output=tmp_path / "x")
 
-    def test_a_winner_of_a_gpu_that_is_compiled_for_elsewhere(self, shelf: Any, tmp_path: Path) -> None:
-        shelf.put(4096, FAST, device=replace(device_profile("a100"), source="cuda"))
-        exchange.bundle(shelf.path, output=tmp_path / "x")
+    def test_a_winner_of_a_gpu_that_is_compiled_for_elsewhere(self, store: Any, tmp_path: Path) -> None:
+        store.put(4096, FAST, device=replace(device_profile("a100"), source="cuda"))
+        exchange.bundle(store.path, output=tmp_path / "x")
         assert ask(tmp_path / "x", 4096, device="a100").tier == "exact"
 
     def test_words(self) -> None:
@@ -242,7 +242,7 @@ class TestMaking:
 
 
 class TestRefusals:
-    """Nothing is served from a bundle that is not what was written; no refusal is a traceback."""
+    """Nothing is served from a bundle that was changed, and every refusal is a `BundleError`."""
 
     def test_missing_folder_and_other_files(self, tmp_path: Path) -> None:
         for path in (tmp_path / "nothing", tmp_path):
@@ -260,7 +260,7 @@ class TestRefusals:
                 ask(bundle, 4096)
 
     def test_a_changed_byte_anywhere(self, bundle: Path) -> None:
-        """Every member is read; a change between members (the archive's own structure) may do no harm."""
+        """Every member is checked; a change in the structure of the archive may be harmless."""
         whole = bundle.read_bytes()
         kernel = ask(bundle, 4096)
         sound = kernel._packed.read()
@@ -335,7 +335,7 @@ class TestRefusals:
 
 
 def seal(members: dict[str, bytes]) -> None:
-    """Write the manifest that a forger would write."""
+    """Write a manifest that matches the changed members."""
     import hashlib
 
     manifest = json.loads(members[MANIFEST])

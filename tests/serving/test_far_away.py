@@ -1,4 +1,4 @@
-"""What is served far from where anything was tuned: what a search would try there."""
+"""Far from all tuned sizes, only configurations are served that a search would try there."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_a_winner_nearby_is_served_though_a_search_would_not_try_it() -> None:
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("sizes", [(2, 4096, 4096), (64, 64, 8192), (16, 4096, 7168), (4096, 16, 512)])
 def test_an_untuned_kernel_is_served_as_a_search_would_begin(name: str, sizes: tuple[int, int, int]) -> None:
-    """And there is always a space to search where anything is right."""
+    """If any configuration is valid, there is a space to search."""
     kernel = load_kernel(name)
     problem = problem_of(name, **dict(zip("MNK", sizes, strict=True)))
     chosen = choose(kernel, problem, H200, "13.0", [])

@@ -1,4 +1,4 @@
-"""Which kernel computes a product, without a device."""
+"""Choice of the kernel of a matrix product, without a device."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ PRODUCT = Product(2048, 2048, 2048)
 
 
 def store_winner(name: str, product: Product, time_us: float) -> None:
-    """Store the default of a kernel as what tuning would have found for a product."""
+    """Store a kernel's default configuration as the winner for a product."""
     kernel, device = load_kernel(name), replace(device_profile("h200"), source="cuda")
     problem = resolve_problem(kernel.spec, product.sizes_for(kernel.spec) or {}, product.dtype)
     measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)

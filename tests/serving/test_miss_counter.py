@@ -1,4 +1,4 @@
-"""Counting the calls of fallbacks: when they are written, by which process, and what a database may do meanwhile."""
+"""Counting the calls of fallbacks: when counts are written, by which process, and to databases in any state."""
 
 import signal
 import sqlite3
@@ -83,7 +83,7 @@ def call(kernel: BoundKernel, times: int = 1) -> None:
 
 
 class Clock:
-    """A clock that moves when it is told to."""
+    """A clock that is set by the test."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -113,14 +113,14 @@ def slow_writes(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("live_gpu")
 class TestWhenCountsAreWritten:
-    def test_serving_writes_nothing(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        shelf.put(4096, BEST)
+    def test_serving_writes_nothing(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        store.put(4096, BEST)
         monkeypatch.setattr(miss_counter, "_write", lambda *_: pytest.fail("written while serving"))
-        assert shelf.ask(8192, device=None).tier == "nearest"
+        assert store.ask(8192, device=None).tier == "nearest"
 
-    def test_a_kernel_that_was_never_called_counts_as_one_call(self, shelf: Any) -> None:
-        shelf.put(4096, BEST)
-        called, never_called = shelf.ask(8192, device=None), shelf.ask(500, device=None)
+    def test_a_kernel_that_was_never_called_counts_as_one_call(self, store: Any) -> None:
+        store.put(4096, BEST)
+        called, never_called = store.ask(8192, device=None), store.ask(500, device=None)
         call(called, 7)
         default_dispatcher.misses.flush()
         assert counted() == {8192: 7, 500: 1}
@@ -131,18 +131,18 @@ class TestWhenCountsAreWritten:
         assert counted() == {8192: 9, 500: 1}
 
     @pytest.mark.usefixtures("clock")
-    def test_the_first_call_and_each_doubling(self, shelf: Any) -> None:
-        """Where writing takes no time; so a killed process loses less than half of its calls."""
-        shelf.put(4096, BEST)
-        kernel = shelf.ask(8192, device=None)
+    def test_the_first_call_and_each_doubling(self, store: Any) -> None:
+        """If writing takes no time; a killed process then loses less than half of its calls."""
+        store.put(4096, BEST)
+        kernel = store.ask(8192, device=None)
         for calls in range(1, 70):
             call(kernel)
             assert counted() == {8192: 2 ** (calls.bit_length() - 1)}
 
     @pytest.mark.usefixtures("slow_writes")
-    def test_writing_takes_one_percent_of_the_time(self, shelf: Any, clock: Clock) -> None:
-        shelf.put(4096, BEST)
-        kernel = shelf.ask(8192, device=None)
+    def test_writing_takes_one_percent_of_the_time(self, store: Any, clock: Clock) -> None:
+        store.put(4096, BEST)
+        kernel = store.ask(8192, device=None)
         call(kernel, 1000)
         assert counted() == {8192: 1}
         clock.now_s += 99.0
@@ -153,26 +153,26 @@ class TestWhenCountsAreWritten:
         assert counted() == {8192: 2048}
 
     @pytest.mark.usefixtures("slow_writes")
-    def test_first_calls_are_written_at_any_time(self, shelf: Any) -> None:
-        shelf.put(4096, BEST)
+    def test_first_calls_are_written_at_any_time(self, store: Any) -> None:
+        store.put(4096, BEST)
         for n in (8192, 500, 700):
-            call(shelf.ask(n, device=None), 3)
+            call(store.ask(n, device=None), 3)
         assert counted() == {8192: 1, 500: 1, 700: 1}
 
     @pytest.mark.usefixtures("slow_writes")
-    def test_a_write_includes_the_other_kernels(self, shelf: Any, clock: Clock) -> None:
-        """Or the first of many kernels that are called in turn would always come before the others."""
-        shelf.put(4096, BEST)
-        kernels = [shelf.ask(n, device=None) for n in (8192, 500)]
+    def test_a_write_includes_the_other_kernels(self, store: Any, clock: Clock) -> None:
+        """Otherwise, of several kernels that are called alternately, always the same one would be written."""
+        store.put(4096, BEST)
+        kernels = [store.ask(n, device=None) for n in (8192, 500)]
         for kernel in kernels:
             call(kernel, 100)
         clock.now_s += 200.0
         call(kernels[0], 28)
         assert counted() == {8192: 128, 500: 100}
 
-    def test_bound_launches_are_counted(self, shelf: Any) -> None:
-        shelf.put(4096, BEST)
-        kernel = shelf.ask(8192, device=None)
+    def test_bound_launches_are_counted(self, store: Any) -> None:
+        store.put(4096, BEST)
+        kernel = store.ask(8192, device=None)
         launched: list[None] = []
         kernel._launcher = SimpleNamespace(bind=lambda *_: lambda: launched.append(None))
         launch = kernel.bind(None, None)
@@ -183,51 +183,41 @@ class TestWhenCountsAreWritten:
         assert counted() == {8192: 2}
         assert len(launched) == 2
 
-    def test_a_deleted_dispatcher_writes_the_rest(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        shelf.put(4096, BEST)
-        counter = miss_counter.MissCounter()
-        kernel = shelf.ask(8192)
-        monkeypatch.setattr(kernel, "report_calls", lambda _: None)
-        counter.watch(read_settings().database, kernel)
-        kernel.calls = 5
-        del counter
-        assert counted() == {8192: 5}
-
 
 @pytest.mark.usefixtures("live_gpu")
 class TestDatabases:
-    def test_none_is_made(self, shelf: Any) -> None:
-        call(shelf.ask(8192, device=None))
+    def test_none_is_made(self, store: Any) -> None:
+        call(store.ask(8192, device=None))
         default_dispatcher.misses.flush()
         assert not Path(read_settings().database).exists()
 
-    def test_a_url_of_a_file(self, shelf: Any) -> None:
-        shelf.put(4096, BEST)
-        call(shelf.ask(8192, device=None, database=f"sqlite:///{read_settings().database}"))
+    def test_a_url_of_a_file(self, store: Any) -> None:
+        store.put(4096, BEST)
+        call(store.ask(8192, device=None, database=f"sqlite:///{read_settings().database}"))
         assert counted() == {8192: 1}
 
-    def test_a_server_is_waited_for_a_few_seconds_at_most(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_server_is_waited_for_a_few_seconds_at_most(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         opened: list[str] = []
 
         def note(location: str) -> None:
             opened.append(location)
 
-        kernel = shelf.ask(8192, device=None)
+        kernel = store.ask(8192, device=None)
         monkeypatch.setattr(Database, "open_readonly", note)
         default_dispatcher.misses.watch("postgresql://me:secret@far.away/db", kernel)
         call(kernel)
         assert opened == ["postgresql+psycopg://me:secret@far.away/db?connect_timeout=2"]
 
-    def test_no_sql_engine_is_needed(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        shelf.put(4096, BEST)
+    def test_no_sql_engine_is_needed(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        store.put(4096, BEST)
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "autotile.database.database", None)
-            call(shelf.ask(8192, device=None))
+            call(store.ask(8192, device=None))
         assert counted() == {8192: 1}
 
-    def test_counts_that_cannot_be_written_are_kept(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        shelf.put(4096, BEST)
-        kernel = shelf.ask(8192, device=None)
+    def test_counts_that_cannot_be_written_are_kept(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        store.put(4096, BEST)
+        kernel = store.ask(8192, device=None)
         with monkeypatch.context() as patch:
             patch.setattr(miss_counter, "add_misses_fast", lambda *_, **__: False)
             call(kernel, 5)
@@ -236,20 +226,20 @@ class TestDatabases:
         default_dispatcher.misses.flush()
         assert counted() == {8192: 5}
 
-    def test_no_error_reaches_the_caller(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_error_reaches_the_caller(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: Any, **__: Any) -> None:
             raise RuntimeError("out of order")
 
-        shelf.put(4096, BEST)
-        kernel = shelf.ask(8192, device=None)
+        store.put(4096, BEST)
+        kernel = store.ask(8192, device=None)
         monkeypatch.setattr(miss_counter, "add_misses_fast", fail)
         call(kernel, 5)
         default_dispatcher.misses.flush()
         assert kernel.calls == 5
 
-    def test_a_locked_one_delays_one_call_for_a_moment(self, shelf: Any) -> None:
-        shelf.put(4096, BEST)
-        kernels = [shelf.ask(n, device=None) for n in (8192, 500, 700)]
+    def test_a_locked_one_delays_one_call_for_a_moment(self, store: Any) -> None:
+        store.put(4096, BEST)
+        kernels = [store.ask(n, device=None) for n in (8192, 500, 700)]
         with closing(sqlite3.connect(read_settings().database, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             start_s = time.monotonic()
@@ -261,9 +251,9 @@ class TestDatabases:
         default_dispatcher.misses.flush()
         assert counted() == {8192: 1000, 500: 1000, 700: 1000}
 
-    def test_a_call_does_not_wait_for_another_thread(self, shelf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        shelf.put(4096, BEST)
-        kernel, other = shelf.ask(8192, device=None), shelf.ask(500, device=None)
+    def test_a_call_does_not_wait_for_another_thread(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        store.put(4096, BEST)
+        kernel, other = store.ask(8192, device=None), store.ask(500, device=None)
         writing, go_on = threading.Event(), threading.Event()
         add_misses: Callable[..., bool] = miss_counter.add_misses_fast
 
@@ -293,17 +283,17 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(("how", "in_children"), [("fork", 110), ("forkserver", 110), ("spawn", 110), ("os.fork", 10)])
 @pytest.mark.parametrize("alone", [False, True])
 def test_every_process_writes_its_calls_at_its_end(
-    shelf: Any, tmp_path: Path, how: str, in_children: int, alone: bool
+    store: Any, tmp_path: Path, how: str, in_children: int, alone: bool
 ) -> None:
-    """Each its own, once: no child writes what its parent has counted and not written yet."""
-    shelf.put(4096, BEST)
-    done = run(tmp_path, str(shelf.path), how, "alone" if alone else "with its parent")
+    """Each writes its own calls once; a child does not write the unwritten counts of its parent."""
+    store.put(4096, BEST)
+    done = run(tmp_path, str(store.path), how, "alone" if alone else "with its parent")
     assert (done.returncode, done.stderr) == (0, "")
     assert counted() == {500: in_children} | ({} if alone else {8192: 7})
 
 
-def test_no_miss_of_a_killed_process_is_lost(shelf: Any, tmp_path: Path) -> None:
-    shelf.put(4096, BEST)
-    done = run(tmp_path, str(shelf.path), "kill", "with its parent")
+def test_no_miss_of_a_killed_process_is_lost(store: Any, tmp_path: Path) -> None:
+    store.put(4096, BEST)
+    done = run(tmp_path, str(store.path), "kill", "with its parent")
     assert done.returncode == -signal.SIGKILL
     assert counted().keys() == {8192}

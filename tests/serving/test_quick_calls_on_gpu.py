@@ -1,4 +1,4 @@
-"""Calls in a hot loop: the fast path does what a checked call does, on every stream and thread, and refuses it too."""
+"""The fast path of calls: same results and errors as a checked call, on every stream and in every thread."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -160,7 +160,7 @@ def test_a_parameter_of_a_module_is_a_tensor(tally: BoundKernel) -> None:
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_captured_by_cupy(tally: BoundKernel, cp: Any, warm: bool) -> None:
-    """Also at its first call, which loads the kernel and allocates its workspaces."""
+    """Also in the first call, which loads the kernel and allocates its workspaces."""
     x, y = _random(cp, 0), cp.zeros(N, np.float32)
     if warm:
         tally(x, y)
@@ -266,7 +266,7 @@ def test_bound_launches_follow_the_current_stream(tally: BoundKernel, cp: Any) -
 
 @pytest.mark.parametrize("on_null", [True, False])
 def test_launches_that_became_graphs(tally: BoundKernel, cp: Any, on_null: bool) -> None:
-    """They see what the arrays hold now, also where they are captured as part of another graph."""
+    """They read the current content of the arrays, also if they are captured into another graph."""
     stream = cp.cuda.Stream.null if on_null else cp.cuda.Stream(non_blocking=True)
     with stream:
         pairs = [(_random(cp, seed), cp.zeros(N, np.float32)) for seed in range(6)]
@@ -295,7 +295,7 @@ def test_launches_that_became_graphs(tally: BoundKernel, cp: Any, on_null: bool)
 
 
 def test_launches_let_go_of_while_a_stream_is_captured(tally: BoundKernel, cp: Any) -> None:
-    """By the thread that captures and by another, in the mode in which CUDA forbids most: the capture stays whole."""
+    """By the capturing thread or another one, in the strictest capture mode; the capture stays valid."""
     pairs = [(_random(cp, seed), cp.zeros(N, np.float32)) for seed in range(4)]
     with cp.cuda.Stream(non_blocking=True) as stream:
         for x, y in pairs * 3:

@@ -1,4 +1,4 @@
-"""Launches without a device: the parameters that they are made from, and from which thread and device they are made."""
+"""Launches without a device: their parameters, threads, devices and graphs."""
 
 import ctypes
 import threading
@@ -45,7 +45,7 @@ def test_tensor_maps_follow_the_addresses(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_parameters_lie_as_the_driver_reads_them() -> None:
-    """Each address is that of a value, and what is wider than a word starts on 64 bytes."""
+    """Each address is that of a value, and values wider than a word are aligned to 64 bytes."""
     wide = np.arange(16, dtype=np.uint64)
     block = ParameterBlock([np.float32(1.5), np.uint64(7), wide, np.int32(-2)], spare_words=1)
     addresses = np.frombuffer((ctypes.c_uint64 * 4).from_address(block.address), np.uint64)
@@ -59,7 +59,7 @@ def test_parameters_lie_as_the_driver_reads_them() -> None:
 
 
 class Cuda:
-    """A CUDA library of two devices, as far as a launch asks it: who has a context, what is current, what was launched.
+    """The part of CuPy that launches use, with two devices: contexts of threads, current device, launches.
 
     An array is a `SimpleNamespace` whose ``place`` is its device.
     """
@@ -101,7 +101,7 @@ class Cuda:
 
 
 class Arrays:
-    """The library of those arrays; its current stream is number 7."""
+    """Library of those arrays, whose current stream is 7."""
 
     def spec(self, *_: Any) -> ArraySpec:
         return ArraySpec(((),), ("float32",))
@@ -155,7 +155,7 @@ def launch_checked(kernel: Launcher, arguments: OneIn, cuda: Cuda, index: int, a
 
 
 def test_an_output_left_out_is_no_reason_to_leave_the_device(cuda: Cuda) -> None:
-    """On a second device that is not the current one, a call is not quick, and nothing is allocated elsewhere."""
+    """On a second device that is not current, the fast path does not apply, and nothing is allocated elsewhere."""
     arguments, array = OneIn(cuda), SimpleNamespace(place=1)
     kernel = Launcher(arguments, SimpleNamespace(pointer=0), 1, with_graphs=False)  # type: ignore[arg-type]
     assert kernel.launch_fast([array]) is None
@@ -170,7 +170,7 @@ def test_an_output_left_out_is_no_reason_to_leave_the_device(cuda: Cuda) -> None
 
 
 def test_a_thread_without_a_context_gets_one(cuda: Cuda) -> None:
-    """Also where it has the number of one that ended: threads are told apart by more than that."""
+    """Also if its identifier is that of a thread that has ended."""
     cuda.devices = 1
     arguments, array = OneIn(cuda), SimpleNamespace(place=0)
     kernel = Launcher(arguments, SimpleNamespace(pointer=0), 0, with_graphs=False)  # type: ignore[arg-type]
@@ -216,7 +216,7 @@ def test_an_error_of_the_driver_is_told(cuda: Cuda, monkeypatch: pytest.MonkeyPa
 
 
 class Graphs:
-    """Makes graphs, numbered from 1, until told to make no more."""
+    """Makes graphs, numbered from 1, unless ``refuses`` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = self.made = 0
@@ -243,7 +243,7 @@ def state() -> StreamState:
 
 
 def test_a_launch_that_comes_again_becomes_a_graph(cuda: Cuda, graphs: Graphs) -> None:
-    """And is launched as one, but while its stream is captured, where graphs are not allowed."""
+    """And is launched as one, except while its stream is captured, when graphs are not allowed."""
     arguments, arrays = OneIn(cuda), [SimpleNamespace(place=0), SimpleNamespace(place=0)]
     kernel = Launcher(arguments, SimpleNamespace(pointer=0), 0, with_graphs=True)  # type: ignore[arg-type]
     launch_checked(kernel, arguments, cuda, 0, arrays[0])
@@ -283,7 +283,7 @@ def test_arrays_that_never_come_again_cost_no_graphs(state: StreamState, graphs:
 
 
 def test_many_arrays_in_turn_make_few_graphs(state: StreamState, graphs: Graphs) -> None:
-    """More than are kept: those in use stay, and what made none would make others only after a long time."""
+    """If there are more than can be kept, those that were made stay for a long time."""
     for _ in range(50):
         for pointer in range(40):
             if (pointer,) not in state.graphs:
@@ -302,7 +302,7 @@ def test_graphs_of_arrays_that_are_gone_give_way(state: StreamState, graphs: Gra
 
 
 def test_patience_begins_anew_with_each_graph(state: StreamState, graphs: Graphs) -> None:
-    """Launches long ago on arrays that never came again say nothing about the graphs in use now."""
+    """Earlier launches on arrays that never came again do not affect the graphs in use."""
     for pointer in range(2000):
         state.keep_as_graph(0, (-pointer,))
     for _ in range(2):
@@ -328,7 +328,7 @@ def test_what_is_refused_is_asked_for_again_after_a_long_time(state: StreamState
 
 
 def test_a_careful_launch_leaves_the_graphs_alone(cuda: Cuda, graphs: Graphs) -> None:
-    """As calls with ``stream=`` are, which may come in turn with quick ones, also while the stream is captured."""
+    """As calls with ``stream=`` are, which may alternate with fast ones, also while the stream is captured."""
     cuda.devices = 1
     arguments, arrays = OneIn(cuda), [SimpleNamespace(place=0), SimpleNamespace(place=0)]
     kernel = Launcher(arguments, SimpleNamespace(pointer=0), 0, with_graphs=True)  # type: ignore[arg-type]

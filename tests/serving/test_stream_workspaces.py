@@ -1,4 +1,4 @@
-"""Workspaces of streams, without a device: whose memory is filled when, and how long it is kept."""
+"""Workspaces of streams, without a device: allocation, initialization and lifetime."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ EMPTY = Workspace("empty", "float32", (0, 4), zeroed=False)
 
 
 class Stream:
-    """A stream that notes what is done on it."""
+    """A stream that records the operations on it."""
 
     def __init__(self, cuda: "Cuda", pointer: int, *, captured: bool = False) -> None:
         self.cuda, self.ptr, self.captured = cuda, pointer, captured
@@ -36,7 +36,7 @@ class Stream:
 
 
 class Cuda:
-    """CuPy, as far as workspaces ask it."""
+    """The part of CuPy that workspaces use."""
 
     def __init__(self) -> None:
         self.cuda = self
