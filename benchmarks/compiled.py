@@ -30,7 +30,8 @@ from autotile.core.model import Outcome, Trial
 from autotile.exchange.recording import Recording, read_recording
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import load_kernel
-from autotile.search.search import Lookahead, Search, Shortlist
+from autotile.search.samplers import Lookahead
+from autotile.search.search import Search, Shortlist
 from autotile.space.limits import compiled_occupancy
 from autotile.space.search_space import SearchSpace
 

@@ -31,7 +31,7 @@ from autotile.exchange.shipped import write_winners
 from autotile.serving.bound import BoundKernel
 from autotile.serving.matmul import Product, best_matmul
 from autotile.settings import read_settings
-from autotile.workers.child import Shelf
+from autotile.workers.worker_pool import WorkerPool
 
 _HERE = Path(__file__).parent
 _WORTH_SHIPPING = 0.95
@@ -62,10 +62,12 @@ def main() -> None:
 def _rows(dtype: str, arguments: argparse.Namespace, seeds: Sequence[Seed]) -> Iterator[Row]:
     """Tune and time the products one by one."""
     database = arguments.database
-    with Shelf() as shelf:
+    with WorkerPool() as worker_pool:
         for shape in _read_shapes(arguments.shapes):
             product = Product(*shape, dtype=dtype, emulate=not arguments.no_emulation)
-            tuned = Tuned() if arguments.no_tune else tune_product(product, arguments.budget, database, shelf, seeds)
+            tuned = (
+                Tuned() if arguments.no_tune else tune_product(product, arguments.budget, database, worker_pool, seeds)
+            )
             yield race(product, _kernels(product, database), rounds=arguments.rounds, tuned=tuned)
 
 

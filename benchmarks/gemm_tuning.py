@@ -18,7 +18,7 @@ from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
-from autotile.workers.child import Shelf
+from autotile.workers.worker_pool import WorkerPool
 
 _FINALISTS = 6
 _SAMPLE_LIMIT_S = 0.05
@@ -40,7 +40,7 @@ class Tuned:
 
 
 def tune_product(
-    product: Product, budget_s: float, database: str | None, shelf: Shelf, seeds: Sequence[Seed] = ()
+    product: Product, budget_s: float, database: str | None, worker_pool: WorkerPool, seeds: Sequence[Seed] = ()
 ) -> Tuned:
     """Tune the kernels that may win; afterwards the database holds a result of each.
 
@@ -56,7 +56,7 @@ def tune_product(
         Configurations to try first, in addition to the winners of other sizes.
     """
     start = time.monotonic()
-    sessions = _Sessions(product, database, shelf, seeds)
+    sessions = _Sessions(product, database, worker_pool, seeds)
     share_out(worth_tuning(product, sessions.served), budget_s - (time.monotonic() - start), sessions)
     forget_served()
     return Tuned(time.monotonic() - start, sessions.tried)
@@ -69,10 +69,10 @@ class _Sessions:
     sessions resume from there. The results at one size guide the search at the next.
     """
 
-    def __init__(self, product: Product, database: str | None, shelf: Shelf, seeds: Sequence[Seed]) -> None:
+    def __init__(self, product: Product, database: str | None, worker_pool: WorkerPool, seeds: Sequence[Seed]) -> None:
         self._product = product
         self._database = database
-        self._shelf = shelf
+        self._worker_pool = worker_pool
         self._seeds = seeds
         self._sizes = fitting_kernels(product)
         self.served = {name: kernel for name in self._sizes if (kernel := self._serve(name)) is not None}
@@ -110,7 +110,7 @@ class _Sessions:
         start = time.monotonic()
         served = self.served[kernel]
         try:
-            result = tune(served.definition, served.problem, read_settings(), options, worker_pool=self._shelf)
+            result = tune(served.definition, served.problem, read_settings(), options, worker_pool=self._worker_pool)
         except AutotileError as error:
             print(f"  {kernel}: {error}", flush=True)
             return None

@@ -37,8 +37,9 @@ from autotile.cuda.driver import live_device
 from autotile.cuda.timing import Timer
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
+from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import read_settings
-from autotile.tuning.options import BRUTE_FORCE, DEFAULT_TRIALS, TuneOptions
+from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
 

@@ -88,7 +88,7 @@ def all_methods() -> list[str]:
 
     from autotile.search.samplers import SAMPLERS
 
-    ours = [name for name, kind in SAMPLERS.items() if name != "brute-force" and _has(kind.needs)]
+    ours = [name for name, entry in SAMPLERS.items() if not entry.exhaustive and entry.missing_package is None]
     theirs = [name for name in strategy_map if name != "brute_force" and _loads(strategy_map[name])]
     needs = {"gp": "torch", "cmaes": "cmaes"}
     optuna = [name for name in _optuna_samplers() if _has(needs.get(name, ""))]

@@ -28,8 +28,9 @@ from sgemm_bench import KERNEL, sample_configs
 from autotile.core.model import config_key
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
+from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import read_settings
-from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import open_session
 
 SAMPLERS = (

@@ -92,8 +92,9 @@ def run_autotile(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
     from autotile.core.model import Outcome
     from autotile.kernel.library import load_kernel
     from autotile.kernel.problem import resolve_problem
+    from autotile.search.samplers import BRUTE_FORCE
     from autotile.settings import read_settings
-    from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+    from autotile.tuning.options import TuneOptions
     from autotile.tuning.result import Progress
     from autotile.tuning.session import open_session
 

@@ -30,7 +30,7 @@ from autotile.families.learning import TrainingData, learn_rule
 from autotile.families.rule import FamilyRule
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config
-from autotile.workers.child import Shelf
+from autotile.workers.worker_pool import WorkerPool
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     arguments = parser.parse_args()
     earlier = json.loads(arguments.earlier.read_text())
     (stored,) = read_rules(arguments.earlier_rules)
-    with Shelf() as shelf:
+    with WorkerPool() as shelf:
         bench = Bench(_as_then(arguments, earlier["options"], stored), shelf)
         rule = relearned(bench, stored.rule)
         rows = [_again(bench, rule, row) for row in earlier["rows"]]

@@ -49,9 +49,9 @@ from autotile.space.search_space import feasible_space
 from autotile.tuning.family_session import FamilyPlan, FamilyStep
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import tune
-from autotile.workers.child import Shelf
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.worker_pool import WorkerPool
 
 _FAMILY = ("M=64..4096", "N=256..4096", "K=256..4096")
 _WAYS = ("family", "nearest", "default")
@@ -76,16 +76,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--draw", choices=("log", "linear"), default="log")
     arguments = parser.parse_args()
-    with Shelf() as shelf:
-        Bench(arguments, shelf).run()
+    with WorkerPool() as worker_pool:
+        Bench(arguments, worker_pool).run()
 
 
 class Bench:
     """One run of the benchmark; the sessions after that of the family share their workers."""
 
-    def __init__(self, arguments: argparse.Namespace, shelf: Shelf) -> None:
+    def __init__(self, arguments: argparse.Namespace, worker_pool: WorkerPool) -> None:
         self.arguments = arguments
-        self.shelf = shelf
+        self.worker_pool = worker_pool
         self.kernel, self.family = open_family(arguments.kernel, arguments.family)
         self.dtype = arguments.dtype or self.kernel.spec.dtypes[0]
         self.device = live_device()
@@ -152,7 +152,7 @@ class Bench:
         problem = Problem(self.kernel.name, sizes, self.dtype)
         served = {way: self.served(way, problem) for way in _WAYS}
         options = replace(self.options, database=self.alone)
-        result = tune(self.kernel, problem, read_settings(), options, worker_pool=self.shelf)
+        result = tune(self.kernel, problem, read_settings(), options, worker_pool=self.worker_pool)
         if result.winner is None:
             raise SystemExit(f"no configuration of {problem} ran")
         configs = {"alone": result.winner.config} | {way: choice.config for way, choice in served.items()}
@@ -196,7 +196,7 @@ class Bench:
             job = compile_job(self.kernel, config, problem.dtype, self.device.architecture, problem.sizes)
             return Candidate(config, str(cache.get_or_compile(job).path))
 
-        with closing(Gpu(workload, self.options.run_deadline_s, shelf=self.shelf)) as gpu:
+        with closing(Gpu(workload, self.options.run_deadline_s, worker_pool=self.worker_pool)) as gpu:
             candidates = [candidate(config) for config in configs]
             right = [one for one in candidates if gpu.evaluate(one, None).outcome is Outcome.OK]
             rows = gpu.race(right, _ROUNDS, self.arguments.seed)

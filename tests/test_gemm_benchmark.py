@@ -20,7 +20,7 @@ from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_kernel
 from autotile.serving.matmul import EMULATED, KERNELS, Product, fitting_kernels
 from autotile.settings import read_settings
-from autotile.workers.child import Shelf
+from autotile.workers.worker_pool import WorkerPool
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))
@@ -170,8 +170,8 @@ class TestTuneProduct:
         monkeypatch.setattr("autotile.serving.matmul.KERNELS", ("matmul_tiled",))
 
     def test_a_second_search_goes_on_and_nothing_is_measured_twice(self) -> None:
-        with Shelf() as shelf:
-            tuned = tune_product(Product(2048, 2048, 2048), 8.0, None, shelf)
+        with WorkerPool() as worker_pool:
+            tuned = tune_product(Product(2048, 2048, 2048), 8.0, None, worker_pool)
         with Database.open(read_settings().database) as database:
             (study,) = database.studies()
             tried = [config_key(trial.config) for trial in database.trials(study.study_id, phase="search")]

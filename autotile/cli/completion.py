@@ -26,10 +26,9 @@ def complete_device(incomplete: str) -> list[str]:
 
 def complete_sampler(incomplete: str) -> list[str]:
     """Return the matching names of samplers."""
-    from autotile.search.kernel_tuner import kernel_tuner_samplers
-    from autotile.search.samplers import SAMPLERS
+    from autotile.search.samplers import sampler_names
 
-    return _matching(incomplete, lambda: ["auto", *SAMPLERS, *kernel_tuner_samplers()])
+    return _matching(incomplete, sampler_names)
 
 
 def complete_dtype(incomplete: str) -> list[str]:

@@ -1,22 +1,19 @@
-"""The search: samplers for Optuna, held to the rows of a search space that are valid and were not tried yet.
+"""The search: samplers for Optuna that propose the valid configurations of a search space, each at most once.
 
-=============================== ===========================================================================
-`autotile.search.search`        `Search`: propose a row, tell its trial, replay what earlier sessions tried
-`autotile.search.samplers`      the samplers by name: `make_sampler`, `SAMPLERS`
-`autotile.search.gp_sampler`   `FeasibleGPSampler`: expected improvement under a Gaussian process, the default
-`autotile.search.surrogate`     the process, kept up with a history of trials; what it expects of rows
-`autotile.search.transfer`   what other studies of the kernel let one expect of rows
-`autotile.search.kernel_tuner`  strategies of Kernel Tuner as samplers
-`autotile.search.importance`    which parameters explain the differences between trials
-`autotile.search.optuna_samplers`      `FeasibleSampler`: any Optuna sampler, over the rows of a space only
-`autotile.search.optuna_samplers`           `FeasibleTPESampler`: the same, with candidates that are rows to begin with
-`autotile.search.row_sampler`        samplers that need no model: uniform, and every row in order
-`autotile.search.row_sampler`   `RowSampler`: what they share, among it never proposing a row twice
-`autotile.search.optuna_samplers`        the study that a wrapped sampler sees
-`autotile.search.row_sampler`    the rows that are left: look-up, uniform choice, nearest
-`autotile.search.study`         what an Optuna study is told of each trial
-`autotile.search.study`        a study as an SQLite file, for Optuna's plots and its dashboard
-=============================== ===========================================================================
+==================================== =================================================================================
+`autotile.search.search`             `Search`: a sampler with its study; `Shortlist`: the compiled candidates that wait
+`autotile.search.samplers`           the samplers by name with their traits: `SAMPLERS`, `make_sampler`
+`autotile.search.row_sampler`        `RowSampler`, the base class, and the baseline samplers: uniform, and in order
+`autotile.search.gp_sampler`         `FeasibleGPSampler`, the default: expected improvement under a Gaussian process
+`autotile.search.gaussian_process`   regression, extended by one observation at a time
+`autotile.search.surrogate`          the regression, kept up to date with the trials, and its predictions
+`autotile.search.embedding`          configurations as coordinates of the regression
+`autotile.search.transfer`           `TransferPrior`: predictions from other studies of the kernel
+`autotile.search.optuna_samplers`    `FeasibleSampler`: any sampler of Optuna; `FeasibleTPESampler`
+`autotile.search.strategies`         `KernelTunerSampler`: any strategy of Kernel Tuner, in a child process
+`autotile.search.study`              trials as an Optuna study, in memory or as a file
+`autotile.search.importance`         importance of the parameters
+==================================== =================================================================================
 
-The package re-exports nothing, so that a program that lists the samplers does not pay for loading Optuna.
+The package re-exports nothing, so that a program that lists the samplers does not load Optuna.
 """

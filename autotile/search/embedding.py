@@ -1,4 +1,4 @@
-"""Configurations as coordinates of a model: their parameters, and what the compiler reports of them."""
+"""Coordinates of configurations for a model: their parameters, and the resources that the compiler reports."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ from numpy.typing import NDArray
 
 from autotile.core.model import Trial, Value
 from autotile.kernel.spec import Parameter
-from autotile.search.row_sampler import positions
-
-Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
+from autotile.search.gaussian_process import Floats
+from autotile.search.row_sampler import Rows, positions
 
 
 def features_of(compiled: Trial, sm_count: int) -> Floats | None:
-    """Coordinates of what a candidate uses, each about 0 to 1; None where it did not compile.
+    """Return coordinates of a candidate's resources, each about 0 to 1; None if it did not compile.
 
-    Registers, spilled bytes, shared bytes, threads and blocks on an SM enter by their logarithm, over the range that
-    GPUs allow. Occupancy and the share of the last wave of blocks that is filled are shares to begin with.
+    Registers, spilled bytes, shared memory, threads per block and blocks per SM enter by their logarithm, scaled to the
+    range that GPUs allow. Occupancy and the filled share of the last wave of blocks are between 0 and 1 already.
 
     Parameters
     ----------
     compiled
-        A candidate that went at least as far as the second gate.
+        A candidate that was compiled.
     sm_count
-        SMs of the device.
+        Number of SMs of the device.
 
     Returns
     -------
@@ -53,26 +51,26 @@ def features_of(compiled: Trial, sm_count: int) -> Floats | None:
 
 
 class CompiledPoints:
-    """Coordinates of rows that were compiled: those of their parameters, and behind them what they use.
+    """Coordinates of compiled rows: those of their parameters, followed by those of their resources.
 
-    What does not differ among the rows that a model is fitted to is left out. A row of which nothing is known, one
-    that did not compile, is taken to use what the others do in the mean.
+    Features that are constant among the rows that a model is fitted to are left out. A row without features, which did
+    not compile, has the mean of the others.
 
     Parameters
     ----------
     points
-        Coordinates of rows by their parameters.
+        Return the coordinates of rows by their parameters.
     groups
-        Their groups, see `autotile.search.embedding.Embedding`.
+        Groups of these coordinates, see `Embedding`.
     features
-        What rows use, by row: `features_of`.
+        Result of `features_of` by row.
     fitted
         Rows that the model is fitted to.
 
     Attributes
     ----------
     groups
-        Group of each coordinate, shape (coordinates,); each feature is one of its own.
+        Group of each coordinate, shape (coordinates,); each feature is a group of its own.
     """
 
     def __init__(
@@ -81,39 +79,39 @@ class CompiledPoints:
         self._points = points
         self._features = features
         known = np.array([features[row] for row in fitted.tolist() if row in features])
-        self._usual: Floats = known.mean(axis=0) if len(known) else np.zeros(0)
-        self._telling = np.flatnonzero(np.ptp(known, axis=0) > 0) if len(known) else np.zeros(0, np.int64)
-        self.groups = np.append(groups, groups.max(initial=-1) + 1 + np.arange(len(self._telling)))
+        self._mean: Floats = known.mean(axis=0) if len(known) else np.zeros(0)
+        self._varying = np.flatnonzero(np.ptp(known, axis=0) > 0) if len(known) else np.zeros(0, np.int64)
+        self.groups = np.append(groups, groups.max(initial=-1) + 1 + np.arange(len(self._varying)))
 
     def __call__(self, rows: Rows) -> Floats:
-        """Coordinates of rows, shape (rows, coordinates)."""
+        """Return the coordinates of rows, shape (rows, coordinates)."""
         points = self._points(rows)
-        if not len(self._telling):
+        if not len(self._varying):
             return points
-        used = [self._features.get(row, self._usual)[self._telling] for row in rows.tolist()]
-        return np.concatenate([points, np.array(used).reshape(len(rows), len(self._telling))], axis=1)
+        used = [self._features.get(row, self._mean)[self._varying] for row in rows.tolist()]
+        return np.concatenate([points, np.array(used).reshape(len(rows), len(self._varying))], axis=1)
 
 
-_APART = np.sqrt(0.5)
-"""Coordinate of a choice, so that two different choices lie at distance 1."""
+_CHOICE_COORDINATE = np.sqrt(0.5)
+"""Coordinate of a choice, with which two different choices are at distance 1."""
 
 
 class Embedding:
     """Coordinates of configurations, in groups that share a length scale.
 
-    A parameter of numbers is one coordinate between 0 and 1: the logarithm where all are positive, so that a doubling
-    is the same step anywhere, else the place in ascending order. Where such numbers are integers and not all powers of
-    two, a second coordinate holds how often two divides them: warps, banks and vector loads make 48 behave unlike 47.
-    Text, truth values and numbers that only count the choices (0, 1, 2) are a coordinate a choice, all of one group.
+    A parameter of numbers is one coordinate between 0 and 1: the logarithm if all are positive, so that a doubling is
+    the same step everywhere, else the position in ascending order. If such numbers are integers and not all powers of
+    two, a second coordinate is the number of factors of two: warps, banks and vector loads make 48 unlike 47. Strings,
+    booleans and numbers that merely enumerate choices (0, 1, 2) have one coordinate per choice, all of one group.
 
-    The last group holds the products of two tile sizes, all on one scale: threads of a block, elements of a tile, work
-    of a thread. It takes few coordinates, since the squared differences of all sums of two of p logarithms add up to
-    p - 2 times those of each logarithm and once that of the sum of all.
+    The last group holds the products of any two tile sizes, on one scale: threads of a block, elements of a tile, work
+    of a thread. It needs few coordinates: the squared differences of all sums of two of p logarithms add up to p - 2
+    times those of each logarithm plus that of the sum of all.
 
     Parameters
     ----------
     parameters
-        Of the space.
+        Parameters of the space.
 
     Attributes
     ----------
@@ -131,11 +129,11 @@ class Embedding:
         self.groups: NDArray[np.int64] = np.array([*chain.from_iterable(groups), *products], np.int64)
 
     def of(self, codes: NDArray[np.integer]) -> Floats:
-        """Coordinates of configurations given by their codes, shape (n, parameters); result (n, coordinates)."""
+        """Return the coordinates, shape (n, coordinates), of configurations by their codes, shape (n, parameters)."""
         return np.concatenate([self.of_each(codes), self._products(codes)], axis=1)
 
     def of_each(self, codes: NDArray[np.integer]) -> Floats:
-        """The coordinates that belong to one parameter each."""
+        """Return the coordinates that belong to one parameter each."""
         columns = [table[codes[:, index]] for index, table in self._tables]
         return np.concatenate(columns, axis=1) if columns else np.zeros((len(codes), 0))
 
@@ -147,18 +145,18 @@ class Embedding:
 
 
 def _tables(values: Sequence[Value]) -> list[Floats]:
-    """Coordinates of each value, one table a group: shape (values, coordinates of the group)."""
+    """Return the coordinates of each value, one table per group, of shape (values, coordinates of the group)."""
     count = len(values)
     if count < 2:
         return []
     if count == 2:
         return [np.array([[0.0], [1.0]])]
-    places = positions(values)
-    if places is None or sorted(map(float, values)) == list(range(count)):
-        return [_APART * np.eye(count)]
+    ordinals = positions(values)
+    if ordinals is None or sorted(map(float, values)) == list(range(count)):
+        return [_CHOICE_COORDINATE * np.eye(count)]
     logarithms = _logarithms(values)
     if logarithms is None:
-        return [places[:, None] / (count - 1)]
+        return [ordinals[:, None] / (count - 1)]
     tables = [_unit(logarithms)]
     twos = _factors_of_two(values)
     if twos.any() and not np.array_equal(twos, logarithms):
@@ -167,7 +165,7 @@ def _tables(values: Sequence[Value]) -> list[Floats]:
 
 
 def _logarithms(values: Sequence[Value]) -> Floats | None:
-    """Logarithm of each value where these are sizes: three positive numbers or more."""
+    """Return the logarithm of each value if these are sizes: at least three positive numbers."""
     if len(values) < 3 or positions(values) is None:
         return None
     numbers = np.array(values, np.float64)
@@ -175,20 +173,20 @@ def _logarithms(values: Sequence[Value]) -> Floats | None:
 
 
 def _on_one_scale(sizes: list[tuple[int, Floats]]) -> list[tuple[int, Floats]]:
-    """Logarithms over the usual range of a sum of two; none where there are no two."""
+    """Return logarithms divided by the mean range of a sum of two; none if there are fewer than two."""
     if len(sizes) < 2:
         return []
-    usual = 2 * float(np.mean([np.ptp(column) for _, column in sizes]))
-    return [(index, column / usual) for index, column in sizes]
+    mean_range = 2 * float(np.mean([np.ptp(column) for _, column in sizes]))
+    return [(index, column / mean_range) for index, column in sizes]
 
 
 def _unit(column: Floats) -> Floats:
-    """A column from 0 to 1, shape (n, 1); all 0 where it is constant."""
-    away = column - column.min()
-    return np.asarray(away / (away.max() or 1.0))[:, None]
+    """Return a column scaled to 0 to 1, shape (n, 1); all 0 if it is constant."""
+    shifted = column - column.min()
+    return np.asarray(shifted / (shifted.max() or 1.0))[:, None]
 
 
 def _factors_of_two(values: Sequence[Value]) -> Floats:
-    """How often two divides each positive integer; 0 for any other number."""
+    """Return the number of factors of two of each positive integer; 0 for any other number."""
     twos = [(value & -value).bit_length() - 1 if isinstance(value, int) else 0 for value in values]
     return np.array(twos, np.float64)

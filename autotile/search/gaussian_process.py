@@ -1,4 +1,4 @@
-"""Gaussian process regression with a Matern-5/2 kernel, extended one observation at a time."""
+"""Gaussian process regression with a Matern-5/2 kernel, extended by one observation at a time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from threadpoolctl import ThreadpoolController
 
 
 def one_blas_thread() -> AbstractContextManager[object]:
-    """Context in which BLAS runs on the calling thread alone.
+    """Return a context in which BLAS uses one thread.
 
-    On two cores that were busy otherwise, a proposal over 14,712 rows took 190 ms with OpenBLAS's own choice of
-    threads, which wait for each other spinning, and 4 ms with one.
+    On two busy cores, a proposal over 14,712 rows took 190 ms with OpenBLAS's default number of threads, which wait for
+    each other spinning, and 4 ms with one.
     """
     limiter: AbstractContextManager[object] = _controller().limit(limits=1, user_api="blas")
     return limiter
@@ -27,8 +27,8 @@ def one_blas_thread() -> AbstractContextManager[object]:
 
 @cache
 def _controller() -> ThreadpoolController:
-    """What is found in the libraries that are loaded; NumPy's and SciPy's are by the time of the first proposal."""
-    import scipy.linalg  # noqa: F401 - its BLAS is another than NumPy's
+    """Return a controller of the loaded BLAS libraries, NumPy's and SciPy's."""
+    import scipy.linalg  # noqa: F401 - SciPy has a BLAS of its own
 
     return ThreadpoolController()
 
@@ -36,37 +36,37 @@ def _controller() -> ThreadpoolController:
 Floats = NDArray[np.float64]
 
 _LENGTH = 0.7
-"""Median of the prior of a length scale with one group, in units of a parameter's whole range; it grows with the
-fourth root of the groups, since distances grow with their square root (Hvarfner et al., 2024, have it grow with the
-square root; half that exponent served best on recorded spaces)."""
+"""Prior median of a length scale with one group, in units of a parameter's range. It grows with the fourth root of the
+number of groups, since distances grow with its square root (Hvarfner et al., 2024, use the square root; half that
+exponent was best on recorded spaces)."""
 
 _LENGTH_SPREAD = 1.0
-"""Deviation of the logarithm of a length scale."""
+"""Prior standard deviation of the logarithm of a length scale."""
 
 _LENGTH_BOUNDS = (-3.0, 4.5)
-"""Of its logarithm."""
+"""Bounds of the logarithm of a length scale."""
 
 _NOISE = 0.01
-"""Median of the prior of the noise's variance, over that of the targets."""
+"""Prior median of the variance of the noise, relative to that of the targets."""
 
 _NOISE_SPREAD = 1.5
 _NOISE_BOUNDS = (1e-5, 1.0)
-_LEAST_NOISE = 1e-6
+_MIN_NOISE = 1e-6
 _AMPLITUDE_TRIALS = 2.0
-_STEPS = 30
-"""Most steps of the optimiser; the prior keeps the start near the optimum."""
+_MAX_STEPS = 30
+"""Maximum number of optimiser steps; the prior keeps the start near the optimum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """What a kernel needs to know.
+    """Hyperparameters of a kernel that is 1 at distance 0.
 
     Attributes
     ----------
     scale
         Reciprocal length scale of each coordinate, shape (coordinates,).
     noise
-        Variance of the noise, for a kernel that is 1 at distance 0.
+        Variance of the noise.
     """
 
     scale: Floats
@@ -74,54 +74,60 @@ class Hyperparameters:
 
 
 def matern(squared: NDArray[Any]) -> NDArray[Any]:
-    """Matern-5/2 kernel of squared distances (Rasmussen and Williams, 2006, equation 4.17)."""
+    """Return the Matern-5/2 kernel of squared distances (Rasmussen and Williams, 2006, equation 4.17)."""
     reach = np.sqrt(5 * squared)
     return np.asarray((1 + reach + reach * reach / 3) * np.exp(-reach))
 
 
 def fit(points: Floats, targets: Floats, groups: NDArray[np.int64], noise: Floats | float = 0.0) -> Hyperparameters:
-    """Find the likeliest hyperparameters a posteriori, with log-normal priors and the amplitude integrated out.
+    """Fit the maximum a posteriori hyperparameters, with log-normal priors and the amplitude integrated out.
 
     Parameters
     ----------
     points
         Coordinates of the observations, shape (n, coordinates).
     targets
-        Shape (n,), of mean 0 and deviation 1.
+        Targets with mean 0 and deviation 1, shape (n,).
     groups
-        Group of each coordinate, shape (coordinates,); a group shares a length scale.
+        Group of each coordinate, shape (coordinates,); coordinates of a group share a length scale.
     noise
-        Variance of each target that is known, beside that which is fitted, shape (n,).
+        Known variance of each target, added to the fitted one, shape (n,).
     """
     likelihood = _Likelihood(points, targets, groups, noise)
     bounds = [_LENGTH_BOUNDS] * likelihood.groups + [(np.log(_NOISE_BOUNDS[0]), np.log(_NOISE_BOUNDS[1]))]
-    found = minimize(
-        likelihood, likelihood.center, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _STEPS}
-    ).x
-    return Hyperparameters(np.exp(-found[:-1])[groups], float(np.exp(found[-1])) + _LEAST_NOISE)
+    options = {"maxiter": _MAX_STEPS}
+    fitted = minimize(likelihood, likelihood.center, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    return Hyperparameters(np.exp(-fitted[:-1])[groups], float(np.exp(fitted[-1])) + _MIN_NOISE)
 
 
-def informative(ascending: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Trials to fit to, given their order from the best to the worst: the best, and others evenly spread.
+def informative(ascending: NDArray[np.int64], max_count: int) -> NDArray[np.int64]:
+    """Select at most ``max_count`` trials to fit to: half of them the best, the others evenly spaced.
 
-    A fit costs the cube of the trials, so there are at most so many.
+    The cost of a fit grows with the cube of their number.
+
+    Parameters
+    ----------
+    ascending
+        Indices of the trials, from the best to the worst.
+    max_count
+        Maximum number of trials.
     """
-    if len(ascending) <= most:
+    if len(ascending) <= max_count:
         return np.sort(ascending)
-    half = most // 2
+    half = max_count // 2
     others = np.linspace(half, len(ascending) - 1, half).astype(np.int64)
     return np.sort(np.concatenate([ascending[:half], ascending[others]]))
 
 
 class _Likelihood:
-    """Negative logarithm of the posterior density of log length scales and log noise, with its gradient."""
+    """Negative log posterior density of log length scales and log noise, with its gradient."""
 
     def __init__(
         self, points: Floats, targets: Floats, groups: NDArray[np.int64], known_noise: Floats | float = 0.0
     ) -> None:
         self.groups = int(groups.max()) + 1
         self._targets = targets
-        self._known_noise = known_noise + _LEAST_NOISE
+        self._known_noise = known_noise + _MIN_NOISE
         self._count = len(targets)
         self._squares: Floats = np.zeros((self.groups, self._count**2))
         for group, column in zip(groups, points.T, strict=True):
@@ -142,41 +148,41 @@ class _Likelihood:
         freedom = self._count + _AMPLITUDE_TRIALS
         amplitude = (float(self._targets @ solved) + _AMPLITUDE_TRIALS) / freedom
         slope = 0.5 * (inverse - np.outer(solved, solved) / amplitude)
-        # the derivative of the kernel by the logarithm of a length is 5/3 (1 + reach) decay times weight and square
+        # d kernel / d log length = 5/3 (1 + reach) decay * weight * square
         by_length = weights * (self._squares @ (slope * (5 / 3) * (1 + reach) * decay).ravel())
         by_noise = noise * np.trace(slope)
-        away = (logarithms - self.center) / self._spread
-        value = 0.5 * freedom * np.log(amplitude) + np.log(np.diag(factor)).sum() + 0.5 * (away @ away)
-        return float(value), np.append(by_length, by_noise) + away / self._spread
+        deviations = (logarithms - self.center) / self._spread
+        value = 0.5 * freedom * np.log(amplitude) + np.log(np.diag(factor)).sum() + 0.5 * (deviations @ deviations)
+        return float(value), np.append(by_length, by_noise) + deviations / self._spread
 
 
 Singles = NDArray[np.float32]
 
-_LEAST_VARIANCE = 1e-6
-"""Keeps a deviation from being zero where an observation was made."""
+_MIN_VARIANCE = 1e-6
+"""Lower limit of a variance, which would be zero at an observation."""
 
 _PRIOR_TRIALS = 2
-"""Observations that the prior of the amplitude is worth, at amplitude 1."""
+"""Weight of the prior of the amplitude, which is 1, in observations."""
 
 
 class GaussianProcess:
-    """A posterior at fixed points, given observations that are added one by one.
+    """A posterior at given points, with observations added one by one.
 
     With K = L L^T over the observations, it keeps L and the rows of L^-1 k(observations, points). An observation adds a
-    row to each, which costs one pass over the second instead of a new factorisation. Targets enter only when a
-    prediction is made, so that several can share the factors, and so that observations without a target yet only
-    lower the variance: they are taken to have just what was expected of them.
+    row to each, at the cost of one pass over the second instead of a new factorisation. Targets are passed to `predict`
+    only: several targets can share the factors, and an observation whose target is not known yet reduces the variance
+    and leaves the mean unchanged.
 
     Parameters
     ----------
     parameters
         Length scales and noise.
     points
-        Where predictions are made, shape (points, coordinates).
+        Coordinates of the points of predictions, shape (points, coordinates).
     observed
-        The first observations, shape (n, coordinates).
+        Coordinates of the first observations, shape (n, coordinates).
     noise
-        Variance of each of them beyond that of all, for a kernel that is 1 at distance 0, shape (n,).
+        Known variance of each of these, added to the common one, for a kernel that is 1 at distance 0, shape (n,).
     """
 
     def __init__(
@@ -189,10 +195,10 @@ class GaussianProcess:
         covariance = _matern_between(self._observed, self._observed)
         covariance.flat[:: count + 1] += parameters.noise + noise
         self._factor[:count, :count] = np.linalg.cholesky(covariance)
-        self.look_at(points)
+        self.set_points(points)
 
-    def look_at(self, points: Floats) -> None:
-        """Make predictions at these points from now on, shape (points, coordinates)."""
+    def set_points(self, points: Floats) -> None:
+        """Set the points of predictions, shape (points, coordinates)."""
         count = len(self)
         self._points: Singles = (points * self._parameters.scale).astype(np.float32)
         self._squares: Singles = np.square(self._points).sum(axis=1)
@@ -212,7 +218,7 @@ class GaussianProcess:
         scaled = point * self._parameters.scale
         known = matern(np.square(self._observed - scaled).sum(axis=1))
         row = solve_triangular(self._factor[:count, :count], known, lower=True, check_finite=False)
-        rest = np.sqrt(max(1 + self._parameters.noise - float(row @ row), _LEAST_VARIANCE))
+        rest = np.sqrt(max(1 + self._parameters.noise - float(row @ row), _MIN_VARIANCE))
         self._factor[count, :count] = row
         self._factor[count, count] = rest
         single = scaled.astype(np.float32)
@@ -223,48 +229,48 @@ class GaussianProcess:
         self._observed = np.concatenate([self._observed, scaled[None]])
 
     def predict(self, targets: Floats, known: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """Mean of each target and their common deviation at the points.
+        """Predict each target at the points.
 
         Parameters
         ----------
         targets
-            Shape (targets, observations); the deviation is scaled by the spread of the first.
+            Targets, shape (targets, observations).
         known
-            Observations whose targets count, shape (observations,).
+            Whether the targets of an observation are known, shape (observations,).
 
         Returns
         -------
         mean : numpy.ndarray
-            Shape (targets, points).
+            Means, shape (targets, points).
         deviation : numpy.ndarray
-            Shape (points,).
+            Standard deviation of the first target, shape (points,).
         """
         whitened = self._whiten(targets, known)
         mean = whitened.astype(np.float32) @ self._rows[: len(self)]
         squares = float(whitened[0] @ whitened[0])
         amplitude = (squares + _PRIOR_TRIALS) / (np.count_nonzero(known) + _PRIOR_TRIALS)
-        variance = amplitude * np.maximum(1 - self._explained.astype(np.float64), _LEAST_VARIANCE)
+        variance = amplitude * np.maximum(1 - self._explained.astype(np.float64), _MIN_VARIANCE)
         return mean.astype(np.float64), np.sqrt(variance)
 
     def _whiten(self, targets: Floats, known: NDArray[np.bool_]) -> Floats:
-        """Solve L x = targets, with 0, no surprise, in place of what is not known."""
-        found = np.zeros_like(targets)
-        first = int(np.argmin(known)) if not known.all() else len(known)  # those in flight are the newest, mostly
+        """Solve L x = targets, with x = 0 for unknown targets, which are as expected."""
+        solved = np.zeros_like(targets)
+        first = int(np.argmin(known)) if not known.all() else len(known)  # unknown targets are mostly the newest
         leading = self._factor[:first, :first]
-        found[:, :first] = solve_triangular(leading, targets[:, :first].T, lower=True, check_finite=False).T
+        solved[:, :first] = solve_triangular(leading, targets[:, :first].T, lower=True, check_finite=False).T
         for index in first + np.flatnonzero(known[first:]):
-            expected = found[:, :index] @ self._factor[index, :index]
-            found[:, index] = (targets[:, index] - expected) / self._factor[index, index]
-        return found
+            expected = solved[:, :index] @ self._factor[index, :index]
+            solved[:, index] = (targets[:, index] - expected) / self._factor[index, index]
+        return solved
 
     def _reserve(self, count: int) -> None:
         if count > len(self._rows):
-            self._factor = _grown(self._factor, (2 * count, 2 * count))
-            self._rows = _grown(self._rows, (2 * count, self._rows.shape[1]))
+            self._factor = _padded(self._factor, (2 * count, 2 * count))
+            self._rows = _padded(self._rows, (2 * count, self._rows.shape[1]))
 
 
-def _grown(array: NDArray[Any], shape: tuple[int, int]) -> NDArray[Any]:
-    """The same array with zeros behind its rows and columns."""
+def _padded(array: NDArray[Any], shape: tuple[int, int]) -> NDArray[Any]:
+    """Return an array with zeros appended to its rows and columns."""
     larger = np.zeros(shape, array.dtype)
     larger[: array.shape[0], : array.shape[1]] = array
     return larger
@@ -276,19 +282,19 @@ def _matern_between(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
 
 
 _TAIL = -20.0
-"""Below so many deviations the improvement is taken from the first term of its asymptotic series, which is off by three
-over their square; the formula itself loses as many digits as that square has, and then underflows."""
+"""Standardized improvement below which the first term of the asymptotic series is used. Its relative error is three
+over the square of this; the closed form loses as many digits as that square has, and then underflows."""
 
 
 def log_expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
-    """Logarithm of how far below ``best`` a normal value is expected to lie, where it does (Ament et al., 2023).
+    """Return the logarithm of the expected improvement of a normal value over ``best`` (Ament et al., 2023).
 
     Parameters
     ----------
     mean, deviation
-        Of the predictions, shape (n,).
+        Means and standard deviations, shape (n,).
     best
-        The least value so far.
+        Lowest value so far.
     """
     standard = (best - mean) / deviation
     near = np.maximum(standard, _TAIL)

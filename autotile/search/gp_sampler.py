@@ -5,72 +5,68 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from autotile.search.embedding import CompiledPoints, Embedding
-from autotile.search.gaussian_process import log_expected_improvement, one_blas_thread
-from autotile.search.row_sampler import RankingSampler, rows_to_look_at
+from autotile.search.gaussian_process import Floats, log_expected_improvement, one_blas_thread
+from autotile.search.row_sampler import RankingSampler, Rows, rows_to_evaluate
 from autotile.search.study import RELATIVE_ERROR
-from autotile.search.surrogate import History, Outlook, Surrogate, result_of, speed_of_loss
-from autotile.search.transfer import Expectation
+from autotile.search.surrogate import History, Prediction, Surrogate, result_of, speed_of_loss
+from autotile.search.transfer import TransferPrior
 from autotile.space.search_space import SearchSpace
 
-Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
-
 _STARTUP = 6
-"""Trials that end before a model is asked."""
+"""Number of trials that end before a model is used."""
 
-_HEDGED_EVERY = 2
-"""Of the proposals made with the help of other studies, one in so many is made without."""
+_HEDGE_EVERY = 2
+"""Period of the proposals that ignore the prior from other studies, which may be wrong for this space."""
 
-_FROM_ANYWHERE = range(12, 32)
-"""Among which proposals those made without other studies are rows from anywhere, as such a search begins: what is known
-by then lies where the others promised much."""
+_SPREAD_TURNS = range(12, 32)
+"""Proposals among which those that ignore the prior are spread over the space, as the first ones without a prior are:
+the results known by then lie where the prior is high."""
 
-_PROMISED = 512
-"""Rows of which other studies promise most; a model looks at them in any case."""
+_PRIOR_ROWS = 512
+"""Number of the best rows by the prior, which a model always evaluates."""
 
-_SWITCH = 2
-"""Values of a parameter that other studies may have the wrong way round; each is tried at its best early on."""
+_SWITCH_VALUES = 2
+"""Number of values of a switch, whose effect may be reversed in other studies; each value is tried early on."""
 
-_SPREAD_AMONG = 200
-"""Rows drawn for each proposal before that; the one farthest from those that were proposed is taken."""
+_SPREAD_DRAWS = 200
+"""Number of rows drawn for each of the first proposals; the row farthest from those proposed before is taken."""
 
-_GROWTH = 1.1
-"""Hyperparameters are fitted anew when so many times the trials have ended."""
+_REFIT_GROWTH = 1.1
+"""Growth of the number of ended trials at which hyperparameters are fitted again."""
 
-_SETTLED = 100
-_SETTLED_GROWTH = 1.25
-"""The same after so many trials: by then they change little, and a fit takes as long as twenty proposals."""
+_SETTLED_TRIALS = 100
+_SETTLED_REFIT_GROWTH = 1.25
+"""The same after 100 trials: hyperparameters change little by then, and a fit takes as long as twenty proposals."""
 
 _PATIENCE = 10
-"""Trials without a better one, after which the model's own doubts are set aside now and then."""
+"""Number of trials without improvement after which some proposals are greedy."""
 
 _GREEDY_EVERY = 3
-"""Of the proposals made then, one in so many is the row expected to be best, however sure that is."""
+"""Period of the greedy proposals: the row with the lowest mean, whatever its deviation."""
 
 
 class FeasibleGPSampler(RankingSampler):
     """Proposes the row with the largest expected improvement under a Gaussian process.
 
-    The first rows are spread over the space. Then a process over the parameters' logarithms, with a length scale each
-    that is fitted as trials end, says what to expect of every row, or of the rows near the best ones and some from
-    anywhere where there are many. The expected improvement is multiplied by the chance that the row does not fail,
-    which a second target of the same process gives. Trials without a result yet lower the doubt around them, which
-    keeps proposals made at the same time apart.
+    The first rows are spread over the space. After that, a process over the logarithms of the parameters, with fitted
+    length scales, predicts every row of a small space; of a large one, the rows near the best ones and a uniform
+    sample. The expected improvement is multiplied by the probability of success, predicted from a second target of the
+    same process. Trials without a result reduce the deviation around them, which spreads concurrent proposals.
 
-    It works in studies of any direction, and of several objectives, whose weights are drawn for each proposal.
+    It supports studies of any direction, and of several objectives, with random weights for each proposal.
 
     Parameters
     ----------
     space, seed, available
         As for `RowSampler`.
-    expectation
-        What other studies let one expect of the space: the search begins with what they promise most of, and then
-        learns how this space differs.
+    prior
+        Expected speeds from other studies. The search begins with the best rows by the prior, and then models the
+        difference between this space and the prior.
 
     Examples
     --------
@@ -99,19 +95,19 @@ class FeasibleGPSampler(RankingSampler):
         seed: int,
         available: ArrayLike | None = None,
         *,
-        expectation: Expectation | None = None,
+        prior: TransferPrior | None = None,
     ) -> None:
         super().__init__(space, seed, available)
-        self._expectation = expectation or None
+        self._prior = prior or None
         self._embedding = Embedding(space.parameters)
         self._history = History()
         self._features: dict[int, Floats] = {}
         self._offered: dict[int, None] = {}
         """Rows that were proposed or nominated, in that order."""
-        self._models: dict[tuple[bool, Expectation | None], Surrogate] = {}
+        self._models: dict[tuple[bool, TransferPrior | None], Surrogate] = {}
 
     def nominate(self, study: Study, row: int | None = None) -> int:
-        """Choose a free row to compile, or take note that this one was chosen."""
+        """Choose a free row to compile, or take note that ``row`` was chosen; return it."""
         with self._lock, one_blas_thread():
             self._observe(study)
             chosen = self._next(study, np.random.default_rng((self._seed, len(self._offered)))) if row is None else row
@@ -120,20 +116,20 @@ class FeasibleGPSampler(RankingSampler):
         return chosen
 
     def describe(self, row: int, features: Floats) -> None:
-        """Learn what a row uses now that it is compiled."""
+        """Take note of the resources of a compiled row."""
         self._features[row] = features
 
-    def prefer(self, study: Study, rows: Sequence[int]) -> int:
-        """Which of the compiled rows to measure: as one is chosen to compile, with what the compiler said."""
+    def select(self, study: Study, rows: Sequence[int]) -> int:
+        """Choose the compiled row to measure, by the same criterion as for proposals, with resources as features."""
         with self._lock, one_blas_thread():
             self._observe(study)
             ended = len(self._history.results)
             if self._starting or len(rows) == 1:
                 return rows[0]
-            model = self._model(study, hedged=ended % _HEDGED_EVERY == 0, compiled=True)
-            model.look_at(np.array(rows))
+            model = self._model(study, ignore_prior=ended % _HEDGE_EVERY == 0, compiled=True)
+            model.set_rows(np.array(rows))
             rng = np.random.default_rng((self._seed, ended))
-            return self._best(model.outlook(self._history, _weights(study, rng)), study, turn=ended)
+            return self._best(model.predict(self._history, _weights(study, rng)), study, turn=ended)
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
         row = self._next(study, rng)
@@ -151,74 +147,76 @@ class FeasibleGPSampler(RankingSampler):
 
     @property
     def _starting(self) -> bool:
-        """Whether too little is known for a model."""
+        """Whether there are too few results for a model."""
         ended = len(self._history.results)
         return ended < _STARTUP or self._history.first_success == ended
 
     def _next(self, study: Study, rng: np.random.Generator) -> int:
-        """The row to propose."""
+        """Return the row to propose."""
         if self._starting:
             return self._first(rng)
         turn = len(self._offered)
-        hedged = turn % _HEDGED_EVERY == 0
-        if hedged and self._expectation is not None and turn in _FROM_ANYWHERE:
+        ignore_prior = turn % _HEDGE_EVERY == 0
+        if ignore_prior and self._prior is not None and turn in _SPREAD_TURNS:
             return self._farthest(rng)
-        outlook = self._model(study, hedged=hedged).outlook(self._history, _weights(study, rng))
-        outlook = outlook.of_those(self.candidates.free[outlook.rows])
+        prediction = self._model(study, ignore_prior=ignore_prior).predict(self._history, _weights(study, rng))
+        prediction = prediction.masked(self.candidates.free[prediction.rows])
         self.expected_gain = None
-        if not len(outlook.rows):
+        if not len(prediction.rows):
             return self.candidates.uniform(rng)
-        return self._best(outlook, study, turn)
+        return self._best(prediction, study, turn)
 
     def _first(self, rng: np.random.Generator) -> int:
-        """A row to begin with: what other studies promise most of, with every switch on and off; else a far one."""
-        if self._expectation is None:
+        """Return one of the first rows: the best by the prior, with both values of each switch; else a distant one."""
+        if self._prior is None:
             return self._farthest(rng)
-        order = self._expectation.best
-        promised = order[self.candidates.free[order]]
-        if not len(promised):
+        order = self._prior.best
+        free = order[self.candidates.free[order]]
+        if not len(free):
             return self._farthest(rng)
         codes = self.candidates.space.codes
-        unseen = [
+        untried = [
             index
             for index, parameter in enumerate(self.candidates.space.parameters)
-            if len(parameter.values) == _SWITCH
+            if len(parameter.values) == _SWITCH_VALUES
             and all(codes[row, index] == codes[order[0], index] for row in self._offered)
         ]
-        flipped = [np.argmax(codes[promised, index] != codes[order[0], index]) for index in unseen]
-        by_turns = len(self._offered) % 2 == 1
-        return int(promised[min(flipped)]) if flipped and by_turns else int(promised[0])
+        flipped = [np.argmax(codes[free, index] != codes[order[0], index]) for index in untried]
+        flip = len(self._offered) % 2 == 1
+        return int(free[min(flipped)]) if flipped and flip else int(free[0])
 
     def _farthest(self, rng: np.random.Generator) -> int:
-        """A row far from all that were proposed, so that the first ones show what each parameter does."""
+        """Return a row far from those proposed before, so that the first results show the effect of each parameter."""
         drawn = np.array([self.candidates.uniform(rng)])
         offered = np.array(list(self._offered), np.int64)
         if not len(offered):
             return int(drawn[0])
-        drawn = np.append(drawn, rng.integers(len(self.candidates.space), size=_SPREAD_AMONG))
+        drawn = np.append(drawn, rng.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
         drawn = drawn[self.candidates.free[drawn]]
         codes = self.candidates.space.codes
-        apart = self._embedding.of_each(codes[drawn])[:, None, :] - self._embedding.of_each(codes[offered])[None, :, :]
-        return int(drawn[np.argmax(np.square(apart).sum(axis=2).min(axis=1))])
+        distances = (
+            self._embedding.of_each(codes[drawn])[:, None, :] - self._embedding.of_each(codes[offered])[None, :, :]
+        )
+        return int(drawn[np.argmax(np.square(distances).sum(axis=2).min(axis=1))])
 
-    def _best(self, outlook: Outlook, study: Study, turn: int) -> int:
-        """The row with the largest expected improvement, or now and then the one that is expected to be best."""
-        gain = log_expected_improvement(outlook.mean, outlook.deviation, outlook.best) + np.log(outlook.chance)
+    def _best(self, prediction: Prediction, study: Study, turn: int) -> int:
+        """Return the row with the largest expected improvement; without progress, sometimes that of the lowest mean."""
+        improvement = log_expected_improvement(prediction.mean, prediction.deviation, prediction.best)
+        gain = improvement + np.log(prediction.success)
         speed = speed_of_loss(list(self._history.results.values()), study.directions)
         self.expected_gain = float(np.exp(gain.max())) * speed if speed is not None else None
-        if outlook.since_best >= _PATIENCE and turn % _GREEDY_EVERY == 0:
-            return int(outlook.rows[np.argmin(outlook.mean)])
-        return int(outlook.rows[np.argmax(gain)])
+        if prediction.since_best >= _PATIENCE and turn % _GREEDY_EVERY == 0:
+            return int(prediction.rows[np.argmin(prediction.mean)])
+        return int(prediction.rows[np.argmax(gain)])
 
-    def _model(self, study: Study, *, hedged: bool, compiled: bool = False) -> Surrogate:
-        """The surrogate as of the last time that it was due to be fitted.
+    def _model(self, study: Study, *, ignore_prior: bool, compiled: bool = False) -> Surrogate:
+        """Return the model with the hyperparameters of the last fit that was due.
 
-        Now and then, when ``hedged``, what others promise is left aside, since this space may be unlike theirs where
-        it matters. A model of ``compiled`` rows knows what they use, and is to be told which to look at.
+        A model of ``compiled`` rows has their resources as features; its rows are set by the caller.
         """
-        expectation = None if hedged else self._expectation
+        prior = None if ignore_prior else self._prior
         due = max(_due(len(self._history.results)), self._history.first_success + 1)
-        model = self._models.get((compiled, expectation))
+        model = self._models.get((compiled, prior))
         if model is None or model.fitted != due:
             points, groups = self._points, self._embedding.groups
             if compiled:
@@ -226,28 +224,30 @@ class FeasibleGPSampler(RankingSampler):
                 points = CompiledPoints(points, groups, self._features, fitted)
                 groups = points.groups
             directions = study.directions
-            model = Surrogate(points, groups, self._history, due, directions=directions, expectation=expectation)
+            model = Surrogate(points, groups, self._history, due, directions=directions, prior=prior)
             if not compiled:
-                model.look_at(self._rows_to_look_at(model))
-            self._models[compiled, expectation] = model
+                model.set_rows(self._rows_to_evaluate(model))
+            self._models[compiled, prior] = model
         return model
 
-    def _rows_to_look_at(self, model: Surrogate) -> Rows:
-        rows = rows_to_look_at(self.candidates, model.best, np.random.default_rng((self._seed, model.fitted)))
-        return rows if model.expectation is None else np.union1d(rows, model.expectation.best[:_PROMISED])
+    def _rows_to_evaluate(self, model: Surrogate) -> Rows:
+        rows = rows_to_evaluate(self.candidates, model.best, np.random.default_rng((self._seed, model.fitted)))
+        return rows if model.prior is None else np.union1d(rows, model.prior.best[:_PRIOR_ROWS])
 
     def _points(self, rows: Rows) -> Floats:
         return self._embedding.of(self.candidates.space.codes[rows])
 
 
 def _weights(study: Study, rng: np.random.Generator) -> Floats:
-    """What each objective counts this time."""
+    """Draw the weights of the objectives."""
     return rng.dirichlet(np.ones(len(study.directions)))
 
 
 def _due(ended: int) -> int:
-    """The largest count of trials, up to those that have ended, at which hyperparameters are fitted."""
+    """Return the largest number of trials up to ``ended`` at which hyperparameters are fitted."""
     due = _STARTUP
-    while (after := max(due + 1, int(due * (_GROWTH if due < _SETTLED else _SETTLED_GROWTH)))) <= ended:
+    growth = _REFIT_GROWTH
+    while (after := max(due + 1, int(due * growth))) <= ended:
         due = after
+        growth = _REFIT_GROWTH if due < _SETTLED_TRIALS else _SETTLED_REFIT_GROWTH
     return due

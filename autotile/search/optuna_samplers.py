@@ -1,4 +1,4 @@
-"""Optuna's samplers over the rows of a search space."""
+"""Optuna's samplers, restricted to the rows of a search space."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from autotile.search.row_sampler import Candidates, RowSampler, positions
 from autotile.search.study import quiet_optuna
 from autotile.space.search_space import SearchSpace
 
-_NAME = "mirror"
+_PROXY_NAME = "proxy"
 
 
 class _Choices(CategoricalDistribution):
     """Choices that are compared by identity first.
 
-    Optuna compares the distributions of every trial with each other, choice by choice, which would cost more than the
+    Optuna compares the distributions of all trials with each other, choice by choice, which would cost more than the
     sampling itself.
     """
 
@@ -36,52 +36,52 @@ class _Choices(CategoricalDistribution):
 
 
 class _Axis:
-    """One parameter with two values or more, as the wrapped sampler sees it."""
+    """One parameter with at least two values, as the wrapped sampler sees it."""
 
     def __init__(self, index: int, parameter: Parameter, ordered: bool) -> None:
         self.index = index
         self.name = parameter.name
         last = len(parameter.values) - 1
-        places = positions(parameter.values) if ordered else None
-        self.place_of_code = np.arange(last + 1) if places is None else places
-        self.code_of_place = np.argsort(self.place_of_code)
+        ordinals = positions(parameter.values) if ordered else None
+        self.ordinal_of_code = np.arange(last + 1) if ordinals is None else ordinals
+        self.code_of_ordinal = np.argsort(self.ordinal_of_code)
         self.distribution = IntDistribution(0, last) if ordered else _Choices(range(last + 1))
 
 
-class Mirror:
-    """A private study with the same trials as another one.
+class ProxyStudy:
+    """A private study that holds the trials of another study as a wrapped sampler sees them.
 
-    It shows a wrapped sampler what it can use and nothing else: trials that are rows of the space, with a number for
-    each value, so that a sampler that cannot handle choices (CMA-ES) or their order has integers to work with.
+    It holds only the trials that are rows of the space, with an integer for each value, since some samplers cannot
+    handle choices (CMA-ES) or ignore their order.
 
     Parameters
     ----------
     parameters
-        Of the space.
+        Parameters of the space.
     directions
-        Of the study that is mirrored.
+        Directions of the original study.
     ordered
-        Show integers in the order of the values; otherwise choices without an order.
+        Whether the integers are in the order of the values; otherwise they are choices without an order.
     """
 
     def __init__(self, parameters: Sequence[Parameter], directions: Sequence[StudyDirection], ordered: bool) -> None:
         self._storage = InMemoryStorage()
         with quiet_optuna():
             self._study = optuna.create_study(
-                storage=self._storage, study_name=_NAME, directions=list(directions), sampler=RandomSampler()
+                storage=self._storage, study_name=_PROXY_NAME, directions=list(directions), sampler=RandomSampler()
             )
-        self._study_id = self._storage.get_study_id_from_name(_NAME)
+        self._study_id = self._storage.get_study_id_from_name(_PROXY_NAME)
         self._width = len(parameters)
         self._axes = [_Axis(i, each, ordered) for i, each in enumerate(parameters) if len(each.values) > 1]
         self._open: dict[int, Trial] = {}
 
     def begin(self, number: int, inner: BaseSampler) -> None:
-        """Open the mirror of a trial, for ``inner`` to draw its parameters."""
+        """Open the proxy of a trial, for which ``inner`` draws the parameters."""
         self._study.sampler = inner
         self._open[number] = self._study.ask()
 
     def draw(self, number: int) -> NDArray[np.int64]:
-        """Draw codes for an open trial, shape (parameters,); they count only when they are placed."""
+        """Draw codes for an open trial, shape (parameters,); `set_codes` sets them."""
         study, inner = self._study, self._study.sampler
         trial = self._storage.get_trial(self._trial_id(number))
         drawn = inner.sample_relative(study, trial, inner.infer_relative_search_space(study, trial))
@@ -89,61 +89,60 @@ class Mirror:
         for axis in self._axes:
             if axis.name not in drawn:
                 drawn[axis.name] = inner.sample_independent(study, trial, axis.name, axis.distribution)
-            codes[axis.index] = axis.code_of_place[int(drawn[axis.name])]
+            codes[axis.index] = axis.code_of_ordinal[int(drawn[axis.name])]
         return codes
 
-    def place(self, number: int, codes: NDArray[np.integer]) -> None:
-        """Settle the parameters of an open trial."""
+    def set_codes(self, number: int, codes: NDArray[np.integer]) -> None:
+        """Set the parameters of an open trial."""
         trial_id = self._trial_id(number)
         for axis in self._axes:
-            place = float(axis.place_of_code[codes[axis.index]])
-            self._storage.set_trial_param(trial_id, axis.name, place, axis.distribution)
+            ordinal = float(axis.ordinal_of_code[codes[axis.index]])
+            self._storage.set_trial_param(trial_id, axis.name, ordinal, axis.distribution)
 
     def end(self, trial: FrozenTrial) -> None:
-        """Close the mirror of a trial, with its values, its intermediate values and its constraints."""
-        mirrored = self._open.pop(trial.number)
+        """Finish the proxy of a trial, with its values, its intermediate values and its constraints."""
+        proxy = self._open.pop(trial.number)
         for name, violation in trial.constraints.items():
-            mirrored.set_constraint(name, violation)
+            proxy.set_constraint(name, violation)
         for step, value in trial.intermediate_values.items():
-            mirrored.report(value, step)
+            proxy.report(value, step)
         with quiet_optuna():
-            self._study.tell(mirrored, trial.values if trial.state is TrialState.COMPLETE else None, trial.state)
+            self._study.tell(proxy, trial.values if trial.state is TrialState.COMPLETE else None, trial.state)
 
     def _trial_id(self, number: int) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, self._open[number].number)
 
 
 _KEEPS_STATE_IN_TRIALS = (BaseGASampler, CmaEsSampler)
-"""Samplers that mark the trials they draw for with a generation, and learn from no others: they draw once for every
-trial, whether the draw counts or not."""
+"""Samplers that mark the trials they draw for with a generation, and learn from no others: they must draw once for
+every trial, even if the draw is discarded."""
 
 
 class FeasibleSampler(RowSampler):
     """Wraps an Optuna sampler so that it proposes only rows of a search space, each at most once.
 
-    The wrapped sampler draws until a draw is a row that was not tried; after ``draws`` of them the row nearest to
-    the last one is taken. It is made anew for each proposal, from the seed and the number of trials, and sees a
-    private study with the rows that were really tried, so that it learns from what happened and not from what it
-    drew.
+    The wrapped sampler draws until a draw is a free row; after ``draws`` draws, the free row nearest to the last one is
+    proposed. The wrapped sampler is made anew for each proposal, from the seed and the number of trials. It sees a
+    private study with the rows that were tried, so that it learns from these and not from its draws.
 
     Parameters
     ----------
     space
         The configurations.
     inner
-        Makes the wrapped sampler; called as ``inner(seed=...)``. A sampler's class will do.
+        Constructor of the wrapped sampler, called as ``inner(seed=...)``, such as its class.
     seed
-        Makes the proposals repeatable.
+        Seed of the proposals, not negative.
     available
-        Rows that may be proposed at all, bool, shape (rows,); None for all.
+        Rows that may be proposed, bool, shape (rows,); None for all.
     startup
-        So many trials are to end, one of them well, before the wrapped sampler's draws count; rows are drawn
-        uniformly until then. A sampler that knows nothing draws uniformly from all combinations, and the rows nearest
-        to those are not uniform.
+        Number of trials that must end, at least one of them successfully, before the wrapped sampler is used; until
+        then, rows are drawn uniformly. Without trials the wrapped sampler would draw uniformly from all combinations,
+        and the rows nearest to these are not uniform.
     draws
-        Draws before the nearest row is taken; each costs a millisecond or more.
+        Number of draws before the nearest row is proposed; each takes a millisecond or more.
     ordered
-        Show the wrapped sampler integers in the order of each parameter's values instead of choices.
+        Whether the wrapped sampler sees integers in the order of each parameter's values instead of choices.
 
     Examples
     --------
@@ -179,41 +178,42 @@ class FeasibleSampler(RowSampler):
         self._startup = startup
         self._draws = draws
         self._ordered = ordered
-        self._mirror: Mirror | None = None
+        self._proxy: ProxyStudy | None = None
         self._ended = 0
-        self._ended_well = 0
+        self._succeeded = 0
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
-        mirror = self._open_mirror(study, number, rng)
-        row = self._draw(mirror, number, rng)
-        mirror.place(number, self.candidates.space.codes[row])
+        proxy = self._open_proxy(study, number, rng)
+        row = self._draw(proxy, number, rng)
+        proxy.set_codes(number, self.candidates.space.codes[row])
         return row
 
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
-        self._open_mirror(study, number, rng).place(number, self.candidates.space.codes[row])
+        self._open_proxy(study, number, rng).set_codes(number, self.candidates.space.codes[row])
 
     def _learn(self, trial: FrozenTrial) -> None:
-        assert self._mirror is not None
-        self._mirror.end(trial)
+        assert self._proxy is not None
+        self._proxy.end(trial)
         if trial.state is not TrialState.FAIL:
             self._ended += 1
-            self._ended_well += all(violation <= 0 for violation in trial.constraints.values())
+            self._succeeded += all(violation <= 0 for violation in trial.constraints.values())
 
-    def _open_mirror(self, study: Study, number: int, rng: np.random.Generator) -> Mirror:
-        if self._mirror is None:
-            self._mirror = Mirror(self.candidates.space.parameters, study.directions, self._ordered)
+    def _open_proxy(self, study: Study, number: int, rng: np.random.Generator) -> ProxyStudy:
+        """Open the proxy of a trial with a new wrapped sampler."""
+        if self._proxy is None:
+            self._proxy = ProxyStudy(self.candidates.space.parameters, study.directions, self._ordered)
         with quiet_optuna():
             inner = self._inner(seed=int(rng.integers(2**31)))
-        self._mirror.begin(number, inner)
+        self._proxy.begin(number, inner)
         if isinstance(inner, _KEEPS_STATE_IN_TRIALS):
-            self._mirror.draw(number)
-        return self._mirror
+            self._proxy.draw(number)
+        return self._proxy
 
-    def _draw(self, mirror: Mirror, number: int, rng: np.random.Generator) -> int:
-        if self._ended < self._startup or not self._ended_well:
+    def _draw(self, proxy: ProxyStudy, number: int, rng: np.random.Generator) -> int:
+        if self._ended < self._startup or not self._succeeded:
             return self.candidates.uniform(rng)
         for _ in range(self._draws):
-            codes = mirror.draw(number)
+            codes = proxy.draw(number)
             row = int(self.candidates.free_rows_of(codes[None])[0])
             if row >= 0:
                 return row
@@ -221,18 +221,18 @@ class FeasibleSampler(RowSampler):
 
 
 _BATCH = 1024
-"""Points drawn at once; where one combination in a hundred is valid, some rows are among them."""
+"""Number of points drawn at once, enough to contain rows if one combination in a hundred is valid."""
 
 _DRAWS = 2
-"""Batches drawn before the row nearest to a point is taken instead."""
+"""Number of batches drawn before the nearest row is proposed."""
 
 
 class FeasibleTPESampler(FeasibleSampler):
     """The multivariate tree-structured Parzen estimator over the rows of a space.
 
-    TPE draws points where good trials lie and proposes the one that is likeliest to be good rather than bad. Here
-    the points that are compared are free rows, so that neither the comparison nor the draw is wasted on others.
-    Proposals that have no result yet count as bad ones, which keeps those made at the same time apart.
+    TPE draws points near the good trials and proposes the point with the largest ratio of the densities of good and bad
+    trials. Here the points are free rows, so that no draw is wasted on invalid or tried configurations. Trials without
+    a result count as bad ones, which spreads concurrent proposals.
 
     Parameters
     ----------
@@ -246,12 +246,12 @@ class FeasibleTPESampler(FeasibleSampler):
 
     def _tpe(self, seed: int) -> TPESampler:
         sampler = TPESampler(n_startup_trials=1, multivariate=True, constant_liar=True, seed=seed)
-        sampler._parzen_estimator_cls = self._estimator  # where Optuna lets its estimator be replaced
+        sampler._parzen_estimator_cls = self._estimator  # Optuna's hook for another estimator
         return sampler
 
 
 def _estimator_over(candidates: Candidates) -> type[_ParzenEstimator]:
-    """A Parzen estimator whose samples are free rows, where it finds any."""
+    """Return a class of Parzen estimators whose samples are free rows if any are drawn."""
     index = {
         parameter.name: position
         for position, parameter in enumerate(candidates.space.parameters)

@@ -1,4 +1,4 @@
-"""Samplers over the rows of a space: whole configurations, none proposed twice."""
+"""Samplers over the rows of a space, which propose each configuration at most once; the baseline samplers."""
 
 from __future__ import annotations
 
@@ -22,24 +22,35 @@ from autotile.search.study import distributions_of
 from autotile.space.enumeration import rank
 from autotile.space.search_space import SearchSpace
 
-_SAME_DISTANCE = 1e-5
-"""Distances closer than this are equal but for rounding: they are sums of float32 fractions between 0 and 1."""
+Rows = NDArray[np.int64]
+
+_DISTANCE_TOLERANCE = 1e-5
+"""Rounding error of a distance, a sum of float32 fractions between 0 and 1."""
 
 
 class Candidates:
-    """Rows of a space that are available and were not taken yet.
+    """Rows of a space that are free: available, and not taken yet.
 
     Parameters
     ----------
     space
-        The rows.
+        The space.
     available
-        Rows that may be proposed at all, bool, shape (rows,); None for all.
+        Rows that may be proposed, bool, shape (rows,); None for all.
+
+    Attributes
+    ----------
+    space
+        As given.
+    free
+        Whether each row is free, shape (rows,).
+    remaining
+        Number of free rows.
 
     Raises
     ------
     ValueError
-        ``available`` is not one entry a row.
+        ``available`` has another shape.
     """
 
     def __init__(self, space: SearchSpace, available: ArrayLike | None = None) -> None:
@@ -47,90 +58,90 @@ class Candidates:
         self.free: NDArray[np.bool_] = np.ones(len(space), np.bool_)
         if available is not None:
             self.free &= np.asarray(available, np.bool_)
-        self.left = int(np.count_nonzero(self.free))
-        """Rows that can still be proposed."""
+        self.remaining = int(np.count_nonzero(self.free))
         self._sizes = [len(parameter.values) for parameter in space.parameters]
         self._ranks = rank(list(space.codes.T), self._sizes, len(space))
         self._distances = [_distances(parameter.values) for parameter in space.parameters]
 
     def take(self, row: int) -> None:
-        """Never offer a row again."""
-        self.left -= int(self.free[row])
+        """Mark a row as taken."""
+        self.remaining -= int(self.free[row])
         self.free[row] = False
 
-    def give_back(self, row: int) -> None:
-        """Offer a row again that was taken."""
-        self.left += int(not self.free[row])
+    def release(self, row: int) -> None:
+        """Mark a row as free again."""
+        self.remaining += int(not self.free[row])
         self.free[row] = True
 
-    def rows_of(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Row of each combination of codes, shape (n, parameters); -1 where it is invalid."""
+    def rows_of(self, codes: NDArray[np.int64]) -> Rows:
+        """Return the row of each combination of codes, shape (n, parameters); -1 if it is invalid."""
         wanted = rank(list(codes.T), self._sizes, len(codes))
         rows = np.searchsorted(self._ranks, wanted)
         rows[rows == len(self._ranks)] = 0
         return np.where(self._ranks[rows] == wanted, rows, -1)
 
-    def free_rows_of(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Row of each combination of codes, shape (n, parameters); -1 where it is invalid or taken."""
+    def free_rows_of(self, codes: NDArray[np.int64]) -> Rows:
+        """Return the row of each combination of codes, shape (n, parameters); -1 if it is invalid or taken."""
         rows = self.rows_of(codes)
         return np.where((rows >= 0) & self.free[rows], rows, -1)
 
     def first(self) -> int:
-        """The first free row."""
+        """Return the first free row."""
         return int(np.argmax(self.free))
 
     def uniform(self, rng: np.random.Generator) -> int:
-        """Any free row, each as likely."""
-        return int(np.flatnonzero(self.free)[rng.integers(self.left)])
+        """Draw a free row uniformly."""
+        return int(np.flatnonzero(self.free)[rng.integers(self.remaining)])
 
     def nearest(self, codes: NDArray[np.int64], rng: np.random.Generator) -> int:
-        """The free row nearest to a combination of codes, shape (parameters,); one of them at random where they tie.
+        """Return the free row nearest to a combination of codes, shape (parameters,); ties are broken at random.
 
-        A parameter of numbers adds the steps between the two values over the most there can be, in the order of the
-        numbers, so that a doubling is one step in a list of powers of two; any other parameter adds 1 if it differs.
+        A parameter of numbers adds the number of steps between the two values in ascending order, over the largest
+        possible number, so that a doubling is one step in a list of powers of two; any other parameter adds 1 if it
+        differs.
         """
         distance = np.where(self.free, np.float32(0), np.float32(np.inf))
         for index, code in enumerate(codes):
             distance += self._distances[index][code][self.space.codes[:, index]]
-        return int(rng.choice(np.flatnonzero(distance <= distance.min() + _SAME_DISTANCE)))
+        return int(rng.choice(np.flatnonzero(distance <= distance.min() + _DISTANCE_TOLERANCE)))
 
 
 def positions(values: Sequence[Value]) -> NDArray[np.int64] | None:
-    """Place of each value in ascending order; None where the values are not numbers."""
+    """Return the position of each value in ascending order; None unless all values are numbers."""
     if any(isinstance(value, bool | str) for value in values):
         return None
     return np.argsort(np.argsort(np.array(values))).astype(np.int64)
 
 
 def _distances(values: Sequence[Value]) -> NDArray[np.float32]:
-    """Distance between any two values of a parameter, 0 to 1."""
-    places = positions(values)
-    if places is None:
+    """Return the distance between any two values of a parameter, 0 to 1, shape (values, values)."""
+    ordinals = positions(values)
+    if ordinals is None:
         return 1 - np.eye(len(values), dtype=np.float32)
-    steps: NDArray[np.int64] = np.abs(places[:, None] - places[None, :])
+    steps: NDArray[np.int64] = np.abs(ordinals[:, None] - ordinals[None, :])
     return (steps / max(1, len(values) - 1)).astype(np.float32)
 
 
-Rows = NDArray[np.int64]
+MAX_EVALUATED_ROWS = 8192
+"""Size of the largest space of which a model evaluates every row."""
 
-WHOLE = 8192
-"""Up to so many rows all are looked at."""
-
-_UNIFORM = 4096
-"""Rows from anywhere, so that no region is out of reach."""
+_UNIFORM_ROWS = 4096
+"""Rows of a larger space that are drawn uniformly, so that every region can be reached."""
 
 _MUTANTS = 8192
-"""Changes of the best that are tried; those that are rows are looked at."""
+"""Random changes of the best rows of a larger space; those that are valid rows are evaluated."""
 
-_MOST_CHANGES = 3
-"""Parameters that a change alters at most."""
+_MAX_CHANGES = 3
+"""Maximum number of parameters that a random change alters."""
 
-_NEIGHBOURED = 3
-"""Best rows of which every row that differs in one parameter is looked at."""
+_BEST_WITH_NEIGHBOURS = 3
+"""Best rows of which all rows that differ in one parameter are evaluated."""
 
 
-def rows_to_look_at(candidates: Candidates, best: Rows, rng: np.random.Generator) -> Rows:
-    """Every row of a small space; of a large one those near the best and some from anywhere, in ascending order.
+def rows_to_evaluate(candidates: Candidates, best: Rows, rng: np.random.Generator) -> Rows:
+    """Return the rows that a model evaluates, ascending: all of a small space, of a large one a sample.
+
+    The sample holds rows near the best ones and rows drawn uniformly.
 
     Parameters
     ----------
@@ -139,32 +150,33 @@ def rows_to_look_at(candidates: Candidates, best: Rows, rng: np.random.Generator
     best
         Best rows, the best first; at least one.
     rng
-        Draws the rows.
+        Source of the sample.
     """
     count = len(candidates.space)
-    if count <= WHOLE:
+    if count <= MAX_EVALUATED_ROWS:
         return np.arange(count)
     codes = candidates.space.codes[best].astype(np.int64)
     sizes = np.array([len(parameter.values) for parameter in candidates.space.parameters])
-    near = candidates.rows_of(np.concatenate([_neighbours(codes[:_NEIGHBOURED], sizes), _mutants(codes, sizes, rng)]))
-    return np.unique(np.concatenate([near[near >= 0], rng.integers(count, size=_UNIFORM)]))
+    neighbours = _neighbours(codes[:_BEST_WITH_NEIGHBOURS], sizes)
+    near = candidates.rows_of(np.concatenate([neighbours, _mutants(codes, sizes, rng)]))
+    return np.unique(np.concatenate([near[near >= 0], rng.integers(count, size=_UNIFORM_ROWS)]))
 
 
 def _neighbours(codes: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Every combination that differs from one of these in at most one parameter."""
-    found = []
+    """Return all combinations that differ from one of these in at most one parameter."""
+    neighbours = []
     for index, size in enumerate(sizes):
         changed = np.repeat(codes, size, axis=0)
         changed[:, index] = np.tile(np.arange(size), len(codes))
-        found.append(changed)
-    return np.concatenate(found)
+        neighbours.append(changed)
+    return np.concatenate(neighbours)
 
 
 def _mutants(codes: NDArray[np.int64], sizes: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Combinations that differ from these in a few parameters, each drawn alike."""
+    """Return random combinations that differ from these in up to three parameters."""
     changed = codes[np.arange(_MUTANTS) % len(codes)]
-    changes = rng.integers(1, _MOST_CHANGES + 1, size=_MUTANTS)
-    for step in range(_MOST_CHANGES):
+    changes = rng.integers(1, _MAX_CHANGES + 1, size=_MUTANTS)
+    for step in range(_MAX_CHANGES):
         mutants = np.flatnonzero(changes > step)
         index = rng.integers(len(sizes), size=len(mutants))
         changed[mutants, index] = rng.integers(sizes[index])
@@ -174,18 +186,17 @@ def _mutants(codes: NDArray[np.int64], sizes: NDArray[np.int64], rng: np.random.
 class RowSampler(BaseSampler):
     """An Optuna sampler that proposes rows of a search space, each at most once.
 
-    What it proposes depends on the seed and on the study's trials and on nothing else: a study that is built again
-    from its finished trials goes on as it would have gone on. One instance serves one study. The study's loop ends
-    when no row is left.
+    Proposals depend only on the seed and the study's trials: a study that is rebuilt from its finished trials continues
+    as the original would have. One instance serves one study. The study's loop ends when no row is left.
 
     Parameters
     ----------
     space
-        The configurations; the study's parameters are suggested with `distributions_of` its parameters.
+        The configurations; the study must suggest the parameters with `autotile.search.study.distributions_of`.
     seed
-        Makes the proposals repeatable; not negative.
+        Seed of the proposals, not negative.
     available
-        Rows that may be proposed at all, bool, shape (rows,); None for all.
+        Rows that may be proposed, bool, shape (rows,); None for all.
 
     Raises
     ------
@@ -194,8 +205,7 @@ class RowSampler(BaseSampler):
     """
 
     expected_gain: float | None = None
-    """By how much of itself the best speed was expected to rise with the trial that was proposed last, 0.01 for 1 %;
-    None where no model was asked."""
+    """Relative gain of the best speed that was expected of the last proposal, 0.01 for 1 %; None without a model."""
 
     def __init__(self, space: SearchSpace, seed: int, available: ArrayLike | None = None) -> None:
         if seed < 0:
@@ -207,26 +217,29 @@ class RowSampler(BaseSampler):
         self._begun = 0
         self._seen = 0
         self._open: dict[int, int | None] = {}
-        """Rows of the trials that had not ended when last seen; None while a trial's parameters are not all set."""
+        """Rows of the trials that were running when last seen; None while not all parameters of a trial are set."""
 
     @abstractmethod
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
         """Choose a free row for the trial of that number."""
 
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
-        """Learn that a trial began with a row that was chosen elsewhere."""
+        """Take note of a trial whose row was chosen elsewhere."""
 
     def _learn(self, trial: FrozenTrial) -> None:
-        """Learn how a trial of this space ended."""
+        """Learn from a finished trial of this space."""
 
-    def left(self, study: Study) -> int:
-        """Rows that can still be proposed in a study."""
+    def close(self) -> None:
+        """Release the resources of the sampler, which is not used again."""
+
+    def remaining(self, study: Study) -> int:
+        """Return the number of rows that can still be proposed in a study."""
         with self._lock:
             self._observe(study)
-            return self.candidates.left
+            return self.candidates.remaining
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Every parameter of the space: a configuration is chosen as a whole."""
+        """Return all parameters of the space: a configuration is chosen as a whole."""
         return dict(self._distributions)
 
     def sample_relative(
@@ -237,11 +250,11 @@ class RowSampler(BaseSampler):
         Raises
         ------
         InputError
-            Every row was proposed.
+            No row is left.
         """
         with self._lock, one_blas_thread():
             self._observe(study, trial.number)
-            if not self.candidates.left:
+            if not self.candidates.remaining:
                 raise InputError("every configuration of the space was tried; there is nothing left to propose")
             row = self._choose(study, trial.number, self._next_rng())
             self._begin(trial.number, row)
@@ -250,7 +263,7 @@ class RowSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Refuse a parameter that the space does not have.
+        """Raise, as the space does not have the parameter.
 
         Raises
         ------
@@ -258,23 +271,23 @@ class RowSampler(BaseSampler):
             Always.
         """
         known = ", ".join(self._distributions)
-        raise InputError(f"{param_name!r} is not a parameter of the space that is searched; it has {known}")
+        raise InputError(f"{param_name!r} is not a parameter of the space, which has {known}")
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """End the study's loop when no row is left."""
-        if not self.left(study):
-            with suppress(RuntimeError):  # raised where trials are asked and told, outside any loop
+        if not self.remaining(study):
+            with suppress(RuntimeError):  # raised outside `optimize`, where trials are asked and told
                 study.stop()
 
     def _observe(self, study: Study, current: int | None = None) -> None:
-        """Take note of the trials that began or ended since the last look."""
+        """Take note of the trials that began or ended since the last call."""
         trials = study.get_trials(deepcopy=False)
         for number in [*self._open, *range(self._seen, len(trials))]:
             if number != current:
-                self._look_at(study, trials[number])
+                self._observe_trial(study, trials[number])
         self._seen = len(trials)
 
-    def _look_at(self, study: Study, trial: FrozenTrial) -> None:
+    def _observe_trial(self, study: Study, trial: FrozenTrial) -> None:
         row = self._open.pop(trial.number, None)
         if row is None:
             row = self.candidates.space.row_of(trial.params)
@@ -297,34 +310,34 @@ class RowSampler(BaseSampler):
 
 
 class RankingSampler(RowSampler):
-    """A sampler that says which of many candidates that were compiled to measure.
+    """A sampler that chooses which of the compiled candidates is measured next.
 
-    What is nominated is not proposed again and begins no trial. It may be measured later or never: the study learns of
-    it when it holds a trial with that row.
+    A nominated row is not proposed again and begins no trial. It may be measured later or never; the sampler learns of
+    its result when the study holds a trial with the row.
     """
 
     @abstractmethod
     def nominate(self, study: Study, row: int | None = None) -> int:
-        """Choose a free row to compile, or take note that this one was chosen."""
+        """Choose a free row to compile, or take note that ``row`` was chosen; return it."""
 
     @abstractmethod
     def describe(self, row: int, features: NDArray[np.float64]) -> None:
-        """Learn what a row uses now that it is compiled, see `autotile.search.embedding.features_of`."""
+        """Take note of the resources of a compiled row, see `autotile.search.embedding.features_of`."""
 
     @abstractmethod
-    def prefer(self, study: Study, rows: Sequence[int]) -> int:
-        """Which of the rows, at least one, to measure; the oldest nomination is the first."""
+    def select(self, study: Study, rows: Sequence[int]) -> int:
+        """Choose the row to measure among nominated ones, at least one, the oldest nomination first."""
 
 
 class UniformSampler(RowSampler):
-    """Any row that is left, each as likely: nothing is drawn that would have to be rejected."""
+    """Baseline sampler: draws uniformly from the free rows."""
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
         return self.candidates.uniform(rng)
 
 
 class InOrderSampler(RowSampler):
-    """Every row, from the first to the last."""
+    """Baseline sampler: proposes every row, from the first to the last."""
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
         return self.candidates.first()

@@ -1,145 +1,317 @@
-"""The samplers by name."""
+"""The samplers by name: the traits of each, and how it is made.
+
+Importing this module loads neither Optuna nor Kernel Tuner: the module of a sampler is imported when the sampler is
+made.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from autotile.core.objectives import TIME
 from autotile.errors import InputError, nearest
-from autotile.search.kernel_tuner import PREFIX, check_strategy
 from autotile.space.search_space import SearchSpace
 
 if TYPE_CHECKING:
     from autotile.search.row_sampler import RowSampler
     from autotile.search.transfer import Source
 
+AUTO = "auto"
+"""Stands for `BRUTE_FORCE` or `DEFAULT`, see `resolve_sampler`."""
+DEFAULT = "feasible"
+BRUTE_FORCE = "brute-force"
+STRATEGY_PREFIX = "kernel-tuner:"
+"""Prefix of the samplers that run a strategy of Kernel Tuner."""
 
-_Make = Callable[[SearchSpace, int, ArrayLike | None], "RowSampler"]
-
-TRANSFERRING = "feasible"
-"""The sampler that learns from trials of other studies."""
-
+_AHEAD = 16
+"""Candidates proposed before the oldest of them is measured, by samplers that learn: each proposal knows so many
+results less, so the number must not depend on the machine's cores."""
+_RANKED_AHEAD = 32
+"""The same where compiled candidates are ranked: the newest ones, which have until then to compile."""
+_PER_MEASURED = 2
+"""Candidates proposed per measured one where they are ranked; figures for both are in docs/search.md."""
+_AHEAD_PER_WORKER = 4
+"""Candidates proposed per compile worker by samplers that do not learn: a slow compilation leaves no worker idle."""
+_UNINFORMED = 6
+"""Measurements before a model chooses; candidates proposed by then are proposed without one."""
+_MAX_WAITING = 128
+"""Compiled candidates that wait at most: each adds to the cost of every choice, and old ones are rarely chosen."""
 _POPULATION = 20
 """Trials of one generation: ten generations in 200 trials."""
 
 
 @dataclass(frozen=True, slots=True)
-class SamplerKind:
-    """A search method that can be asked for by name.
+class Lookahead:
+    """Number of candidates that are proposed, and compiled, ahead of the measured one.
+
+    It is part of the search: it determines the results that a proposal knows. It therefore must not depend on the
+    machine if the sampler learns.
+
+    Attributes
+    ----------
+    compiling
+        Number of the newest candidates, which may still compile, including the next one to measure.
+    per_measured
+        Candidates proposed per measured one; 1 if they are measured in the order of the proposals.
+    max_waiting
+        Maximum number of compiled candidates that wait.
+    """
+
+    compiling: int
+    per_measured: int = 1
+    max_waiting: int = _MAX_WAITING
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the next candidate to measure is chosen among several."""
+        return self.per_measured > 1
+
+    def ready(self, measured: int) -> int:
+        """Number of candidates to choose among after some were measured, if none was set aside."""
+        return 1 + (self.per_measured - 1) * measured
+
+    def open(self, measured: int) -> int:
+        """Number of candidates that are proposed and not measured after some were measured.
+
+        Where they are ranked, few compile at first, because the first ones are proposed without a model.
+        """
+        compiling = self.compiling
+        if self.ranks:
+            compiling = min(compiling, _UNINFORMED + 2 * max(0, measured + 1 - _UNINFORMED))
+        return self.ready(measured) + compiling - 1
+
+    def useful(self, measured: int, room: int) -> int:
+        """Number of these that can still be chosen if ``room`` more trials may begin."""
+        return room - 1 + self.ready(measured + room - 1)
+
+
+class Package(NamedTuple):
+    """A package that a sampler requires beyond autotile's own dependencies."""
+
+    module: str
+    """Name to import it by."""
+    name: str
+    """Name in messages."""
+    install: str
+    """Argument of ``pip install``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerInputs:
+    """Inputs of the construction of a sampler, see `make_sampler`."""
+
+    space: SearchSpace
+    seed: int
+    available: ArrayLike | None = None
+    sources: Sequence[Source] = ()
+    trials: int | None = None
+
+
+Make = Callable[[SamplerInputs], "RowSampler"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerEntry:
+    """A sampler and its traits.
 
     Attributes
     ----------
     summary
-        One line for a list of the samplers.
+        Description on one line.
     make
-        Makes the sampler from a space, a seed and the rows that may be proposed.
-    needs
-        A package that must be installed besides autotile's own, if any.
-    single
-        Whether it follows one objective only.
+        Constructor.
+    lookahead
+        Number of candidates proposed ahead. A sampler whose lookahead ranks must derive from
+        `autotile.search.row_sampler.RankingSampler`.
+    learns
+        Whether proposals depend on results; if not, it looks further ahead with many compile workers.
+    predicts_gain
+        Whether it predicts the gain of its proposals, by which ``--until`` stops.
+    transfers
+        Whether it learns from trials of other studies.
+    multi_objective
+        Whether it can minimise several objectives.
+    exhaustive
+        Whether it covers the whole space unless the number of trials is limited.
+    packages
+        Packages that it requires.
+    alternative
+        Sampler to use instead if a package is missing.
     """
 
     summary: str
-    make: _Make
-    needs: str = ""
-    single: bool = False
+    make: Make
+    lookahead: Lookahead = Lookahead(_AHEAD)
+    learns: bool = True
+    predicts_gain: bool = False
+    transfers: bool = False
+    multi_objective: bool = True
+    exhaustive: bool = False
+    packages: tuple[Package, ...] = ()
+    alternative: str = "tpe"
+
+    @property
+    def missing_package(self) -> Package | None:
+        """First of the packages that is not installed; None if all are."""
+        return next((package for package in self.packages if find_spec(package.module) is None), None)
 
 
-def _feasible(space: SearchSpace, seed: int, available: ArrayLike | None, sources: Sequence[Source] = ()) -> RowSampler:
+def _feasible(inputs: SamplerInputs) -> RowSampler:
     from autotile.search.gp_sampler import FeasibleGPSampler
-    from autotile.search.transfer import Expectation
+    from autotile.search.transfer import TransferPrior
 
-    return FeasibleGPSampler(space, seed, available, expectation=Expectation(space, sources) if sources else None)
+    prior = TransferPrior(inputs.space, inputs.sources) if inputs.sources else None
+    return FeasibleGPSampler(inputs.space, inputs.seed, inputs.available, prior=prior)
 
 
-def _tpe(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
+def _tpe(inputs: SamplerInputs) -> RowSampler:
     from autotile.search.optuna_samplers import FeasibleTPESampler
 
-    return FeasibleTPESampler(space, seed, available)
+    return FeasibleTPESampler(inputs.space, inputs.seed, inputs.available)
 
 
-def _random(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
+def _random(inputs: SamplerInputs) -> RowSampler:
     from autotile.search.row_sampler import UniformSampler
 
-    return UniformSampler(space, seed, available)
+    return UniformSampler(inputs.space, inputs.seed, inputs.available)
 
 
-def _brute_force(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
+def _brute_force(inputs: SamplerInputs) -> RowSampler:
     from autotile.search.row_sampler import InOrderSampler
 
-    return InOrderSampler(space, seed, available)
+    return InOrderSampler(inputs.space, inputs.seed, inputs.available)
 
 
-def _nsga2(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
-    from optuna.samplers import NSGAIISampler
+def _optuna(name: str, arguments: Mapping[str, Any], **options: Any) -> Make:
+    """Wrap a sampler of Optuna; ``options`` are those of `autotile.search.optuna_samplers.FeasibleSampler`."""
 
-    from autotile.search.optuna_samplers import FeasibleSampler
+    def make(inputs: SamplerInputs) -> RowSampler:
+        from optuna import samplers
 
-    inner = partial(NSGAIISampler, population_size=_POPULATION)
-    return FeasibleSampler(space, inner, seed, available=available, startup=_POPULATION)
+        from autotile.search.optuna_samplers import FeasibleSampler
 
+        inner = partial(getattr(samplers, name), **arguments)
+        return FeasibleSampler(inputs.space, inner, inputs.seed, available=inputs.available, **options)
 
-def _cmaes(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
-    from optuna.samplers import CmaEsSampler
-
-    from autotile.search.optuna_samplers import FeasibleSampler
-
-    inner = partial(CmaEsSampler, warn_independent_sampling=False)
-    return FeasibleSampler(space, inner, seed, available=available, startup=1, ordered=True)
+    return make
 
 
-def _gp(space: SearchSpace, seed: int, available: ArrayLike | None) -> RowSampler:
-    from optuna.samplers import GPSampler
-
-    from autotile.search.optuna_samplers import FeasibleSampler
-
-    inner = partial(GPSampler, n_startup_trials=1, warn_independent_sampling=False)
-    # A second draw would find the same maximum of the same model.
-    return FeasibleSampler(space, inner, seed, available=available, draws=1, ordered=True)
-
-
-def _kernel_tuner(
-    strategy: str, space: SearchSpace, seed: int, available: ArrayLike | None, trials: int | None
-) -> RowSampler:
-    from autotile.search.kernel_tuner import KernelTunerSampler
-
-    return KernelTunerSampler(space, strategy, seed, available, trials)
-
-
-SAMPLERS: Mapping[str, SamplerKind] = MappingProxyType(
+SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
     {
-        "feasible": SamplerKind("Gaussian process over the valid configurations: fewest measurements", _feasible),
-        "tpe": SamplerKind("tree-structured Parzen estimator: models where the fast configurations lie", _tpe),
-        "gp": SamplerKind("Optuna's Gaussian process: slow proposals", _gp, "torch"),
-        "cmaes": SamplerKind("CMA-ES: an evolution strategy over the order of the values", _cmaes, "cmaes", True),
-        "nsga2": SamplerKind("genetic algorithm: crosses and mutates the best configurations", _nsga2),
-        "random": SamplerKind("uniform over the configurations that are left", _random),
-        "brute-force": SamplerKind("every configuration, in order", _brute_force),
+        DEFAULT: SamplerEntry(
+            "Gaussian process over the valid configurations: fewest measurements",
+            _feasible,
+            lookahead=Lookahead(_RANKED_AHEAD, _PER_MEASURED),
+            predicts_gain=True,
+            transfers=True,
+        ),
+        "tpe": SamplerEntry("tree-structured Parzen estimator: models where the fast configurations lie", _tpe),
+        "gp": SamplerEntry(
+            "Optuna's Gaussian process: slow proposals",
+            # a second draw would find the same maximum of the same model
+            _optuna("GPSampler", {"n_startup_trials": 1, "warn_independent_sampling": False}, draws=1, ordered=True),
+            packages=(Package("torch", "torch", "torch"),),
+        ),
+        "cmaes": SamplerEntry(
+            "CMA-ES: an evolution strategy over the order of the values",
+            _optuna("CmaEsSampler", {"warn_independent_sampling": False}, startup=1, ordered=True),
+            multi_objective=False,
+            packages=(Package("cmaes", "cmaes", "cmaes"),),
+        ),
+        "nsga2": SamplerEntry(
+            "genetic algorithm: crosses and mutates the best configurations",
+            _optuna("NSGAIISampler", {"population_size": _POPULATION}, startup=_POPULATION),
+        ),
+        "random": SamplerEntry("uniform over the configurations that are left", _random, learns=False),
+        BRUTE_FORCE: SamplerEntry("every configuration, in order", _brute_force, learns=False, exhaustive=True),
     }
 )
-"""Every sampler but ``auto``, which stands for one of them, see `resolve_sampler`, and but the strategies of Kernel
-Tuner, which `autotile.search.kernel_tuner` lists."""
+"""The samplers except `AUTO` and the strategies of Kernel Tuner, of which `sampler_entry` makes the entries."""
+
+
+def _strategy(name: str, inputs: SamplerInputs) -> RowSampler:
+    from autotile.search.strategies import KernelTunerSampler
+
+    return KernelTunerSampler(inputs.space, name, inputs.seed, inputs.available, inputs.trials)
+
+
+_KERNEL_TUNER = Package("kernel_tuner", "kernel_tuner", '"autotile[kernel-tuner]"')
+_STRATEGY_PACKAGES = {
+    "bayes_opt": Package("sklearn", "scikit-learn", "scikit-learn"),
+    "nsga2": Package("pymoo", "pymoo", "pymoo"),
+    "nsga3": Package("pymoo", "pymoo", "pymoo"),
+    "skopt": Package("skopt", "scikit-optimize", "scikit-optimize"),
+}
+"""Packages that strategies import besides Kernel Tuner's own dependencies."""
+_UNSUPPORTED_STRATEGIES = {
+    "pyatf_strategies": "pyATF builds the space anew from rules, of which only the outcome is known here, and "
+    "takes Ctrl-C for itself",
+}
+"""Strategies that cannot search a list of configurations, with the reason."""
+_STRATEGY_TABLES = ("_STRATEGY_IMPORTS", "strategy_map")
+"""Names of the table of strategies in ``kernel_tuner/interface.py``."""
+
+
+def sampler_entry(name: str) -> SamplerEntry:
+    """Return the entry of a sampler; of a strategy of Kernel Tuner, whether or not it exists.
+
+    Raises
+    ------
+    InputError
+        There is no such sampler.
+    """
+    if name.startswith(STRATEGY_PREFIX):
+        return _strategy_entry(name.removeprefix(STRATEGY_PREFIX))
+    if (entry := SAMPLERS.get(name)) is None:
+        known = [AUTO, *SAMPLERS, f"{STRATEGY_PREFIX}STRATEGY"]
+        raise InputError(f"there is no sampler {name!r}{nearest(name, known)} (known: {', '.join(known)})")
+    return entry
+
+
+def sampler_names() -> list[str]:
+    """Return the names of all samplers, including those whose packages are missing."""
+    return [AUTO, *SAMPLERS, *_strategy_names()]
+
+
+def gain_predicting_samplers() -> list[str]:
+    """Return the names of the samplers that predict the gain of their proposals."""
+    return [AUTO, *(name for name, entry in SAMPLERS.items() if entry.predicts_gain)]
+
+
+def is_exhaustive(name: str) -> bool:
+    """Return whether a sampler covers the whole space unless the number of trials is limited."""
+    entry = SAMPLERS.get(name)
+    return entry is not None and entry.exhaustive
+
+
+def lookahead_of(name: str, workers: int) -> Lookahead:
+    """Return how far a sampler looks ahead with a number of compile workers."""
+    entry = sampler_entry(name)
+    if entry.learns:
+        return entry.lookahead
+    return replace(entry.lookahead, compiling=max(entry.lookahead.compiling, _AHEAD_PER_WORKER * workers))
 
 
 def resolve_sampler(
     name: str, space: SearchSpace, available: ArrayLike | None = None, trials: int | None = None
 ) -> str:
-    """Name of the sampler that ``auto`` stands for; any other name is returned as it is.
+    """Return the name of the sampler that ``auto`` stands for; any other name is returned unchanged.
 
-    Where the trials that are granted cover every row that can be tried, ``auto`` is ``brute-force``, else ``feasible``.
+    ``auto`` is ``brute-force`` if the granted trials cover all rows that can be proposed, else ``feasible``.
     """
-    if name != "auto":
+    if name != AUTO:
         return name
     rows = len(space) if available is None else int(np.count_nonzero(available))
-    return "brute-force" if trials is not None and trials >= rows else "feasible"
+    return BRUTE_FORCE if trials is not None and trials >= rows else DEFAULT
 
 
 def make_sampler(
@@ -160,53 +332,93 @@ def make_sampler(
     space
         The configurations.
     seed
-        Makes the proposals repeatable.
+        Seed of the proposals, not negative.
     available
-        Rows that may be proposed at all, bool, shape (rows,); None for all.
+        Rows that may be proposed, bool, shape (rows,); None for all.
     sources
-        Trials of other studies; of use to ``feasible`` alone.
+        Trials of other studies, used by samplers that transfer.
     trials
-        Trials that are granted in all, by which some strategies of Kernel Tuner make their schedule; None where they
-        are not counted.
+        Number of trials granted in total, by which some strategies of Kernel Tuner schedule their search; None if it
+        is not limited.
 
     Raises
     ------
     InputError
-        There is no such sampler, it needs a package that is not installed, or the seed is negative.
+        There is no such sampler, it requires a package that is not installed, or the seed is negative.
     """
     check_sampler(name)
-    chosen = resolve_sampler(name, space, available)
-    if chosen == TRANSFERRING and sources:
-        return _feasible(space, seed, available, sources)
-    if chosen.startswith(PREFIX):
-        return _kernel_tuner(chosen.removeprefix(PREFIX), space, seed, available, trials)
-    return SAMPLERS[chosen].make(space, seed, available)
+    entry = sampler_entry(resolve_sampler(name, space, available))
+    return entry.make(SamplerInputs(space, seed, available, sources, trials))
 
 
 def check_sampler(name: str, objectives: Sequence[str] = (TIME,)) -> None:
-    """Refuse a sampler that cannot be made, before anything is made for it.
+    """Raise if a sampler cannot be made.
 
     Raises
     ------
     InputError
-        There is no such sampler, it needs a package that is not installed, or it cannot follow several objectives.
+        There is no such sampler, it requires a package that is not installed, or it cannot minimise several
+        objectives.
     """
-    if name == "auto":
+    if name == AUTO:
         return
-    if name.startswith(PREFIX):
-        check_strategy(name)
-        _check_objectives(name, objectives, single=True)
-        return
-    kind = SAMPLERS.get(name)
-    if kind is None:
-        known = ["auto", *SAMPLERS, f"{PREFIX}STRATEGY"]
-        raise InputError(f"there is no sampler {name!r}{nearest(name, known)} (known: {', '.join(known)})")
-    _check_objectives(name, objectives, single=kind.single)
-    if kind.needs and find_spec(kind.needs) is None:
-        raise InputError(f"the sampler {name!r} needs {kind.needs}: pip install {kind.needs}, or choose tpe")
-
-
-def _check_objectives(name: str, objectives: Sequence[str], *, single: bool) -> None:
-    if single and len(objectives) > 1:
-        able = ", ".join(each for each, other in SAMPLERS.items() if not other.single)
+    entry = sampler_entry(name)
+    if name.startswith(STRATEGY_PREFIX):
+        _check_strategy(name)
+    if len(objectives) > 1 and not entry.multi_objective:
+        able = ", ".join(each for each, other in SAMPLERS.items() if other.multi_objective)
         raise InputError(f"the sampler {name!r} cannot follow several objectives ({', '.join(objectives)}); {able} can")
+    if (package := entry.missing_package) is not None:
+        raise InputError(
+            f"the sampler {name!r} needs {package.name}: pip install {package.install}, or choose {entry.alternative}"
+        )
+
+
+def _strategy_entry(strategy: str) -> SamplerEntry:
+    own = _STRATEGY_PACKAGES.get(strategy)
+    return SamplerEntry(
+        f"Kernel Tuner's strategy {strategy}",
+        partial(_strategy, strategy),
+        lookahead=Lookahead(1),  # a strategy waits for each time before it wants another
+        multi_objective=False,
+        packages=(_KERNEL_TUNER, *([own] if own is not None else [])),
+        alternative="another strategy" if _strategy_names() else "another sampler",
+    )
+
+
+def _check_strategy(name: str) -> None:
+    """Raise if the installed Kernel Tuner has no such strategy, or one that is not supported."""
+    if reason := _UNSUPPORTED_STRATEGIES.get(name.removeprefix(STRATEGY_PREFIX)):
+        raise InputError(f"the sampler {name!r} cannot be used: {reason}; choose another strategy")
+    known = _strategy_names()
+    if known and name not in known:
+        after = ", ".join(each.removeprefix(STRATEGY_PREFIX) for each in known)
+        raise InputError(f"there is no sampler {name!r}{nearest(name, known)} (after {STRATEGY_PREFIX!r}: {after})")
+
+
+def _strategy_names() -> list[str]:
+    """Return the names of the samplers that run a strategy; empty if Kernel Tuner is not installed."""
+    found = find_spec(_KERNEL_TUNER.module)
+    if found is None or found.origin is None:
+        return []
+    strategies = _strategies_in(Path(found.origin).with_name("interface.py"))
+    return [STRATEGY_PREFIX + strategy for strategy in strategies if strategy not in _UNSUPPORTED_STRATEGIES]
+
+
+@cache
+def _strategies_in(interface: Path) -> tuple[str, ...]:
+    """Read Kernel Tuner's table of strategies from its source, since importing it takes a second.
+
+    Empty if there is no such table; whether a strategy exists is then found out when it is run.
+    """
+    import ast
+
+    try:
+        tree = ast.parse(interface.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return ()
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=table)], value=ast.Dict(keys=keys)) if table in _STRATEGY_TABLES:
+                return tuple(key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
+    return ()

@@ -1,10 +1,9 @@
-"""One search over a space: propose a row, decide which compiled candidate is measured next, record results."""
+"""A search over a space: its proposals, the choice of the next candidate to measure, and its results."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import optuna
@@ -15,7 +14,7 @@ from autotile.core.objectives import TIME
 from autotile.errors import ConfigError
 from autotile.search.embedding import features_of
 from autotile.search.row_sampler import RankingSampler
-from autotile.search.samplers import TRANSFERRING, check_sampler, make_sampler, resolve_sampler
+from autotile.search.samplers import Lookahead, check_sampler, make_sampler, resolve_sampler, sampler_entry
 from autotile.search.study import (
     Objective,
     attributes_of,
@@ -28,61 +27,9 @@ from autotile.search.study import (
 from autotile.search.transfer import Source
 from autotile.space.search_space import SearchSpace
 
-_BEFORE_A_MODEL = 6
-"""Candidates that are measured before a model chooses any; what is proposed by then is proposed knowing nothing."""
-
-_KEPT = 128
-"""Most candidates that wait, compiled: each costs the model time at every choice, and old ones are hardly chosen."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lookahead:
-    """How many candidates are proposed, and compiled, ahead of the one that is measured.
-
-    It is part of the search, for it decides what is known when a candidate is proposed; so it must not depend on the
-    machine where the sampler learns.
-
-    Attributes
-    ----------
-    compiling
-        The newest candidates, which have until then to compile, the one that is tried next included where all are
-        tried.
-    per_measured
-        Candidates that are proposed for each that is measured; 1 where they are measured as they were proposed.
-    kept
-        Most candidates that wait to be chosen.
-    """
-
-    compiling: int
-    per_measured: int = 1
-    kept: int = _KEPT
-
-    @property
-    def ranks(self) -> bool:
-        """Whether there is a choice."""
-        return self.per_measured > 1
-
-    def ready(self, measured: int) -> int:
-        """Candidates to choose among when so many were measured, had none been set aside."""
-        return 1 + (self.per_measured - 1) * measured
-
-    def open(self, measured: int) -> int:
-        """Candidates that are proposed and not tried then.
-
-        Where there will be a choice, the first that compile are few: each was proposed knowing nothing.
-        """
-        compiling = self.compiling
-        if self.ranks:
-            compiling = min(compiling, _BEFORE_A_MODEL + 2 * max(0, measured + 1 - _BEFORE_A_MODEL))
-        return self.ready(measured) + compiling - 1
-
-    def useful(self, measured: int, room: int) -> int:
-        """Of those, how many could still be chosen where so many more trials may begin."""
-        return room - 1 + self.ready(measured + room - 1)
-
 
 class Search:
-    """Asks a sampler for rows and tells it their trials; no row is proposed twice.
+    """A sampler with its study: it proposes rows and records their trials; no row is proposed twice.
 
     Parameters
     ----------
@@ -91,35 +38,35 @@ class Search:
     sampler
         Name of the sampler, see `autotile.search.samplers`.
     seed
-        Makes the search repeatable: the same seed and the same trials give the same proposals. Not negative.
+        Seed of the proposals, not negative: the same seed and the same trials give the same proposals.
     first
-        Configurations to propose before any other, where they are rows that can be proposed.
+        Configurations to propose first, if they are available rows.
     available
-        Rows that may be proposed at all, bool, shape (rows,); None for all.
+        Rows that may be proposed, bool, shape (rows,); None for all.
     trials
-        Trials that are granted in all, by which ``auto`` chooses, and by which some strategies of Kernel Tuner make
-        their schedule; None where they are not counted.
+        Number of trials granted in total, by which ``auto`` is resolved and some strategies of Kernel Tuner schedule
+        their search; None if it is not limited.
     ahead
-        Proposals that the caller makes before it tells the oldest of them. A search that is built again from stored
-        trials then goes on as the first one would have: each of its proposals knows what it would have known.
+        Number of proposals that the caller makes before it tells the result of the oldest. With it, a search that is
+        rebuilt from stored trials continues as the original would have: each proposal knows the same results.
     objectives
-        What to minimise, of `autotile.core.objectives`; of a trial that ran, each is known.
+        Names of the objectives to minimise, of `autotile.core.objectives`; trials that ran have a value of each.
     sources
-        Trials of other studies, which a sampler that can learns from.
+        Trials of other studies, used by samplers that transfer.
 
     Attributes
     ----------
     study
         The trials as an Optuna study, in the order of the proposals; it minimises the objectives.
     sampler
-        Name of the sampler at work.
+        Name of the sampler, other than ``auto``.
     learnt_from
-        Names of the sources that it learns from.
+        Names of the sources that the sampler learns from.
 
     Raises
     ------
     InputError
-        There is no such sampler, it needs a package that is not installed, it cannot follow several objectives, or
+        There is no such sampler, it requires a package that is not installed, it cannot minimise several objectives, or
         the seed is negative.
     """
 
@@ -139,7 +86,7 @@ class Search:
         check_sampler(sampler, objectives)
         self.sampler = resolve_sampler(sampler, space, available, trials)
         self._rows = make_sampler(self.sampler, space, seed, available, sources=sources, trials=trials)
-        self.learnt_from = tuple(source.name for source in sources) if self.sampler == TRANSFERRING else ()
+        self.learnt_from = tuple(source.name for source in sources) if sampler_entry(self.sampler).transfers else ()
         self.study: optuna.Study = new_study(sampler=self._rows, objectives=objectives)
         self._space = space
         self._distributions = distributions_of(space.parameters)
@@ -151,18 +98,19 @@ class Search:
         self._gains: deque[float | None] = deque(maxlen=ahead)
         self._begun = 0
         self._replayed: deque[tuple[int, int, Trial]] = deque()
-        """Trials of earlier sessions that no proposal may know yet: place among the proposals, number, trial."""
+        """Trials of earlier sessions whose results no proposal may know yet: position among the proposals, number,
+        trial."""
 
     def replay(self, trials: Iterable[Trial]) -> int:
-        """Learn from trials of earlier sessions, oldest first, and never propose them again.
+        """Learn from trials of earlier sessions, oldest first; they are not proposed again.
 
-        Trials of configurations that the space can no longer express are left out; those that it can, but that are
-        not valid any more, are kept in the study and teach nothing.
+        Trials whose configuration the space cannot express any more are ignored; trials that it can express, but that
+        are not valid any more, are kept in the study without being learned from.
 
         Returns
         -------
         int
-            Trials that taught something.
+            Number of trials that were learned from.
         """
         begun = self._begun
         for trial in trials:
@@ -176,9 +124,9 @@ class Search:
         return self._begun - begun
 
     def propose(self) -> tuple[int, Config] | None:
-        """The next row and its configuration, or None when every row was proposed."""
+        """Propose a row; return it with its configuration, or None if no row is left."""
         self._tell_replayed()
-        if not self._rows.left(self.study):
+        if not self._rows.remaining(self.study):
             self._gains.clear()
             return None
         while self._first:
@@ -196,12 +144,12 @@ class Search:
         return proposed, config
 
     def nominate(self) -> tuple[int, Config] | None:
-        """The next row to compile and its configuration, or None when every row was; no trial begins.
+        """Choose a row to compile; return it with its configuration, or None if no row is left. No trial begins.
 
-        `tell` says how it ended where it was measured. It is for a sampler that ranks, see `prefer`.
+        This is for samplers that rank, see `select`. `tell` records the result if the row is measured.
         """
         sampler = self._ranking
-        if not sampler.left(self.study):
+        if not sampler.remaining(self.study):
             self._gains.clear()
             return None
         first = next((row for row in self._first if sampler.candidates.free[row]), None)
@@ -211,20 +159,24 @@ class Search:
         return row, self._space.config(row)
 
     def describe(self, row: int, features: NDArray[np.float64]) -> None:
-        """Say what a nominated row uses now that it is compiled, see `autotile.search.embedding.features_of`."""
+        """Record the resources of a compiled row, see `autotile.search.embedding.features_of`."""
         self._ranking.describe(row, features)
 
-    def prefer(self, rows: Sequence[int]) -> int:
-        """Which of these nominated rows to measure."""
-        return self._ranking.prefer(self.study, rows)
+    def select(self, rows: Sequence[int]) -> int:
+        """Return which of these nominated rows to measure."""
+        return self._ranking.select(self.study, rows)
 
     def set_aside(self, row: int) -> None:
-        """Let a nominated row, which was not measured, be nominated again."""
+        """Make a nominated row that was not measured available again."""
         self._nominated.remove(row)
-        self._ranking.candidates.give_back(row)
+        self._ranking.candidates.release(row)
+
+    def close(self) -> None:
+        """Release the resources of the sampler."""
+        self._rows.close()
 
     def add(self, trial: Trial) -> None:
-        """Learn from a trial that was not proposed here, where the space can express its configuration."""
+        """Learn from a trial that was not proposed here, if the space can express its configuration."""
         row = self._space.row_of(trial.config)
         if row is not None:
             self._nominated.discard(row)
@@ -232,22 +184,22 @@ class Search:
             self.study.add_trial(finished_trial(trial, self._distributions, self._objective))
 
     def row_of(self, config: Config) -> int | None:
-        """Row of a configuration; None where it is not valid."""
+        """Return the row of a configuration; None if it is not valid."""
         return self._space.row_of(config)
 
     @property
     def expected_gain(self) -> float | None:
-        """By how much the best speed is expected to rise with the last ``ahead`` proposals together, 0.01 for 1 %.
+        """Relative gain of the best speed that is expected of the last ``ahead`` proposals together, 0.01 for 1 %.
 
-        Each was expected to gain what it adds to those before it, so that the sum is what all do, or a little more. It
-        is the same in a search that is built again, for that makes the same proposals. None before so many were made
-        with a model, and where no row is left.
+        It is the sum of the gains that each was expected to add to the earlier ones, and slightly overestimates their
+        joint gain. A rebuilt search has the same, since it makes the same proposals. None until ``ahead`` proposals
+        were made with a model, and if no row is left.
         """
         known = [gain for gain in self._gains if gain is not None]
         return sum(known) if len(known) == self._ahead else None
 
     def tell(self, row: int, trial: Trial) -> None:
-        """Say how a proposed row ended.
+        """Record the trial of a proposed row.
 
         Raises
         ------
@@ -268,7 +220,7 @@ class Search:
         self.study.tell(asked, values, state)
 
     def _tell_replayed(self) -> None:
-        """Tell the replayed trials that the next proposal would have known, had it been made in their session."""
+        """Tell the replayed trials that the next proposal would have known in their session."""
         while self._replayed and self._replayed[0][0] <= self._begun - self._ahead:
             _, number, trial = self._replayed.popleft()
             state, values = self._objective.result(trial)
@@ -287,26 +239,26 @@ class Search:
 
 
 class Shortlist:
-    """The candidates of a search that wait: more are compiled than measured.
+    """Candidates of a search that are compiled and wait to be measured; more are compiled than measured.
 
-    A candidate is nominated with what its parameters let one expect, and compiled. Of all that are compiled, the one
-    that is best by what is known by then, what the compiler said of it included, becomes a trial. The others wait; the
-    oldest of many are set aside, and may be nominated again as if they never had been. What does not compile, or does
-    not fit the device, is a trial at once: it costs no time on the GPU.
+    A candidate is nominated by its parameters and compiled. Among the compiled candidates, the best one by the results
+    and resources known by then becomes the next trial. The others wait; beyond a limit, the oldest are set aside and
+    may be nominated again. A candidate that does not compile or does not fit the device becomes a trial at once, since
+    it takes no GPU time.
 
-    Which candidates there are to choose from depends on how many were tried and not on which compiled first, so that a
-    search repeats on any machine.
+    The set to choose from depends on the number of trials and not on the order in which candidates finish compiling, so
+    that a search is repeatable on any machine.
 
     Parameters
     ----------
     search
-        Proposes.
+        Source of the candidates.
     lookahead
-        How many wait; more than one for each that is measured only where the search can rank.
+        Number of candidates that wait; it may rank only if the sampler does.
     sm_count
-        SMs of the device.
+        Number of SMs of the device.
     earlier
-        Trials of earlier sessions, oldest first. A search goes on as it would have gone on, had it not ended: the
+        Trials of earlier sessions, oldest first. The search continues as that of the earlier session would have: the
         candidates that waited wait again.
     """
 
@@ -315,7 +267,7 @@ class Shortlist:
         self._lookahead = lookahead
         self._sm_count = sm_count
         self._waiting: dict[int, Config] = {}
-        """Proposed and not tried, the oldest first."""
+        """Candidates that were proposed and not measured, the oldest first."""
         self._measured = 0
         self._set_aside = 0
         self._described: set[int] = set()
@@ -326,20 +278,24 @@ class Shortlist:
 
     @property
     def expected_gain(self) -> float | None:
-        """As for `autotile.search.search.Search`."""
+        """As for `Search`."""
         return self._search.expected_gain
 
+    def close(self) -> None:
+        """Release the resources of the sampler."""
+        self._search.close()
+
     def propose(self, room: int | None = None) -> tuple[int, Config] | None:
-        """The next row to compile with its configuration; None where enough wait, or where no row is left.
+        """Return the next row to compile, with its configuration; None if enough rows wait, or no row is left.
 
         Parameters
         ----------
         room
-            Trials that may still begin; None for any number.
+            Number of trials that may still begin; None for any number.
         """
         if room == 0:
             return None
-        self._go_through_again()
+        self._renominate()
         wanted = self._lookahead.open(self._measured)
         if room is not None:
             wanted = min(wanted, self._lookahead.useful(self._measured, room))
@@ -348,33 +304,33 @@ class Shortlist:
         return self._propose(wanted)
 
     def ready(self) -> list[int]:
-        """Rows of which one is to be tried next, the oldest first; empty where none waits."""
-        most = self._lookahead.ready(self._measured) - self._set_aside
-        return list(self._waiting)[: max(1, most)]
+        """Return the rows to choose the next trial from, the oldest first; empty if none waits."""
+        count = self._lookahead.ready(self._measured) - self._set_aside
+        return list(self._waiting)[: max(1, count)]
 
     def choose(self, compiled: Mapping[int, Trial]) -> int:
-        """The row to measure, given the rows that are ready as far as they came when they were compiled."""
+        """Return the row to measure, given the rows that are ready with the results of their compilation."""
         rows = list(compiled)
         if not self._lookahead.ranks:
             return rows[0]
         for row in compiled.keys() - self._described:
             self._describe(row, compiled[row])
-        return self._search.prefer(rows)
+        return self._search.select(rows)
 
     def tell(self, row: int, trial: Trial) -> None:
-        """Say how a row that was ready ended."""
+        """Record the trial of a row that was ready."""
         del self._waiting[row]
         self._measured += not _rejected(trial)
         self._describe(row, trial)
         self._search.tell(row, trial)
-        while len(self.ready()) > self._lookahead.kept:
+        while len(self.ready()) > self._lookahead.max_waiting:
             oldest = next(iter(self._waiting))
             del self._waiting[oldest]
             self._search.set_aside(oldest)
             self._set_aside += 1
 
     def _propose(self, wanted: int) -> tuple[int, Config] | None:
-        """One more, where fewer than are wanted wait."""
+        """Propose a row if fewer than ``wanted`` wait."""
         if len(self._waiting) >= wanted - self._set_aside:
             return None
         proposed = self._search.nominate() if self._lookahead.ranks else self._search.propose()
@@ -382,8 +338,8 @@ class Shortlist:
             self._waiting[proposed[0]] = proposed[1]
         return proposed
 
-    def _go_through_again(self) -> None:
-        """Nominate what was nominated between the trials that are replayed."""
+    def _renominate(self) -> None:
+        """Nominate the rows again that were nominated between the trials of earlier sessions."""
         if not self._earlier:
             return
         while self._earlier:
@@ -408,5 +364,5 @@ class Shortlist:
 
 
 def _rejected(trial: Trial) -> bool:
-    """Whether it ended before it could have been measured."""
+    """Return whether a trial ended before it could be measured."""
     return trial.stage in ("compile", "resources")

@@ -1,4 +1,4 @@
-"""Trials as an Optuna study, and a study as a file for Optuna's own tools."""
+"""Trials as an Optuna study, and a study as a file for Optuna's tools."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from autotile.kernel.spec import Parameter
 
 @contextmanager
 def quiet_optuna() -> Iterator[None]:
-    """Keep Optuna's remarks from the user for a while: log lines below errors, and two warnings.
+    """Suppress Optuna's log messages below errors, and two warnings.
 
-    These say that a feature is experimental, and that CMA-ES ignores constraints; it learns of failures by their
-    values.
+    The warnings say that a feature is experimental, and that CMA-ES ignores constraints; it learns of failures from
+    their values.
     """
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -42,31 +42,31 @@ def quiet_optuna() -> Iterator[None]:
 
 
 FAILED = "failed"
-"""The constraint of every trial: 1 (violated) where the candidate failed, else 0."""
+"""Constraint of every trial: 1 (violated) if the candidate failed, else 0."""
 
 RELATIVE_ERROR = "relative_error"
-"""Shown beside a trial that was measured: standard error of its time over its time."""
+"""User attribute of a measured trial: standard error of its time over its time."""
 
-_COVERED = 0.95
-_SAMPLES_OF_INTERVAL = 6
-"""What an interval of a median covers, from so many samples on; see `autotile.core.statistics.median_interval`."""
+_COVERAGE = 0.95
+_MIN_SAMPLES_OF_COVERAGE = 6
+"""Coverage of an interval of a median with at least six samples, see `autotile.core.statistics.median_interval`."""
 
-_UNMEASURED = 1e6
-"""Told of a failure while nothing has been measured: in microseconds a second, which few kernels reach."""
+_VALUE_OF_FIRST_FAILURES = 1e6
+"""Value of a failure while nothing has been measured: one second in microseconds, longer than most kernels take."""
 
 
 class Objective:
-    """What a study is told of each trial: its time in microseconds, or more than any so far where it failed.
+    """Values of trials in a study: the time in microseconds, or for a failure more than any time so far.
 
-    Optuna's samplers ignore trials that are told as failed, so a bad candidate is told as complete: with twice the
-    longest time measured so far, for samplers that look at values only, and with the constraint `FAILED` violated,
-    which keeps it out of Optuna's best trial and among the bad ones in TPE whatever is measured later. A pruned
-    candidate is told its time. Only a candidate of which nothing can be known is told as failed, and is ignored.
+    Optuna's samplers ignore failed trials, so a failed candidate is a complete trial in the study: its value is twice
+    the longest time measured so far, for samplers that use values only, and the constraint `FAILED` is violated, which
+    keeps it out of Optuna's best trial and among the bad trials in TPE. The value of a pruned candidate is its time.
+    Only a candidate whose result cannot be known is a failed trial, which samplers ignore.
 
     Parameters
     ----------
     names
-        What is minimised, of `autotile.core.objectives`; each is told like the time, in its own unit.
+        Objectives to minimise, of `autotile.core.objectives`, each in its own unit.
     """
 
     def __init__(self, names: Sequence[str] = (TIME,)) -> None:
@@ -74,28 +74,28 @@ class Objective:
         self._worst = [0.0] * len(self._names)
 
     def result(self, trial: Trial) -> tuple[TrialState, list[float] | None]:
-        """State and values of a trial; trials are to be asked about in the order they ended."""
+        """Return the state and values of a trial; to be called in the order in which trials ended."""
         if trial.outcome is Outcome.NOT_AVAILABLE:
             return TrialState.FAIL, None
         values = objective_values(trial, self._names)
         if values is None:
-            return TrialState.COMPLETE, [2 * worst or _UNMEASURED for worst in self._worst]
+            return TrialState.COMPLETE, [2 * worst or _VALUE_OF_FIRST_FAILURES for worst in self._worst]
         self._worst = [max(pair) for pair in zip(self._worst, values, strict=True)]
         return TrialState.COMPLETE, list(values)
 
 
 def constraints_of(trial: Trial) -> dict[str, float]:
-    """What a study is told of whether a candidate works."""
+    """Return the constraints of a trial, see `FAILED`."""
     return {FAILED: float(objective_values(trial, [TIME]) is None)}
 
 
 def distributions_of(parameters: Iterable[Parameter]) -> dict[str, CategoricalDistribution]:
-    """Each parameter's own values as choices, so that Optuna's plots show them."""
+    """Return the values of each parameter as choices, which Optuna's plots show."""
     return {parameter.name: CategoricalDistribution(parameter.values) for parameter in parameters}
 
 
 def attributes_of(trial: Trial) -> dict[str, str | int | float]:
-    """What is shown beside a trial in Optuna's tables and dashboard."""
+    """Return the user attributes of a trial, which Optuna's tables and dashboard show."""
     shown: dict[str, str | int | float] = {"outcome": str(trial.outcome), "source": trial.source}
     if trial.reason:
         shown |= {"reason": trial.reason, "stage": trial.stage}
@@ -125,7 +125,7 @@ def attributes_of(trial: Trial) -> dict[str, str | int | float]:
 def new_study(
     name: str | None = None, sampler: BaseSampler | None = None, objectives: Sequence[str] = (TIME,)
 ) -> optuna.Study:
-    """An empty study in memory that minimises a time in microseconds, or each of several objectives."""
+    """Create a study in memory that minimises the time in microseconds, or several objectives."""
     with quiet_optuna():
         study = optuna.create_study(study_name=name, sampler=sampler, directions=["minimize"] * len(objectives))
         study.set_metric_names([OBJECTIVES[objective] for objective in objectives])
@@ -135,7 +135,7 @@ def new_study(
 def finished_trial(
     trial: Trial, distributions: Mapping[str, CategoricalDistribution], objective: Objective
 ) -> FrozenTrial:
-    """A trial as Optuna keeps it.
+    """Return a trial as a finished trial of Optuna.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def finished_trial(
 
 
 def begun_trial(trial: Trial, distributions: Mapping[str, CategoricalDistribution]) -> FrozenTrial:
-    """A trial as Optuna keeps one that has not ended yet, but for its time and outcome.
+    """Return a trial as a running trial of Optuna.
 
     Raises
     ------
@@ -162,11 +162,11 @@ def study_of_trials(parameters: Sequence[Parameter], trials: Iterable[Trial], na
     Parameters
     ----------
     parameters
-        Of the search space; values that occur only in the trials are added to its own.
+        Parameters of the search space; values that occur only in the trials are added.
     trials
-        Oldest first.
+        The trials, oldest first.
     name
-        Of the study; None lets Optuna choose one.
+        Name of the study; None for one of Optuna's choice.
     """
     kept = list(trials)
     values: dict[str, dict[Value, None]] = {each.name: dict.fromkeys(each.values) for each in parameters}
@@ -181,14 +181,14 @@ def study_of_trials(parameters: Sequence[Parameter], trials: Iterable[Trial], na
 
 
 def _relative_error(measurement: Measurement) -> float:
-    """Standard error of a median over the median, from the width of its interval.
+    """Return the standard error of a median over the median, from the width of its interval.
 
-    The interval of fewer than six samples runs from the least to the greatest, and covers the median with
-    ``1 - 2 ** (1 - n)`` instead of 95 %: a probe of three is wide, and not as far off as it is wide.
+    With fewer than six samples, the interval spans all of them and covers the median with a probability of
+    ``1 - 2 ** (1 - n)`` instead of 95 %.
     """
     samples = len(measurement.samples_us)
-    covered = 1 - 2.0 ** (1 - samples) if 1 < samples < _SAMPLES_OF_INTERVAL else _COVERED
-    deviations = float(ndtri((1 + covered) / 2))
+    coverage = 1 - 2.0 ** (1 - samples) if 1 < samples < _MIN_SAMPLES_OF_COVERAGE else _COVERAGE
+    deviations = float(ndtri((1 + coverage) / 2))
     return (measurement.high_us - measurement.low_us) / (2 * deviations * measurement.time_us)
 
 
@@ -206,14 +206,14 @@ def _frozen(
 
 
 def study_to_storage(study: optuna.Study, path: Path) -> None:
-    """Copy a study into an SQLite file, as ``optuna-dashboard`` and `optuna.load_study` read it.
+    """Copy a study to an SQLite file, for ``optuna-dashboard`` and `optuna.load_study`.
 
     Parameters
     ----------
     study
-        What to copy: its name, direction, attributes and trials.
+        The study; its name, directions, attributes and trials are copied.
     path
-        The file; made where it is missing, else the study is added to those in it.
+        The file; it is created if it does not exist, else the study is added to it.
 
     Raises
     ------
@@ -223,7 +223,7 @@ def study_to_storage(study: optuna.Study, path: Path) -> None:
     try:
         with quiet_optuna():
             url = URL.create("sqlite", database=str(path)).render_as_string()
-            # without a pool nothing stays open when Optuna refuses the file half-way through its constructor
+            # without a pool, no connection stays open if Optuna's constructor rejects the file
             storage = RDBStorage(url, engine_kwargs={"poolclass": NullPool})
             try:
                 _copy(study, storage)

@@ -11,38 +11,39 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtri
 
-from autotile.search.gaussian_process import GaussianProcess, fit, informative
-from autotile.search.transfer import Expectation
-
-Floats = NDArray[np.float64]
+from autotile.search.gaussian_process import Floats, GaussianProcess, fit, informative
+from autotile.search.row_sampler import Rows
+from autotile.search.transfer import TransferPrior
 
 _FAILED_QUANTILE = 0.8
-"""Where a failure stands among the successes: bad, yet not so bad that its neighbours are given up; whether they fail
-is another model's business."""
+"""Quantile of the losses of successful trials that is the loss of a failed one: bad, but not so bad that its neighbours
+are avoided; the probability of success is predicted separately."""
 
 _SUM_SHARE = 0.05
-"""Share of the sum beside the maximum in the augmented Chebyshev scalarisation (Knowles, ParEGO, 2006)."""
+"""Weight of the sum in the augmented Chebyshev scalarisation (Knowles, ParEGO, 2006)."""
 
 
-def result_of(trial: FrozenTrial) -> tuple[float, ...] | None:
-    """Values that a trial reached; None where it failed."""
+Result = tuple[float, ...] | None
+"""Values of a trial; None for a failure."""
+
+
+def result_of(trial: FrozenTrial) -> Result:
+    """Return the values of a finished trial; None if it failed."""
     reached = trial.state is TrialState.COMPLETE and all(excess <= 0 for excess in trial.constraints.values())
     return tuple(trial.values) if reached and np.isfinite(trial.values).all() else None
 
 
-def losses(
-    results: Sequence[tuple[float, ...] | None], directions: Sequence[StudyDirection], weights: Floats
-) -> Floats:
-    """One number a trial, the less the better, with mean 0 and deviation 1 over the trials that did not fail.
+def losses(results: Sequence[Result], directions: Sequence[StudyDirection], weights: Floats) -> Floats:
+    """Return the loss of each trial, with mean 0 and deviation 1 over the successful trials.
 
     Parameters
     ----------
     results
-        Values of each trial, None where it failed; at least one is there.
+        Results of the trials; at least one succeeded.
     directions
-        Of the study.
+        Directions of the study.
     weights
-        What each objective counts, shape (objectives,); of no effect where there is one.
+        Weights of the objectives, shape (objectives,); ignored if there is one objective.
 
     Returns
     -------
@@ -55,13 +56,13 @@ def losses(
     if len(columns) > 1:
         weighted = weights[:, None] * np.stack(columns)
         loss = standardized(weighted.max(axis=0) + _SUM_SHARE * weighted.sum(axis=0))
-    found = np.full(len(results), np.quantile(loss, _FAILED_QUANTILE))
-    found[[result is not None for result in results]] = loss
-    return found
+    all_losses = np.full(len(results), np.quantile(loss, _FAILED_QUANTILE))
+    all_losses[[result is not None for result in results]] = loss
+    return all_losses
 
 
-def speed_of_loss(results: Sequence[tuple[float, ...] | None], directions: Sequence[StudyDirection]) -> float | None:
-    """How much faster, relative to the fastest so far, what has one less of `losses` is.
+def speed_of_loss(results: Sequence[Result], directions: Sequence[StudyDirection]) -> float | None:
+    """Return the speed, relative to the fastest trial, that corresponds to one unit of `losses`.
 
     Parameters
     ----------
@@ -71,7 +72,7 @@ def speed_of_loss(results: Sequence[tuple[float, ...] | None], directions: Seque
     Returns
     -------
     float or None
-        None where a loss is no speed: there are several objectives, or values that are not positive.
+        None if losses are not speeds: with several objectives, or values that are not positive.
     """
     reached = np.array([result for result in results if result is not None])
     if reached.shape[1] > 1 or reached.min() <= 0:
@@ -79,17 +80,15 @@ def speed_of_loss(results: Sequence[tuple[float, ...] | None], directions: Seque
     return float(_speeds(reached[:, 0], directions[0]).std())
 
 
-def noise_of(
-    results: Sequence[tuple[float, ...] | None], errors: Sequence[float], directions: Sequence[StudyDirection]
-) -> Floats:
-    """Variance that the error of its measurement gives each of `losses`, shape (trials,).
+def noise_of(results: Sequence[Result], errors: Sequence[float], directions: Sequence[StudyDirection]) -> Floats:
+    """Return the variance of each of `losses` due to the measurement error, shape (trials,).
 
     Parameters
     ----------
     results, directions
         As for `losses`.
     errors
-        Standard error of each value over the value; 0 where it is not known.
+        Relative standard error of each value; 0 if it is not known.
     """
     deviation = speed_of_loss(results, directions)
     if not deviation:
@@ -101,10 +100,10 @@ def noise_of(
 
 
 def _scaled(values: Floats, direction: StudyDirection) -> Floats:
-    """One objective, the less the better.
+    """Return the standardized loss of one objective.
 
-    Times become speeds relative to the fastest, which spreads the fast trials and crowds the slow ones: how slow
-    these are does not matter to the search. Values of any sign become normal scores of their ranks.
+    Times become speeds relative to the fastest, which spreads the fast trials and compresses the slow ones, whose
+    differences do not matter to the search. Values of any sign become normal scores of their ranks.
     """
     if values.min() > 0:
         return standardized(-_speeds(values, direction))
@@ -114,31 +113,27 @@ def _scaled(values: Floats, direction: StudyDirection) -> Floats:
 
 
 def _speeds(values: Floats, direction: StudyDirection) -> Floats:
-    """Positive values relative to the best of them, which is 1."""
+    """Return positive values relative to the best one, which becomes 1."""
     return np.asarray(values / values.max() if direction is StudyDirection.MAXIMIZE else values.min() / values)
 
 
 def standardized(values: Floats) -> Floats:
-    """Shifted and scaled to mean 0 and deviation 1."""
-    away = values - values.mean()
-    return np.asarray(away / max(float(away.std()), 1e-6))
-
-
-Result = tuple[float, ...] | None
-"""Values of a trial; None where it failed."""
+    """Return values shifted and scaled to mean 0 and deviation 1."""
+    centered = values - values.mean()
+    return np.asarray(centered / max(float(centered.std()), 1e-6))
 
 
 class History:
-    """Trials by number, with their rows and, once they ended, their results.
+    """Rows and results of trials by number.
 
     Attributes
     ----------
     begun
-        Row of each trial's number, in the order of their beginning.
+        Row of each trial, in the order in which they began.
     results
-        Result of each trial's number, in the order of their end.
+        Result of each finished trial, in the order in which they ended.
     errors
-        Standard error of the first value over the value, of trials of which it is known.
+        Relative standard error of the first value, of the trials that have one.
     """
 
     def __init__(self) -> None:
@@ -148,98 +143,96 @@ class History:
 
     @property
     def first_success(self) -> int:
-        """Trials that ended before the first that did not fail; all where there is none."""
+        """Number of trials that ended before the first success; all if there is none."""
         outcomes = enumerate(self.results.values())
         return next((index for index, result in outcomes if result is not None), len(self.results))
 
     def first_ended(self, count: int) -> list[int]:
-        """Numbers of the trials that ended first."""
+        """Return the numbers of the first trials that ended."""
         return list(self.results)[:count]
 
-    def rows(self, numbers: list[int]) -> NDArray[np.int64]:
-        """Row of each trial."""
+    def rows(self, numbers: list[int]) -> Rows:
+        """Return the rows of trials."""
         return np.array([self.begun[number] for number in numbers], np.int64)
 
     def results_of(self, numbers: list[int]) -> list[Result]:
-        """Result of each trial; all have ended."""
+        """Return the results of finished trials."""
         return [self.results[number] for number in numbers]
 
 
-Rows = NDArray[np.int64]
-
-_FITTED = 256
-"""Most trials that hyperparameters are fitted to."""
+_MAX_FITTED = 256
+"""Maximum number of trials that hyperparameters are fitted to."""
 
 _BEST = 10
-"""Best trials whose surroundings are looked at."""
+"""Number of the best trials near which rows are evaluated."""
 
-_LEAST_CHANCE = 0.02
-"""Chance to work that every row is left with: a model of failures errs, too."""
+_MIN_SUCCESS = 0.02
+"""Lower limit of the predicted probability of success, as the prediction may be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """What is expected of rows.
+class Prediction:
+    """Predicted losses of rows.
 
     Attributes
     ----------
     rows
         The rows, shape (n,).
     mean, deviation
-        Of the loss that each will have, shape (n,).
-    chance
-        That it does not fail, shape (n,).
+        Mean and standard deviation of the loss, shape (n,).
+    success
+        Probability of success, shape (n,).
     best
-        Least loss so far.
+        Lowest loss so far.
     since_best
-        Trials that ended since it was found.
+        Number of trials that ended since then.
     """
 
     rows: Rows
     mean: Floats
     deviation: Floats
-    chance: Floats
+    success: Floats
     best: float
     since_best: int
 
-    def of_those(self, wanted: NDArray[np.bool_]) -> Outlook:
-        """The same of some of the rows; ``wanted`` has shape (n,)."""
+    def masked(self, mask: NDArray[np.bool_]) -> Prediction:
+        """Return the prediction for some of the rows; ``mask`` has shape (n,)."""
         return replace(
             self,
-            rows=self.rows[wanted],
-            mean=self.mean[wanted],
-            deviation=self.deviation[wanted],
-            chance=self.chance[wanted],
+            rows=self.rows[mask],
+            mean=self.mean[mask],
+            deviation=self.deviation[mask],
+            success=self.success[mask],
         )
 
 
 class Surrogate:
-    """The model after the first so many trials to end, to which later ones are added as they come.
+    """A Gaussian process with hyperparameters fitted to the first trials, to which later trials are added.
 
-    What it expects depends on the history alone and not on when it was asked: trials stand in the order in which the
-    first of them ended, then in that in which the others began.
+    Its predictions depend only on the history, not on the times of the calls: the trials are ordered by their end among
+    the fitted ones, then by their beginning.
 
     Parameters
     ----------
     points
-        Coordinates of rows, shape (rows, coordinates).
+        Return the coordinates of rows, shape (rows, coordinates).
     groups
-        Group of each coordinate; a group shares a length scale.
+        Group of each coordinate; coordinates of a group share a length scale.
     history
-        At least ``fitted`` of its trials have ended.
+        The trials; at least ``fitted`` of them have ended.
     fitted
-        Trials that hyperparameters are fitted to; one of them or more did not fail.
+        Number of trials that hyperparameters are fitted to, counted by their end; at least one of them succeeded.
     directions
-        Of the study.
-    expectation
-        What other studies let one expect; of use with one objective.
+        Directions of the study.
+    prior
+        Expected speeds from other studies; ignored if there are several objectives.
 
     Attributes
     ----------
-    fitted, expectation
+    fitted, prior
         As given.
     best
-        Rows of the best of those trials, the best first.
+        Rows of the best of the fitted trials, the best first.
     """
 
     def __init__(
@@ -250,10 +243,10 @@ class Surrogate:
         fitted: int,
         *,
         directions: Sequence[StudyDirection],
-        expectation: Expectation | None = None,
+        prior: TransferPrior | None = None,
     ) -> None:
         self.fitted = fitted
-        self.expectation = expectation if len(directions) == 1 else None
+        self.prior = prior if len(directions) == 1 else None
         self._points = points
         self._directions = directions
         self._numbers = history.first_ended(fitted)
@@ -266,28 +259,28 @@ class Surrogate:
         coordinates = points(observed)
         ascending = np.argsort(loss, kind="stable")
         self.best: Rows = observed[ascending[:_BEST]]
-        chosen = informative(ascending, _FITTED)
-        surprise = loss - self._expected(observed, history, results, loss)
-        parameters = fit(coordinates[chosen], standardized(surprise[chosen]), groups, noise[chosen])
+        chosen = informative(ascending, _MAX_FITTED)
+        residual = loss - self._prior_losses(observed, history, results, loss)
+        parameters = fit(coordinates[chosen], standardized(residual[chosen]), groups, noise[chosen])
         self._rows: Rows = np.zeros(0, np.int64)
         self._process = GaussianProcess(parameters, points(self._rows), coordinates, noise)
 
-    def look_at(self, rows: Rows) -> None:
-        """Say what is expected of these rows from now on."""
+    def set_rows(self, rows: Rows) -> None:
+        """Set the rows that `predict` evaluates."""
         self._rows = rows
-        self._process.look_at(self._points(rows))
+        self._process.set_points(self._points(rows))
 
-    def outlook(self, history: History, weights: Floats) -> Outlook:
-        """Say what is expected of the rows that are looked at.
+    def predict(self, history: History, weights: Floats) -> Prediction:
+        """Predict the rows that were set.
 
         Parameters
         ----------
         history
-            The same as before, grown.
+            The history of the constructor, with the trials since.
         weights
-            What each objective counts, shape (objectives,).
+            Weights of the objectives, shape (objectives,).
         """
-        self._follow(history)
+        self._add_trials(history)
         results = list(history.results.values())
         ended, numbers = np.array(list(history.results)), np.array(self._numbers)
         reached = losses(results, self._directions, weights)
@@ -297,35 +290,35 @@ class Surrogate:
         by_number[:, ended] = np.stack([reached, failed - share, np.ones(len(ended))])
         loss, failures, known = by_number[:, numbers]
         rows = np.concatenate([history.rows(self._numbers), self._rows])
-        expected = self._expected(rows, history, results, reached)
-        targets = np.stack([loss - expected[: len(numbers)], failures])
+        prior = self._prior_losses(rows, history, results, reached)
+        targets = np.stack([loss - prior[: len(numbers)], failures])
         mean, deviation = self._process.predict(targets if share else targets[:1], known > 0)
-        mean[0] += expected[len(numbers) :]
-        chance = 1 - share - mean[1] if share else np.ones(len(self._rows))
+        mean[0] += prior[len(numbers) :]
+        success = 1 - share - mean[1] if share else np.ones(len(self._rows))
         best = int(np.argmin(np.where(failed, np.inf, reached)))
-        return Outlook(
+        return Prediction(
             rows=self._rows,
             mean=mean[0],
             deviation=deviation,
-            chance=np.clip(chance, _LEAST_CHANCE, 1.0),
+            success=np.clip(success, _MIN_SUCCESS, 1.0),
             best=float(reached[best]),
             since_best=len(ended) - 1 - best,
         )
 
-    def _expected(self, rows: Rows, history: History, results: Sequence[Result], loss: Floats) -> Floats:
-        """Loss that rows are expected to have before anything is learnt here, shape (rows,).
+    def _prior_losses(self, rows: Rows, history: History, results: Sequence[Result], loss: Floats) -> Floats:
+        """Return the losses of rows that the prior predicts, shape (rows,).
 
-        ``results`` and ``loss`` are of the first trials of the history that ended.
+        ``results`` and ``loss`` are those of the first trials of the history that ended.
         """
-        if self.expectation is None:
+        if self.prior is None:
             return np.zeros(len(rows))
         ran = np.array([result is not None for result in results])
         times = np.array([result[0] for result in results if result is not None])
         tried = history.rows(history.first_ended(len(results)))
-        return self.expectation.losses(rows, tried[ran], times, loss[ran])
+        return self.prior.losses(rows, tried[ran], times, loss[ran])
 
-    def _follow(self, history: History) -> None:
-        """Add the trials that began since the last look."""
+    def _add_trials(self, history: History) -> None:
+        """Add the trials that began since the last call."""
         numbers = list(history.begun)
         added = [number for number in numbers[self._seen :] if number not in self._included]
         for number, point in zip(added, self._points(history.rows(added)), strict=True):

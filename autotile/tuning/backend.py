@@ -24,10 +24,10 @@ from autotile.kernel.problem import check_memory
 from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
-from autotile.workers.child import Shelf
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Evaluation, Workload
 from autotile.workers.sanitizer import Finding, Sanitizer, find_sanitizer
+from autotile.workers.worker_pool import WorkerPool
 
 _PROFILE = "h200"
 """Device profile for the checks without a GPU; the built-in recordings are of this GPU."""
@@ -116,7 +116,7 @@ class LiveBackend:
 
     @classmethod
     def start(
-        cls, kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: Shelf | None
+        cls, kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
     ) -> Self | None:
         """Start the GPU worker, and return without waiting for it; None if the machine has no CUDA device.
 
@@ -125,7 +125,7 @@ class LiveBackend:
         """
         workload = _workload(kernel, problem, settings, options)
         sanitizer = Sanitizer(workload, find_sanitizer(settings.sanitizer), _SANITIZER_S) if options.sanitize else None
-        gpu = Gpu(workload, options.run_deadline_s, shelf=worker_pool)
+        gpu = Gpu(workload, options.run_deadline_s, worker_pool=worker_pool)
         try:
             device = live_device(options.device_index) if device_count() else None
         except BaseException:
@@ -228,7 +228,7 @@ class ReplayBackend:
 
 
 def choose_backend(
-    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: Shelf | None = None
+    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None = None
 ) -> Backend:
     """Return the GPU if there is one and no replay was requested, and a recording otherwise.
 

@@ -22,13 +22,14 @@ from autotile.families.features import Traits, list_features, meet_rules
 from autotile.families.learning import LearnedRule, TrainingData, learn_rule
 from autotile.families.rule import FamilyRule, RulePoint
 from autotile.kernel.library import Kernel
+from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.tuning.family_study import FamilyMatrix, family_points, proposals, read_matrix, union
-from autotile.tuning.options import BRUTE_FORCE, TuneOptions, check_whole
+from autotile.tuning.options import TuneOptions, check_whole
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
-from autotile.workers.child import Shelf
+from autotile.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -225,7 +226,7 @@ def tune_family(
 
     plan = plan or FamilyPlan()
     device, points = family_points(kernel, family, dtype, settings, options, count=plan.points)
-    with Database.open(options.database or settings.database) as database, Shelf() as worker_pool:
+    with Database.open(options.database or settings.database) as database, WorkerPool() as worker_pool:
         session = _FamilySession(
             kernel, family, dtype, settings, options, plan, observe, device, points, database, worker_pool
         )
@@ -246,7 +247,7 @@ class _FamilySession:
     device: DeviceProperties
     points: Sequence[Mapping[str, int]]
     database: Database
-    worker_pool: Shelf
+    worker_pool: WorkerPool
     _notices: dict[str, None] = field(default_factory=dict)
     _overhead_s: float = _OVERHEAD_S
 

@@ -11,7 +11,7 @@ from autotile.core.model import Config, Measurement, Outcome, Trial, config_key
 from autotile.core.statistics import Interval, median_interval, paired_ratio, ratio_of, widen_by_session_spread
 from autotile.tuning.backend import Backend
 from autotile.workers.protocol import Candidate
-from autotile.workers.sanitizer import Finding, Verdict
+from autotile.workers.sanitizer import Finding, ToolResult
 
 _RACE_S = 3.0
 """GPU time of the whole race, in seconds, which bounds the number of rounds."""

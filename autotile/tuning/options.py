@@ -11,11 +11,11 @@ from typing import Any
 from autotile.core.model import Config, L2Mode
 from autotile.core.objectives import TIME
 from autotile.errors import InputError
+from autotile.search.samplers import is_exhaustive
 
 DEFAULT_TRIALS = 200
 _MIN_VALUES = {"trials": 1, "seed": 0, "finals": 0, "workers": 1, "device_index": 0}
 _L2_MODES: tuple[L2Mode, ...] = ("cold", "hot")
-BRUTE_FORCE = "brute-force"
 
 
 def check_whole(name: str, value: object, minimum: int) -> None:
@@ -126,7 +126,7 @@ class TuneOptions:
     @property
     def trial_target(self) -> int | None:
         """Number of trials at which the search ends; None where only the budget, the gain or the space ends it."""
-        unbounded = self.budget_s is not None or self.until is not None or self.sampler == BRUTE_FORCE
+        unbounded = self.budget_s is not None or self.until is not None or is_exhaustive(self.sampler)
         return DEFAULT_TRIALS if self.trials is None and not unbounded else self.trials
 
     @property

@@ -13,8 +13,9 @@ from autotile.core.text import plural
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingHeader, recording_name, write_recording
 from autotile.kernel.library import Kernel
+from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings
-from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import Observer, open_session
 
 _SAMPLE_LIMIT_S = 0.02

@@ -26,8 +26,9 @@ from autotile.tuning.result import Progress, TuneResult, measure_drift, pareto_f
 from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
 from autotile.tuning.stopping import Clock, Stopped, StoppingRules, StopRequest, check_until
 from autotile.tuning.trial_log import TrialLog, check_kernel_failure
-from autotile.workers.child import Shelf
+from autotile.workers.worker_pool import WorkerPool
 from autotile.workers.compile_pool import CompilePool
+from autotile.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -44,7 +45,7 @@ def tune(
     options: TuneOptions,
     observe: Observer = lambda _: None,
     *,
-    worker_pool: Shelf | None = None,
+    worker_pool: WorkerPool | None = None,
 ) -> TuneResult:
     """Tune a kernel for a problem: search, verify, measure and store; then race the best and name the winner.
 
@@ -80,7 +81,7 @@ def open_session(
     options: TuneOptions,
     observe: Observer,
     *,
-    worker_pool: Shelf | None = None,
+    worker_pool: WorkerPool | None = None,
 ) -> Iterator[Session]:
     """Open a session: its device, its space and its database. Parameters and errors are those of `tune`."""
     check_sampler(options.sampler, options.objectives)
@@ -123,7 +124,7 @@ class Session:
         space: SearchSpace,
         database: Database,
         observe: Observer,
-        worker_pool: Shelf | None,
+        worker_pool: WorkerPool | None,
     ) -> None:
         self._kernel = kernel
         self._problem = problem
@@ -144,7 +145,7 @@ class Session:
         workers = options.workers or available_cores()
         self._plan = SearchPlan(kernel, problem, space, options, backend=backend, prior=prior, workers=workers)
         self._compile_pool = CompilePool(
-            settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s, shelf=worker_pool
+            settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s, worker_pool=worker_pool
         )
         self._load = LoadMeter(self._compile_pool, workers)
         self._pipeline = Pipeline(kernel, problem, backend, self._compile_pool)

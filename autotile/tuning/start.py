@@ -16,14 +16,12 @@ from autotile.core.objectives import objective_values
 from autotile.database.keys import TuningKey
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
-from autotile.search.kernel_tuner import PREFIX
-from autotile.search.samplers import TRANSFERRING, resolve_sampler
-from autotile.search.search import Lookahead
+from autotile.search.samplers import lookahead_of, resolve_sampler
 from autotile.search.transfer import Source
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend
-from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+from autotile.tuning.options import TuneOptions
 from autotile.tuning.trial_log import TrialLog
 
 if TYPE_CHECKING:
@@ -196,39 +194,6 @@ def candidate_rows(
     valid = replace(kernel.spec, heuristics=())  # a configuration must be correct there, not fast
     masks += [space.rows_in(feasible_space(valid, sizes, backend.device, dtype)) for sizes in options.verify_sizes]
     return np.logical_and.reduce(masks) if masks else None
-
-
-_AHEAD = 16
-"""Number of candidates proposed before the oldest of them is measured, for samplers that learn. It determines what the
-sampler knows at each proposal, and so must not depend on the number of cores."""
-_RANKED_AHEAD = 32
-"""The same for samplers that rank compiled candidates: the newest of these have that long to compile."""
-_PER_MEASURED = 2
-"""Number of candidates proposed for each measured one, if candidates are ranked; docs/search.md has the figures."""
-_UNTAUGHT_AHEAD = 4
-"""Number of candidates ahead per compile worker, for samplers that do not learn: a slow compilation then leaves no
-worker idle."""
-_UNTAUGHT = ("random", BRUTE_FORCE)
-"""Samplers that do not learn from trials."""
-_STRATEGY_AHEAD = 1
-"""Number of candidates ahead for strategies of Kernel Tuner, which wait for each result."""
-
-
-def lookahead_of(sampler: str, workers: int) -> Lookahead:
-    """Return the lookahead of a search.
-
-    Parameters
-    ----------
-    sampler
-        Name of the sampler.
-    workers
-        Number of compile workers.
-    """
-    if sampler == TRANSFERRING:
-        return Lookahead(_RANKED_AHEAD, _PER_MEASURED)
-    if sampler.startswith(PREFIX):
-        return Lookahead(_STRATEGY_AHEAD)
-    return Lookahead(max(_AHEAD, _UNTAUGHT_AHEAD * workers) if sampler in _UNTAUGHT else _AHEAD)
 
 
 class SearchPlan:

@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any, Literal, Self
 
 from autotile.errors import InputError
+from autotile.search.samplers import gain_predicting_samplers
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.trial_log import TrialLog
 
@@ -76,9 +77,6 @@ class StopRequest:
 
 
 Rule = Literal["interrupt", "trials", "budget", "until", "space"]
-
-_EXPECTING = ("auto", "feasible")
-"""Samplers with a model of the times of unmeasured configurations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +176,9 @@ def check_until(options: TuneOptions) -> None:
         raise InputError(
             "--until goes by the best time, and there are several objectives: stop by --trials or --budget"
         )
-    if options.sampler not in _EXPECTING:
+    able = gain_predicting_samplers()
+    if options.sampler not in able:
         raise InputError(
             f"--until needs a sampler that says what another measurement is expected to gain, and {options.sampler!r} "
-            f"does not: choose {' or '.join(_EXPECTING)}, or stop by --trials or --budget"
+            f"does not: choose {' or '.join(able)}, or stop by --trials or --budget"
         )

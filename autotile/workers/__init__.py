@@ -1,1 +1,4 @@
-"""Child processes: compile workers, the GPU worker, compute-sanitizer. No other package starts or kills one."""
+"""Child processes: compile workers, the GPU worker, compute-sanitizer and search strategies.
+
+No other package starts or kills a process.
+"""

@@ -1,4 +1,4 @@
-"""Compile in parallel, ahead of the GPU; a compile that hangs or dies costs one candidate."""
+"""Parallel compilation ahead of the GPU; a compiler that hangs or dies costs one candidate."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from typing import Any
 from autotile.core.model import Outcome, Resources
 from autotile.cuda.compiler import CachedCubin, CompileJob, CubinCache
 from autotile.errors import InputError, ToolchainError, WorkerError, WorkerTimeoutError
-from autotile.workers.child import Child, Shelf
+from autotile.workers.child import Child
 from autotile.workers.protocol import memory_share_bytes
+from autotile.workers.worker_pool import WorkerPool
 
 _WORKER_MODULE = "autotile.workers.compile_worker"
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """How a compilation ended: a cubin, or an outcome with its reason."""
+    """Result of a compilation: a cubin, or an outcome with its reason."""
 
     cubin: CachedCubin | None
     seconds: float = 0.0
@@ -31,26 +32,26 @@ class Compiled:
 
 
 class CompilePool:
-    """Compile workers, one a core; each thread of the pool owns one child process.
+    """Compile workers, one per core; each thread of the pool owns one child process.
 
-    A job whose cubin is in the cache is answered without a worker, so a pool over a warm cache starts none.
+    A job whose cubin is in the cache needs no worker, so a pool over a warm cache starts none.
 
     Parameters
     ----------
     cache
         Folder of the cubin cache.
     limit_bytes
-        Size bound of the cache.
+        Size limit of the cache.
     workers
-        Compilations at a time.
+        Number of concurrent compilations.
     deadline_s
-        Seconds until a compilation is given up and its worker killed.
+        Time after which a compilation's worker is killed, in seconds.
     memory_bytes
-        Memory that a compilation may take; None: its share of the machine's.
+        Memory limit of a compilation; None for an equal share of the machine's memory.
     module
-        What a worker runs.
-    shelf
-        Where workers come from, and go back to when they are idle; None: they are started and ended here.
+        Module that a worker runs.
+    worker_pool
+        Pool from which workers are acquired and to which idle ones are released; None to start and end them here.
     """
 
     def __init__(
@@ -62,88 +63,87 @@ class CompilePool:
         *,
         memory_bytes: int | None = None,
         module: str = _WORKER_MODULE,
-        shelf: Shelf | None = None,
+        worker_pool: WorkerPool | None = None,
     ) -> None:
         self._folder = cache
         self._limit_bytes = limit_bytes
         self._deadline_s = deadline_s
         self._memory_bytes = memory_bytes or memory_share_bytes(workers)
         self._module = module
-        self._shelf = shelf
+        self._worker_pool = worker_pool
         self._cache = CubinCache(cache, limit_bytes)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="compile")
-        self._own = threading.local()
+        self._thread_data = threading.local()
         self._children: set[Child] = set()
-        self._asked: set[Child] = set()
-        """Those that compile now."""
+        self._compiling: set[Child] = set()
         self._lock = threading.Lock()
         self._closing = False
         self._busy = 0
         self._busy_s = 0.0
-        self._counted_at = time.perf_counter()
-        self.begun_at = self._counted_at
-        """When the newest compilation began, by `time.perf_counter`."""
+        self._updated_at = time.perf_counter()
+        self.begun_at = self._updated_at
+        """Start of the newest compilation, by `time.perf_counter`."""
 
     @property
     def busy_s(self) -> float:
-        """Seconds that all workers together have compiled so far."""
-        self._count(0)
+        """Total compilation time of all workers so far, in seconds."""
+        self._update_busy(0)
         return self._busy_s
 
     def submit(self, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
-        """Compile in the background; the future never raises for a failed candidate.
+        """Compile in the background; a candidate that fails is a result, not an error of the future.
 
-        The future raises `ToolchainError` when nothing can be compiled at all, `InputError` when the cubin cache or
-        temporary files cannot be written, and `WorkerError` when no process can be started.
+        The future raises `ToolchainError` if nothing can be compiled at all, `InputError` if the cubin cache or
+        temporary files cannot be written, and `WorkerError` if no process can be started.
         """
         return self._threads.submit(self._compile, make_job)
 
     def close(self) -> None:
-        """Give up what waits, kill what runs."""
+        """Cancel the pending compilations and kill the running ones."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._closing = True
-            asked = list(self._asked)
-        for child in asked:
+            compiling = list(self._compiling)
+        for child in compiling:
             child.kill()
         self._threads.shutdown(wait=True)
         for child in self._children:
-            if self._shelf is not None:
-                self._shelf.put(child)
+            if self._worker_pool is not None:
+                self._worker_pool.release(child)
             else:
                 child.kill()
         self._children.clear()
 
     def _compile(self, make_job: Callable[[], CompileJob]) -> Compiled:
         start = self.begun_at = time.perf_counter()
-        self._count(+1)
+        self._update_busy(+1)
         try:
             job = make_job()
             cubin = self._cache.get(job.key)
-            compiled = Compiled(cubin) if cubin is not None else self._ask(job)
+            compiled = Compiled(cubin) if cubin is not None else self._request(job)
             return replace(compiled, seconds=time.perf_counter() - start)
         finally:
-            self._count(-1)
+            self._update_busy(-1)
 
-    def _count(self, change: int) -> None:
-        """Note that a worker begins or ends."""
+    def _update_busy(self, change: int) -> None:
+        """Accumulate the busy time, and change the number of busy workers."""
         with self._lock:
             now = time.perf_counter()
-            self._busy_s += self._busy * (now - self._counted_at)
-            self._counted_at = now
+            self._busy_s += self._busy * (now - self._updated_at)
+            self._updated_at = now
             self._busy += change
 
-    def _ask(self, job: CompileJob) -> Compiled:
-        """What a worker makes of a job; its death, too, is an answer."""
+    def _request(self, job: CompileJob) -> Compiled:
+        """Compile a job in a worker; the worker's death is a result."""
         message = {
             "job": job.to_json(),
             "cache": str(self._folder),
             "limit_bytes": self._limit_bytes,
             "memory_bytes": self._memory_bytes,
         }
-        child = self._child()  # should none start, that is no fault of the candidate
+        child = self._child()  # outside the try block: a worker that does not start is not the candidate's failure
         try:
-            with self._asking(child):
+            with self._registered(child):
                 return _compiled(child.request(message, self._deadline_s))
         except WorkerTimeoutError:
             self._drop_child()
@@ -154,33 +154,34 @@ class CompilePool:
             return Compiled(None, outcome=Outcome.COMPILE_FAILED, reason=f"the compiler failed: {error}")
 
     def _child(self) -> Child:
-        child: Child | None = getattr(self._own, "child", None)
+        child: Child | None = getattr(self._thread_data, "child", None)
         if child is None:
-            child = self._shelf.take(self._module) if self._shelf is not None else Child(self._module)
-            self._own.child = child
+            pool = self._worker_pool
+            child = pool.acquire(self._module) if pool is not None else Child(self._module)
+            self._thread_data.child = child
             with self._lock:
                 self._children.add(child)
         return child
 
     @contextmanager
-    def _asking(self, child: Child) -> Iterator[None]:
-        """While a child compiles, closing the pool kills it; of a closed pool, it is killed before it can begin."""
+    def _registered(self, child: Child) -> Iterator[None]:
+        """Register a child that compiles, which `close` then kills; kill it now if the pool is closing."""
         with self._lock:
             closing = self._closing
-            self._asked.add(child)
+            self._compiling.add(child)
         try:
             if closing:
                 child.kill()
             yield
         finally:
             with self._lock:
-                self._asked.discard(child)
+                self._compiling.discard(child)
 
     def _drop_child(self) -> None:
-        child: Child | None = getattr(self._own, "child", None)
+        child: Child | None = getattr(self._thread_data, "child", None)
         if child is not None:
             child.kill()
-            self._own.child = None
+            self._thread_data.child = None
             with self._lock:
                 self._children.discard(child)
 
@@ -195,4 +196,4 @@ def _compiled(reply: Mapping[str, Any]) -> Compiled:
             return Compiled(None, outcome=Outcome.COMPILE_FAILED, reason=str(reply["error"]))
         return Compiled(CachedCubin(Path(reply["path"]), reply["cubin_hash"], Resources(**reply["resources"])))
     except (KeyError, TypeError) as error:
-        raise WorkerError(f"the worker's answer makes no sense: {type(error).__name__}: {error}") from None
+        raise WorkerError(f"the worker's reply is malformed: {type(error).__name__}: {error}") from None

@@ -1,4 +1,4 @@
-"""A child process that compiles one job at a time into the cubin cache."""
+"""Child process that compiles one job at a time into the cubin cache."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from autotile.workers.protocol import Stage, limit_memory, serve
 
 
 class CompileWorker:
-    """Answers ``{"job", "cache", "limit_bytes", "memory_bytes"}`` with the cubin's path and resources, or the error."""
+    """Handler of requests ``{"job", "cache", "limit_bytes", "memory_bytes"}``.
+
+    It replies with the cubin's path, hash and resources, or with the error.
+    """
 
     def __init__(self) -> None:
         self._is_limited = False
         self._caches: dict[tuple[str, int], CubinCache] = {}
 
     def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
-        """Answer one request."""
+        """Handle one request."""
         try:
             if not self._is_limited:
                 limit_memory(message["memory_bytes"])
@@ -29,7 +32,7 @@ class CompileWorker:
             cubin = cache.get_or_compile(CompileJob.from_json(message["job"]))
         except CompileError as error:
             return {"error": str(error), "kind": "compile"}
-        except InputError as error:  # the cache cannot be written: no fault of the candidate
+        except InputError as error:  # the cache cannot be written: not the candidate's failure
             return {"error": str(error), "kind": "input"}
         except ToolchainError as error:
             return {"error": str(error), "kind": "setup"}

@@ -1,4 +1,4 @@
-"""The tuner's handle on the GPU: a worker process that is replaced whenever a candidate breaks it."""
+"""The tuner's handle of the GPU: a worker process, replaced after each candidate that breaks it."""
 
 from __future__ import annotations
 
@@ -9,73 +9,80 @@ from typing import Any, TypeVar
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome
 from autotile.errors import InputError, ToolchainError, WorkerError, WorkerTimeoutError
-from autotile.workers.child import Child, Shelf
+from autotile.workers.child import Child
 from autotile.workers.protocol import Candidate, Evaluation, Workload
+from autotile.workers.worker_pool import WorkerPool
 
 _WORKER_MODULE = "autotile.workers.gpu_worker"
 _OPEN_DEADLINE_S = 300.0
-"""Context, inputs and the float64 reference of a large problem."""
-_OPENINGS = 3
-_BETWEEN_OPENINGS_S = 1.0
-"""A device that a killed kernel has just left may refuse a new context for a moment."""
-_MOST_DEATHS_IN_A_ROW = 5
+"""Covers the context, the inputs and the float64 reference of a large problem."""
+_MAX_OPEN_ATTEMPTS = 3
+_OPEN_RETRY_S = 1.0
+"""A device may refuse a new context for a moment after a kernel was killed."""
+_MAX_CONSECUTIVE_DEATHS = 5
 _T = TypeVar("_T")
 
 
 class Gpu:
-    """Evaluates candidates on one GPU, each death of the worker costing one candidate.
+    """Evaluates candidates on one GPU; each death of the worker costs one candidate.
 
-    The worker begins to lay out the problem at once, and is waited for where it is needed first, so that the caller can
-    get ready meanwhile.
+    The constructor starts the worker, which sets up the problem in the background; the first method that needs the
+    worker waits for it.
 
     Parameters
     ----------
     workload
-        The problem to lay out.
+        The problem to set up.
     deadline_s
-        Seconds until a candidate is given up and the worker killed.
+        Time after which a candidate's worker is killed, in seconds.
     module
-        What the worker runs.
-    shelf
-        Where a worker comes from, and goes back to when it is well; None: it is started and ended here.
+        Module that the worker runs.
+    worker_pool
+        Pool from which a worker is acquired and to which an intact one is released; None to start and end it here.
 
     Raises
     ------
     ToolchainError
-        No process can be started.
+        The worker process cannot be started.
     """
 
     def __init__(
-        self, workload: Workload, deadline_s: float, module: str = _WORKER_MODULE, *, shelf: Shelf | None = None
+        self,
+        workload: Workload,
+        deadline_s: float,
+        module: str = _WORKER_MODULE,
+        *,
+        worker_pool: WorkerPool | None = None,
     ) -> None:
         self._workload = workload
         self._deadline_s = deadline_s
         self._module = module
-        self._shelf = shelf
-        self._deaths_in_a_row = 0
+        self._worker_pool = worker_pool
+        self._consecutive_deaths = 0
         self._last_reason = ""
-        self._witness: dict[str, Any] | None = None
+        self._known_good: dict[str, Any] | None = None
+        """Request of the newest candidate that ran to its end."""
         self._device: DeviceProperties | None = None
-        self._child: Child | None = self._begin()
+        self._child: Child | None = self._start()
 
     def wait(self) -> DeviceProperties:
-        """Wait until the worker is ready; the device as it sees it.
+        """Wait until the worker has set up the problem, and return the properties of its device.
 
         Raises
         ------
         InputError
-            The problem cannot be laid out: it does not fit in memory, or its reference cannot be computed.
+            The problem cannot be set up: it does not fit in memory, or its reference cannot be computed.
         ToolchainError
             The device or the toolchain does not work.
         """
         if self._device is None:
             try:
-                self._device = self._laid_out()
+                self._device = self._wait_until_open()
             except (InputError, ToolchainError):
-                if not self._is_used:
+                if not self._is_reused:
                     raise
-                self._child = self._begin(kept=False)  # what an earlier session left may be to blame
-                self._device = self._laid_out()
+                self._child = self._start(reuse=False)  # the state left by an earlier session may be the cause
+                self._device = self._wait_until_open()
         return self._device
 
     def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
@@ -84,25 +91,25 @@ class Gpu:
         Raises
         ------
         WorkerError
-            Five workers in a row died, and what ran before does not run any more: the fault is not the candidates'.
+            Five consecutive workers died, and a candidate that ran before fails, too: the device is at fault.
         """
         request = {"op": "evaluate", **candidate.to_json(), "best_us": best_us}
-        evaluation = self._judge(request)
+        evaluation = self._evaluate(request)
         if evaluation.outcome.has_time:
-            self._witness = {**request, "best_us": 0.0}  # three samples are enough to see that it runs
+            self._known_good = {**request, "best_us": 0.0}  # dropped after three samples, enough to show that it runs
         return evaluation
 
     def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
-        """Load one candidate and verify it again and again, to find what is wrong only sometimes; nothing is measured.
+        """Load one candidate and verify it repeatedly, to find intermittent errors; nothing is measured.
 
-        A kernel that is wrong in one run of fifty is found with 95 % certainty by 75 repeats, of two runs each.
+        75 repeats, of two runs each, find a kernel that is wrong in one run of fifty with 95 % probability.
 
         Parameters
         ----------
         candidate
-            What to verify.
+            The candidate to verify.
         repeats
-            Most repeats; there are fewer where they would take more than half of the candidate's deadline.
+            Maximum number of repeats; they end after half of the candidate's deadline.
 
         Raises
         ------
@@ -110,10 +117,15 @@ class Gpu:
             As for `evaluate`.
         """
         limit_s = self._deadline_s / 2
-        return self._judge({"op": "verify", **candidate.to_json(), "repeats": repeats, "limit_s": limit_s})
+        return self._evaluate({"op": "verify", **candidate.to_json(), "repeats": repeats, "limit_s": limit_s})
 
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]]:
-        """Interleaved times of verified candidates, one row of microseconds a candidate.
+        """Time verified candidates in interleaved rounds.
+
+        Returns
+        -------
+        list of list of float
+            Times in microseconds, one row per candidate.
 
         Raises
         ------
@@ -121,45 +133,46 @@ class Gpu:
             The worker died or reported a CUDA error.
         """
         request = {"op": "race", "candidates": [c.to_json() for c in candidates], "rounds": rounds, "seed": seed}
-        return self._ask(request, self._deadline_s + _OPEN_DEADLINE_S, _times)
+        return self._request(request, self._deadline_s + _OPEN_DEADLINE_S, _times)
 
     def driver_blocks_per_sm(self, candidate: Candidate) -> int:
-        """The driver's own occupancy answer for a candidate, in blocks per SM."""
+        """Return the occupancy that the driver computes for a candidate, in blocks per SM."""
         request = {"op": "occupancy", **candidate.to_json()}
-        return self._ask(request, self._deadline_s, lambda reply: int(reply["blocks_per_sm"]))
+        return self._request(request, self._deadline_s, lambda reply: int(reply["blocks_per_sm"]))
 
     def close(self) -> None:
-        """End the worker, or leave it to whoever comes next."""
+        """Release the worker to the pool, or end it."""
         child, self._child = self._child, None
         if child is None:
             return
-        if self._shelf is not None and self._device is not None:  # otherwise it may still be laying the problem out
-            self._shelf.put(child)
+        if self._worker_pool is not None and self._device is not None:  # without a device, `open` may be pending
+            self._worker_pool.release(child)
         else:
             child.close()
 
-    def _judge(self, request: Mapping[str, Any]) -> Evaluation:
-        """What becomes of one candidate, whatever it does to the worker."""
-        self._stop_if_dying()
+    def _evaluate(self, request: Mapping[str, Any]) -> Evaluation:
+        """Evaluate or verify one candidate, and count the consecutive deaths of workers."""
+        self._raise_if_dying()
         evaluation = self._run(request)
         died = self._child is None and evaluation.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT)
-        self._deaths_in_a_row = self._deaths_in_a_row + 1 if died else 0
+        self._consecutive_deaths = self._consecutive_deaths + 1 if died else 0
         self._last_reason = evaluation.reason
         return evaluation
 
     def _run(self, request: Mapping[str, Any]) -> Evaluation:
+        """Run one candidate; the worker's death is an outcome."""
         try:
-            found = self._ask(request, self._deadline_s, _evaluation)
-            if found is None:  # the worker's own data were overwritten, by this candidate or by one before
-                found = self._ask(request, self._deadline_s, Evaluation.from_json)
-            return found
+            evaluation = self._request(request, self._deadline_s, _evaluation)
+            if evaluation is None:  # the worker's data were overwritten, by this candidate or an earlier one
+                evaluation = self._request(request, self._deadline_s, Evaluation.from_json)
+            return evaluation
         except WorkerTimeoutError as error:
             return Evaluation(Outcome.TIMED_OUT, f"{error} while in stage {error.stage or 'start'}", error.stage)
         except WorkerError as error:
             return Evaluation(Outcome.CRASHED, f"{error} in stage {error.stage or 'start'}", error.stage)
 
-    def _ask(self, message: Mapping[str, Any], deadline_s: float, read: Callable[[Mapping[str, Any]], _T]) -> _T:
-        """A worker's answer; a worker that does not survive the request is replaced at the next one."""
+    def _request(self, message: Mapping[str, Any], deadline_s: float, read: Callable[[Mapping[str, Any]], _T]) -> _T:
+        """Return the worker's parsed reply; a worker that ends with the request is replaced at the next one."""
         self.wait()
         if self._child is None:
             self._reopen()
@@ -169,47 +182,47 @@ class Gpu:
             last = reply.pop("last", False)
             if last and reply.get("outcome") == Outcome.CRASHED:  # an assertion in a kernel is printed, not returned
                 reply["reason"] = ": ".join(filter(None, [reply.get("reason"), self._child.last_line()]))
-            answer = _understood(reply, read)
+            parsed = _parsed(reply, read)
         except BaseException:
             self._drop_child()
             raise
         if last:
             self._drop_child()
-        return answer
+        return parsed
 
-    def _begin(self, *, kept: bool = True) -> Child:
-        """Start a worker, or take one that was kept, which lays out the problem."""
-        old = self._shelf.take_kept(self._module) if kept and self._shelf is not None else None
-        self._is_used = old is not None
+    def _start(self, *, reuse: bool = True) -> Child:
+        """Start a worker, or reuse an idle one, and send it the problem."""
+        idle = self._worker_pool.acquire_idle(self._module) if reuse and self._worker_pool is not None else None
+        self._is_reused = idle is not None
         try:
-            child = old or Child(self._module)
+            child = idle or Child(self._module)
         except WorkerError as error:
             raise _cannot_start(error) from None
-        child.begin({"op": "open", "workload": self._workload.to_json()}, _OPEN_DEADLINE_S)
+        child.send({"op": "open", "workload": self._workload.to_json()}, _OPEN_DEADLINE_S)
         return child
 
-    def _laid_out(self) -> DeviceProperties:
-        """Wait for the worker that was started; it is dropped where it does not get ready."""
+    def _wait_until_open(self) -> DeviceProperties:
+        """Wait for the worker to set up the problem; drop it if it fails."""
         if self._child is None:
-            self._child = self._begin()
+            self._child = self._start()
         try:
-            reply = self._child.answer(_OPEN_DEADLINE_S)
-            return _understood(reply, lambda reply: DeviceProperties.from_json(reply["device"]))
-        except BaseException as error:  # Ctrl-C, too, must not leave it behind
+            reply = self._child.receive(_OPEN_DEADLINE_S)
+            return _parsed(reply, lambda reply: DeviceProperties.from_json(reply["device"]))
+        except BaseException as error:  # Ctrl-C, too, must not leave the worker behind
             self._drop_child()
             if isinstance(error, WorkerError):
                 raise _cannot_start(error) from None
             raise
 
     def _reopen(self) -> None:
-        """Start a worker in place of one that died; what could be laid out before, can be again."""
-        for left in reversed(range(_OPENINGS)):
+        """Replace a worker that died; as the problem was set up before, a failure is tried again."""
+        for left in reversed(range(_MAX_OPEN_ATTEMPTS)):
             try:
-                self._laid_out()
+                self._wait_until_open()
             except (InputError, ToolchainError):
                 if not left:
                     raise
-                time.sleep(_BETWEEN_OPENINGS_S)
+                time.sleep(_OPEN_RETRY_S)
             else:
                 return
 
@@ -218,15 +231,16 @@ class Gpu:
             self._child.kill()
             self._child = None
 
-    def _stop_if_dying(self) -> None:
-        if self._deaths_in_a_row < _MOST_DEATHS_IN_A_ROW:
+    def _raise_if_dying(self) -> None:
+        """Raise after too many consecutive deaths, unless a known good candidate shows that the device works."""
+        if self._consecutive_deaths < _MAX_CONSECUTIVE_DEATHS:
             return
-        if self._witness is not None and self._run(self._witness).outcome.has_time:
-            self._deaths_in_a_row = 0  # the device is well: so many candidates are bad
+        if self._known_good is not None and self._run(self._known_good).outcome.has_time:
+            self._consecutive_deaths = 0  # the device works: the candidates are at fault
             return
         raise WorkerError(
-            f"{self._deaths_in_a_row} GPU workers died one after another, the last with: {self._last_reason}. "
-            "What was measured is saved. Look at `autotile doctor` and at the kernel under compute-sanitizer"
+            f"{self._consecutive_deaths} GPU workers died one after another, the last with: {self._last_reason}. "
+            "All measurements are saved. Run `autotile doctor`, and the kernel under compute-sanitizer"
         )
 
 
@@ -234,15 +248,15 @@ def _cannot_start(error: WorkerError) -> ToolchainError:
     return ToolchainError(f"the GPU worker cannot start: {error}; see `autotile doctor`")
 
 
-def _understood(reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _T]) -> _T:
-    """A reply's content.
+def _parsed(reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _T]) -> _T:
+    """Parse a reply.
 
     Raises
     ------
     InputError, ToolchainError
-        What the worker says went wrong, where it concerns more than one candidate.
+        The worker reports an error that concerns all candidates.
     WorkerError
-        What it says went wrong otherwise; or the reply makes no sense.
+        The worker reports another error, or the reply is malformed.
     """
     if "error" in reply:
         kinds = {"input": InputError, "toolchain": ToolchainError}
@@ -250,11 +264,11 @@ def _understood(reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _T
     try:
         return read(reply)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise WorkerError(f"the worker's answer makes no sense: {type(error).__name__}: {error}") from None
+        raise WorkerError(f"the worker's reply is malformed: {type(error).__name__}: {error}") from None
 
 
 def _evaluation(reply: Mapping[str, Any]) -> Evaluation | None:
-    """How a candidate ended; None where only a fresh worker can tell."""
+    """Parse an evaluation; None if the candidate is to be evaluated again in a new worker."""
     return None if reply.get("again") else Evaluation.from_json(reply)
 
 

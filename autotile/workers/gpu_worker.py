@@ -1,4 +1,4 @@
-"""The child process that owns the GPU: it loads, verifies and measures one candidate at a time."""
+"""Child process that owns the GPU: it loads, verifies and measures one candidate at a time."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from autotile.errors import AutotileError, InputError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
-from autotile.workers.protocol import Evaluation, LastWords, Stage, Workload, serve
+from autotile.workers.protocol import Evaluation, FinalReply, Stage, Workload, serve
 
 
 class Workbench:
-    """Buffers, references and a timer, made once for all candidates.
+    """Buffers, references and a timer, set up once for all candidates.
 
-    A candidate that writes astray, beyond the guard bands, may change what later ones are judged by. So the newest one
-    that was found right is kept as a witness: where it is still found right, inputs and reference are unharmed.
+    A candidate that writes out of bounds, beyond the guard bands, may corrupt the inputs or references that later ones
+    are verified with. The newest candidate that passed verification is therefore kept: while it still passes, the data
+    are intact.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -38,43 +39,44 @@ class Workbench:
         cache = CubinCache(Path(workload.cache), workload.cache_limit_bytes)
         support = SupportKernels(cache, self.device.architecture)
 
-        def lay_out(sizes: Mapping[str, int], *, check: bool) -> ProblemInstance:
+        def instance_of(sizes: Mapping[str, int], *, check: bool) -> ProblemInstance:
             return ProblemInstance(self._spec, sizes, workload.dtype, support, check=check)
 
-        self._ragged = lay_out(self._spec.ragged_sizes(workload.sizes), check=True)
-        self._tuned = lay_out(workload.sizes, check=False)
-        self._others = [lay_out(sizes, check=True) for sizes in workload.verify_sizes]
+        self._ragged = instance_of(self._spec.ragged_sizes(workload.sizes), check=True)
+        self._tuned = instance_of(workload.sizes, check=False)
+        self._others = [instance_of(sizes, check=True) for sizes in workload.verify_sizes]
         self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
         self._dtype = workload.dtype
         self._telemetry = Telemetry(workload.device_index)
         self._energy = EnergyMeter(self._timer, self._telemetry) if workload.energy else None
         self._drift = DriftProbe(support, self._timer, self.device.sm_count)
         self._event_floor_us: float | None = None
-        self._right: tuple[Function, Config] | None = None
+        self._known_good: tuple[Function, Config] | None = None
+        """Newest candidate that passed verification."""
         self.fresh = True
         """Whether no candidate has run yet."""
 
     def evaluate(self, config: Config, cubin_path: str, best_us: float | None, stage: Stage) -> Evaluation:
         """Load, verify, then measure."""
-        laps = _Laps()
+        timer = _StageTimer()
         stage("load")
         function = self._load(cubin_path)
-        laps.end("load")
+        timer.end("load")
         stage("verify")
         verdict = self._verify(function, config)
-        laps.end("verify")
+        timer.end("verify")
         if verdict.outcome is not Outcome.OK:
-            return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=laps.seconds)
-        self._right = (function, config)
+            return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=timer.seconds)
+        self._known_good = (function, config)
         stage("measure")
         bound = self._tuned.bind(config, self.device)
         evaluation = self._measure(self._launch(function, config, self._tuned, bound), best_us)
-        laps.end("measure")
+        timer.end("measure")
         telemetry = {**evaluation.telemetry, "max_error": verdict.max_error}
-        return replace(evaluation, seconds=laps.seconds, telemetry=telemetry)
+        return replace(evaluation, seconds=timer.seconds, telemetry=telemetry)
 
     def verify(self, config: Config, cubin_path: str, repeats: int, limit_s: float, stage: Stage) -> Evaluation:
-        """Verify up to ``repeats`` times, by turns launched as in `evaluate` and as when it is timed."""
+        """Verify up to ``repeats`` times, alternately with a plain launch and launched as for timing."""
         stage("load")
         function = self._load(cubin_path)
         stage("verify")
@@ -85,16 +87,16 @@ class Workbench:
             verdict = self._verify(function, config, as_measured=done % 2 == 0)
             if verdict.outcome is not Outcome.OK:
                 return Evaluation(verdict.outcome, f"{verdict.reason}, in repeat {done} of {repeats}", "verify")
-            self._right = (function, config)
+            self._known_good = (function, config)
         seconds = {"verify": round(time.perf_counter() - start, 6)}
         return Evaluation(Outcome.OK, stage="verify", seconds=seconds, telemetry={"repeats": done})
 
-    def is_sound(self) -> bool:
-        """Whether the witness is still found right."""
-        return self._right is not None and self._verify(*self._right).outcome is Outcome.OK
+    def is_intact(self) -> bool:
+        """Verify the newest candidate that passed again; return whether it still passes."""
+        return self._known_good is not None and self._verify(*self._known_good).outcome is Outcome.OK
 
     def race(self, candidates: Sequence[Mapping[str, Any]], rounds: int, seed: int) -> list[list[float]]:
-        """Time candidates interleaved; they have been verified before."""
+        """Time verified candidates in interleaved rounds."""
         launches = []
         for candidate in candidates:
             bound = self._tuned.bind(candidate["config"], self.device)
@@ -104,7 +106,7 @@ class Workbench:
         return self._timer.race(launches, rounds, seed)
 
     def driver_blocks_per_sm(self, config: Config, cubin_path: str) -> int:
-        """The driver's own occupancy answer."""
+        """Return the occupancy that the driver computes."""
         function = self._load(cubin_path)
         geometry = launch_geometry(self._spec, config, self._tuned.sizes, self.device)
         function.opt_in(geometry.dynamic_smem_bytes)
@@ -128,7 +130,7 @@ class Workbench:
         return Evaluation(outcome, reason, "measure", timing.measurement, telemetry=telemetry)
 
     def _verify(self, function: Function, config: Config, *, as_measured: bool = False) -> Verdict:
-        """At the ragged shape where the configuration's rules allow it, at the tuned one, and at those asked for."""
+        """Verify at the ragged sizes if the rules allow them there, at the tuned sizes, and at the extra ones."""
         max_error = 0.0
         for instance in (self._ragged, self._tuned, *self._others):
             broken_rule = check_config(self._spec, config, instance.sizes, self.device, self._dtype)
@@ -163,8 +165,8 @@ class Workbench:
         return launch
 
 
-class _Laps:
-    """Wall time from one call to the next."""
+class _StageTimer:
+    """Wall time of each stage, in seconds."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -176,9 +178,9 @@ class _Laps:
         self._start = now
 
 
-# CUresult codes after which the context still works (cuda.h): the launch or load was refused before it began.
-_REFUSED = {
-    1: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_INVALID_VALUE: a launch geometry that the device does not take
+# CUresult codes after which the context still works (cuda.h): the launch or load was rejected before it began.
+_REJECTED = {
+    1: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_INVALID_VALUE: a launch geometry that the device does not support
     2: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_OUT_OF_MEMORY: local memory for the launch
     200: Outcome.CRASHED,  # CUDA_ERROR_INVALID_IMAGE
     209: Outcome.CRASHED,  # CUDA_ERROR_NO_BINARY_FOR_GPU
@@ -188,18 +190,18 @@ _REFUSED = {
 }
 _LAUNCH_FAILED = 719
 _LAUNCH_FAILED_HINT = "a trap, or an address outside shared or local memory"
-"""What lies behind CUDA_ERROR_LAUNCH_FAILED, of which the driver says "unspecified launch failure"."""
+"""Causes of CUDA_ERROR_LAUNCH_FAILED, which the driver describes as "unspecified launch failure"."""
 
 
 class GpuWorker:
-    """Answers ``open``, ``evaluate``, ``verify``, ``race`` and ``occupancy`` requests."""
+    """Handler of ``open``, ``evaluate``, ``verify``, ``race`` and ``occupancy`` requests."""
 
     def __init__(self) -> None:
         self._bench: Workbench | None = None
         self._workload: Mapping[str, Any] = {}
 
     def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
-        """Answer one request."""
+        """Handle one request."""
         cuda = load_cupy().cuda
         entered = ""
 
@@ -209,17 +211,17 @@ class GpuWorker:
             stage(name)
 
         try:
-            return self._answer(message, enter)
+            return self._reply(message, enter)
         except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
             return self._failure(message["op"], entered, error)
         except cuda.memory.OutOfMemoryError as error:
             if message["op"] == "open":
                 return {"error": f"the problem does not fit in the device's memory: {error}", "kind": "input"}
-            return _refusal(message["op"], entered, Outcome.RESOURCE_EXCEEDED, str(error))
+            return _failed(message["op"], entered, Outcome.RESOURCE_EXCEEDED, str(error))
         except AutotileError as error:
             return {"error": str(error), "kind": "input" if isinstance(error, InputError) else "toolchain"}
 
-    def _answer(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+    def _reply(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         if message["op"] == "open":
             stage("open")
             return {"device": self._open(message["workload"]).device.to_json()}
@@ -227,7 +229,7 @@ class GpuWorker:
             raise InputError("the worker has no workload yet: send open first")
         match message["op"]:
             case "evaluate" | "verify":
-                return self._judge(self._bench, message, stage)
+                return self._evaluate(self._bench, message, stage)
             case "race":
                 stage("race")
                 return {"times_us": self._bench.race(message["candidates"], message["rounds"], message["seed"])}
@@ -235,18 +237,18 @@ class GpuWorker:
                 blocks = self._bench.driver_blocks_per_sm(message["config"], message["cubin_path"])
                 return {"blocks_per_sm": blocks}
             case unknown:
-                raise InputError(f"the worker knows no request {unknown!r}")
+                raise InputError(f"unknown request {unknown!r}")
 
     def _open(self, workload: Mapping[str, Any]) -> Workbench:
-        """Lay a problem out, unless the last session left just this one, and unharmed."""
-        if self._bench is None or workload != self._workload or not self._bench.is_sound():
-            self._bench = None  # its memory is needed again
+        """Set up a problem, or keep that of the last session if it is the same and intact."""
+        if self._bench is None or workload != self._workload or not self._bench.is_intact():
+            self._bench = None  # frees its memory
             self._bench = Workbench(Workload(**workload))
             self._workload = workload
         return self._bench
 
-    def _judge(self, bench: Workbench, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
-        """A candidate's evaluation; of one found wrong, only where no earlier one can be the cause."""
+    def _evaluate(self, bench: Workbench, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
+        """Evaluate a candidate; a failed verification counts only if no earlier candidate can be its cause."""
         fresh = bench.fresh
         config, path = message["config"], message["cubin_path"]
         if message["op"] == "evaluate":
@@ -254,23 +256,23 @@ class GpuWorker:
         else:
             evaluation = bench.verify(config, path, message["repeats"], message["limit_s"], stage)
         reply = evaluation.to_json()
-        if evaluation.outcome not in (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS) or bench.is_sound():
+        if evaluation.outcome not in (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS) or bench.is_intact():
             return reply
         certain = fresh or evaluation.outcome is Outcome.OUT_OF_BOUNDS
-        raise LastWords({**(reply if certain else {"again": True}), "last": True})
+        raise FinalReply({**(reply if certain else {"again": True}), "last": True})
 
     def _failure(self, request: str, stage: str, error: Any) -> Mapping[str, Any]:
-        """A refused launch is an answer like another; anything else ends the worker."""
+        """Reply to a CUDA error; unless the launch was merely rejected, the worker ends."""
         code = int(error.status)
-        outcome = _REFUSED.get(code)
+        outcome = _REJECTED.get(code)
         reason = f"{error} ({_LAUNCH_FAILED_HINT})" if code == _LAUNCH_FAILED else str(error)
-        reply = _refusal(request, stage, outcome or Outcome.CRASHED, reason)
+        reply = _failed(request, stage, outcome or Outcome.CRASHED, reason)
         if outcome is None:
-            raise LastWords({**reply, "last": True})
+            raise FinalReply({**reply, "last": True})
         return reply
 
 
-def _refusal(request: str, stage: str, outcome: Outcome, reason: str) -> Mapping[str, Any]:
+def _failed(request: str, stage: str, outcome: Outcome, reason: str) -> Mapping[str, Any]:
     if request in ("evaluate", "verify"):
         return Evaluation(outcome, f"{reason} in stage {stage}", stage).to_json()
     return {"error": reason, "kind": "cuda"}

@@ -1,4 +1,4 @@
-"""Messages between the tuner and its workers, and the worker's end of the pipe."""
+"""Messages between the tuner and its workers, the worker's end of the pipe, and the resource limits of a worker."""
 
 from __future__ import annotations
 
@@ -17,38 +17,39 @@ from typing import Any
 
 from autotile.core.model import Config, L2Mode, Measurement, Outcome
 
-_MOST_FILE_BYTES = 1 << 30
-"""A kernel that prints without end fills this much of the disk and no more; a cubin is a thousandth of it."""
-_SHARE = 0.75
-"""Of the machine's memory, for all compile workers together; the rest is the system's and the user's."""
-_LEAST_BYTES = 2 << 30
-"""NVRTC takes 0.2 GiB for a plain kernel; the heaviest template libraries need one or two."""
+_MAX_FILE_BYTES = 1 << 30
+"""Limit of each file that a worker writes, such as the output of a kernel that prints without end; a cubin is a
+thousandth of it."""
+_MEMORY_SHARE = 0.75
+"""Share of the machine's memory for all compile workers together; the rest is left to the system and the user."""
+_MIN_MEMORY_BYTES = 2 << 30
+"""NVRTC takes 0.2 GiB for a plain kernel; the heaviest template libraries need 1 to 2 GiB."""
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Memory limit of a container, of cgroups version 2 and 1."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def leave_nothing_behind() -> None:
-    """Allow this process no core dump, of gigabytes mapped by CUDA, and no file that fills the disk."""
-    _lower(resource.RLIMIT_CORE, 0)
-    _lower(resource.RLIMIT_FSIZE, _MOST_FILE_BYTES)
+def limit_disk_use() -> None:
+    """Disable core dumps, which hold the gigabytes that CUDA maps, and limit the size of files that are written."""
+    _lower_limit(resource.RLIMIT_CORE, 0)
+    _lower_limit(resource.RLIMIT_FSIZE, _MAX_FILE_BYTES)
 
 
-def limit_memory(most_bytes: int) -> None:
-    """Allow this process that much memory on top of what it has mapped now; an allocation beyond fails.
+def limit_memory(max_bytes: int) -> None:
+    """Limit the memory of this process to what it has mapped and ``max_bytes``; allocations beyond it fail.
 
-    Should the machine run out of memory all the same, the system is to end this process before any other.
+    The process also offers itself to the kernel's out-of-memory killer before all others.
     """
-    with contextlib.suppress(OSError):  # not everywhere may a process offer itself
+    with contextlib.suppress(OSError):  # not permitted on every system
         Path("/proc/self/oom_score_adj").write_text("1000")
     mapped_pages = int(Path("/proc/self/statm").read_text().split()[0])
-    _lower(resource.RLIMIT_AS, mapped_pages * _PAGE_BYTES + most_bytes)
+    _lower_limit(resource.RLIMIT_AS, mapped_pages * _PAGE_BYTES + max_bytes)
 
 
 def memory_share_bytes(workers: int) -> int:
-    """Memory that each of several compile workers may take: an equal part of three quarters, but 2 GiB at least."""
+    """Return the memory limit of each of several compile workers: equal parts of 75 %, of 2 GiB at least."""
     total = min([os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES, *_container_limits(_CGROUP_LIMITS)])
-    return max(_LEAST_BYTES, int(_SHARE * total / workers))
+    return max(_MIN_MEMORY_BYTES, int(_MEMORY_SHARE * total / workers))
 
 
 def _container_limits(files: Iterable[Path]) -> list[int]:
@@ -56,15 +57,15 @@ def _container_limits(files: Iterable[Path]) -> list[int]:
     return [int(text) for text in texts if text.isdecimal()]
 
 
-def _lower(kind: int, most: int) -> None:
+def _lower_limit(kind: int, limit: int) -> None:
     soft, hard = resource.getrlimit(kind)
-    if soft == resource.RLIM_INFINITY or soft > most:
-        resource.setrlimit(kind, (most, hard))
+    if soft == resource.RLIM_INFINITY or soft > limit:
+        resource.setrlimit(kind, (limit, hard))
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The problem that a worker lays out once and evaluates candidates on."""
+    """The problem that a worker sets up once and evaluates candidates on."""
 
     spec_text: str
     spec_source: str
@@ -76,18 +77,18 @@ class Workload:
     sample_limit_s: float
     device_index: int = 0
     verify_sizes: tuple[Mapping[str, int], ...] = ()
-    """More problems that a candidate must be right on, besides the ragged and the tuned one."""
+    """Sizes at which a candidate is verified besides the ragged and the tuned ones."""
     energy: bool = False
-    """Whether to measure the energy of a run, too."""
+    """Whether the energy of a launch is measured, too."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary."""
+        """Return a plain dictionary."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What running one candidate on the device gave."""
+    """Result of running one candidate on the device."""
 
     outcome: Outcome
     reason: str = ""
@@ -97,12 +98,12 @@ class Evaluation:
     telemetry: Mapping[str, float | int | str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary."""
+        """Return a plain dictionary."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
-        """Inverse of `to_json`."""
+        """Build an evaluation from the result of `to_json`."""
         measurement = data["measurement"]
         if measurement is not None:
             measurement = Measurement(**{**measurement, "samples_us": tuple(measurement["samples_us"])})
@@ -117,71 +118,86 @@ class Candidate:
     cubin_path: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary."""
+        """Return a plain dictionary."""
         return {"config": dict(self.config), "cubin_path": self.cubin_path}
 
 
 Stage = Callable[[str], None]
-"""Called with the name of a stage before it is entered."""
+"""Called with the name of a stage before the worker enters it."""
 Handler = Callable[[Mapping[str, Any], Stage], Mapping[str, Any]]
 
 _PARENT_CHECK_S = 1.0
 
 
-class LastWords(Exception):  # noqa: N818 - it is an answer, not an error
-    """Raised by a handler to answer and then end the process: its CUDA context can no longer be trusted."""
+class FinalReply(Exception):  # noqa: N818 - it is a reply, not an error
+    """Raised by a handler to reply and then end the process, such as one whose CUDA context is corrupt."""
 
     def __init__(self, reply: Mapping[str, Any]) -> None:
         self.reply = reply
         super().__init__("the worker ends itself after this reply")
 
 
-def serve(handler: Handler) -> None:
-    """Answer requests from standard input until it closes.
+class Channel:
+    """The worker's end of the pipe: requests arrive on standard input, replies go to standard output.
 
-    Standard output becomes the message channel; whatever else prints there (a kernel's ``printf``) goes to standard
-    error instead.
+    From its construction on, other output to standard output, such as a kernel's ``printf``, goes to standard error;
+    the process exits when its parent dies.
     """
-    channel = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    leave_nothing_behind()
-    leave_with_parent()
-    if _is_orphan():
-        return
 
-    def say(message: Mapping[str, Any]) -> None:
-        channel.write(json.dumps(message).encode() + b"\n")
-        channel.flush()
+    def __init__(self) -> None:
+        self._output = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)
+        limit_disk_use()
+        exit_with_parent()
+        self._is_orphan = _is_orphan()
+        self._request_id = 0
 
-    for line in sys.stdin.buffer:
-        _answer(handler, json.loads(line), say)
+    def receive(self) -> Mapping[str, Any] | None:
+        """Return the next request; None after the parent closed the pipe."""
+        line = b"" if self._is_orphan else sys.stdin.buffer.readline()
+        if not line:
+            return None
+        message: Mapping[str, Any] = json.loads(line)
+        self._request_id = message["id"]
+        request: Mapping[str, Any] = message["request"]
+        return request
+
+    def enter(self, stage: str) -> None:
+        """Tell the parent which stage of the request follows."""
+        self._write({"id": self._request_id, "stage": stage})
+
+    def reply(self, reply: Mapping[str, Any]) -> None:
+        """Reply to the last request."""
+        self._write({"id": self._request_id, "reply": reply})
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        self._output.write(json.dumps(message).encode() + b"\n")
+        self._output.flush()
 
 
-def _answer(handler: Handler, message: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]) -> None:
-    number = message["id"]
-
-    def enter(stage: str) -> None:
-        say({"id": number, "stage": stage})
-
-    try:
-        say({"id": number, "reply": handler(message["request"], enter)})
-    except LastWords as last:
-        say({"id": number, "reply": last.reply})
-        os._exit(0)  # an ordinary exit would wait for the broken context
+def serve(handler: Handler) -> None:
+    """Answer requests until the parent closes the pipe; see `Channel`."""
+    channel = Channel()
+    while (request := channel.receive()) is not None:
+        try:
+            channel.reply(handler(request, channel.enter))
+        except FinalReply as final:
+            channel.reply(final.reply)
+            os._exit(0)  # a regular exit would wait for the corrupt context
 
 
 def _is_orphan() -> bool:
-    """Whether the parent died while this process was starting, so that its own parent is another one by now.
+    """Return whether the parent died while this process started, so that it was adopted by another process.
 
-    The parent alone writes to standard input, and it closes that only when nothing is asked for any more.
+    Only the parent writes to standard input, and it closes it only when no request will follow.
     """
     poll = select.poll()
-    poll.register(0, 0)  # only whether the other end is gone; a request may still be waiting in the pipe
+    poll.register(0, 0)  # only for the hang-up of the other end; a request may still wait in the pipe
     return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
-def leave_with_parent() -> None:
-    """End this process when its parent dies, even in the middle of a kernel that never returns."""
+def exit_with_parent() -> None:
+    """End this process when its parent dies, even during a kernel that never returns."""
     parent = os.getppid()
 
     def watch() -> None:

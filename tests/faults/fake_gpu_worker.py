@@ -9,7 +9,7 @@ from typing import Any
 
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome
-from autotile.workers.protocol import Evaluation, LastWords, Stage, serve
+from autotile.workers.protocol import Evaluation, FinalReply, Stage, serve
 
 
 def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
@@ -36,7 +36,7 @@ def run(config: Mapping[str, Any], stage: Stage) -> Evaluation:
         case "assertion":
             os.write(2, b"first\nfaults.cu:1: Assertion `i < n / 2` failed.\n")
             reply = Evaluation(Outcome.CRASHED, "CUDA_ERROR_ASSERT: device-side assert triggered", "verify").to_json()
-            raise LastWords({**reply, "last": True})
+            raise FinalReply({**reply, "last": True})
         case "infinite_loop":
             time.sleep(600)
         case "recursion":

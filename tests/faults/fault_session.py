@@ -10,8 +10,9 @@ from faults.fault_kit import HEALTHY, fault_kernel
 
 from autotile.core.model import Outcome, Trial
 from autotile.kernel.problem import resolve_problem
+from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import Settings
-from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
 

@@ -15,9 +15,9 @@ from autotile.kernel.library import Kernel
 from autotile.settings import Settings
 from autotile.tuning.backend import LiveBackend
 from autotile.tuning.options import TuneOptions
-from autotile.workers.child import Shelf
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Workload
+from autotile.workers.worker_pool import WorkerPool
 
 EXPECTED = {fault.name: fault for fault in read_faults()}
 AS_IF = ["write_outside", "assertion", "infinite_loop"]
@@ -26,10 +26,10 @@ REAL = ["shared_memory", "registers", "compile_error", "compile_minutes"]
 
 
 def fake_backend(
-    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: Shelf | None
+    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
 ) -> LiveBackend:
     workload = Workload("", "", problem.sizes, problem.dtype, options.l2, str(settings.cache), 10**8, 0.1)
-    gpu = Gpu(workload, options.run_deadline_s, "fake_gpu_worker", shelf=worker_pool)
+    gpu = Gpu(workload, options.run_deadline_s, "fake_gpu_worker", worker_pool=worker_pool)
     return LiveBackend(gpu, device_profile("h200"))
 
 

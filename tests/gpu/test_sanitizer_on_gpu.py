@@ -13,7 +13,7 @@ from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.errors import ToolchainError
 from autotile.workers.protocol import Candidate, Workload
-from autotile.workers.sanitizer import TOOLS, Finding, Sanitizer, Tool, Verdict, find_sanitizer
+from autotile.workers.sanitizer import TOOLS, Finding, Sanitizer, Tool, ToolResult, find_sanitizer
 
 pytestmark = pytest.mark.gpu
 DEADLINE_S = 120.0
@@ -78,29 +78,29 @@ def findings(kit: Kit, tmp_path_factory: pytest.TempPathFactory) -> Findings:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_healthy_kernel_passes(findings: Findings, tool: Tool) -> None:
-    assert (findings[HEALTHY, tool].verdict, findings[HEALTHY, tool].reason) == (Verdict.PASSED, "")
+    assert (findings[HEALTHY, tool].result, findings[HEALTHY, tool].reason) == (ToolResult.PASSED, "")
 
 
 @pytest.mark.parametrize("fault", FINDINGS)
 def test_each_fault_is_found_by_its_tool(findings: Findings, fault: str) -> None:
     tool, reason = FINDINGS[fault]
     found = findings[fault, tool]
-    assert found.verdict is Verdict.FAILED, found.reason
+    assert found.result is ToolResult.FAILED, found.reason
     assert re.fullmatch(reason, found.reason), found.reason
 
 
 @pytest.mark.parametrize("fault", FINDINGS)
 def test_and_by_no_other(findings: Findings, fault: str) -> None:
     others = [findings[fault, tool] for tool in TOOLS if tool != FINDINGS[fault][0]]
-    assert [(found.tool, found.reason) for found in others if found.verdict is Verdict.FAILED] == []
+    assert [(found.tool, found.reason) for found in others if found.result is ToolResult.FAILED] == []
 
 
 def test_a_crash_is_a_fault_for_memcheck_alone(kit: Kit) -> None:
     crash = kit.candidate("illegal_address")
     memory, races = kit.sanitizer(DEADLINE_S).check_all([crash], ["memcheck", "racecheck"])[0]
-    assert memory.verdict is Verdict.FAILED, memory.reason
+    assert memory.result is ToolResult.FAILED, memory.reason
     assert "Invalid __global__ write of size 4 bytes" in memory.reason
-    assert races.verdict is Verdict.UNCHECKED, races.reason
+    assert races.result is ToolResult.UNCHECKED, races.reason
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -111,4 +111,4 @@ def test_a_kernel_without_end_is_given_up(
     with no_traces(tmp_path, monkeypatch):
         found = kit.sanitizer(20).check(endless, tool)
     expected = "could not be checked: not finished within 20 s at n=1001"
-    assert (found.verdict, found.reason) == (Verdict.UNCHECKED, expected)
+    assert (found.result, found.reason) == (ToolResult.UNCHECKED, expected)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import partial
-from importlib.util import find_spec
 from types import ModuleType
 
 import numpy as np
@@ -24,7 +23,7 @@ from autotile.search.samplers import SAMPLERS, make_sampler, resolve_sampler
 from autotile.search.study import distributions_of
 from autotile.space.search_space import SearchSpace
 
-INSTALLED = [name for name, kind in SAMPLERS.items() if not kind.needs or find_spec(kind.needs)]
+INSTALLED = [name for name, kind in SAMPLERS.items() if kind.missing_package is None]
 QUICK = [name for name in INSTALLED if name != "gp"]
 
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import numpy as np
 import pytest
 from rows import advance_ahead, broken, make_space, ok, tile_space, tile_time_us
@@ -12,7 +10,7 @@ from autotile.search.samplers import SAMPLERS
 from autotile.search.search import Search
 from autotile.search.study import FAILED
 
-INSTALLED = [name for name, kind in SAMPLERS.items() if not kind.needs or find_spec(kind.needs)]
+INSTALLED = [name for name, kind in SAMPLERS.items() if kind.missing_package is None]
 DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}
 
 

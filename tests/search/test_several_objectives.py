@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from autotile.search.search import Search
 from autotile.search.study import quiet_optuna, study_to_storage
 
 OBJECTIVES = ("time", "registers")
-FOLLOWING = [name for name, kind in SAMPLERS.items() if not kind.single and (not kind.needs or find_spec(kind.needs))]
+FOLLOWING = [name for name, kind in SAMPLERS.items() if kind.multi_objective and kind.missing_package is None]
 
 
 def registers_of(config: Config) -> int:

@@ -12,7 +12,8 @@ from test_sampler_quality import time_us, wide_space
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Resources, Trial
 from autotile.errors import ConfigError
 from autotile.search.embedding import CompiledPoints, features_of
-from autotile.search.search import Lookahead, Search, Shortlist
+from autotile.search.samplers import Lookahead
+from autotile.search.search import Search, Shortlist
 from autotile.space.search_space import SearchSpace
 
 RANKED = Lookahead(compiling=8, per_measured=2)

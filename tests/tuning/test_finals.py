@@ -7,7 +7,7 @@ import pytest
 from autotile.core.model import Config, Outcome, Trial
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
 from autotile.workers.protocol import Candidate, Evaluation
-from autotile.workers.sanitizer import Finding, Verdict
+from autotile.workers.sanitizer import Finding, ToolResult
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
 
@@ -192,14 +192,14 @@ class TestChecks:
         ("tool", "outcome"), [("memcheck", Outcome.OUT_OF_BOUNDS), ("racecheck", Outcome.WRONG_RESULT)]
     )
     def test_what_the_sanitizer_finds_cannot_win(self, ran: Callable[..., Trial], tool: Any, outcome: Outcome) -> None:
-        racer = Racer(TIMES_US, findings=[Finding(tool, Verdict.FAILED, "Race reported")])
+        racer = Racer(TIMES_US, findings=[Finding(tool, ToolResult.FAILED, "Race reported")])
         finals = hold([ran(A, 1.0), ran(D, 4.0)], racer)
         assert [trial.config for trial in finals.ranked] == [D]
         (refused,) = finals.refused
         assert (refused.outcome, refused.stage, refused.reason) == (outcome, "sanitize", f"{tool}: Race reported")
 
     def test_what_could_not_be_checked_is_told(self, ran: Callable[..., Trial]) -> None:
-        racer = Racer(TIMES_US, findings=[Finding("initcheck", Verdict.UNCHECKED, "could not be checked: no time")])
+        racer = Racer(TIMES_US, findings=[Finding("initcheck", ToolResult.UNCHECKED, "could not be checked: no time")])
         finals = hold([ran(A, 1.0), ran(D, 4.0)], racer)
         assert [trial.config for trial in finals.ranked] == [A, D]
         assert finals.notices == ("1 of the sanitizer's checks were not made; could not be checked: no time",)

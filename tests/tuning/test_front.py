@@ -20,9 +20,10 @@ from autotile.tuning.backend import LiveBackend
 from autotile.tuning.finals import Finals
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import pareto_front
-from autotile.workers.child import Shelf
+from autotile.workers.worker_pool import WorkerPool
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Workload
+from autotile.workers.worker_pool import WorkerPool
 
 BEST = {"THREADS": 256, "WORK": 4}
 REGISTERS = ("time", "registers")
@@ -38,13 +39,13 @@ def energetic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the choice of a backend by a fake GPU that measures energy."""
 
     def backend(
-        kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: Shelf | None
+        kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
     ) -> LiveBackend:
         workload = Workload(
             "", "", problem.sizes, problem.dtype, "cold", str(settings.cache), 10**8, 0.1,
             energy="energy" in options.objectives,
         )  # fmt: skip
-        gpu = Gpu(workload, options.run_deadline_s, "fake_energy_worker", shelf=worker_pool)
+        gpu = Gpu(workload, options.run_deadline_s, "fake_energy_worker", worker_pool=worker_pool)
         return LiveBackend(gpu, device_profile("h200"))
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))

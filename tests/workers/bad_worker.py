@@ -1,4 +1,4 @@
-"""A child for the tests that breaks every rule; what it does stands in the request, and it does it without `serve`."""
+"""A child for the tests that violates the protocol as its requests say, without `serve`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from autotile.core.device import device_profile
 
 Deed = tuple[Callable[[], object], ...]
-"""What is done, one after another."""
+"""Actions, performed in order."""
 
 MEGABYTE = b"x" * (1 << 20)
 EVALUATION = {
@@ -94,7 +94,7 @@ DEEDS: dict[str, Deed] = {
     "answer": answering({"pid": os.getpid()}),
     "sleep": (enter_verify, sleep),
     "be_late": (partial(time.sleep, 0.8), *answering({})),
-    # talk nonsense
+    # malformed messages
     "not_json": (partial(say, b"hello\n"),),
     "binary": (partial(say, bytes(range(1, 256)) + b"\n"),),
     "a_list": (partial(tell, [1, 2]),),
@@ -105,26 +105,26 @@ DEEDS: dict[str, Deed] = {
     "stage_of_wrong_shape": (lambda: tell({"id": number, "stage": 3}),),
     "another_request": (lambda: tell({"id": number + 1, "reply": {}}),),
     "half_a_line": (partial(say, b'{"id": 1, "rep'), sleep),
-    # talk too much
+    # too much output
     "huge_line": (partial(again_and_again, partial(say, MEGABYTE)),),
     "endless_stages": (partial(again_and_again, enter_verify),),
     "flood_errors": (flood_errors, *answering({}), flood_errors),
     "chatter": (lambda: say(b'{"id": %d, "stage": "x"}\n' % number * 100_000), *answering({})),
     "answer_twice": answering({}) * 2,
-    # stop listening
+    # no input is read
     "stop_reading": (*answering({}), sleep),
     "stop_reading_but_talk": (*answering({}), partial(again_and_again, partial(say, MEGABYTE))),
     "close_input": (partial(os.close, 0), *answering({}), sleep),
     "close_output": (enter_verify, partial(os.close, 1), sleep),
     "ignore_everything": (ignore_signals, *answering({}), sleep),
-    # die
+    # deaths
     "exit": (partial(os._exit, 3),),
     "leave_a_grandchild": (leave_a_grandchild,),
     "die_in_load": (partial(die, "load", signal.SIGKILL),),
     "die_in_verify": (partial(die, "verify", signal.SIGKILL),),
     "die_in_measure": (partial(die, "measure", signal.SIGKILL),),
     "fault_in_verify": (partial(die, "verify", signal.SIGSEGV),),
-    # answer as the GPU worker does, or nearly so
+    # replies of a GPU worker, valid and malformed
     "ok": answering(EVALUATION),
     "wrong": answering({**FAILED, "outcome": "wrong_result", "reason": "y[0] is 1"}),
     "refused": answering({**FAILED, "outcome": "crashed", "reason": "INVALID_IMAGE"}),
@@ -143,7 +143,7 @@ DEEDS: dict[str, Deed] = {
     "unknown_key": answering({**EVALUATION, "mood": "good"}),
     "error_of_no_kind": answering({"error": "something"}),
     "setup_error": answering({"error": "too large", "kind": "input"}),
-    # answer as the compile worker does, or nearly so
+    # replies of a compile worker, valid and malformed
     "compiled": answering({"path": "/nowhere/a.cubin", "cubin_hash": "h", "resources": RESOURCES}),
     "resources_of_wrong_shape": answering({"path": "p", "cubin_hash": "h", "resources": {"registers": 1}}),
     "setup_error_without_text": answering({"kind": "setup"}),
@@ -156,7 +156,7 @@ def perform(deed: str) -> None:
 
 
 def open_device(workload: dict[str, Any]) -> None:
-    """Answer ``open``; ``spec_source`` lists what to do at the first opening, the second and so on, then it is well."""
+    """Reply to ``open``; ``spec_source`` lists the deeds of the first openings, and later ones succeed."""
     log = Path(workload["cache"]) / "openings"
     with log.open("a") as file:
         file.write("x")

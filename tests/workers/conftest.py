@@ -1,4 +1,4 @@
-"""Children for the tests, and a watch over what they leave behind."""
+"""Modules of children for the tests, and a check of what they leave behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from faults.traces import no_traces
 
 @pytest.fixture
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing may be left behind; children find the test's own modules."""
+    """Check that no process or file is left behind; children can import the tests' modules."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))

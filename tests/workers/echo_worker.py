@@ -1,4 +1,4 @@
-"""A child for the tests: it does what it is told, well or badly."""
+"""A child for the tests that does what its requests say."""
 
 import os
 import resource
@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from autotile.workers.protocol import LastWords, Stage, serve
+from autotile.workers.protocol import FinalReply, Stage, serve
 
 
 def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
@@ -26,7 +26,7 @@ def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         case "exit":
             os._exit(3)
         case "last":
-            raise LastWords({"bye": True})
+            raise FinalReply({"bye": True})
         case "raise":
             raise RuntimeError("an unexpected fault")
         case "limits":

@@ -1,4 +1,4 @@
-"""Whatever a child does, its parent gets the right error in time, and nothing is left of the child."""
+"""Whatever a child does, its parent raises the right error in time, and nothing of the child is left."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ pytestmark = pytest.mark.usefixtures("clean")
 
 @pytest.fixture
 def child(clean: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
-    monkeypatch.setattr("autotile.workers.child._GRACE_S", GRACE_S)
+    monkeypatch.setattr("autotile.workers.child._EXIT_GRACE_S", GRACE_S)
     child = Child("bad_worker")
-    child.request({"do": "answer"}, 10)  # it has started: what follows is not the interpreter's time
+    child.request({"do": "answer"}, 10)  # wait for the start of the interpreter
     yield child
     child.close()
 
 
 def blame(child: Child, deed: str, deadline_s: float = DEADLINE_S) -> WorkerError:
-    """The error that a deed ends in; the child must be dead after it."""
+    """Return the error of a deed, after which the child must be dead."""
     start = time.monotonic()
     with pytest.raises(WorkerError) as caught:
         child.request({"do": deed}, deadline_s)
@@ -45,21 +45,21 @@ def blame(child: Child, deed: str, deadline_s: float = DEADLINE_S) -> WorkerErro
     ("deed", "words"),
     [
         ("not_json", "'hello'"),
-        ("binary", "unreadable answer"),
-        ("a_list", r"not an answer to this request \('\[1, 2\]'\)"),
+        ("binary", "malformed reply"),
+        ("a_list", r"not a reply to this request \('\[1, 2\]'\)"),
         ("a_number", "'7'"),
-        ("deep", "unreadable answer"),
-        ("no_reply", "not an answer"),
-        ("reply_of_wrong_shape", "not an answer"),
-        ("stage_of_wrong_shape", "not an answer"),
-        ("another_request", "not an answer to this request"),
+        ("deep", "malformed reply"),
+        ("no_reply", "not a reply"),
+        ("reply_of_wrong_shape", "not a reply"),
+        ("stage_of_wrong_shape", "not a reply"),
+        ("another_request", "not a reply to this request"),
         ("huge_line", "more than 16 MiB"),
     ],
 )
-def test_nonsense_is_told_with_an_excerpt(child: Child, deed: str, words: str) -> None:
+def test_a_malformed_message_is_reported_with_an_excerpt(child: Child, deed: str, words: str) -> None:
     error = blame(child, deed, 5.0)
     assert type(error) is WorkerError
-    assert error.args[0].startswith("unreadable answer from bad_worker: ")
+    assert error.args[0].startswith("malformed reply from bad_worker: ")
     assert re.search(words, str(error))
     assert len(str(error)) < 250
 
@@ -89,7 +89,7 @@ def test_a_death_is_seen_though_a_grandchild_holds_the_pipes(child: Child) -> No
 def test_a_closed_output_is_an_end(child: Child) -> None:
     error = blame(child, "close_output", 20.0)
     assert isinstance(error, WorkerCrashError)
-    assert str(error) == "the worker closed its input or output without an answer"
+    assert str(error) == "the worker closed its input or output without a reply"
     assert error.stage == "verify"
 
 
@@ -102,7 +102,7 @@ def test_a_closed_input_is_an_end(child: Child) -> None:
 def test_a_child_that_does_not_read_blocks_nobody(child: Child, deed: str) -> None:
     assert child.request({"do": deed}, 10) == {}
     start = time.monotonic()
-    with pytest.raises(WorkerError, match=r"no answer within 0\.6 s|unreadable answer"):
+    with pytest.raises(WorkerError, match=r"no answer within 0\.6 s|malformed reply"):
         child.request({"do": "answer", "ballast": "x" * 8_000_000}, DEADLINE_S)
     assert time.monotonic() - start < 3
 
@@ -120,7 +120,7 @@ def test_megabytes_of_messages_block_nobody(child: Child) -> None:
 
 def test_a_second_answer_is_not_taken_for_the_next_one(child: Child) -> None:
     assert child.request({"do": "answer_twice"}, 10) == {}
-    assert "not an answer to this request" in str(blame(child, "answer", 5.0))
+    assert "not a reply to this request" in str(blame(child, "answer", 5.0))
 
 
 def test_a_child_that_ignores_everything_is_killed(child: Child) -> None:

@@ -1,4 +1,4 @@
-"""What a GPU worker does is an outcome of one candidate, and the next one finds a fresh worker; needs no GPU."""
+"""Failures of a GPU worker are outcomes of one candidate, and the next one gets a new worker; needs no GPU."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.usefixtures("clean")
 
 @pytest.fixture
 def start(clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Gpu]]:
-    """Open a GPU whose worker does as it is told, also at its openings, one after another."""
-    monkeypatch.setattr("autotile.workers.gpu._BETWEEN_OPENINGS_S", 0.01)
-    monkeypatch.setattr("autotile.workers.child._GRACE_S", 0.3)
+    """Open a GPU whose worker does what its requests say, and what the openings say at each opening."""
+    monkeypatch.setattr("autotile.workers.gpu._OPEN_RETRY_S", 0.01)
+    monkeypatch.setattr("autotile.workers.child._EXIT_GRACE_S", 0.3)
     opened = []
 
     def start(*openings: str) -> Gpu:
@@ -65,13 +65,13 @@ def test_a_healthy_worker_serves_all_candidates(start: Callable[..., Gpu], tmp_p
         ("exit", Outcome.CRASHED, "", "exit code 3 in stage start"),
         ("leave_a_grandchild", Outcome.CRASHED, "", "exit code 9"),
         ("close_output", Outcome.CRASHED, "verify", "closed its input or output"),
-        ("not_json", Outcome.CRASHED, "", "unreadable answer from bad_worker: .*hello"),
-        ("binary", Outcome.CRASHED, "", "unreadable answer"),
-        ("no_reply", Outcome.CRASHED, "", "not an answer to this request"),
-        ("reply_of_wrong_shape", Outcome.CRASHED, "", "not an answer to this request"),
-        ("no_keys", Outcome.CRASHED, "", "makes no sense: KeyError: 'measurement'"),
+        ("not_json", Outcome.CRASHED, "", "malformed reply from bad_worker: .*hello"),
+        ("binary", Outcome.CRASHED, "", "malformed reply"),
+        ("no_reply", Outcome.CRASHED, "", "not a reply to this request"),
+        ("reply_of_wrong_shape", Outcome.CRASHED, "", "not a reply to this request"),
+        ("no_keys", Outcome.CRASHED, "", "is malformed: KeyError: 'measurement'"),
         ("unknown_outcome", Outcome.CRASHED, "", "'splendid' is not a valid Outcome"),
-        ("measurement_of_wrong_shape", Outcome.CRASHED, "", "makes no sense: TypeError"),
+        ("measurement_of_wrong_shape", Outcome.CRASHED, "", "is malformed: TypeError"),
         ("unknown_key", Outcome.CRASHED, "", "unexpected keyword argument 'mood'"),
         ("error_of_no_kind", Outcome.CRASHED, "", "something in stage start"),
         ("assertion", Outcome.CRASHED, "verify", "ASSERT: faults.cu:7: Assertion `i < n` failed"),
@@ -92,9 +92,9 @@ def test_a_bad_end_is_an_outcome_and_the_next_candidate_finds_a_fresh_worker(
     assert openings(tmp_path) == 2
 
 
-def test_what_only_a_fresh_worker_can_tell_is_asked_of_one(start: Callable[..., Gpu], tmp_path: Path) -> None:
+def test_an_uncertain_result_is_repeated_in_a_new_worker(start: Callable[..., Gpu], tmp_path: Path) -> None:
     gpu = start()
-    assert "KeyError" in run(gpu, "again").reason  # this one says so twice, which none may
+    assert "KeyError" in run(gpu, "again").reason  # the new worker asks for another one, which is an error
     assert openings(tmp_path) == 2
     assert run(gpu, "ok").outcome is Outcome.OK
 
@@ -151,7 +151,7 @@ def test_a_worker_that_cannot_open_is_told_at_once(
     assert openings(tmp_path) == 1
 
 
-def test_a_problem_that_cannot_be_laid_out_is_told(start: Callable[..., Gpu]) -> None:
+def test_a_problem_that_cannot_be_set_up_is_reported(start: Callable[..., Gpu]) -> None:
     with pytest.raises(InputError, match="too large"):
         start("setup_error").wait()
 

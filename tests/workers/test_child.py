@@ -56,7 +56,7 @@ def test_a_dead_child_answers_nothing_more(child: Child) -> None:
         child.request({"do": "echo", "value": 1}, 10)
 
 
-def test_last_words_are_heard(child: Child) -> None:
+def test_a_final_reply_is_received(child: Child) -> None:
     assert child.request({"do": "last"}, 10) == {"bye": True}
     with pytest.raises(WorkerCrashError):
         child.request({"do": "echo", "value": 1}, 10)

@@ -8,9 +8,9 @@ import pytest
 
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
-from autotile.workers.child import Shelf
 from autotile.workers.compile_pool import CompilePool
 from autotile.workers.protocol import memory_share_bytes
+from autotile.workers.worker_pool import WorkerPool
 
 SOURCE = 'extern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE; }'
 JOB = CompileJob(SOURCE, "hash", "/nowhere/fill.cu", "fill", "sm_90", ("-DVALUE=1",))
@@ -59,10 +59,10 @@ def test_a_cached_job_needs_no_worker(pool: CompilePool, tmp_path: Path) -> None
 
 
 def test_a_kept_worker_compiles_into_the_cache_of_whoever_asks(tmp_path: Path) -> None:
-    with Shelf() as shelf:
+    with WorkerPool() as worker_pool:
         for name in ("a", "b", "a"):
             folder = tmp_path / name
-            pool = CompilePool(folder, 10**8, workers=1, deadline_s=30, shelf=shelf)
+            pool = CompilePool(folder, 10**8, workers=1, deadline_s=30, worker_pool=worker_pool)
             compiled = pool.submit(lambda: JOB).result()
             pool.close()
             assert compiled.cubin is not None
@@ -107,10 +107,10 @@ def test_a_compilation_that_takes_all_memory_costs_one_candidate(tmp_path: Path,
         ("exit", Outcome.COMPILE_FAILED, "the compiler failed: the worker died with exit code 3"),
         ("fault_in_verify", Outcome.COMPILE_FAILED, "SIGSEGV"),
         ("sleep", Outcome.TIMED_OUT, "the compiler was stopped after 0.5 s"),
-        ("binary", Outcome.COMPILE_FAILED, "unreadable answer"),
-        ("no_keys", Outcome.COMPILE_FAILED, "makes no sense: KeyError: 'path'"),
-        ("resources_of_wrong_shape", Outcome.COMPILE_FAILED, "makes no sense: TypeError"),
-        ("setup_error_without_text", Outcome.COMPILE_FAILED, "makes no sense: KeyError: 'error'"),
+        ("binary", Outcome.COMPILE_FAILED, "malformed reply"),
+        ("no_keys", Outcome.COMPILE_FAILED, "is malformed: KeyError: 'path'"),
+        ("resources_of_wrong_shape", Outcome.COMPILE_FAILED, "is malformed: TypeError"),
+        ("setup_error_without_text", Outcome.COMPILE_FAILED, "is malformed: KeyError: 'error'"),
         ("leave_a_grandchild", Outcome.COMPILE_FAILED, "exit code 9"),
     ],
 )

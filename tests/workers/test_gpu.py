@@ -1,4 +1,4 @@
-"""The GPU worker, asked directly: candidates reach it past the gates."""
+"""The GPU worker, with candidates that do not pass the gates first."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.errors import WorkerError
 from autotile.kernel.library import Kernel
-from autotile.workers.child import Shelf
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.worker_pool import WorkerPool
 
 pytestmark = pytest.mark.gpu
 
@@ -94,7 +94,7 @@ def test_a_missing_cubin_does_not_end_the_worker(gpu: Gpu, candidate: Make) -> N
     assert gpu._child is worker
 
 
-def test_a_wrong_candidate_leaves_a_worker_that_is_known_to_be_sound(gpu: Gpu, candidate: Make) -> None:
+def test_a_wrong_candidate_leaves_a_worker_that_is_known_to_be_intact(gpu: Gpu, candidate: Make) -> None:
     assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
     worker = gpu._child
     for fault in ("wrong_element", "changed_input", "write_outside", "unwritten"):
@@ -111,9 +111,9 @@ def test_a_stray_write_leaves_no_worker_that_would_blame_others(gpu: Gpu, candid
 
 def test_one_worker_judges_the_candidates_of_several_sessions(kernel: Kernel, cache: Path, candidate: Make) -> None:
     workers = set()
-    with Shelf() as shelf:
+    with WorkerPool() as worker_pool:
         for n in (100_000, 100_000, 5000):  # the same problem, then another
-            gpu = Gpu(workload(kernel, cache, n=n), deadline_s=8.0, shelf=shelf)
+            gpu = Gpu(workload(kernel, cache, n=n), deadline_s=8.0, worker_pool=worker_pool)
             assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
             assert gpu.evaluate(candidate("wrong_element"), None).outcome is Outcome.WRONG_RESULT
             assert gpu._child is not None

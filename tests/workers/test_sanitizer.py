@@ -1,4 +1,4 @@
-"""Candidates under a stand-in for compute-sanitizer, which reports, hangs, dies or talks nonsense; needs no GPU."""
+"""Candidates under a stand-in for compute-sanitizer that reports, hangs, dies or prints garbage; needs no GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from autotile.errors import ToolchainError
 from autotile.workers import sanitizer
 from autotile.workers.protocol import Candidate, Workload
-from autotile.workers.sanitizer import TOOLS, Finding, Sanitizer, Tool, Verdict, find_sanitizer
+from autotile.workers.sanitizer import TOOLS, Finding, Sanitizer, Tool, ToolResult, find_sanitizer
 
 pytestmark = pytest.mark.usefixtures("clean")
 CANDIDATE = Candidate({"THREADS": 128}, "/nowhere/a.cubin")
@@ -85,7 +85,7 @@ MakeSanitizer = Callable[..., Sanitizer]
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> MakeSanitizer:
-    """Make a sanitizer of a few lines of Python."""
+    """Build a sanitizer from a few lines of Python."""
 
     def make(code: str, deadline_s: float = 20.0) -> Sanitizer:
         program = tmp_path / "compute-sanitizer"
@@ -99,7 +99,7 @@ def stand_in(tmp_path: Path) -> MakeSanitizer:
 
 @pytest.fixture
 def says(stand_in: MakeSanitizer) -> Callable[..., Finding]:
-    """Check with a sanitizer that prints and ends."""
+    """Check a candidate with a sanitizer that prints texts and exits."""
 
     def check(*texts: str, tool: Tool = "memcheck", exit_code: int = 0, errors: str = "") -> Finding:
         text = "\n".join(["========= COMPUTE-SANITIZER", *(text.strip("\n") for text in texts)]) + "\n"
@@ -113,7 +113,7 @@ class TestPassed:
     @pytest.mark.parametrize("tool", TOOLS)
     def test_a_run_to_the_end_without_errors(self, says: Callable[..., Finding], tool: Tool) -> None:
         found = says(AT_RAGGED, AT_TUNED, ENDED, CLEAN_RACES if tool == "racecheck" else CLEAN, tool=tool)
-        assert (found.tool, found.verdict, found.reason) == (tool, Verdict.PASSED, "")
+        assert (found.tool, found.result, found.reason) == (tool, ToolResult.PASSED, "")
         assert found.passed
         assert 0 < found.seconds < 20
 
@@ -157,7 +157,7 @@ class TestFailed:
     )
     def test_the_first_report_is_told(self, says: Callable[..., Finding], tool: Tool, report: str, reason: str) -> None:
         found = says(AT_RAGGED, report, AT_TUNED, ENDED, "========= ERROR SUMMARY: 2 errors", tool=tool)
-        assert found.verdict is Verdict.FAILED
+        assert found.result is ToolResult.FAILED
         assert not found.passed
         assert found.reason.startswith(reason)
 
@@ -166,15 +166,15 @@ class TestFailed:
 
     def test_whatever_became_of_the_run_then(self, says: Callable[..., Finding]) -> None:
         found = says(AT_RAGGED, INVALID_WRITE, "autotile: error cudaErrorLaunchFailure", AFTERMATH, exit_code=1)
-        assert found.verdict is Verdict.FAILED
+        assert found.result is ToolResult.FAILED
 
     def test_even_where_it_does_not_end(self, stand_in: MakeSanitizer) -> None:
         found = stand_in(f"print({INVALID_WRITE!r}, flush=True); time.sleep(60)", 1.0).check(CANDIDATE, "memcheck")
-        assert found.verdict is Verdict.FAILED
+        assert found.result is ToolResult.FAILED
 
     def test_errors_in_an_unknown_form(self, says: Callable[..., Finding]) -> None:
         found = says(AT_TUNED, "========= Something new", ENDED, "========= ERROR SUMMARY: 3 errors")
-        assert (found.verdict, found.reason) == (Verdict.FAILED, "3 errors in a form that autotile does not know")
+        assert (found.result, found.reason) == (ToolResult.FAILED, "3 errors in a form that autotile does not know")
 
 
 class TestUnchecked:
@@ -198,7 +198,7 @@ class TestUnchecked:
     def test_what_proves_nothing(self, stand_in: MakeSanitizer, texts: tuple[str, ...], reason: str) -> None:
         text = "\n".join(text.strip("\n") for text in texts).encode(errors="surrogateescape")
         found = stand_in(f"sys.stdout.buffer.write({text!r})").check(CANDIDATE, "memcheck")
-        assert found.verdict is Verdict.UNCHECKED
+        assert found.result is ToolResult.UNCHECKED
         assert not found.passed
         assert_told(found, reason)
 
@@ -239,7 +239,7 @@ class TestCommand:
         stand_in(code).check(CANDIDATE, "initcheck")
         text = record.read_text()
         assert "'--tool', 'initcheck'" in text
-        assert "'-P', '-m', 'autotile.workers.sanitized'" in text
+        assert "'-P', '-m', 'autotile.workers.sanitizer_worker'" in text
         assert json.dumps(CANDIDATE.to_json()) in text
 
     def test_the_real_child_tells_why_it_gives_up(self, stand_in: MakeSanitizer) -> None:
@@ -278,7 +278,7 @@ print({ENDED!r}, {CLEAN!r}, sep="\\n")
 
 
 class TestFinding:
-    """Where the program is looked for."""
+    """Where the program is searched for."""
 
     @pytest.fixture(autouse=True)
     def _nowhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,19 +309,19 @@ class TestFinding:
 
     def test_and_no_other(self, tmp_path: Path) -> None:
         installed(tmp_path / "path")
-        with pytest.raises(ToolchainError, match=r"the setting sanitizer is .*no program that can be run"):
+        with pytest.raises(ToolchainError, match=r"the setting sanitizer is .*not an executable program"):
             find_sanitizer(str(tmp_path / "mine"))
 
 
 def assert_told(found: Finding, reason: str) -> None:
-    """It could not be checked, for a reason that is told on one line."""
-    assert found.verdict is Verdict.UNCHECKED
+    """Assert that a candidate could not be checked, with a reason on one line."""
+    assert found.result is ToolResult.UNCHECKED
     assert re.match(f"could not be checked: {reason}", found.reason), found.reason
     assert "\n" not in found.reason
 
 
 def installed(folder: Path) -> Path:
-    """A program in a folder."""
+    """Make a program in a folder."""
     folder.mkdir(parents=True)
     program = folder / "compute-sanitizer"
     program.write_text("#!/bin/sh\n")
@@ -330,7 +330,7 @@ def installed(folder: Path) -> Path:
 
 
 def interrupted_after(seconds: float, act: Callable[[], object]) -> None:
-    """Do something, and press Ctrl-C meanwhile."""
+    """Call a function, and press Ctrl-C meanwhile."""
     timer = Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     try:

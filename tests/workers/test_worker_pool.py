@@ -1,4 +1,4 @@
-"""Workers that outlive a session; needs no GPU."""
+"""Reuse of workers by later sessions; needs no GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
-from autotile.workers import child as shelves
 from autotile.workers import gpu as gpus
-from autotile.workers.child import Child, Shelf
+from autotile.workers import worker_pool as pools
+from autotile.workers.child import Child
 from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Workload
+from autotile.workers.worker_pool import WorkerPool
 
 MODULE = "bad_worker"
 JOB = CompileJob("", "hash", "/nowhere/fill.cu", "compiled", "sm_90", ())
@@ -25,30 +26,30 @@ pytestmark = pytest.mark.usefixtures("clean")
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
-    """Every child that had to be started."""
-    monkeypatch.setattr("autotile.workers.child._GRACE_S", 0.3)
+    """Every child that was started."""
+    monkeypatch.setattr("autotile.workers.child._EXIT_GRACE_S", 0.3)
     children: list[Child] = []
 
     def start(module: str) -> Child:
         children.append(Child(module))
         return children[-1]
 
-    monkeypatch.setattr(shelves, "Child", start)
+    monkeypatch.setattr(pools, "Child", start)
     monkeypatch.setattr(gpus, "Child", start)
     return children
 
 
 @pytest.fixture
-def shelf(started: list[Child]) -> Iterator[Shelf]:
-    with Shelf() as shelf:
-        yield shelf
+def worker_pool(started: list[Child]) -> Iterator[WorkerPool]:
+    with WorkerPool() as worker_pool:
+        yield worker_pool
 
 
 @pytest.fixture
-def gpu(shelf: Shelf, tmp_path: Path) -> Callable[..., Gpu]:
+def gpu(worker_pool: WorkerPool, tmp_path: Path) -> Callable[..., Gpu]:
     def start(*openings: str) -> Gpu:
         workload = Workload("", " ".join(openings), {}, "float32", "cold", str(tmp_path), 0, 0.1)
-        return Gpu(workload, 0.5, MODULE, shelf=shelf)
+        return Gpu(workload, 0.5, MODULE, worker_pool=worker_pool)
 
     return start
 
@@ -57,44 +58,44 @@ def evaluate(gpu: Gpu, deed: str) -> Outcome:
     return gpu.evaluate(Candidate({"DO": deed}, "a.cubin"), None).outcome
 
 
-def compile_in(shelf: Shelf, folder: Path, *deeds: str) -> list[Compiled]:
-    """What a pool of one worker makes of its jobs, one after another."""
-    pool = CompilePool(folder, 10**6, 1, 0.5, module=MODULE, shelf=shelf)
+def compile_in(worker_pool: WorkerPool, folder: Path, *deeds: str) -> list[Compiled]:
+    """Compile with a pool of one worker, one job after another."""
+    pool = CompilePool(folder, 10**6, 1, 0.5, module=MODULE, worker_pool=worker_pool)
     try:
         return [pool.submit(lambda deed=deed: replace(JOB, entry=deed)).result() for deed in deeds]  # type: ignore[misc]
     finally:
         pool.close()
 
 
-def test_what_was_put_is_taken_again_and_ended_at_last(started: list[Child]) -> None:
-    with Shelf() as shelf:
-        child = shelf.take(MODULE)
-        shelf.put(child)
-        assert shelf.take(MODULE) is child
-        shelf.put(child)
+def test_a_released_child_is_acquired_again_and_ended_with_the_pool(started: list[Child]) -> None:
+    with WorkerPool() as worker_pool:
+        child = worker_pool.acquire(MODULE)
+        worker_pool.release(child)
+        assert worker_pool.acquire(MODULE) is child
+        worker_pool.release(child)
     assert not child.is_running()
     assert len(started) == 1
 
 
-def test_only_a_child_of_the_same_module_is_taken(shelf: Shelf) -> None:
-    other = shelf.take("echo_worker")
-    shelf.put(other)
-    child = shelf.take(MODULE)
+def test_only_a_child_of_the_same_module_is_acquired(worker_pool: WorkerPool) -> None:
+    other = worker_pool.acquire("echo_worker")
+    worker_pool.release(other)
+    child = worker_pool.acquire(MODULE)
     assert child is not other
     child.kill()
 
 
-def test_a_child_that_died_on_the_shelf_is_replaced(shelf: Shelf) -> None:
-    child = shelf.take(MODULE)
-    shelf.put(child)
+def test_an_idle_child_that_died_is_replaced(worker_pool: WorkerPool) -> None:
+    child = worker_pool.acquire(MODULE)
+    worker_pool.release(child)
     os.kill(child.pid, 9)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    fresh = shelf.take(MODULE)
+    fresh = worker_pool.acquire(MODULE)
     assert fresh.pid != child.pid
     fresh.kill()
 
 
-def test_the_next_session_lays_its_problem_out_in_the_same_worker(
+def test_the_next_session_sets_up_its_problem_in_the_same_worker(
     gpu: Callable[..., Gpu], started: list[Child], tmp_path: Path
 ) -> None:
     for _ in range(3):
@@ -105,7 +106,7 @@ def test_the_next_session_lays_its_problem_out_in_the_same_worker(
     assert (tmp_path / "openings").stat().st_size == 3
 
 
-def test_a_kept_worker_that_cannot_lay_the_next_problem_out_is_replaced(
+def test_a_reused_worker_that_cannot_set_up_the_next_problem_is_replaced(
     gpu: Callable[..., Gpu], started: list[Child]
 ) -> None:
     for openings in ((), ("well", "setup_error"), ()):
@@ -115,10 +116,10 @@ def test_a_kept_worker_that_cannot_lay_the_next_problem_out_is_replaced(
     assert len(started) == 2
 
 
-def test_what_is_put_on_a_closed_shelf_is_ended(started: list[Child]) -> None:
-    with Shelf() as shelf:
-        child = shelf.take(MODULE)
-    shelf.put(child)
+def test_a_child_released_to_a_closed_pool_is_ended(started: list[Child]) -> None:
+    with WorkerPool() as worker_pool:
+        child = worker_pool.acquire(MODULE)
+    worker_pool.release(child)
     assert not child.is_running()
 
 
@@ -133,7 +134,7 @@ def test_a_worker_that_a_candidate_broke_is_not_kept(gpu: Callable[..., Gpu], st
     assert len(started) == 2
 
 
-def test_a_worker_that_is_still_laying_out_is_not_kept(gpu: Callable[..., Gpu], started: list[Child]) -> None:
+def test_a_worker_that_is_still_setting_up_is_not_kept(gpu: Callable[..., Gpu], started: list[Child]) -> None:
     gpu("sleep").close()
     second = gpu()
     second.wait()
@@ -141,22 +142,24 @@ def test_a_worker_that_is_still_laying_out_is_not_kept(gpu: Callable[..., Gpu], 
     assert len(started) == 2
 
 
-def test_compile_workers_are_kept_but_for_those_that_died(shelf: Shelf, started: list[Child], tmp_path: Path) -> None:
+def test_compile_workers_are_kept_but_for_those_that_died(
+    worker_pool: WorkerPool, started: list[Child], tmp_path: Path
+) -> None:
     for _ in range(3):
-        assert compile_in(shelf, tmp_path, "compiled", "compiled")[1].outcome is Outcome.OK
+        assert compile_in(worker_pool, tmp_path, "compiled", "compiled")[1].outcome is Outcome.OK
     assert len(started) == 1
-    outcomes = [compiled.outcome for compiled in compile_in(shelf, tmp_path, "exit", "compiled")]
+    outcomes = [compiled.outcome for compiled in compile_in(worker_pool, tmp_path, "exit", "compiled")]
     assert outcomes == [Outcome.COMPILE_FAILED, Outcome.OK]
     assert len(started) == 2
 
 
-def test_a_worker_that_still_compiles_is_killed(shelf: Shelf, started: list[Child], tmp_path: Path) -> None:
-    pool = CompilePool(tmp_path, 10**6, 1, 60.0, module=MODULE, shelf=shelf)
+def test_a_worker_that_still_compiles_is_killed(worker_pool: WorkerPool, started: list[Child], tmp_path: Path) -> None:
+    pool = CompilePool(tmp_path, 10**6, 1, 60.0, module=MODULE, worker_pool=worker_pool)
     future = pool.submit(lambda: replace(JOB, entry="sleep"))
-    while not pool._asked:
+    while not pool._compiling:
         assert not future.done()
     pool.close()
     assert future.result().outcome is Outcome.COMPILE_FAILED
     assert not started[0].is_running()
-    assert compile_in(shelf, tmp_path, "compiled")[0].outcome is Outcome.OK
+    assert compile_in(worker_pool, tmp_path, "compiled")[0].outcome is Outcome.OK
     assert len(started) == 2

@@ -1,4 +1,4 @@
-"""What the child under the sanitizer lays out and launches, with a device that only notes it; needs no GPU."""
+"""Buffers and launches of the child under the sanitizer, on a device that records them; needs no GPU."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from autotile.core.device import device_profile
 from autotile.core.model import Config
 from autotile.kernel.library import load_kernel
-from autotile.workers import sanitized
+from autotile.workers import sanitizer_worker
 from autotile.workers.protocol import Candidate, Workload
-from autotile.workers.sanitized import Launcher
-from autotile.workers.sanitizer import Said
+from autotile.workers.sanitizer import Notice, format_notice
+from autotile.workers.sanitizer_worker import Launcher
 
 
-class NotedArray:
-    """A device array that keeps what was copied into it."""
+class RecordedArray:
+    """A device array that keeps the data copied into it."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self.data = SimpleNamespace(ptr=id(self))
@@ -31,13 +31,13 @@ class NotedArray:
         self.stored = stored
 
 
-made: list[NotedArray] = []
+made: list[RecordedArray] = []
 launches: list[tuple[Any, ...]] = []
 
 
 @pytest.fixture(autouse=True)
 def _device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that launches nothing."""
+    """A device that records launches without running them."""
     made.clear()
     launches.clear()
     cuda = SimpleNamespace(
@@ -46,9 +46,9 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
         runtime=SimpleNamespace(deviceSynchronize=lambda: launches.append(("wait",))),
     )
     function = SimpleNamespace(opt_in=lambda _: None, launch=lambda *launch: launches.append(launch))
-    monkeypatch.setattr(sanitized, "load_cupy", lambda: SimpleNamespace(cuda=cuda, ndarray=NotedArray))
-    monkeypatch.setattr(sanitized, "live_device", lambda _: device_profile("h200"))
-    monkeypatch.setattr(sanitized, "Module", lambda _: SimpleNamespace(function=lambda _: function))
+    monkeypatch.setattr(sanitizer_worker, "load_cupy", lambda: SimpleNamespace(cuda=cuda, ndarray=RecordedArray))
+    monkeypatch.setattr(sanitizer_worker, "live_device", lambda _: device_profile("h200"))
+    monkeypatch.setattr(sanitizer_worker, "Module", lambda _: SimpleNamespace(function=lambda _: function))
 
 
 def launcher(toml: Path, config: Config, *others: int) -> Launcher:
@@ -70,16 +70,16 @@ def test_a_problem_that_the_rules_exclude_is_left_out(scale_toml: Path) -> None:
 
 @pytest.mark.parametrize(("check", "factor"), [(True, -0.5), (False, 2.0)])
 def test_only_what_is_read_is_filled(scale_toml: Path, check: bool, factor: float) -> None:
-    said: list[tuple[Said, str]] = []
+    notices: list[tuple[Notice, str]] = []
     ready = launcher(scale_toml, {"THREADS": 64, "WORK": 1})
-    ready.launch({"n": 1001}, lambda word, text: said.append((word, text)), check=check)
+    ready.launch({"n": 1001}, lambda notice, text: notices.append((notice, text)), check=check)
     assert [(array.shape, array.stored is None) for array in made] == [((1001,), False), ((1001,), True)]
     (grid, block, arguments, smem_bytes), waited = launches
     assert (grid, block, smem_bytes, waited) == ((16, 1, 1), (64, 1, 1), 0, ("wait",))
     assert arguments == (np.uint64(made[0].data.ptr), np.uint64(made[1].data.ptr), np.int32(1001), np.float32(factor))
-    assert said == [(Said.AT, "n=1001")]
+    assert notices == [(Notice.AT, "n=1001")]
 
 
-def test_what_the_child_says_is_one_line() -> None:
-    line = sanitized.spoken(Said.ERROR, "first\nsecond\n\n third")
+def test_a_notice_is_one_line() -> None:
+    line = format_notice(Notice.ERROR, "first\nsecond\n\n third")
     assert re.fullmatch(rb"autotile: error first second third\n", line)

@@ -1,7 +1,7 @@
-"""The child that compute-sanitizer watches: it launches one candidate, once a problem, and nothing else.
+"""Child process that runs under compute-sanitizer: it launches one candidate once per problem, and nothing else.
 
-Every buffer is an allocation of its own, so that its ends are known to the byte. Outputs are left as they were
-allocated, so that reading what nobody wrote is seen. No result is looked at.
+Each buffer is an allocation of its own, so that out-of-bounds accesses are detected to the byte. Outputs are left
+uninitialized, so that reads of them are detected. Results are not verified.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from autotile.kernel.arguments import BufferArgument, Workspace
 from autotile.kernel.launch import LaunchData, known_names, launch_geometry
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
-from autotile.workers.protocol import Candidate, Workload, leave_nothing_behind, leave_with_parent
-from autotile.workers.sanitizer import Said, spoken
+from autotile.workers.protocol import Candidate, Workload, exit_with_parent, limit_disk_use
+from autotile.workers.sanitizer import Notice, format_notice
 
-Say = Callable[[Said, str], None]
+Notify = Callable[[Notice, str], None]
 
 
 class Launcher:
-    """A candidate, ready to be launched at any sizes."""
+    """A loaded candidate that can be launched at any sizes."""
 
     def __init__(self, workload: Workload, candidate: Candidate) -> None:
         self._workload = workload
@@ -45,15 +45,15 @@ class Launcher:
         self._function = Module(Path(candidate.cubin_path)).function(self._spec.entry)
 
     def problems(self) -> Iterator[tuple[Mapping[str, int], bool]]:
-        """Sizes to launch at that the rules allow, each with whether the scalars take their check values there."""
+        """Yield the sizes that the rules allow, and whether the scalars take their values for verification there."""
         ragged = self._spec.ragged_sizes(self._workload.sizes)
         for sizes in (ragged, *self._workload.verify_sizes):
             if not check_config(self._spec, self._config, sizes, self._device, self._workload.dtype):
                 yield sizes, True
         yield self._workload.sizes, False
 
-    def launch(self, sizes: Mapping[str, int], say: Say, *, check: bool) -> None:
-        """Lay the problem out, launch once and wait."""
+    def launch(self, sizes: Mapping[str, int], notify: Notify, *, check: bool) -> None:
+        """Set up the problem, launch once and wait."""
         geometry = launch_geometry(self._spec, self._config, sizes, self._device)
         self._function.opt_in(geometry.dynamic_smem_bytes)
         dtype = self._workload.dtype
@@ -67,37 +67,37 @@ class Launcher:
             scalars={s.name: scalar_value(s, sizes, dtype, check=check) for s in self._spec.scalars},
             workspaces={w.name: workspaces[w.name].data.ptr if w.size_bytes else 0 for w in data.workspaces},
         )
-        say(Said.AT, " ".join(f"{name}={value}" for name, value in sizes.items()))
+        notify(Notice.AT, " ".join(f"{name}={value}" for name, value in sizes.items()))
         self._function.launch(geometry.grid, geometry.block, arguments, geometry.dynamic_smem_bytes)
         load_cupy().cuda.runtime.deviceSynchronize()
 
 
 def main() -> None:
-    """Do what the file says that the command line names."""
-    say = _voice()
-    leave_nothing_behind()
-    leave_with_parent()
+    """Run the request in the file that the command line names."""
+    notify = _open_output()
+    limit_disk_use()
+    exit_with_parent()
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    signal.alarm(request["most_s"])  # it ends even where nobody is left to kill it
+    signal.alarm(request["max_s"])  # ends the process even if its parent was killed
     try:
-        _run(Workload(**request["workload"]), Candidate(**request["candidate"]), say)
+        _run(Workload(**request["workload"]), Candidate(**request["candidate"]), notify)
     except AutotileError as error:
-        _give_up(say, error)
-    say(Said.DONE, "")
+        _exit(notify, error)
+    notify(Notice.DONE, "")
 
 
-def _run(workload: Workload, candidate: Candidate, say: Say) -> None:
+def _run(workload: Workload, candidate: Candidate, notify: Notify) -> None:
     cuda = load_cupy().cuda
     try:
         launcher = Launcher(workload, candidate)
         for sizes, check in launcher.problems():
-            launcher.launch(sizes, say, check=check)
+            launcher.launch(sizes, notify, check=check)
     except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError) as error:
-        _give_up(say, error)
+        _exit(notify, error)
 
 
-def _give_up(say: Say, error: Exception) -> NoReturn:
-    say(Said.ERROR, str(error))
+def _exit(notify: Notify, error: Exception) -> NoReturn:
+    notify(Notice.ERROR, str(error))
     sys.exit(1)
 
 
@@ -115,15 +115,15 @@ def _workspace(workspace: Workspace) -> Any:
     return make(workspace.shape, DTYPES[workspace.dtype].storage)
 
 
-def _voice() -> Say:
-    """Speak on standard output, where the sanitizer reports as well; what a kernel prints goes to standard error."""
-    channel = os.dup(1)
+def _open_output() -> Notify:
+    """Write notices to standard output, as the sanitizer does; redirect the output of kernels to standard error."""
+    output = os.dup(1)
     os.dup2(2, 1)
 
-    def say(word: Said, text: str) -> None:
-        os.write(channel, spoken(word, text))
+    def notify(notice: Notice, text: str) -> None:
+        os.write(output, format_notice(notice, text))
 
-    return say
+    return notify
 
 
 if __name__ == "__main__":

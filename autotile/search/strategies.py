@@ -1,0 +1,253 @@
+"""Kernel Tuner's strategies as samplers: the configurations that a strategy asks to time are proposed.
+
+The strategies by name, and the packages that they need, are in `autotile.search.samplers`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from base64 import b64encode
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from autotile.errors import InputError, WorkerError, WorkerTimeoutError
+from autotile.kernel.spec import Parameter
+from autotile.search.row_sampler import RowSampler, positions
+from autotile.space.search_space import SearchSpace
+from autotile.workers.child import Child
+
+_WORKER_MODULE = "autotile.workers.strategy_worker"
+_STARTUP_S = 60.0
+"""Time limit of the import of Kernel Tuner, which takes one to a few seconds."""
+_MAX_SILENCE_S = 60.0
+"""Time limit of a strategy between two proposals, since it may loop forever if it cannot draw what it wants. Over
+14,712 rows the longest time was 0.7 s; NSGA-II took 7 s when nearly every row had been tried."""
+_MAX_FRUITLESS_RUNS = 3
+"""Consecutive runs that ask for no row that earlier runs did not ask for, after which the strategy is given up."""
+
+Times = Iterable[tuple[int, float | None]]
+"""Pairs of the index of a configuration and its time in milliseconds, None for a failure."""
+
+
+class Step(NamedTuple):
+    """State of a run that waits for times, or that ended."""
+
+    wanted: list[int]
+    """Indices of the configurations whose times the strategy waits for; empty at the end of the run."""
+    new: int = 0
+    """At the end: number of configurations that no earlier run asked for."""
+    failure: str = ""
+    """At the end: error of the strategy, empty if there was none."""
+
+
+class StrategyProcess:
+    """A strategy of Kernel Tuner in a child process; it starts at once, and ends with this object at the latest.
+
+    Numbers are passed to the strategy unchanged, other values as their index in the list of values.
+
+    Parameters
+    ----------
+    strategy
+        Name in Kernel Tuner.
+    parameters
+        Parameters of the space.
+    codes
+        The configurations to search, shape (configurations, parameters).
+
+    Raises
+    ------
+    WorkerError
+        The process cannot be started.
+    """
+
+    def __init__(self, strategy: str, parameters: Iterable[Parameter], codes: NDArray[np.integer]) -> None:
+        self._strategy = strategy
+        self._parameters = tuple(parameters)
+        self._codes: NDArray[np.integer] | None = codes
+        """None once they were sent."""
+        self._child = Child(_WORKER_MODULE)
+        self.close = weakref.finalize(self, self._child.kill)
+        """Kill the process."""
+
+    def run(self, seed: int, evaluations: int, times: Times) -> Step:
+        """Start a run with a seed, scheduled for a number of evaluations."""
+        if self._codes is not None:
+            self._open(self._codes)
+            self._codes = None
+        return self._request({"op": "run", "seed": seed, "evaluations": evaluations, "times_ms": list(times)})
+
+    def resume(self, times: Times) -> Step:
+        """Continue the run with the times that it waits for.
+
+        Raises
+        ------
+        WorkerError
+            The process died, or proposed nothing in time; `run` raises the same.
+        """
+        return self._request({"op": "resume", "times_ms": list(times)})
+
+    def _open(self, codes: NDArray[np.integer]) -> None:
+        request = {
+            "op": "open",
+            "strategy": self._strategy,
+            "values": {each.name: _shown_values(each) for each in self._parameters},
+            "codes": b64encode(np.ascontiguousarray(codes)).decode(),
+            "dtype": codes.dtype.str,
+        }
+        self._child.request(request, _STARTUP_S)
+
+    def _request(self, message: dict[str, Any]) -> Step:
+        try:
+            return Step(**self._child.request(message, _MAX_SILENCE_S))
+        except WorkerTimeoutError:
+            raise WorkerError(f"it proposed nothing for {_MAX_SILENCE_S:g} s") from None
+
+
+def _shown_values(parameter: Parameter) -> list[Any]:
+    """Return the values of a parameter as a strategy sees them.
+
+    Kernel Tuner keeps values in sets, and the order of a set of strings differs between processes.
+    """
+    return list(parameter.values) if positions(parameter.values) is not None else list(range(len(parameter.values)))
+
+
+class KernelTunerSampler(RowSampler):
+    """Proposes the rows whose times a strategy of Kernel Tuner asks for.
+
+    The strategy runs in a child process and waits there for the time of each row, or of a generation. Known times are
+    answered at once, whoever proposed the row. A failure is answered as an invalid configuration.
+
+    A run that ends before the search does, as a local search does in its optimum, is followed by a run with another
+    seed. When several runs in a row find no new rows, rows are drawn uniformly.
+
+    If another row is proposed while the strategy waits for the results of all that it wants, it is the row nearest to
+    the last of these. Proposals depend on the seed and on the trials that ended: in a resumed session the strategy
+    starts again, and the known times bring it to where it was.
+
+    Parameters
+    ----------
+    space
+        The configurations.
+    strategy
+        Name of the strategy in Kernel Tuner.
+    seed
+        Seed of the proposals, not negative.
+    available
+        Rows that may be proposed, bool, shape (rows,); None for all.
+    trials
+        Number of trials granted, by which some strategies schedule their search; None if it is not limited.
+
+    Raises
+    ------
+    InputError
+        The seed is negative.
+    WorkerError
+        The child process cannot be started.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        strategy: str,
+        seed: int,
+        available: ArrayLike | None = None,
+        trials: int | None = None,
+    ) -> None:
+        super().__init__(space, seed, available)
+        self._strategy = strategy
+        self._rows: NDArray[np.int64] = np.flatnonzero(self.candidates.free)
+        """Row of each configuration of the strategy, ascending."""
+        self._evaluations = min(trials or len(self._rows), len(self._rows))
+        self._times_ms: dict[int, float | None] = {}
+        """Time of each row that was tried; None for a failure."""
+        self._unsent: dict[int, float | None] = {}
+        """Those that the strategy does not know yet, by configuration."""
+        self._wanted: deque[int] = deque()
+        """Rows that the strategy waits for."""
+        self._runs = 0
+        self._fruitless_runs = 0
+        self._has_asked = False
+        """Whether the strategy ever asked for a row."""
+        self._process: StrategyProcess | None = self._start()
+        self._is_running = False
+
+    def close(self) -> None:
+        """End the child process."""
+        if self._process is not None:
+            self._process.close()
+
+    def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
+        while self._fruitless_runs < _MAX_FRUITLESS_RUNS and not self._is_waiting():
+            self._advance()
+        for row in self._wanted:
+            if self.candidates.free[row]:
+                return row
+        if self._wanted:
+            return self.candidates.nearest(self.candidates.space.codes[self._wanted[-1]], rng)
+        return self.candidates.uniform(rng)
+
+    def _learn(self, trial: FrozenTrial) -> None:
+        row = self.candidates.space.row_of(trial.params)
+        assert row is not None
+        time_us = trial.value
+        worked = all(violation <= 0 for violation in trial.constraints.values())
+        self._times_ms[row] = 1e-3 * time_us if worked and time_us is not None else None
+        self._note_time(row)
+
+    def _note_time(self, row: int) -> None:
+        index = int(np.searchsorted(self._rows, row))
+        if index < len(self._rows) and self._rows[index] == row:
+            self._unsent[index] = self._times_ms[row]
+
+    def _is_waiting(self) -> bool:
+        """Return whether the time of a wanted row is unknown."""
+        while self._wanted and self._wanted[0] in self._times_ms:
+            self._wanted.popleft()
+        return bool(self._wanted)
+
+    def _start(self) -> StrategyProcess:
+        space = self.candidates.space
+        return StrategyProcess(self._strategy, space.parameters, space.codes[self._rows])
+
+    def _advance(self) -> None:
+        """Let the strategy run until it asks for an unknown time, or ends."""
+        times, self._unsent = self._unsent.items(), {}
+        try:
+            if self._process is None:
+                self._process = self._start()
+            if self._is_running:
+                step = self._process.resume(times)
+            else:
+                seed = int(np.random.SeedSequence((self._seed, self._runs)).generate_state(1)[0])
+                step = self._process.run(seed, self._evaluations, times)
+        except WorkerError as error:
+            step = Step([], failure=str(error))
+            self._forget_process()
+        self._is_running = bool(step.wanted)
+        self._wanted = deque(self._rows[step.wanted].tolist())
+        if step.wanted:
+            self._has_asked = True
+        else:
+            self._end_run(step)
+
+    def _forget_process(self) -> None:
+        """Prepare for a new process, which knows no times."""
+        self._process = None
+        for row in self._times_ms:
+            self._note_time(row)
+
+    def _end_run(self, step: Step) -> None:
+        if step.failure and not self._has_asked and not step.new:
+            raise InputError(
+                f"Kernel Tuner's strategy {self._strategy} cannot search these {len(self._rows)} configurations "
+                f"({step.failure}); choose another sampler"
+            )
+        self._has_asked = self._has_asked or step.new > 0
+        self._runs += 1
+        self._fruitless_runs = 0 if step.new else self._fruitless_runs + 1

@@ -1,0 +1,350 @@
+"""Kernel Tuner's strategies as samplers, their processes, and what they leave behind."""
+
+from __future__ import annotations
+
+import gc
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from rows import advance_ahead, broken, make_space, ok, tile_space, tile_time_us
+
+from autotile.core.model import Config, Trial
+from autotile.core.objectives import TIME
+from autotile.errors import InputError, WorkerError
+from autotile.kernel.spec import Parameter
+from autotile.search import samplers, strategies
+from autotile.search.samplers import STRATEGY_PREFIX, check_sampler, make_sampler, sampler_names
+from autotile.search.search import Search
+from autotile.search.strategies import KernelTunerSampler, StrategyProcess
+from autotile.search.study import distributions_of
+
+DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}
+
+
+def runs(name: str) -> bool:
+    try:
+        check_sampler(name)
+    except InputError:
+        return False
+    return True
+
+
+RUNNING = [name for name in sampler_names() if name.startswith(STRATEGY_PREFIX) and runs(name)]
+EXPECTED = {"genetic_algorithm", "pso", "simulated_annealing", "diff_evo", "firefly_algorithm", "dual_annealing", "mls"}
+
+
+def trial_of(config: Config) -> Trial:
+    return broken(config) if config["BM"] == 256 else ok(config, tile_time_us(config))
+
+
+def advance(search: Search, trials: int, ahead: int = 1) -> list[Trial]:
+    return advance_ahead(search, trials, trial_of, ahead)
+
+
+def child_pids() -> set[int]:
+    """Process ids of the strategies' processes."""
+    pids = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"strategy_worker" in path.read_bytes():
+                pids.add(int(path.parent.name))
+        except OSError:  # the process ended meanwhile
+            continue
+    return pids
+
+
+@pytest.fixture(autouse=True)
+def _no_process_stays() -> Iterator[None]:
+    before = child_pids()
+    yield
+    gc.collect()
+    assert child_pids() <= before
+
+
+def test_most_strategies_run() -> None:
+    assert {name.removeprefix(STRATEGY_PREFIX) for name in RUNNING} >= EXPECTED
+
+
+def go_on(name: str, earlier: list[Trial], seed: int = 7, ahead: int = 5) -> list[Trial]:
+    """Run a search up to 24 trials, those of an earlier session included."""
+    search = Search(tile_space(), name, seed, first=[DEFAULT], trials=24, ahead=ahead)
+    search.replay(earlier)
+    try:
+        return advance(search, 24 - len(earlier), ahead)
+    finally:
+        search.close()
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_proposals_are_distinct_rows_and_a_resumed_search_repeats_them(name: str) -> None:
+    done = go_on(name, [])
+    rows = [tile_space().row_of(trial.config) for trial in done]
+    assert rows[0] == tile_space().row_of(DEFAULT)
+    assert None not in rows
+    assert len(set(rows)) == 24
+    assert [trial.config for trial in go_on(name, done[:13])] == [trial.config for trial in done[13:]]
+
+
+@pytest.mark.parametrize("strategy", ["genetic_algorithm", "greedy_ils", "pso"])
+def test_proposals_depend_on_the_seed_and_the_trials_alone(strategy: str) -> None:
+    name = STRATEGY_PREFIX + strategy
+    outside = random.getstate(), np.random.get_state()[1].tolist(), np.random.default_rng
+    done = go_on(name, [], ahead=1)
+    assert (random.getstate(), np.random.get_state()[1].tolist(), np.random.default_rng) == outside
+    assert [trial.config for trial in go_on(name, done[:1], ahead=1)] == [trial.config for trial in done[1:]]
+    assert [trial.config for trial in go_on(name, [], seed=8)] != [trial.config for trial in done]
+
+
+@pytest.mark.parametrize("strategy", ["genetic_algorithm", "greedy_ils", "minimize", "pso"])
+def test_a_strategy_that_ends_is_run_again_until_every_row_was_tried(strategy: str) -> None:
+    space = make_space({"A": (1, 2, 4, 8), "B": ("x", "y", "z"), "C": (5,)}, lambda c: c["A"] != 2 or c["B"] != "y")
+    search = Search(space, STRATEGY_PREFIX + strategy, seed=1)
+    configs = [
+        config
+        for _ in range(len(space))
+        for row, config in [search.propose() or pytest.fail("too few rows")]
+        if search.tell(row, ok(config, float(row + 1))) is None
+    ]
+    assert sorted(map(str, configs)) == sorted(str(space.config(row)) for row in range(len(space)))
+    assert search.propose() is None
+
+
+def test_only_available_rows_are_searched() -> None:
+    space = tile_space()
+    available = np.arange(len(space)) % 4 == 0
+    search = Search(space, f"{STRATEGY_PREFIX}genetic_algorithm", available=available)
+    assert all(available[space.row_of(trial.config)] for trial in advance(search, int(available.sum())))
+
+
+def test_a_strategy_learns_from_the_times() -> None:
+    """Over five seeds, a local search with 40 trials finds faster configurations than uniform draws."""
+
+    def best(name: str, seed: int) -> float:
+        return min(trial.time_us or np.inf for trial in advance(Search(tile_space(), name, seed, trials=40), 40))
+
+    assert np.mean([best(f"{STRATEGY_PREFIX}greedy_ils", seed) for seed in range(5)]) < np.mean(
+        [best("random", seed) for seed in range(5)]
+    )
+
+
+def test_strings_do_not_make_it_differ_between_processes() -> None:
+    """Sets of strings are in another order in each process."""
+    code = (
+        "from rows import *; from autotile.search.search import Search\n"
+        "search = Search(tile_space(), 'kernel-tuner:greedy_mls', 3); rows = []\n"
+        "for _ in range(25):\n"
+        "    row, config = search.propose(); rows.append(row); search.tell(row, ok(config, tile_time_us(config)))\n"
+        "print(rows)"
+    )
+    paths = ":".join(path for path in sys.path if path)
+    courses = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONPATH": paths, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(courses) == 1
+
+
+def test_the_rest_of_a_generation_is_proposed_while_the_strategy_waits_and_then_its_neighbours() -> None:
+    space = tile_space()
+    sampler = KernelTunerSampler(space, "random_sample", 0, trials=12)
+    study = optuna.create_study(sampler=sampler)
+    asked = [study.ask(dict(distributions_of(space.parameters))) for _ in range(20)]
+    rows = [space.row_of(trial.params) for trial in asked]
+    assert rows[:12] == list(sampler._wanted)  # which samples as many as there are trials, at once
+    assert len(set(rows)) == 20
+
+
+def test_dropping_a_sampler_ends_its_process() -> None:
+    search = Search(tile_space(), f"{STRATEGY_PREFIX}pso")
+    search.propose()
+    pids = child_pids()
+    assert pids
+    del search
+    gc.collect()
+    assert not pids & child_pids()
+
+
+def test_closing_a_search_ends_the_process_of_its_sampler() -> None:
+    before = child_pids()
+    search = Search(tile_space(), f"{STRATEGY_PREFIX}pso")
+    assert child_pids() - before
+    search.close()
+    assert child_pids() <= before
+
+
+def test_a_process_ends_while_a_strategy_waits() -> None:
+    code = (
+        "from rows import tile_space; from autotile.search.search import Search\n"
+        "search = Search(tile_space(), 'kernel-tuner:pso'); search.propose()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": ":".join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_listing_the_samplers_does_not_load_kernel_tuner() -> None:
+    code = (
+        "import sys, autotile.search.search; from autotile.search.samplers import sampler_names\n"
+        "sys.exit('kernel-tuner:pso' not in sampler_names() or 'kernel_tuner' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_strategy_that_cannot_run_over_rows_is_refused() -> None:
+    with pytest.raises(InputError, match="pyatf_strategies' cannot be used: pyATF builds the space anew"):
+        check_sampler(f"{STRATEGY_PREFIX}pyatf_strategies")
+
+
+def test_an_unknown_strategy_names_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"no sampler 'kernel-tuner:genetic'; did you mean 'kernel-tuner:genetic_alg"):
+        make_sampler("kernel-tuner:genetic", tile_space(), 0)
+
+
+def test_the_strategies_are_those_of_the_installed_kernel_tuner() -> None:
+    interface = pytest.importorskip("kernel_tuner.interface")
+    names = {name.removeprefix(STRATEGY_PREFIX) for name in sampler_names() if name.startswith(STRATEGY_PREFIX)}
+    assert names == set(interface.strategy_map) - {"pyatf_strategies"}
+
+
+def test_the_strategies_are_read_from_a_source_without_running_it(tmp_path: Path) -> None:
+    interface = tmp_path / "interface.py"
+    interface.write_text("import nowhere\nstrategy_map = {'pso': nowhere.pso, 'mls': nowhere.mls}\n")
+    assert samplers._strategies_in(interface) == ("pso", "mls")
+    for number, text in enumerate(("strategy_map = dict()", "strategy_map = {", "\0")):
+        other = tmp_path / f"{number}.py"
+        other.write_text(text)
+        assert samplers._strategies_in(other) == ()
+    assert samplers._strategies_in(tmp_path / "missing.py") == ()
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Make packages appear not to be installed."""
+    monkeypatch.setattr(samplers, "find_spec", lambda name: None if name in packages else find_spec(name))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "skopt")
+    expected = "needs scikit-optimize: pip install scikit-optimize, or choose another strategy"
+    with pytest.raises(InputError, match=expected):
+        check_sampler("kernel-tuner:skopt")
+
+
+@pytest.mark.parametrize("strategy", ["genetic_algorithm", "skopt", "no_such_strategy"])
+def test_without_kernel_tuner_the_extra_is_named(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "kernel_tuner", "skopt")
+    expected = r'needs kernel_tuner: pip install "autotile\[kernel-tuner\]", or choose another sampler'
+    with pytest.raises(InputError, match=expected):
+        check_sampler(STRATEGY_PREFIX + strategy)
+    assert "feasible" in sampler_names()
+    assert not [name for name in sampler_names() if name.startswith(STRATEGY_PREFIX)]
+
+
+def test_a_strategy_follows_one_objective() -> None:
+    with pytest.raises(InputError, match="'kernel-tuner:pso' cannot follow several objectives"):
+        check_sampler("kernel-tuner:pso", (TIME, "energy"))
+
+
+def test_a_strategy_that_cannot_search_the_space_says_why() -> None:
+    search = Search(make_space({"A": (1, 2, 4)}), f"{STRATEGY_PREFIX}firefly_algorithm")
+    with pytest.raises(InputError, match=r"firefly_algorithm cannot search these 3 configurations \(IndexError"):
+        search.propose()
+
+
+@pytest.fixture
+def child_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Run a worker of a few lines in place of the one that runs strategies."""
+
+    def use(body: str) -> None:
+        (tmp_path / "strange_strategy.py").write_text(
+            "import os, time\nfrom autotile.workers.protocol import Channel\n"
+            f"channel = Channel()\nwhile request := channel.receive():\n    {body}\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setattr(strategies, "_WORKER_MODULE", "strange_strategy")
+
+    return use
+
+
+SILENT = "channel.reply({}) if request['op'] == 'open' else time.sleep(60)"
+DYING = "channel.reply({}) if request['op'] == 'open' else os._exit(3)"
+DYING_LATER = (
+    "channel.reply({'wanted': [7]} if request['op'] == 'run' else {}) if request['op'] != 'resume' else os._exit(3)"
+)
+
+
+class TestProcess:
+    def test_a_strategy_that_proposes_nothing_is_ended(
+        self, child_module: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        child_module(SILENT)
+        monkeypatch.setattr(strategies, "_MAX_SILENCE_S", 0.3)
+        search = Search(tile_space(), f"{STRATEGY_PREFIX}pso")
+        with pytest.raises(InputError, match=r"pso cannot search these 116 .* \(it proposed nothing for 0.3 s"):
+            search.propose()
+
+    def test_a_death_is_reported(self, child_module: Callable[[str], None]) -> None:
+        child_module(DYING)
+        with pytest.raises(InputError, match=r"pso cannot search .* \(the worker died with exit code 3"):
+            Search(tile_space(), f"{STRATEGY_PREFIX}pso").propose()
+
+    def test_a_strategy_that_dies_after_it_proposed_is_started_again(self, child_module: Callable[[str], None]) -> None:
+        child_module(DYING_LATER)
+        space = tile_space()
+        search = Search(space, f"{STRATEGY_PREFIX}pso", seed=1)
+        rows = [space.row_of(trial.config) for trial in advance(search, 6)]
+        assert rows[0] == 7
+        assert len(set(rows)) == 6  # drawn uniformly once the strategy is given up
+
+    def test_output_of_a_strategy_is_no_message(self, child_module: Callable[[str], None]) -> None:
+        child_module("print('noise', flush=True); channel.reply({} if request['op'] == 'open' else {'wanted': [5]})")
+        process = StrategyProcess("pso", tile_space().parameters, tile_space().codes)
+        assert process.run(0, 10, ()).wanted == [5]
+        process.close()
+
+    def test_an_unknown_strategy_is_a_failure_of_the_run(self) -> None:
+        process = StrategyProcess("no_such_strategy", tile_space().parameters, tile_space().codes)
+        step = process.run(0, 10, ())
+        assert (step.wanted, step.new) == ([], 0)
+        assert "KeyError: 'no_such_strategy'" in step.failure
+        process.close()
+        with pytest.raises(WorkerError):
+            process.run(0, 10, ())
+
+    def test_a_large_generation_comes_in_parts(self) -> None:
+        codes = np.array([(a, b, c) for a in range(256) for b in range(256) for c in range(2)], np.uint8)
+        parameters = [Parameter(name, tuple(range(count))) for name, count in (("A", 256), ("B", 256), ("C", 2))]
+        process = StrategyProcess("brute_force", parameters, codes)
+        first = process.run(0, len(codes), ()).wanted
+        second = process.resume([(index, 1.0) for index in first]).wanted
+        assert len(first) == len(second) == 1 << 16
+        assert sorted([*first, *second]) == list(range(len(codes)))
+        end = process.resume([(index, None) for index in second])
+        assert (end.wanted, end.new, end.failure) == ([], len(codes), "")
+        process.close()
+
+    def test_starting_one_does_not_wait_for_kernel_tuner(self) -> None:
+        start = time.perf_counter()
+        process = StrategyProcess("pso", tile_space().parameters, tile_space().codes)
+        assert time.perf_counter() - start < 0.5  # the import takes a second or more
+        process.close()
