@@ -97,7 +97,7 @@ class StrategyProcess:
             "op": "open",
             "strategy": self._strategy,
             "values": {each.name: _shown_values(each) for each in self._parameters},
-            "codes": b64encode(np.ascontiguousarray(codes)).decode(),
+            "codes": b64encode(codes.tobytes()).decode(),
             "dtype": codes.dtype.str,
         }
         self._child.request(request, _STARTUP_S)

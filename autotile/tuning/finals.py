@@ -158,13 +158,13 @@ class FinalistChecks:
             return
         found = self._backend.sanitize(candidates)
         self._findings = {c.cubin_path: findings for c, findings in zip(candidates, found, strict=True)}
-        unchecked = [finding for findings in found for finding in findings if finding.verdict is Verdict.UNCHECKED]
+        unchecked = [finding for findings in found for finding in findings if finding.result is ToolResult.UNCHECKED]
         if unchecked:
             self.notices.append(f"{len(unchecked)} of the sanitizer's checks were not made; {unchecked[0].reason}")
 
     def check(self, candidate: Candidate) -> tuple[Outcome, str, str]:
         """Return the outcome of the checks, its reason, and the stage that decided it."""
-        faults = [f for f in self._findings.get(candidate.cubin_path, ()) if f.verdict is Verdict.FAILED]
+        faults = [f for f in self._findings.get(candidate.cubin_path, ()) if f.result is ToolResult.FAILED]
         if faults:
             outcome = Outcome.OUT_OF_BOUNDS if faults[0].tool == "memcheck" else Outcome.WRONG_RESULT
             return outcome, f"{faults[0].tool}: {faults[0].reason}", "sanitize"

@@ -26,7 +26,6 @@ from autotile.tuning.result import Progress, TuneResult, measure_drift, pareto_f
 from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
 from autotile.tuning.stopping import Clock, Stopped, StoppingRules, StopRequest, check_until
 from autotile.tuning.trial_log import TrialLog, check_kernel_failure
-from autotile.workers.worker_pool import WorkerPool
 from autotile.workers.compile_pool import CompilePool
 from autotile.workers.worker_pool import WorkerPool
 
@@ -176,7 +175,7 @@ class Session:
         self._run_id = self._start_run()
         finals: Finals | None = None
         aborted = False
-        with self._stop:
+        with self._stop, ExitStack() as self._resources:
             try:
                 self._report("starting")
                 with self._clock.phase("start"):
@@ -214,7 +213,7 @@ class Session:
         """Create the search, and start the first compilations while the GPU worker starts."""
         if self._rules.room != 0 and self._log.find(self._plan.default) is None:
             self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
-        self._shortlist = self._plan.begin(self._log)
+        self._shortlist = self._resources.enter_context(closing(self._plan.begin(self._log)))
         self._compile_ahead()
 
     def _compile_ahead(self) -> None:

@@ -14,9 +14,10 @@ from autotile.database.studies import StoredBest
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import resolve_problem
+from autotile.search.samplers import BRUTE_FORCE
 from autotile.settings import read_settings
 from autotile.tuning import session
-from autotile.tuning.options import BRUTE_FORCE, TuneOptions
+from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult
 
 MAX_RETIMED = 3

@@ -20,7 +20,6 @@ from autotile.tuning.backend import LiveBackend
 from autotile.tuning.finals import Finals
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import pareto_front
-from autotile.workers.worker_pool import WorkerPool
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Workload
 from autotile.workers.worker_pool import WorkerPool
