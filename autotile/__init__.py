@@ -5,59 +5,344 @@ The pipeline, one candidate's way::
     SearchSpace -> Config -> static limits -> source + macros -> cubin -> compiled resources, occupancy
                 -> load -> verify -> measure -> Trial -> database -> Best -> dispatch
 
-Importing this module is cheap; what a name needs is imported when the name is first used.
+Each command of the command line is a function of this package under the command's name: ``autotile tune-family`` is
+`tune_family`, ``autotile db check`` is `db_check`, and ``autotile import`` is `import_`.
+
+Importing the package imports none of its modules; a name is imported from its module when it is first used.
 """
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotile.errors import AutotileError, InputError
-    from autotile.ops import tune, tune_family
-    from autotile.serving.bound import BoundKernel
-    from autotile.serving.dispatcher import get_best_kernel
-    from autotile.serving.matmul import matmul
-    from autotile.tuning.family import FamilyPlan
-    from autotile.tuning.options import TuneOptions
+    from autotile.api.databases import CleanResult as CleanResult
+    from autotile.api.databases import ComparedWinners as ComparedWinners
+    from autotile.api.databases import DatabaseDiff as DatabaseDiff
+    from autotile.api.databases import MergeResult as MergeResult
+    from autotile.api.databases import UnmatchedWinner as UnmatchedWinner
+    from autotile.api.databases import clean as clean
+    from autotile.api.databases import diff as diff
+    from autotile.api.databases import merge as merge
+    from autotile.api.doctor import HealthCheck as HealthCheck
+    from autotile.api.doctor import HealthReport as HealthReport
+    from autotile.api.doctor import doctor as doctor
+    from autotile.api.exchange import BundleEntry as BundleEntry
+    from autotile.api.exchange import ExportedHeader as ExportedHeader
+    from autotile.api.exchange import Transfer as Transfer
+    from autotile.api.exchange import WrittenBundle as WrittenBundle
+    from autotile.api.exchange import bundle as bundle
+    from autotile.api.exchange import export as export
+    from autotile.api.exchange import import_ as import_
+    from autotile.api.explanation import BlockResources as BlockResources
+    from autotile.api.explanation import Check as Check
+    from autotile.api.explanation import Explanation as Explanation
+    from autotile.api.inspection import DeviceList as DeviceList
+    from autotile.api.inspection import OccupancyResult as OccupancyResult
+    from autotile.api.inspection import SpaceSummary as SpaceSummary
+    from autotile.api.inspection import devices as devices
+    from autotile.api.inspection import explain as explain
+    from autotile.api.inspection import occupancy as occupancy
+    from autotile.api.inspection import space as space
+    from autotile.api.listings import FamilyList as FamilyList
+    from autotile.api.listings import ListedMiss as ListedMiss
+    from autotile.api.listings import MissList as MissList
+    from autotile.api.listings import RecordingList as RecordingList
+    from autotile.api.listings import StudyList as StudyList
+    from autotile.api.listings import StudyTrial as StudyTrial
+    from autotile.api.listings import TrialList as TrialList
+    from autotile.api.listings import TunedFamily as TunedFamily
+    from autotile.api.results import BestResult as BestResult
+    from autotile.api.results import CheckResult as CheckResult
+    from autotile.api.results import best as best
+    from autotile.api.results import db_check as db_check
+    from autotile.api.results import db_path as db_path
+    from autotile.api.results import families as families
+    from autotile.api.results import list as list
+    from autotile.api.results import misses as misses
+    from autotile.api.results import recordings as recordings
+    from autotile.api.results import trials as trials
+    from autotile.api.tuning import TunedMisses as TunedMisses
+    from autotile.api.tuning import record as record
+    from autotile.api.tuning import tune as tune
+    from autotile.api.tuning import tune_family as tune_family
+    from autotile.api.tuning import tune_misses as tune_misses
+    from autotile.api.verification import VerifiedProblem as VerifiedProblem
+    from autotile.api.verification import VerifyResult as VerifyResult
+    from autotile.api.verification import verify as verify
+    from autotile.core.device import DeviceProperties as DeviceProperties
+    from autotile.core.model import LaunchGeometry as LaunchGeometry
+    from autotile.core.model import Measurement as Measurement
+    from autotile.core.model import Occupancy as Occupancy
+    from autotile.core.model import Outcome as Outcome
+    from autotile.core.model import Problem as Problem
+    from autotile.core.model import Resources as Resources
+    from autotile.core.model import Trial as Trial
+    from autotile.core.statistics import Interval as Interval
+    from autotile.database.keys import TuningKey as TuningKey
+    from autotile.database.merging import CopiedRows as CopiedRows
+    from autotile.database.merging import MergedStudy as MergedStudy
+    from autotile.database.retention import CleanedStudy as CleanedStudy
+    from autotile.database.studies import StudySummary as StudySummary
+    from autotile.database.trials import StoredTrial as StoredTrial
+    from autotile.database.upgrade import DatabaseCheck as DatabaseCheck
+    from autotile.database.winners import StoredRule as StoredRule
+    from autotile.database.winners import Winner as Winner
+    from autotile.errors import ArgumentError as ArgumentError
+    from autotile.errors import AutotileError as AutotileError
+    from autotile.errors import BundleError as BundleError
+    from autotile.errors import CompileError as CompileError
+    from autotile.errors import ConfigError as ConfigError
+    from autotile.errors import DatabaseError as DatabaseError
+    from autotile.errors import DeviceError as DeviceError
+    from autotile.errors import EmptySpaceError as EmptySpaceError
+    from autotile.errors import InputError as InputError
+    from autotile.errors import NotTunedError as NotTunedError
+    from autotile.errors import ProblemError as ProblemError
+    from autotile.errors import RecordingError as RecordingError
+    from autotile.errors import SpecError as SpecError
+    from autotile.errors import ToolchainError as ToolchainError
+    from autotile.errors import UnknownKernelError as UnknownKernelError
+    from autotile.errors import WorkerCrashError as WorkerCrashError
+    from autotile.errors import WorkerError as WorkerError
+    from autotile.errors import WorkerTimeoutError as WorkerTimeoutError
+    from autotile.exchange.recording import RecordingFile as RecordingFile
+    from autotile.exchange.recording import RecordingHeader as RecordingHeader
+    from autotile.families.family import Extent as Extent
+    from autotile.families.family import Family as Family
+    from autotile.families.features import Feature as Feature
+    from autotile.families.rule import FamilyRule as FamilyRule
+    from autotile.families.rule import Leaf as Leaf
+    from autotile.families.rule import RuleConfig as RuleConfig
+    from autotile.families.rule import RulePoint as RulePoint
+    from autotile.families.rule import Split as Split
+    from autotile.kernel.arguments import Workspace as Workspace
+    from autotile.kernel.launch import LaunchData as LaunchData
+    from autotile.kernel.spec import Parameter as Parameter
+    from autotile.kernel.tensor_maps import TensorMap as TensorMap
+    from autotile.kernel.workrate import Workrate as Workrate
+    from autotile.search.importance import Effect as Effect
+    from autotile.serving.bound import BoundKernel as BoundKernel
+    from autotile.serving.dispatcher import Dispatcher as Dispatcher
+    from autotile.serving.dispatcher import get_best_kernel as get_best_kernel
+    from autotile.serving.matmul import matmul as matmul
+    from autotile.space.enumeration import SpaceStage as SpaceStage
+    from autotile.tuning.family_session import FamilyPlan as FamilyPlan
+    from autotile.tuning.family_session import FamilyResult as FamilyResult
+    from autotile.tuning.family_session import FamilyStep as FamilyStep
+    from autotile.tuning.options import TuneOptions as TuneOptions
+    from autotile.tuning.parameter_effects import ParameterEffects as ParameterEffects
+    from autotile.tuning.parameter_effects import Threshold as Threshold
+    from autotile.tuning.pipeline import Load as Load
+    from autotile.tuning.recorder import Recorded as Recorded
+    from autotile.tuning.result import Drift as Drift
+    from autotile.tuning.result import Front as Front
+    from autotile.tuning.result import Progress as Progress
+    from autotile.tuning.result import TuneResult as TuneResult
+    from autotile.tuning.stopping import Stopped as Stopped
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AutotileError",
-    "BoundKernel",
-    "FamilyPlan",
-    "InputError",
-    "TuneOptions",
-    "__version__",
-    "get_best_kernel",
-    "matmul",
-    "tune",
-    "tune_family",
-]
-
-_HOME = {
-    "AutotileError": "autotile.errors",
-    "BoundKernel": "autotile.serving.bound",
-    "FamilyPlan": "autotile.tuning.family",
-    "InputError": "autotile.errors",
-    "TuneOptions": "autotile.tuning.options",
-    "get_best_kernel": "autotile.serving.dispatcher",
-    "matmul": "autotile.serving.matmul",
-    "tune": "autotile.ops",
-    "tune_family": "autotile.ops",
+_NAMES = {
+    "api.databases": (
+        "CleanResult",
+        "ComparedWinners",
+        "DatabaseDiff",
+        "MergeResult",
+        "UnmatchedWinner",
+        "clean",
+        "diff",
+        "merge",
+    ),
+    "api.doctor": (
+        "HealthCheck",
+        "HealthReport",
+        "doctor",
+    ),
+    "api.exchange": (
+        "BundleEntry",
+        "ExportedHeader",
+        "Transfer",
+        "WrittenBundle",
+        "bundle",
+        "export",
+        "import_",
+    ),
+    "api.explanation": (
+        "BlockResources",
+        "Check",
+        "Explanation",
+    ),
+    "api.inspection": (
+        "DeviceList",
+        "OccupancyResult",
+        "SpaceSummary",
+        "devices",
+        "explain",
+        "occupancy",
+        "space",
+    ),
+    "api.listings": (
+        "FamilyList",
+        "ListedMiss",
+        "MissList",
+        "RecordingList",
+        "StudyList",
+        "StudyTrial",
+        "TrialList",
+        "TunedFamily",
+    ),
+    "api.results": (
+        "BestResult",
+        "CheckResult",
+        "best",
+        "db_check",
+        "db_path",
+        "families",
+        "list",
+        "misses",
+        "recordings",
+        "trials",
+    ),
+    "api.tuning": (
+        "TunedMisses",
+        "record",
+        "tune",
+        "tune_family",
+        "tune_misses",
+    ),
+    "api.verification": (
+        "VerifiedProblem",
+        "VerifyResult",
+        "verify",
+    ),
+    "core.device": ("DeviceProperties",),
+    "core.model": (
+        "LaunchGeometry",
+        "Measurement",
+        "Occupancy",
+        "Outcome",
+        "Problem",
+        "Resources",
+        "Trial",
+    ),
+    "core.statistics": ("Interval",),
+    "database.keys": ("TuningKey",),
+    "database.merging": (
+        "CopiedRows",
+        "MergedStudy",
+    ),
+    "database.retention": ("CleanedStudy",),
+    "database.studies": ("StudySummary",),
+    "database.trials": ("StoredTrial",),
+    "database.upgrade": ("DatabaseCheck",),
+    "database.winners": (
+        "StoredRule",
+        "Winner",
+    ),
+    "errors": (
+        "ArgumentError",
+        "AutotileError",
+        "BundleError",
+        "CompileError",
+        "ConfigError",
+        "DatabaseError",
+        "DeviceError",
+        "EmptySpaceError",
+        "InputError",
+        "NotTunedError",
+        "ProblemError",
+        "RecordingError",
+        "SpecError",
+        "ToolchainError",
+        "UnknownKernelError",
+        "WorkerCrashError",
+        "WorkerError",
+        "WorkerTimeoutError",
+    ),
+    "exchange.recording": (
+        "RecordingFile",
+        "RecordingHeader",
+    ),
+    "families.family": (
+        "Extent",
+        "Family",
+    ),
+    "families.features": ("Feature",),
+    "families.rule": (
+        "FamilyRule",
+        "Leaf",
+        "RuleConfig",
+        "RulePoint",
+        "Split",
+    ),
+    "kernel.arguments": ("Workspace",),
+    "kernel.launch": ("LaunchData",),
+    "kernel.spec": ("Parameter",),
+    "kernel.tensor_maps": ("TensorMap",),
+    "kernel.workrate": ("Workrate",),
+    "search.importance": ("Effect",),
+    "serving.bound": ("BoundKernel",),
+    "serving.dispatcher": (
+        "Dispatcher",
+        "get_best_kernel",
+    ),
+    "serving.matmul": ("matmul",),
+    "space.enumeration": ("SpaceStage",),
+    "tuning.family_session": (
+        "FamilyPlan",
+        "FamilyResult",
+        "FamilyStep",
+    ),
+    "tuning.options": ("TuneOptions",),
+    "tuning.parameter_effects": (
+        "ParameterEffects",
+        "Threshold",
+    ),
+    "tuning.pipeline": ("Load",),
+    "tuning.recorder": ("Recorded",),
+    "tuning.result": (
+        "Drift",
+        "Front",
+        "Progress",
+        "TuneResult",
+    ),
+    "tuning.stopping": ("Stopped",),
 }
+"""Public names by the module that defines them."""
+
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = ["__version__"]
+__all__.extend(sorted(_MODULE_OF))
+
+
+class _Package(ModuleType):
+    """Type of this module: a public name is never replaced by the subpackage of the same name.
+
+    Python makes a subpackage an attribute of its package when it imports it. Without this, the function `space` would
+    become the package ``autotile.space`` as soon as any of its modules was imported.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _MODULE_OF or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'autotile' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOME[name]), name)
+    value = getattr(import_module(f"autotile.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
+def __dir__() -> Any:
+    return __all__

@@ -1,23 +1,23 @@
-"""The exception tree. Each message says what was wrong, what was expected and what to do.
+"""Exceptions. A message states what is wrong, what was expected, and what to do.
 
 ::
 
     AutotileError
-    ├── InputError                 what the user gave cannot be used (exit code 2)
-    │   ├── SpecError              a search-space file is malformed
-    │   │   └── EmptySpaceError    its rules, or a device's limits, leave nothing
-    │   ├── UnknownKernelError     no kernel of that name
-    │   ├── ProblemError           a size or dtype is missing, unknown or absurd
-    │   ├── ConfigError            a configuration is not one of the space
-    │   ├── DeviceError            the kernel is not for devices of this compute capability
-    │   ├── ArgumentError          an array handed to a kernel has the wrong shape, dtype or layout
-    │   ├── NotTunedError          strict serving was asked for, and only a fallback could be served
-    │   ├── BundleError            a bundle cannot be written or read, is damaged, or is for another device
-    │   ├── DatabaseError          the database cannot be opened, read or written
-    │   └── RecordingError         a recording is damaged, of another version, or of another kernel
-    ├── ToolchainError             NVRTC, CuPy or the driver is missing or too old
-    ├── CompileError               NVRTC refused a source
-    └── WorkerError                a child process died, hung or spoke nonsense
+    ├── InputError                 invalid input (exit code 2)
+    │   ├── SpecError              malformed search-space file
+    │   │   └── EmptySpaceError    its rules or the device's limits leave no configuration
+    │   ├── UnknownKernelError     unknown kernel name
+    │   ├── ProblemError           missing, unknown or invalid size or dtype
+    │   ├── ConfigError            configuration that is not in the space
+    │   ├── DeviceError            compute capability that the kernel does not support
+    │   ├── ArgumentError          kernel argument of wrong shape, dtype, layout or device
+    │   ├── NotTunedError          only a fallback could be served, with strict serving
+    │   ├── BundleError            bundle that cannot be written or read, is damaged, or is for another device
+    │   ├── DatabaseError          database that cannot be opened, read or written
+    │   └── RecordingError         recording that is damaged, or of another version or kernel
+    ├── ToolchainError             missing or outdated NVRTC, CuPy or driver
+    ├── CompileError               failed compilation
+    └── WorkerError                failed child process
         ├── WorkerCrashError
         └── WorkerTimeoutError
 """
@@ -28,30 +28,30 @@ from collections.abc import Iterable
 
 
 class AutotileError(Exception):
-    """Base of every error that autotile raises on purpose."""
+    """Base class of autotile's errors."""
 
 
 class InputError(AutotileError, ValueError):
-    """What the user gave cannot be used; the command line exits with 2."""
+    """Invalid input; the command line exits with 2."""
 
 
 class SpecError(InputError):
-    """A search-space file is malformed.
+    """Malformed search-space file.
 
     Parameters
     ----------
     problem
-        What is wrong and, after a colon or a semicolon, how to cure it.
+        Error and, after a colon or a semicolon, its remedy.
     source
-        The file, as the user named it.
+        Path of the file, as given by the user.
     key
-        The dotted key in the file, such as ``rules.fits``.
+        Dotted key in the file, such as ``rules.fits``.
     line
-        1-based line in the file, where known.
+        1-based line in the file, if known.
     column
-        1-based column in the expression, where the fault is inside one.
+        1-based column of the error in the expression, if it is inside one.
     expression
-        The expression's text, shown with a caret under ``column``.
+        Text of the expression, which is shown with a caret below ``column``.
     """
 
     def __init__(
@@ -86,38 +86,38 @@ class SpecError(InputError):
 
 
 class EmptySpaceError(SpecError):
-    """A search-space file's rules, or a device's limits, leave no configuration."""
+    """Search-space file whose rules, with the device's limits, leave no configuration."""
 
 
 class UnknownKernelError(InputError):
-    """No kernel of that name."""
+    """Unknown kernel name."""
 
 
 class ProblemError(InputError):
-    """A problem size or dtype is missing, unknown or absurd."""
+    """Missing, unknown or invalid problem size or dtype."""
 
 
 class ConfigError(InputError):
-    """A configuration names unknown parameters or values, or breaks a rule."""
+    """Configuration with unknown parameters or values, or that breaks a rule."""
 
 
 class DeviceError(InputError):
-    """The kernel cannot run on a device of this compute capability, whatever its configuration."""
+    """Device of a compute capability that the kernel does not support in any configuration."""
 
 
 class ArgumentError(InputError):
-    """An array handed to a kernel has the wrong shape, dtype, layout or device."""
+    """Kernel argument of wrong shape, dtype, layout or device."""
 
 
 class NotTunedError(InputError):
-    """Nothing is tuned for exactly what was asked, and strict serving takes nothing else.
+    """Strict serving of a problem for which nothing is tuned exactly.
 
     Parameters
     ----------
     message
-        What was asked for.
+        Error message.
     differences
-        Fields of the key in which the nearest result differs: name, tuned value, asked value.
+        Fields of the key in which the nearest result differs: name, tuned value, requested value.
     """
 
     def __init__(self, message: str, differences: tuple[tuple[str, str, str], ...] = ()) -> None:
@@ -126,30 +126,30 @@ class NotTunedError(InputError):
 
 
 class BundleError(InputError):
-    """A bundle cannot be written or read, is damaged or of another version, or holds nothing for this device."""
+    """Bundle that cannot be written or read, is damaged or of another version, or holds nothing for the device."""
 
 
 class DatabaseError(InputError):
-    """The tuning database cannot be opened, read or written."""
+    """Tuning database that cannot be opened, read or written."""
 
 
 class RecordingError(InputError):
-    """A recording is damaged, of another format version, or of another kernel."""
+    """Recording that is damaged, or of another format version or kernel."""
 
 
 class ToolchainError(AutotileError):
-    """NVRTC, CuPy or the CUDA driver is missing or too old; the message says which wheel brings it."""
+    """Missing or outdated NVRTC, CuPy or CUDA driver; the message names the wheel to install."""
 
 
 class CompileError(AutotileError):
-    """NVRTC refused a source.
+    """Failed compilation.
 
     Parameters
     ----------
     message
-        The compiler's own first error.
+        First error of the compiler.
     log
-        The whole compiler log.
+        Complete compiler log.
     """
 
     def __init__(self, message: str, log: str = "") -> None:
@@ -158,7 +158,7 @@ class CompileError(AutotileError):
 
 
 class WorkerError(AutotileError):
-    """A child process failed; ``stage`` is the last stage that it said it entered."""
+    """Failed child process; ``stage`` is the last stage that it reported."""
 
     def __init__(self, message: str, stage: str = "") -> None:
         self.stage = stage
@@ -166,23 +166,23 @@ class WorkerError(AutotileError):
 
 
 class WorkerCrashError(WorkerError):
-    """A child process ended without an answer."""
+    """Child process that ended without a reply."""
 
 
 class WorkerTimeoutError(WorkerError):
-    """A child process gave no answer before its deadline and was killed."""
+    """Child process that did not reply before its deadline and was killed."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the known name nearest to a wrong one: ``"; did you mean 'BM'?"``, or nothing."""
-    import difflib  # for errors alone
+    """Return a suggestion for an unknown name, such as ``"; did you mean 'BM'?"``, or an empty string."""
+    import difflib  # only needed for errors
 
     matches = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def listing(names: Iterable[str]) -> str:
-    """Names for a message, shortened after the first twenty."""
+    """Return names for a message, at most the first twenty of them."""
     ordered = list(names)
     shown = ", ".join(ordered[:20]) or "none"
     return shown if len(ordered) <= 20 else f"{shown} and {len(ordered) - 20} more"

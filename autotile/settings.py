@@ -1,4 +1,4 @@
-"""The one place that reads the environment: where the database, the caches and the kernels lie."""
+"""Settings from the environment and the user's ``config.toml``; no other module reads the environment."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ _PACKAGE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where autotile reads and writes; each entry can be set in the environment or in ``config.toml``."""
+    """Locations and switches; the environment variable and the key in ``config.toml`` of each are in parentheses."""
 
     database: str
     """Path of an SQLite file, or a database URL (``AUTOTILE_DB``, ``database``)."""
     cache: Path
     """Folder of compiled cubins (``AUTOTILE_CACHE``, ``cache``)."""
     cache_limit_bytes: int
-    """The cubin cache is trimmed to this (``AUTOTILE_CACHE_LIMIT_MIB``, ``cache_limit_mib``; default 1024 MiB)."""
+    """Maximum size of the cubin cache (``AUTOTILE_CACHE_LIMIT_MIB``, ``cache_limit_mib``; default 1024 MiB)."""
     kernel_folders: tuple[Path, ...]
-    """Folders with search-space files, first match wins (``AUTOTILE_KERNELS``, ``kernels``, then the built-in ones)."""
+    """Folders of search-space files, in search order (``AUTOTILE_KERNELS``, ``kernels``, then the built-in folder)."""
     recording_folders: tuple[Path, ...]
-    """Folders with recordings for replay."""
+    """Folders of recordings."""
     sanitizer: str = ""
-    """compute-sanitizer's path (``AUTOTILE_SANITIZER``, ``sanitizer``); empty: it is looked for in the usual places."""
+    """Path of compute-sanitizer (``AUTOTILE_SANITIZER``, ``sanitizer``); empty to search the usual locations."""
     graphs: bool = True
-    """Whether launches that come again are kept as CUDA graphs (``AUTOTILE_GRAPHS``, ``graphs``; ``on`` or ``off``)."""
+    """Whether repeated launches become CUDA graphs (``AUTOTILE_GRAPHS``, ``graphs``; ``on`` or ``off``)."""
 
 
 def read_settings() -> Settings:
-    """Settings from the environment, then the user's ``config.toml``, then the defaults.
+    """Read the settings from the environment, then the user's ``config.toml``, then the defaults.
 
     Raises
     ------
     InputError
-        ``config.toml`` is malformed, or an entry has a value that it cannot have.
+        ``config.toml`` is malformed, or the value of a setting is invalid.
     """
     config = _read_config(_user_folder("XDG_CONFIG_HOME", ".config") / "config.toml")
 
@@ -70,23 +70,23 @@ def read_settings() -> Settings:
 
 
 def toolkit_folders() -> tuple[Path, ...]:
-    """Where a CUDA toolkit may be installed: ``CUDA_HOME``, ``CUDA_PATH``, then the installer's own choice."""
+    """Return possible locations of a CUDA toolkit: ``CUDA_HOME``, ``CUDA_PATH``, then the installer's default."""
     named = (os.environ.get(variable) for variable in ("CUDA_HOME", "CUDA_PATH"))
     return (*(Path(folder) for folder in named if folder), Path("/usr/local/cuda"))
 
 
 @lru_cache
 def data_folder(name: str) -> Path:
-    """One of the folders that travel with the package: ``templates``, ``search_spaces``, ``recordings``, ``tuned``.
+    """Return a data folder: ``templates``, ``search_spaces``, ``recordings`` or ``tuned``.
 
-    A wheel carries them inside the package; in a checkout they lie beside it.
+    It is inside the package if installed from a wheel, and next to it in a checkout.
     """
     inside = _PACKAGE / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
 def child_environment() -> dict[str, str]:
-    """Environment for a child process: it imports the same autotile, installed or not."""
+    """Return the environment of a child process, in which it imports the same autotile, installed or not."""
     environment = dict(os.environ)
     paths = [str(_PACKAGE.parent), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
@@ -94,15 +94,15 @@ def child_environment() -> dict[str, str]:
 
 
 def available_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _user_folder(variable: str, usual: str) -> Path:
-    """A folder of the user's own for autotile: XDG Base Directory Specification."""
+def _user_folder(variable: str, default: str) -> Path:
+    """Return autotile's folder below one of the user's folders (XDG Base Directory Specification)."""
     named = Path(os.environ.get(variable, ""))
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home raises where there is none
-    return (named if named.is_absolute() else home / usual) / _APPLICATION
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home raises if there is none
+    return (named if named.is_absolute() else home / default) / _APPLICATION
 
 
 def _read_config(path: Path) -> dict[str, Any]:

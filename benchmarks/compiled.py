@@ -1,11 +1,11 @@
-"""What it gains to rank more compiled candidates than are measured, on recordings that hold what the compiler said.
+"""Gain from ranking more compiled candidates than are measured, on recordings with compiled resources.
 
     python benchmarks/compiled.py [--recordings DIR] [--seeds 20] [--budget 100] [--processes 2] [--output FILE.json]
 
-Every recording of sgemm_2d in the folder is searched as a tuning session does it: candidates are compiled, the second
-gate takes those that do not fit, and one of those that are ready is measured. Figures are best possible over best
-found time after so many trials, and after so many that were measured; means over the recordings of the means over the
-seeds, with standard errors over the seeds.
+Every recording of sgemm_2d in the folder is searched as in a tuning session: candidates are compiled, the second gate
+rejects those that do not fit, and one of those that are ready is measured. Figures are the ratio of the best possible
+to the best found time after a number of trials and after a number of measurements: means over the recordings of the
+means over the seeds, with standard errors over the seeds.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from autotile.kernel.library import load_kernel
 from autotile.search.samplers import Lookahead
 from autotile.search.search import Search, Shortlist
 from autotile.space.limits import compiled_occupancy
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 KERNEL = "sgemm_2d"
 MARKS = (10, 25, 50, 100)
 
 
 class Method(NamedTuple):
-    """How far a search looks ahead, and whether it is told what the compiler said."""
+    """Lookahead of a search, and whether it sees the compiled resources."""
 
     lookahead: Lookahead
-    told: bool = True
+    uses_resources: bool = True
 
 
 METHODS = {
     "one at a time": Method(Lookahead(1)),
     "16 ahead, measured in order": Method(Lookahead(16)),
     "32 ahead, measured in order": Method(Lookahead(32)),
-    "32 ahead, ranked by parameters": Method(Lookahead(32, per_measured=2), told=False),
+    "32 ahead, ranked by parameters": Method(Lookahead(32, per_measured=2), uses_resources=False),
     "32 ahead, ranked with resources": Method(Lookahead(32, per_measured=2)),
 }
 Job = tuple[str, Path, int]
 
 
 class Run(NamedTuple):
-    """Best possible over best found time after each trial and after each measured trial, and what was compiled."""
+    """Ratio of best possible to best found time after each trial and measurement, and compilation count."""
 
     by_trial: list[float]
     by_measurement: list[float]
@@ -65,7 +65,7 @@ class Run(NamedTuple):
 
 
 def main() -> None:
-    """Search every recording with every method and seed; print the table."""
+    """Search every recording with every method and seed and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=Path, default=Path(__file__).parent.parent / "recordings")
     parser.add_argument("--seeds", type=int, default=20)
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def search(budget: int, job: Job) -> Run:
-    """One search of a recording."""
+    """Search a recording once."""
     name, path, seed = job
     method, bench = METHODS[name], bench_of(path)
     shortlist = Shortlist(Search(bench.space, "feasible", seed, ahead=method.lookahead.compiling), method.lookahead)
@@ -96,8 +96,8 @@ def search(budget: int, job: Job) -> Run:
     while len(times) < budget:
         while shortlist.propose(budget - len(times)) is not None:
             compiled += 1
-        row, trial = bench.next_trial(shortlist, told=method.told)
-        shortlist.tell(row, trial if method.told else without_resources(trial))
+        row, trial = bench.next_trial(shortlist, uses_resources=method.uses_resources)
+        shortlist.tell(row, trial if method.uses_resources else without_resources(trial))
         times.append(trial.time_us or np.inf)
         if trial.time_us is not None:
             measured.append(trial.time_us)
@@ -105,7 +105,7 @@ def search(budget: int, job: Job) -> Run:
 
 
 class Bench:
-    """A recording as a device that answers."""
+    """A recording that answers in place of a device."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -119,17 +119,17 @@ class Bench:
         self._spec = load_kernel(KERNEL).spec
         self._trials: dict[int, Trial] = {}
 
-    def next_trial(self, shortlist: Shortlist, *, told: bool) -> tuple[int, Trial]:
-        """What a tuning's pipeline would do: what does not fit comes first, else what is chosen."""
+    def next_trial(self, shortlist: Shortlist, *, uses_resources: bool) -> tuple[int, Trial]:
+        """Return the next trial as the tuning pipeline would: a candidate that does not fit, else the chosen one."""
         compiled = {row: self.trial(row) for row in shortlist.ready()}
         rejected = next((row for row, trial in compiled.items() if trial.outcome is not Outcome.OK), None)
         if rejected is not None:
             return rejected, compiled[rejected]
-        row = shortlist.choose({row: t if told else without_resources(t) for row, t in compiled.items()})
+        row = shortlist.choose({row: t if uses_resources else without_resources(t) for row, t in compiled.items()})
         return row, compiled[row]
 
     def trial(self, row: int) -> Trial:
-        """What became of a row."""
+        """Return the recorded trial of a row."""
         if row not in self._trials:
             result, device = self._recording.result(int(self._row_of[row])), self._recording.header.device
             assert result.resources is not None
@@ -149,23 +149,23 @@ class Bench:
         return self._trials[row]
 
     def reached(self, times_us: list[float]) -> list[float]:
-        """Best possible over best found time after each."""
+        """Return the ratio of best possible to best found time after each trial."""
         return [float(x) for x in self._best_us / np.minimum.accumulate(times_us)]
 
 
 @cache
 def bench_of(path: Path) -> Bench:
-    """The bench of a recording; its trials are kept."""
+    """Return the cached bench of a recording."""
     return Bench(read_recording(path))
 
 
 def without_resources(trial: Trial) -> Trial:
-    """The trial of a compiler that says nothing."""
+    """Return a trial without compiled resources."""
     return replace(trial, resources=None)
 
 
 def summary(name: str, runs: dict[Job, Run], files: list[Path], seeds: int, marks: list[int]) -> dict[str, Any]:
-    """Means of one method at each mark, with their standard errors."""
+    """Return the means of one method at each mark, with their standard errors."""
     chosen = [[runs[name, file, seed] for seed in range(seeds)] for file in files]
     return {
         "method": name,
@@ -176,7 +176,7 @@ def summary(name: str, runs: dict[Job, Run], files: list[Path], seeds: int, mark
 
 
 def means(curves: list[list[list[float]]], marks: list[int]) -> list[tuple[float, float]]:
-    """Mean and standard error after each mark; a curve that is shorter stays where it ended."""
+    """Return mean and standard error at each mark; a shorter curve keeps its last value."""
     found = []
     for mark in marks:
         reached = np.array([[curve[min(mark, len(curve)) - 1] for curve in each] for each in curves])
@@ -186,7 +186,7 @@ def means(curves: list[list[list[float]]], marks: list[int]) -> list[tuple[float
 
 
 def show(rows: list[dict[str, Any]], marks: list[int]) -> None:
-    """Print a line a method."""
+    """Print one line per method."""
     for key in ("after_trials", "after_measurements"):
         table = Table(key.replace("_", " "), *map(str, marks), "compiled", box=None)
         for row in rows:

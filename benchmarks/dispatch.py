@@ -1,13 +1,13 @@
-"""What a call costs: autotile's dispatch side by side with CuPy, Triton and PyTorch on a tiny input, in one run.
+"""Host overhead of a call: autotile's dispatch compared with CuPy, Triton and PyTorch on a tiny input, in one run.
 
     python benchmarks/dispatch.py [--rounds 50] [--output dispatch.json]
 
-Times are of the host, in microseconds a call: a burst of launches that the GPU's queue holds, over their number; the
-median of many bursts, the contenders taking turns, and the least, as on a virtual machine whose neighbours come and go
-the same calls cost half as much again for seconds at a time. A graph holds one launch, so that its launch can be
-compared. The first call of a process, imports and memory are measured in fresh processes with a warm database and cubin
-cache and with compiled modules, as an installed package has them, for a small kernel that was tuned here and for the
-largest that comes with autotile. A run takes about a minute.
+Times are host times in microseconds per call: the time of a burst of launches that fits into the GPU's queue, divided
+by their number. The table gives the median over many bursts, with the contenders interleaved, and the minimum, because
+on a shared virtual machine the same calls can cost half as much again for seconds at a time. A graph holds one launch,
+so that launching it is comparable. The first call of a process, imports and memory are measured in fresh processes with
+a warm database and cubin cache and with compiled modules, as in an installed package, for a small kernel tuned by this
+run and for the largest that ships with autotile. A run takes about a minute.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rich.table import Table
 
 import autotile
 from autotile.core.model import LaunchGeometry
-from autotile.cuda.launch import ParameterBlock, driver_launch
+from autotile.cuda.function import ParameterBlock, driver_launch
 
 Call = Callable[[], Any]
 SIZE = 64
@@ -43,7 +43,7 @@ KERNEL = "sgemm_2d"
 FIRST_CALLS = ((KERNEL, SIZE), ("sgemm", 4096))
 """Kernels and sizes whose first call is timed."""
 BURST = 300
-"""Launches that are queued at once: fewer than the 1,024 that a stream holds before the host must wait."""
+"""Launches queued at once: fewer than the 1,024 that a stream holds before the host blocks."""
 TARGETS_US = {
     "get_best_kernel again": 1.0,
     "bound kernel, CuPy arrays": 3.5,
@@ -77,10 +77,10 @@ print(json.dumps((tracemalloc.get_traced_memory()[0] - before) / len(kernels)))
 
 
 def main() -> None:
-    """Measure, print the tables, write the JSON."""
+    """Measure, print the tables and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=50, help="bursts of each contender")
-    parser.add_argument("--processes", type=int, default=5, help="fresh processes for each first call")
+    parser.add_argument("--rounds", type=int, default=50, help="bursts per contender")
+    parser.add_argument("--processes", type=int, default=5, help="fresh processes per first call")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def _contenders(sizes: dict[str, int]) -> tuple[dict[str, Call], dict[str, Call]]:
-    """Calls of autotile, and what they are compared with."""
+    """Return the calls of autotile, and the calls that they are compared with."""
     a, b, c = (cupy.zeros((SIZE, SIZE), cupy.float32) for _ in range(3))
     x, y, z = (torch.zeros((SIZE, SIZE), device="cuda") for _ in range(3))
     kernel = autotile.get_best_kernel(KERNEL, **sizes)
@@ -141,7 +141,7 @@ def _contenders(sizes: dict[str, int]) -> tuple[dict[str, Call], dict[str, Call]
 
 
 def _captured(launch: Call) -> Call:
-    """Launches a CUDA graph that a launch was captured in."""
+    """Capture a launch in a CUDA graph and return a function that launches the graph."""
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()
@@ -151,7 +151,7 @@ def _captured(launch: Call) -> Call:
 
 
 def _race(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Microseconds a call in each of the bursts, the contenders in turn."""
+    """Return microseconds per call for each burst, with the contenders interleaved."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(50):
@@ -167,7 +167,7 @@ def _race(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
 
 
 def _first_call(kernel: str, size: int, processes: int) -> dict[str, Any]:
-    """Medians over fresh processes, in milliseconds; one more runs first and fills the caches."""
+    """Return medians over fresh processes, in milliseconds; one additional process first fills the caches."""
     program = FIRST_CALL.format(kernel=kernel, size=size)
     runs = [_in_fresh_process(program) for _ in range(processes + 1)][1:]
     steps = [statistics.median(step) for step in zip(*(run["steps_ms"] for run in runs), strict=True)]
@@ -188,7 +188,7 @@ def _in_fresh_process(program: str) -> Any:
 
 
 def _show(document: dict[str, Any]) -> None:
-    table = Table("autotile", "us", "least", "target", "beside it", "us", "least")
+    table = Table("autotile", "us", "min", "target", "others", "us", "min")
     for name, other in zip_longest(document["calls_us"], document["others_us"], fillvalue=""):
         target = f"{TARGETS_US[name]:.1f}" if name in TARGETS_US else ""
         table.add_row(name, *_figures(document, name), target, other, *_figures(document, other))
@@ -199,13 +199,13 @@ def _show(document: dict[str, Any]) -> None:
             f"{name}: import autotile {first['import_autotile_over_numpy_ms']:.1f} ms over NumPy (target 30); first "
             f"call {first['first_call_over_cupy_ms']:.1f} ms over CuPy (target 50): get_best_kernel "
             f"{first['get_best_kernel_ms']:.1f} ({first['tier']}), first launch {first['first_launch_ms']:.1f}; loaded "
-            f"on the way: {', '.join(first['loaded']) or 'no compiler, no SQL engine, no Optuna'}"
+            f"modules: {', '.join(first['loaded']) or 'no compiler, no SQL engine, no Optuna'}"
         )
-    console.print(f"memory: {document['bytes_a_served_kernel'] / 1024:.1f} KiB a served kernel")
+    console.print(f"memory: {document['bytes_a_served_kernel'] / 1024:.1f} KiB per served kernel")
 
 
 def _figures(document: dict[str, Any], name: str) -> tuple[str, str]:
-    """Median and least time of a contender, where there is one."""
+    """Return the median and minimum time of a contender as text, or empty strings if it has none."""
     median_us = {**document["calls_us"], **document["others_us"]}.get(name)
     return (f"{median_us:.2f}", f"{document['least_us'][name]:.2f}") if median_us is not None else ("", "")
 

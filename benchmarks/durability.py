@@ -1,13 +1,13 @@
-"""How much of a tuning survives: sessions that are killed, and many processes on one database.
+"""Durability of tuning results: killed sessions, and many processes sharing one database.
 
     python benchmarks/durability.py [--kills 100] [--processes 16] [--seconds 60] [--seed 0] [--output FILE.json]
 
-`autotile tune --replay` is killed (SIGKILL) at random moments: a stage of its life is drawn, from the first import to
-the end of the process, and then a moment of that stage. The same command is begun again until it ends, and what the
-database holds then is compared, trial by trial and in order, with a session that nobody disturbed. After each kill the
-database is looked through, every trial that the process had said is stored is looked for, and so are its workers.
+`autotile tune --replay` is killed (SIGKILL) at random moments: a stage is drawn, from the first import to the end of
+the process, and then a moment within that stage. The same command is restarted until it completes, and the content of
+the database is compared, trial by trial and in order, with that of an undisturbed session. After each kill, the
+database is checked for damage, for every trial that the process had reported as stored, and for leftover workers.
 
-Then so many processes tune, read, import and export on one database file at the same time.
+Then a number of processes tune, read, import and export concurrently on one database file.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 
-# the bench is part of the tests; this script's own folder, which comes first, has modules of other names
+# the bench is part of the tests; replace this script's folder, which comes first in the path
 sys.path[0] = str(Path(__file__).parents[1] / "tests")
 
 from endurance.crowd import Crowd, run_crowd  # noqa: E402
 from endurance.kills import GONE_WITHIN_S, Kill, Scenario, Series, kill_and_resume  # noqa: E402
-from endurance.telling import STAGES  # noqa: E402
+from endurance.progress_marks import STAGES  # noqa: E402
 
 _SGEMM = ("sgemm_2d", "M=1024", "N=1024", "K=1024", "--replay")
 _TILED = ("matmul_tiled", "M=2048", "N=2048", "K=2048", "--replay")
@@ -44,7 +44,7 @@ SCENARIOS = (
 
 
 def main() -> None:
-    """Kill, crowd, show and write."""
+    """Run both parts, print the tables and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--processes", type=int, default=16)
@@ -55,7 +55,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         cache = folder / "cache"
-        series = list(_told(kill_and_resume(folder, SCENARIOS, arguments.kills, arguments.seed, cache)))
+        series = list(_reporting(kill_and_resume(folder, SCENARIOS, arguments.kills, arguments.seed, cache)))
         (folder / "crowd").mkdir()
         crowd = run_crowd(folder / "crowd", arguments.processes, arguments.seconds, cache)
     console = Console(width=140)
@@ -66,22 +66,22 @@ def main() -> None:
     sys.exit(any(one.faults for one in series) or bool(crowd.faults))
 
 
-def _told(series: Iterable[Series]) -> Iterator[Series]:
-    """The same series, each told on standard error as it ends."""
+def _reporting(series: Iterable[Series]) -> Iterator[Series]:
+    """Yield the series, reporting each on standard error as it ends."""
     for one in series:
         print(f"{one.scenario}: {len(one.kills)} kills, {'; '.join(one.faults) or 'the same result'}", file=sys.stderr)
         yield one
 
 
 def show_kills(console: Console, series: Sequence[Series]) -> None:
-    """A line a stage, and a line a scenario."""
+    """Print one line per stage, and one line per scenario."""
     kills = [kill for one in series for kill in one.kills]
     table = Table("killed while", "kills", "with workers", "trials lost", "databases damaged", "workers gone after")
     for stage in (*STAGES, ""):
         shown = [kill for kill in kills if stage in ("", kill.stage)]
         table.add_row(stage or "all", *_figures(shown), end_section=stage == STAGES[-1])
     console.print(table)
-    table = Table("scenario", "kills", "studies ended", "with the undisturbed result")
+    table = Table("scenario", "kills", "studies ended", "same result as undisturbed")
     for name in dict.fromkeys(one.scenario for one in series):
         ended = [one for one in series if one.scenario == name]
         same = sum(not one.difference for one in ended)
@@ -101,12 +101,12 @@ def _figures(kills: Sequence[Kill]) -> list[str]:
 
 
 def show_crowd(console: Console, crowd: Crowd) -> None:
-    """What the processes did together, and what went wrong."""
+    """Print the commands of the concurrent processes, and the faults found."""
     commands = ", ".join(f"{count} {name}" for name, count in crowd.commands.items())
     console.print(f"{crowd.processes} processes on one database for {crowd.seconds:.0f} s: {commands}")
-    state = "; ".join(crowd.damage) or "the database is whole"
+    state = "; ".join(crowd.damage) or "the database is intact"
     console.print(
-        f"{len(crowd.errors)} errors; {crowd.acknowledged} trials said to be stored, {crowd.lost} of them lost; "
+        f"{len(crowd.errors)} errors; {crowd.acknowledged} trials reported as stored, {crowd.lost} of them lost; "
         f"{crowd.imported} imports, {crowd.lost_imports} of them lost; {state}"
     )
     for fault in crowd.faults:

@@ -2,11 +2,11 @@
 
     python benchmarks/enumeration.py --rounds 5 --output enumeration.json
 
-The space is that of a register-tiled GEMM in the manner of CLBlast's Xgemm kernel: 14 parameters, 8,388,608
-combinations, 706,504 of them valid. Every measurement runs in a fresh process, the tools in turn within each round. The
-clock covers what a tuning run waits for: from the text of the rules to a space that answers its first look-up; imports
-are left out. The memory is the process's peak resident set, interpreter and imports included. Each process then puts
-the configurations that it found in order and hashes them; the hashes must agree.
+The space is that of a register-tiled GEMM in the style of CLBlast's Xgemm kernel: 14 parameters, 8,388,608
+combinations, 706,504 of them valid. Every measurement runs in a fresh process, with the tools interleaved within each
+round. The measured time is the time that a tuning run waits for: from the text of the rules to a space that answers its
+first look-up, without imports. The memory is the peak resident set of the process, including interpreter and imports.
+Each process then sorts and hashes its configurations; the hashes must agree.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from provenance import provenance
+
 ROOT = Path(__file__).resolve().parents[1]
 
 PARAMETERS: dict[str, list[int]] = {
-    "MWG": [16, 32, 64, 128],  # tile of C of a block
+    "MWG": [16, 32, 64, 128],  # block tile of C
     "NWG": [16, 32, 64, 128],
     "KWG": [16, 32, 64, 128],
-    "MDIMC": [8, 16, 32, 64],  # threads over that tile
+    "MDIMC": [8, 16, 32, 64],  # threads across that tile
     "NDIMC": [8, 16, 32, 64],
-    "MDIMA": [8, 16, 32, 64],  # threads over the tiles of A and B when they are loaded
+    "MDIMA": [8, 16, 32, 64],  # threads across the tiles of A and B during loads
     "NDIMB": [8, 16, 32, 64],
     "KWI": [2, 8],  # unrolling over K
     "VWM": [1, 2, 4, 8],  # vector widths
@@ -61,7 +63,7 @@ TOOLS = ("autotile", "kernel_tuner")
 
 
 def main() -> int:
-    """Run the benchmark, or one measurement of it in a process of its own."""
+    """Run the benchmark, or one measurement of it in a child process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each tool (default 5)")
     parser.add_argument("--output", type=Path, help="write all figures to this JSON file")
@@ -93,7 +95,7 @@ def measure_in_process(tool: str) -> dict[str, Any]:
 
 
 def measure(tool: str) -> dict[str, Any]:
-    """Enumerate once; seconds, peak memory, and a digest of what was found."""
+    """Enumerate once and return seconds, peak memory, and a digest of the configurations."""
     build, configurations = {"autotile": prepare_autotile, "kernel_tuner": prepare_kernel_tuner}[tool]()
     before_mb = peak_mb()
     started = time.perf_counter()
@@ -105,12 +107,12 @@ def measure(tool: str) -> dict[str, Any]:
 
 
 def prepare_autotile() -> tuple[Callable[[], Any], Callable[[Any], Iterable[Any]]]:
-    """Import autotile; how to build the space, and how to read its configurations."""
+    """Import autotile and return functions that build the space and read its configurations."""
     import numpy as np
 
     from autotile.core.device import device_profile
     from autotile.kernel.parser import parse_spec
-    from autotile.space.space import enumerate_space
+    from autotile.space.search_space import enumerate_space
 
     text, device = search_space_file(), device_profile("h200")
 
@@ -124,7 +126,7 @@ def prepare_autotile() -> tuple[Callable[[], Any], Callable[[Any], Iterable[Any]
 
 
 def prepare_kernel_tuner() -> tuple[Callable[[], Any], Callable[[Any], Iterable[Any]]]:
-    """Import Kernel Tuner; how to build the space, and how to read its configurations."""
+    """Import Kernel Tuner and return functions that build the space and read its configurations."""
     from kernel_tuner.searchspace import Searchspace
 
     def build() -> Any:
@@ -136,7 +138,7 @@ def prepare_kernel_tuner() -> tuple[Callable[[], Any], Callable[[Any], Iterable[
 
 
 def search_space_file() -> str:
-    """Write the space as a search-space file; its launch and data do not matter here."""
+    """Return the space as the text of a search-space file; its launch and data are irrelevant here."""
     parameters = "".join(f"{name} = {values}\n" for name, values in PARAMETERS.items())
     default = "".join(f"{name} = {values[0]}\n" for name, values in PARAMETERS.items())
     rules = "".join(f'{name} = "{rule}"\n' for name, rule in RULES.items())
@@ -163,7 +165,7 @@ outputs = {{ C = "A @ B" }}
 
 
 def fingerprint(configurations: Iterable[Any]) -> tuple[int, str]:
-    """Count configurations and hash them in order, whatever order they came in."""
+    """Count configurations and hash them in sorted order."""
     import numpy as np
 
     values = np.asarray(configurations, dtype=np.int16)
@@ -172,7 +174,7 @@ def fingerprint(configurations: Iterable[Any]) -> tuple[int, str]:
 
 
 def peak_mb() -> float:
-    """Peak resident set of this process so far, in MB (10^6 bytes), as Linux counts it."""
+    """Return the peak resident set of this process so far, in MB (10^6 bytes), as reported by Linux."""
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024 / 1e6
@@ -192,10 +194,10 @@ def summarize(runs: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def print_table(summary: dict[str, dict[str, float]]) -> None:
-    """Print one line for each tool."""
+    """Print one line per tool."""
     combinations = prod(len(values) for values in PARAMETERS.values())
     print(f"{combinations:,} combinations\n")
-    print(f"{'tool':<22}{'valid':>10}{'median s':>10}{'least':>9}{'most':>9}{'peak MB':>9}{'of it imports':>15}")
+    print(f"{'tool':<22}{'valid':>10}{'median s':>10}{'min':>9}{'max':>9}{'peak MB':>9}{'imports MB':>15}")
     for tool, row in summary.items():
         print(
             f"{tool + ' ' + tool_version(tool):<22}{row['valid']:>10,}{row['median_s']:>10.3f}{row['least_s']:>9.3f}"
@@ -206,8 +208,9 @@ def print_table(summary: dict[str, dict[str, float]]) -> None:
 
 
 def report(summary: dict[str, Any], rounds: list[dict[str, Any]], agree: bool) -> dict[str, Any]:
-    """Everything there is to keep of a run."""
+    """Return the JSON document of a run."""
     return {
+        **provenance(),
         "benchmark": "enumeration",
         "parameters": PARAMETERS,
         "rules": RULES,
@@ -222,7 +225,7 @@ def report(summary: dict[str, Any], rounds: list[dict[str, Any]], agree: bool) -
 
 
 def tool_version(tool: str) -> str:
-    """Version of a tool; autotile's own from the source that is measured."""
+    """Return the version of a tool; that of autotile is read from the measured source."""
     if tool == "autotile":
         source = (ROOT / "autotile" / "__init__.py").read_text()
         return next(line.split('"')[1] for line in source.splitlines() if line.startswith("__version__"))
@@ -230,7 +233,7 @@ def tool_version(tool: str) -> str:
 
 
 def processor() -> str:
-    """Model of the processor, as Linux names it."""
+    """Return the model name of the processor, as reported by Linux."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 

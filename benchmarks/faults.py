@@ -1,11 +1,11 @@
-"""What a tuner makes of kernels that fail: autotile and, where asked for, Kernel Tuner over the same fault kit.
+"""Handling of failing kernels: autotile and, optionally, Kernel Tuner on the same fault kit.
 
     python benchmarks/faults.py [--only NAME ...] [--kernel-tuner] [--output faults.json]
 
-Each fault has a session of its own: four healthy configurations and one that fails. The table tells how the faulty
-configuration ended, whether the healthy ones and the winner are right, and how many seconds longer the session took
-than one without a fault. Kernel Tuner runs the same five configurations with its CuPy backend in a process of its own,
-which is killed after 15 seconds. What the output file holds already is kept.
+Each fault has its own session with four healthy configurations and one that fails. The table lists the outcome of the
+faulty configuration, whether the healthy ones and the winner are correct, and how many seconds longer the session took
+than one without a fault. Kernel Tuner runs the same five configurations with its CuPy backend in a separate process,
+which is killed after 15 seconds. Results already in the output file are kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rich.table import Table
 
 from autotile.errors import AutotileError
 
-# the kit is part of the tests; this script's own folder, which comes first, has another module of the same name
+# the kit is part of the tests; this script's folder, which comes first in the path, has a module of the same name
 sys.path[0] = str(Path(__file__).parents[1] / "tests")
 
 from faults.fault_kit import HEALTHY, Fault, fault_kernel, read_faults  # noqa: E402
@@ -70,13 +70,13 @@ def main() -> None:
 
 
 def run_undisturbed() -> float:
-    """Seconds of a session without a fault."""
+    """Return the seconds of a session without a fault."""
     with tempfile.TemporaryDirectory() as folder:
         return tune_faults(Path(folder), HEALTHY).seconds
 
 
 def run_autotile(fault: Fault, undisturbed_s: float) -> dict[str, Any]:
-    """One fault's session."""
+    """Run the session of one fault."""
     expected = " or ".join(fault.outcomes)
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -95,7 +95,7 @@ def run_autotile(fault: Fault, undisturbed_s: float) -> dict[str, Any]:
 
 
 def run_child(name: str) -> dict[str, Any]:
-    """Kernel Tuner on one fault in a fresh process: what became of it, and the last thing that it said."""
+    """Run Kernel Tuner on one fault in a fresh process; return the verdict and its last line of output."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "CUPY_CACHE_DIR": folder, "CUDA_CACHE_DISABLE": "1"}
         command = [sys.executable, str(Path(__file__).resolve()), "--child", name]
@@ -113,7 +113,7 @@ def run_child(name: str) -> dict[str, Any]:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
-                return {"verdict": "hang", "reason": f"no end within {_LIMIT_S:.0f} s"}
+                return {"verdict": "hang", "reason": f"did not end within {_LIMIT_S:.0f} s"}
     if process.returncode:
         said = [line for line in errors.splitlines() if line.strip()]
         return {"verdict": "stopped", "reason": said[-1] if said else f"exit code {process.returncode}"}
@@ -125,9 +125,9 @@ def run_child(name: str) -> dict[str, Any]:
 
 
 def run_kernel_tuner(name: str) -> dict[str, Any]:
-    """Kernel Tuner over the kit's kernel with one fault, in this process."""
+    """Run Kernel Tuner on the kit's kernel with one fault, in this process."""
     import kernel_tuner
-    from constraint import FunctionConstraint  # a lambda's source would be read as text, without its names
+    from constraint import FunctionConstraint  # a bare lambda would be parsed from its source, without its closure
 
     with tempfile.TemporaryDirectory() as folder:
         kernel = fault_kernel(Path(folder), name)
@@ -159,7 +159,7 @@ def run_kernel_tuner(name: str) -> dict[str, Any]:
 
 
 def show(entries: list[dict[str, Any]], undisturbed_s: float) -> None:
-    """Print a line a fault."""
+    """Print one line per fault."""
     compared = any("kernel_tuner" in entry for entry in entries)
     table = Table("fault", "expected", "outcome", "reason", "seconds lost", "verdict")
     if compared:
@@ -182,7 +182,7 @@ def show(entries: list[dict[str, Any]], undisturbed_s: float) -> None:
 
 
 def styled(verdict: str) -> str:
-    """A verdict, coloured where it is good."""
+    """Return a verdict as Rich markup: green if good, red otherwise."""
     style = _STYLES.get(verdict, "red")
     return f"[{style}]{escape(verdict)}[/{style}]"
 

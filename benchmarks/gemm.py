@@ -1,11 +1,11 @@
-"""Matrix products against cuBLAS: tune (or load what was tuned), serve, check against float64, time side by side.
+"""Matrix products against cuBLAS: tune (or load tuned configurations), serve, verify against float64, time interleaved.
 
     python benchmarks/gemm.py [--dtype float32 bfloat16] [--shapes gemm_shapes.json] [--budget 60] [--output gemm.json]
-    python benchmarks/gemm.py --no-tune                     # time what the database, or autotile itself, has to serve
+    python benchmarks/gemm.py --no-tune                     # time what the database, or autotile itself, serves
 
-Every product is computed by what `autotile.matmul` would launch for it, with random normal inputs and a cold L2, and is
-timed interleaved with cuBLAS through PyTorch and through CuPy (the faster of the two counts), in one run on one GPU. A
-float32 product is computed by what `autotile.matmul` would launch with ``emulate=False`` besides.
+Every product is computed by the kernel that `autotile.matmul` would launch for it, with random normal inputs and a cold
+L2, and is timed interleaved with cuBLAS through PyTorch and through CuPy (the faster of the two counts), in one run on
+one GPU. A float32 product is also computed by the kernel that `autotile.matmul` would launch with ``emulate=False``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rich.table import Table
 
 from autotile.cuda.driver import live_device
 from autotile.database.database import Database
-from autotile.database.winners import write_winners
+from autotile.exchange.shipped import write_winners
 from autotile.serving.bound import BoundKernel
 from autotile.serving.matmul import Product, best_matmul
 from autotile.settings import read_settings
@@ -35,7 +35,7 @@ from autotile.workers.worker_pool import WorkerPool
 
 _HERE = Path(__file__).parent
 _WORTH_SHIPPING = 0.95
-"""Of cuBLAS: what is slower was not tuned well enough to be served to others."""
+"""Minimum speed relative to cuBLAS: slower results were not tuned well enough to ship."""
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _rows(dtype: str, arguments: argparse.Namespace, seeds: Sequence[Seed]) -> Iterator[Row]:
-    """Tune and time one product after another."""
+    """Tune and time the products one by one."""
     database = arguments.database
     with WorkerPool() as worker_pool:
         for shape in _read_shapes(arguments.shapes):
@@ -72,14 +72,14 @@ def _rows(dtype: str, arguments: argparse.Namespace, seeds: Sequence[Seed]) -> I
 
 
 def _kernels(product: Product, database: str | None) -> list[BoundKernel]:
-    """What `autotile.matmul` launches, and what it launches without emulation where that is another kernel."""
+    """Return the kernel that `autotile.matmul` launches, and the one without emulation if it is another kernel."""
     best = best_matmul(product, database=database)
     alone = best_matmul(replace(product, emulate=False), database=database)
     return [best] if alone.kernel == best.kernel else [best, alone]
 
 
 def _write_winners(rows: Sequence[Row], arguments: argparse.Namespace) -> int:
-    """Write the winners of all that was raced and is good enough."""
+    """Write the winners of all timed products that are fast enough and return their number."""
     raced = [(row, runner) for row in rows for runner in row.runners]
     good = [r.kernel.problem for row, r in raced if row.is_right(r) and r.ratio.value >= _WORTH_SHIPPING]
     with Database.open(arguments.database or read_settings().database) as database:
@@ -96,9 +96,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--dtype", nargs="+", default=["float32", "bfloat16"], choices=["float32", "float16", "bfloat16"]
     )
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tuning a shape and dtype, all included")
-    parser.add_argument("--no-tune", action="store_true", help="time what is served as things stand")
-    parser.add_argument("--no-emulation", action="store_true", help="float32 on the CUDA cores alone")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tuning per shape and dtype, in total")
+    parser.add_argument("--no-tune", action="store_true", help="time what is served without further tuning")
+    parser.add_argument("--no-emulation", action="store_true", help="compute float32 on the CUDA cores alone")
     parser.add_argument(
         "--seeds",
         type=Path,
@@ -106,8 +106,8 @@ def _arguments() -> argparse.Namespace:
         help='configurations to try first: {"float32": [{"kernel": NAME, "shape": [M, N, K], "config": {}}], ...}',
     )
     parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds of the timing")
-    parser.add_argument("--database", help="path or URL; the user's own where absent")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON file to write, after every shape")
+    parser.add_argument("--database", help="path or URL (default: the user's database)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON file, rewritten after every shape")
     parser.add_argument(
         "--winners", type=Path, metavar="FILE", help="write the winners of products that reach 0.95 of cuBLAS"
     )
@@ -133,7 +133,7 @@ def _show(dtype: str, rows: Sequence[Row]) -> None:
     for what, ratios in (("autotile.matmul", found), ("CUDA cores alone", found.get("cuda_cores"))):
         if ratios is not None:
             mean, least = ratios["geometric_mean"], ratios["least"]
-            console.print(f"{what}: geometric mean {mean:.3f}, least {least:.3f} of cuBLAS")
+            console.print(f"{what}: geometric mean {mean:.3f}, minimum {least:.3f} of cuBLAS")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which kernels are worth tuning for a product, and how they share a budget of wall time."""
+"""Choice of the kernels worth tuning for a product, and distribution of the wall-time budget among them."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from typing import Protocol
 
 from autotile.serving.matmul import EMULATED, Product
 
-_AHEAD_WHERE_LARGE = {"gemm_mma": "gemm_wgmma"}
-"""Kernels that lose to another one, where that fits, unless the product is small or narrow."""
+_SUPERSEDED_BY = {"gemm_mma": "gemm_wgmma"}
+"""Kernels that lose to another one that fits, unless the product is small or narrow."""
 _NARROW = 256
-"""Fewer rows or columns make too few tiles of the largest sizes."""
+"""With at most this many rows or columns, the largest tile sizes yield too few tiles."""
 _SMALL_FLOPS = 2.0 * 1280**3
-_VECTORS = 16
-"""Most rows or columns that gemm_small takes."""
+_MAX_VECTORS = 16
+"""Maximum number of rows or columns that gemm_small supports."""
 _FEW_VECTORS = 4
-"""As many or fewer take as long as it takes to read the large matrix, and no kernel reads it faster."""
+"""Up to this many, the time is that of reading the large matrix, and no kernel reads it faster."""
 
 _PROBE_S = 6.0
-"""Wall time of a first look at a kernel."""
-_PROBES = 0.4
-"""Part of the budget that the looks at all kernels may take."""
-_LOOKED = 4
-"""A kernel of which fewer configurations were tried, as starting up took most of the look, is not judged by them."""
-_LEAST_S = 1.0
-"""A session does not begin to search any sooner."""
-_NEAR = 1.2
-"""A kernel that takes up to so many times the leader's time may still win when both are tuned further: a first look
-tries little more than what won at other shapes."""
+"""Wall time of the probe of one kernel, in seconds."""
+_PROBE_SHARE = 0.4
+"""Maximum share of the budget for the probes of all kernels."""
+_MIN_TRIED = 4
+"""A kernel with fewer configurations tried, because startup took most of its probe, is not ranked by the probe."""
+_MIN_SEARCH_S = 1.0
+"""Minimum search time for which a session is worth starting, in seconds."""
+_NEAR_RATIO = 1.2
+"""A kernel within this ratio of the leader's time may still win when both are tuned further: a probe tries little more
+than the winners of other shapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a session found.
+    """Result of a session.
 
     Attributes
     ----------
     time_us
-        Of the fastest configuration.
+        Time of the fastest configuration.
     after_search_s
-        What a session of the kernel is expected to take beyond its search: finals, and what begins and ends it.
+        Expected time of a session of the kernel beyond its search: finals, startup and shutdown.
     tried
-        Configurations of the kernel so far.
+        Number of configurations of the kernel tried so far.
     """
 
     time_us: float
@@ -52,14 +52,14 @@ class Found:
 
 
 class Session(Protocol):
-    """Tunes one kernel, going on from its sessions before."""
+    """Function that tunes one kernel, resuming from its earlier sessions."""
 
     def __call__(self, kernel: str, search_s: float, *, finals: bool) -> Found | None:
-        """Search for so long, from the session's start; None where no configuration runs."""
+        """Search for ``search_s`` seconds from the start of the session; return None if no configuration runs."""
 
 
 def worth_tuning(product: Product, fitting: Collection[str]) -> list[str]:
-    """Those of the fitting kernels that may win, as far as the product's shape tells."""
+    """Return the fitting kernels that may win, judging by the shape of the product."""
     fewest = min(product.m, product.n)
     if "gemm_small" in fitting and fewest <= _FEW_VECTORS:
         return ["gemm_small"]
@@ -67,49 +67,49 @@ def worth_tuning(product: Product, fitting: Collection[str]) -> list[str]:
     return [
         name
         for name in fitting
-        if (small or _AHEAD_WHERE_LARGE.get(name) not in fitting) and (name != "gemm_small" or fewest <= _VECTORS)
+        if (small or _SUPERSEDED_BY.get(name) not in fitting) and (name != "gemm_small" or fewest <= _MAX_VECTORS)
     ]
 
 
 def share_out(
     kernels: Sequence[str], budget_s: float, tune: Session, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Look at each kernel briefly, and share what is left of the budget among those that lead.
+    """Probe each kernel briefly, and share the remaining budget among the leaders.
 
-    A first look holds no finals: all that it has to tell is which kernels lead.
+    A probe holds no finals: it only determines which kernels lead.
 
     Parameters
     ----------
     budget_s
-        Wall time of everything together.
+        Total wall time.
     tune
-        Holds a session.
+        Function that runs a session.
     clock
-        Seconds, as of `time.monotonic`.
+        Clock in seconds, like `time.monotonic`.
     """
     if not kernels:
         return
     deadline = clock() + budget_s
-    probe_s = min(_PROBE_S, _PROBES * budget_s / len(kernels))
-    looks = {name: found for name in kernels if (found := tune(name, probe_s, finals=False)) is not None}
-    chosen = leaders({name: found.time_us for name, found in looks.items()})
-    chosen += [name for name, found in looks.items() if name not in chosen and found.tried < _LOOKED]
+    probe_s = min(_PROBE_S, _PROBE_SHARE * budget_s / len(kernels))
+    probes = {name: found for name in kernels if (found := tune(name, probe_s, finals=False)) is not None}
+    chosen = leaders({name: found.time_us for name, found in probes.items()})
+    chosen += [name for name, found in probes.items() if name not in chosen and found.tried < _MIN_TRIED]
     for place, name in enumerate(chosen):
         share_s = (deadline - clock()) / (len(chosen) - place)
-        search_s = share_s - looks[name].after_search_s
-        if search_s >= _LEAST_S:
+        search_s = share_s - probes[name].after_search_s
+        if search_s >= _MIN_SEARCH_S:
             tune(name, search_s, finals=True)
 
 
 def leaders(times_us: Mapping[str, float]) -> list[str]:
-    """The fastest kernel, the fastest that does not emulate, and whichever is near the one or the other, fastest first.
+    """Return the fastest kernel, the fastest without emulation, and those close to either, fastest first.
 
-    What runs on the CUDA cores alone is a result of its own, so a kernel that does competes with its like.
+    The best result on the CUDA cores is reported separately, so kernels that do not emulate compete among themselves.
     """
     ieee = {name: time_us for name, time_us in times_us.items() if name not in EMULATED}
 
     def leads(name: str) -> bool:
         rivals = times_us if name in EMULATED else ieee
-        return times_us[name] <= _NEAR * min(rivals.values())
+        return times_us[name] <= _NEAR_RATIO * min(rivals.values())
 
     return sorted(filter(leads, times_us), key=times_us.__getitem__)

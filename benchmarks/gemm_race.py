@@ -1,4 +1,4 @@
-"""One product on one GPU: kernels against cuBLAS, checked against float64 and timed interleaved."""
+"""Kernels against cuBLAS on one product and one GPU, verified against float64 and timed interleaved."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from autotile.serving.matmul import Product
 _TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _RUNS_COMPARED = 5
 _LIMIT_S = 2.0
-"""GPU time of a race; long products get fewer rounds."""
-_LEAST_ROUNDS = 12
+"""GPU time of a race, in seconds; long products get fewer rounds."""
+_MIN_ROUNDS = 12
 _LONG_US = 2 * BATCH_BELOW_US
 """Shorter products are timed in CUDA graphs, in which CuPy refuses to call cuBLAS."""
 
 
 def race(product: Product, kernels: Sequence[BoundKernel], *, rounds: int, tuned: Tuned) -> Row:
-    """Check kernels on one product, and time them beside cuBLAS."""
+    """Verify kernels on one product and time them against cuBLAS."""
     torch.backends.cuda.matmul.allow_tf32 = False
     data = _Data(product)
     checked = [data.check(kernel) for kernel in kernels]
@@ -41,7 +41,7 @@ def race(product: Product, kernels: Sequence[BoundKernel], *, rounds: int, tuned
         x, y, z = map(_in_cupy, (data.a, data.b, data.theirs))
         cublas["cupy"] = lambda: cupy.matmul(x, y, out=z)
     everyone = [*launches, *cublas.values()]
-    rounds = int(np.clip(1e6 * _LIMIT_S / (once_us * len(everyone)), _LEAST_ROUNDS, rounds))
+    rounds = int(np.clip(1e6 * _LIMIT_S / (once_us * len(everyone)), _MIN_ROUNDS, rounds))
     times = timer.race(everyone, rounds, seed=0)
     theirs = dict(zip(cublas, times[len(launches) :], strict=True))
     through = min(theirs, key=lambda name: float(np.median(theirs[name])))
@@ -55,7 +55,7 @@ def race(product: Product, kernels: Sequence[BoundKernel], *, rounds: int, tuned
 
 
 class _Data:
-    """Random factors of a product on the GPU, the exact result, and room for what is computed."""
+    """Random factors of a product on the GPU, the exact result, and a buffer for the result of cuBLAS."""
 
     def __init__(self, product: Product) -> None:
         generator = torch.Generator("cuda").manual_seed(0)
@@ -69,9 +69,11 @@ class _Data:
         self._scale = torch.maximum(self._exact.abs(), self._exact.square().mean().sqrt())
 
     def check(self, kernel: BoundKernel) -> tuple[Callable[[], None], float, bool]:
-        """A launch of the kernel, its error, and whether further runs give the same bits."""
+        """Return a launch of the kernel, its error, and whether further runs are bit-identical."""
         result = torch.full_like(self.theirs, float("nan"))
-        launch = kernel.bind(*map(_in_cupy, (self.a, self.b, result)))  # on CuPy's stream, where the timer listens
+        launch = kernel.bind(
+            *map(_in_cupy, (self.a, self.b, result))
+        )  # on CuPy's stream, where the timer records its events
         torch.cuda.synchronize()
         launch()
         error, first, same = self.error(result), result.clone(), True
@@ -84,21 +86,21 @@ class _Data:
         return launch, error, same
 
     def error(self, result: torch.Tensor) -> float:
-        """Greatest error over the larger of an element and the RMS; infinite where there is a NaN."""
+        """Return the largest error relative to the larger of the element and the RMS; infinite if there is a NaN."""
         torch.cuda.synchronize()
         error = float(((result.double() - self._exact).abs() / self._scale).max())
         return float("inf") if np.isnan(error) else error
 
 
 def _in_cupy(tensor: torch.Tensor) -> Any:
-    """The same memory as a CuPy array; bfloat16 as its bits."""
+    """Return a CuPy array on the same memory; bfloat16 as its bits."""
     if tensor.dtype is torch.bfloat16:
         return cupy.asarray(tensor.view(torch.int16)).view(np.uint16)
     return cupy.asarray(tensor)
 
 
 def _on_cupys_stream(call: Callable[[], Any]) -> Callable[[], None]:
-    """A call of PyTorch that is queued on CuPy's current stream, where the timer listens."""
+    """Return a PyTorch call that is queued on CuPy's current stream, where the timer records its events."""
 
     def launch() -> None:
         with torch.cuda.stream(torch.cuda.ExternalStream(cupy.cuda.get_current_stream().ptr)):

@@ -1,4 +1,4 @@
-"""How one product fared: figures of the kernels and of cuBLAS, as a row of a table and as JSON."""
+"""Results of one product: figures of the kernels and of cuBLAS, as a row of a table and as JSON."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from autotile.serving.bound import BoundKernel
 from autotile.serving.matmul import EMULATED, Product
 
 _TENSOR_FMAS_PER_SM = {"8.0": 1024, "9.0": 2048}
-"""Dense 16-bit multiply-adds that an SM starts in a cycle (NVIDIA A100 and H100 white papers: 312 TFLOP/s on 108 SMs at
+"""Dense 16-bit multiply-adds per cycle and SM (NVIDIA A100 and H100 white papers: 312 TFLOP/s on 108 SMs at
 1410 MHz, 989 TFLOP/s on 132 SMs at 1830 MHz)."""
-_PRODUCTS_OF_PARTS = 6
-"""Of bfloat16, for one of float32."""
+_LIMB_PRODUCTS = 6
+"""bfloat16 products per float32 product."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A kernel, and how it fared."""
+    """Results of one kernel."""
 
     kernel: BoundKernel
     time_us: Interval
     ratio: Interval
-    """Time of cuBLAS over time of the kernel: above 1 where the kernel is faster."""
+    """Time of cuBLAS over time of the kernel: above 1 if the kernel is faster."""
     error: float
-    """Greatest error over the larger of an element and the root mean square."""
+    """Largest error relative to the larger of the element and the root mean square."""
     deterministic: bool
 
 
 @dataclass(frozen=True, slots=True)
 class CuBlas:
-    """How cuBLAS fared, by the faster of its callers."""
+    """Results of cuBLAS through the faster of its callers."""
 
     time_us: Interval
     through: str
@@ -45,13 +45,13 @@ class CuBlas:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How one product fared.
+    """Results of one product.
 
     Attributes
     ----------
     runners
-        First what `autotile.matmul` launches; then, where that is another kernel, what it launches with
-        ``emulate=False``.
+        The kernel that `autotile.matmul` launches, then the one that it launches with ``emulate=False`` if that is
+        another kernel.
     """
 
     product: Product
@@ -62,20 +62,20 @@ class Row:
 
     @property
     def best(self) -> Runner:
-        """What `autotile.matmul` launches."""
+        """The kernel that `autotile.matmul` launches."""
         return self.runners[0]
 
     @property
     def cuda_cores(self) -> Runner | None:
-        """What it launches for a float32 product with ``emulate=False``; None for other types."""
+        """The kernel that it launches for a float32 product with ``emulate=False``; None for other types."""
         return self.runners[-1] if self.product.dtype == "float32" else None
 
     def is_right(self, runner: Runner) -> bool:
-        """Whether a result is within tolerance, and the same in every run."""
+        """Return True if a result is within tolerance and bit-identical in every run."""
         return runner.error <= self.tolerance and runner.deterministic
 
     def cells(self) -> tuple[str, ...]:
-        """For the table of `headings`."""
+        """Return the cells of a row of the table with `headings`."""
         best, alone = self.best, self.cuda_cores
         rate, peak = self._rate(best.time_us), _peak(self.product.dtype, best.kernel)
         return (
@@ -93,7 +93,7 @@ class Row:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary."""
+        """Return a plain dictionary."""
         return {
             "shape": [self.product.m, self.product.n, self.product.k],
             **self._runner_to_json(self.best),
@@ -123,12 +123,12 @@ class Row:
         }
 
     def _rate(self, time_us: Interval) -> float:
-        """TFLOP/s."""
+        """Return TFLOP/s."""
         return self.product.flops / time_us.value / 1e6
 
 
 def headings(dtype: str) -> tuple[str, ...]:
-    """Of the table of all rows of a type."""
+    """Return the headings of the table of a dtype."""
     alone = ("CUDA cores alone",) if dtype == "float32" else ()
     return (
         *("M x N x K", "autotile", "cuBLAS", "ratio", "95 %"),
@@ -138,7 +138,7 @@ def headings(dtype: str) -> tuple[str, ...]:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Geometric mean and least ratio of what `autotile.matmul` launches, and of the CUDA cores alone; and the rows."""
+    """Return geometric mean and minimum of the ratios, of all kernels and of the CUDA cores alone, and the rows."""
     alone = [row.cuda_cores for row in rows if row.cuda_cores is not None]
     return {
         **_ratios([row.best for row in rows]),
@@ -154,11 +154,11 @@ def _ratios(runners: Sequence[Runner]) -> dict[str, float]:
 
 
 def _peak(dtype: str, kernel: BoundKernel) -> float | None:
-    """Operations a second at the highest clock; None where the tensor cores' rate is not known."""
+    """Return operations per second at the maximum clock; None if the rate of the tensor cores is not known."""
     device, emulated = kernel.device, kernel.kernel in EMULATED
     if dtype == "float32" and not emulated:
         return device.peak_fp32_flops_per_s
     fmas = _TENSOR_FMAS_PER_SM.get(device.compute_capability)
     if fmas is None:
         return None
-    return 2.0 * fmas * device.sm_count * device.clock_mhz * 1e6 / (_PRODUCTS_OF_PARTS if emulated else 1)
+    return 2.0 * fmas * device.sm_count * device.clock_mhz * 1e6 / (_LIMB_PRODUCTS if emulated else 1)

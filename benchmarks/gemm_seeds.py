@@ -1,4 +1,4 @@
-"""Configurations to begin with: what won at the nearest sizes, as the database, what is shipped, or a file says."""
+"""Initial configurations: winners of the nearest sizes from the database, the shipped winners, or a file."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 
 from autotile.core.model import Config, config_key
 from autotile.database.database import Database
-from autotile.database.winners import shipped_winners
+from autotile.exchange.shipped import shipped_winners
 from autotile.kernel.problem import size_distance
 from autotile.serving.bound import BoundKernel
 from autotile.settings import read_settings
 from autotile.space.limits import check_config
 
-_MOST = 10
-"""As many as compile at once on a host of 16 cores, beside the default and what is served so far."""
+_MAX_SEEDS = 10
+"""As many as compile concurrently on a host with 16 cores, in addition to the default and the configuration served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A configuration that was good at some sizes."""
+    """A configuration that won at some problem sizes."""
 
     kernel: str
     dtype: str
@@ -30,7 +30,7 @@ class Seed:
 
 
 def read_seeds(path: Path) -> list[Seed]:
-    """Seeds of a file: ``{"float32": [{"kernel": ..., "shape": [M, N, K], "config": {...}}, ...], ...}``."""
+    """Read the seeds of a file: ``{"float32": [{"kernel": ..., "shape": [M, N, K], "config": {...}}, ...], ...}``."""
     try:
         return [
             Seed(entry["kernel"], dtype, dict(zip("MNK", entry["shape"], strict=True)), entry["config"])
@@ -42,9 +42,9 @@ def read_seeds(path: Path) -> list[Seed]:
 
 
 def seeds_of(served: BoundKernel, given: Iterable[Seed], database: str | None) -> list[Config]:
-    """The kernel's default, what is served so far, and the valid winners of the nearest sizes; each once.
+    """Return the default, the served configuration, and the valid winners of the nearest sizes, without duplicates.
 
-    A parameter that the kernel did not have yet when a winner was found is at its default.
+    A parameter added to the kernel after a winner was found takes its default.
     """
     spec, problem = served.definition.spec, served.problem
     known = [seed for seed in given if (seed.kernel, seed.dtype) == (problem.kernel, problem.dtype)]
@@ -59,11 +59,11 @@ def seeds_of(served: BoundKernel, given: Iterable[Seed], database: str | None) -
         for config in configs
         if not check_config(spec, config, problem.sizes, served.device, problem.dtype)
     }
-    return list(valid.values())[: 2 + _MOST]
+    return list(valid.values())[: 2 + _MAX_SEEDS]
 
 
 def _winners(kernel: str, dtype: str, database: str | None) -> list[Seed]:
-    """Of all sizes and GPUs, and of older versions of the kernel: all that is asked of a seed is that it is valid."""
+    """Return the winners of all sizes and GPUs, including older versions of the kernel: a seed need only be valid."""
     with Database.open(database or read_settings().database) as opened:
         tuned = [best.winner for best in opened.best(kernel, dtype=dtype)]
     return [

@@ -1,4 +1,4 @@
-"""Tune the kernels that can compute a product, within one budget of wall time."""
+"""Tuning of all kernels that can compute a product, within one wall-time budget."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from autotile.workers.worker_pool import WorkerPool
 _FINALISTS = 6
 _SAMPLE_LIMIT_S = 0.05
 _RACE_S, _ROUNDS = 3.0, 60
-_PROOF_S, _PROOFS = 15.0, 75
-"""Most that the finals take for their race and for the winner's proof, see `autotile.tuning.finals` and `.proof`."""
+_CHECKS_S, _CHECKS = 15.0, 75
+"""Limits of the race of the finals and of the finalist checks: seconds and number of rounds or runs."""
 _COMPARING_S = 2e-3
-"""What it takes, beside its two launches, to verify a candidate: on an H200, a proof at 4096 cubed takes 0.6 s."""
+"""Time to verify a candidate, excluding its two launches: on an H200, the checks at 4096 cubed take 0.6 s."""
 _MARGIN_S = 0.5
-"""For the candidate that is under way when the search ends, and for what a longer session has more to sum up."""
+"""Margin for the candidate in flight when the search ends, and for the longer summary of a longer session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What tuning a product took: wall time, and how many configurations of each kernel were tried, now or earlier."""
+    """Cost of tuning a product: wall time, and the number of configurations tried per kernel, earlier runs included."""
 
     seconds: float = 0.0
     tried: Mapping[str, int] = field(default_factory=dict)
@@ -42,18 +42,18 @@ class Tuned:
 def tune_product(
     product: Product, budget_s: float, database: str | None, worker_pool: WorkerPool, seeds: Sequence[Seed] = ()
 ) -> Tuned:
-    """Tune what may win; afterwards the database holds a result of each kernel.
+    """Tune the kernels that may win; afterwards the database holds a result of each.
 
     Parameters
     ----------
     budget_s
-        Wall time of everything together.
+        Total wall time.
     database
-        Path or URL; None for the user's own.
-    worker_pool
+        Path or URL; None for the user's database.
+    shelf
         Keeps workers from one session to the next.
     seeds
-        Configurations to try first, beside what won at other sizes.
+        Configurations to try first, in addition to the winners of other sizes.
     """
     start = time.monotonic()
     sessions = _Sessions(product, database, worker_pool, seeds)
@@ -65,8 +65,8 @@ def tune_product(
 class _Sessions:
     """Tuning sessions of one product.
 
-    The first one of a kernel tries what won at the nearest sizes, and nothing else where there is any such thing; its
-    later ones go on from there. What they find at one size teaches the next.
+    The first session of a kernel tries the winners of the nearest sizes, and nothing else if there are any; later
+    sessions resume from there. The results at one size guide the search at the next.
     """
 
     def __init__(self, product: Product, database: str | None, worker_pool: WorkerPool, seeds: Sequence[Seed]) -> None:
@@ -81,8 +81,8 @@ class _Sessions:
     def __call__(self, kernel: str, search_s: float, *, finals: bool) -> Found | None:
         """Search and hold the finals, see `gemm_plan.Session`.
 
-        The finals are a session of their own, in which nothing waits for what the search has yet to compile; the
-        problem is laid out by then.
+        The finals are a separate session, which does not wait for pending compilations of the search; the inputs have
+        been prepared by then.
         """
         start = time.monotonic()
         result = self._hold(kernel, self._search_options(kernel, search_s))
@@ -106,7 +106,7 @@ class _Sessions:
         )
 
     def _hold(self, kernel: str, options: TuneOptions) -> TuneResult | None:
-        """Hold one session and say what it found; None where it fails."""
+        """Run one session and print its result; return None if it fails."""
         start = time.monotonic()
         served = self.served[kernel]
         try:
@@ -119,7 +119,7 @@ class _Sessions:
         return result
 
     def _serve(self, kernel: str) -> BoundKernel | None:
-        """What is served so far; None where no configuration is valid here."""
+        """Return the kernel served so far; None if no configuration is valid for the product."""
         location = self._database or read_settings().database
         try:
             return find_best_kernel(kernel, self._product.dtype, None, location, self._sizes[kernel])
@@ -128,20 +128,20 @@ class _Sessions:
 
 
 def _finals_s(fastest_us: float) -> float:
-    """What a race of the finalists, the default and the winner so far is expected to take, and the winner's proof."""
+    """Return the expected time of a race of the finalists, the default and the current winner, and of the checks."""
     launch_s = 1e-6 * fastest_us
-    race_s, proof_s = _ROUNDS * (_FINALISTS + 2) * launch_s, _PROOFS * (2 * launch_s + _COMPARING_S)
-    return min(race_s, _RACE_S) + min(proof_s, _PROOF_S)
+    race_s, checks_s = _ROUNDS * (_FINALISTS + 2) * launch_s, _CHECKS * (2 * launch_s + _COMPARING_S)
+    return min(race_s, _RACE_S) + min(checks_s, _CHECKS_S)
 
 
 def _time_us(result: TuneResult | None) -> float | None:
-    """Of the fastest configuration; None where there is none."""
+    """Return the time of the fastest configuration; None if there is none."""
     return result.winner.time_us if result is not None and result.winner is not None else None
 
 
 def _line(kernel: str, result: TuneResult, wall_s: float) -> str:
     trials = sum(result.outcomes.values())
     time_us = _time_us(result)
-    found = f"{time_us:,.1f} us" if time_us is not None else "nothing ran"
+    found = f"{time_us:,.1f} us" if time_us is not None else "no configuration ran"
     phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in result.phases.items())
-    return f"{kernel}: {found}, {trials - result.resumed} configurations more in {wall_s:.1f} s ({phases})"
+    return f"{kernel}: {found}, {trials - result.resumed} more configurations in {wall_s:.1f} s ({phases})"

@@ -2,8 +2,8 @@
 
     python benchmarks/ladder.py [--shapes 2048,2048,2048 1999,2999,1013] [--trials 200] [--output ladder.json]
 
-Tunes the three kernels at each shape (M,N,K), serves them with `get_best_kernel`, compares each served result with
-float64, and times all four interleaved: fp32 without TF32, cold L2, random normal inputs, CUDA events, medians.
+Tunes the three kernels at each shape (M,N,K), serves them with `get_best_kernel`, verifies each result against float64,
+and times all four interleaved: fp32 without TF32, cold L2, random normal inputs, CUDA events, medians.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     """Run every shape, print the tables and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["2048,2048,2048", "1999,2999,1013"], metavar="M,N,K")
-    parser.add_argument("--trials", type=int, default=200, help="trials of each kernel's tuning")
+    parser.add_argument("--trials", type=int, default=200, help="tuning trials per kernel")
     parser.add_argument("--rounds", type=int, default=50, help="interleaved rounds of the final timing")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def climb(shape: tuple[int, ...], trials: int, rounds: int) -> list[dict[str, Any]]:
-    """Tune, serve, check and time the ladder at one shape; one row a step."""
+    """Tune, serve, verify and time the ladder at one shape; return one row per step."""
     m, n, k = shape
     generator = np.random.default_rng(0)
     a, b = (cupy.asarray(generator.standard_normal(s, dtype=np.float32)) for s in ((m, k), (k, n)))
@@ -93,7 +93,7 @@ def climb(shape: tuple[int, ...], trials: int, rounds: int) -> list[dict[str, An
 
 
 def show(rows: list[dict[str, Any]], peak_flops_per_s: float) -> None:
-    """Print one line a step."""
+    """Print one line per step."""
     table = Table("M x N x K", "kernel", "TFLOP/s", "95 % interval", "of fp32 peak", "error / RMS", "right", "tier")
     for row in rows:
         table.add_row(

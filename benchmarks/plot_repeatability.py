@@ -1,4 +1,4 @@
-"""Draw what ten tunings of one space stated, and what was true, from the record of ``repeatability.py``.
+"""Plot the stated and true results of ten tuning runs of one space, from the record of ``repeatability.py``.
 
 python benchmarks/plot_repeatability.py benchmarks/results/h200/repeatability.json docs/images/repeatability.svg
 """
@@ -17,7 +17,7 @@ _CALM, _DISTURBED, _MEAN = "#1b6ca8", "#d1603d", "#8a8a8a"
 
 
 def main() -> None:
-    """Read the record, draw, write."""
+    """Read the record, plot it and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("record", type=Path)
     parser.add_argument("output", type=Path)
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def draw_speedups(axes: Axes, runs: list[dict[str, Any]]) -> None:
-    """Stated speed-ups with their intervals, a bar a run, and the true ratio of the winner that each named."""
+    """Plot the stated speed-up of each run with its interval, and the true ratio of its winner."""
     for disturbed, colour, label in ((False, _CALM, "undisturbed"), (True, _DISTURBED, "disturbed")):
         chosen = [run for run in runs if run["disturbed"] is disturbed]
         middle = [run["speedup"][1] for run in chosen]
@@ -47,7 +47,7 @@ def draw_speedups(axes: Axes, runs: list[dict[str, Any]]) -> None:
 
 
 def draw_losses(axes: Axes, runs: list[dict[str, Any]]) -> None:
-    """How far each winner is from the fastest configuration, beside that of the mean of seven runs."""
+    """Plot the loss of each winner against the fastest configuration, and that of the mean of seven runs."""
     width = 0.4
     seeds = [run["seed"] for run in runs]
     colours = [_DISTURBED if run["disturbed"] else _CALM for run in runs]

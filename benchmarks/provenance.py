@@ -1,4 +1,4 @@
-"""Where a benchmark's figures come from: what every result file says of itself."""
+"""Provenance of benchmark figures, stored in every result file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("numpy", "cupy", "cupy-cuda13x", "cupy-cuda12x", "optuna", "kernel-
 
 
 def provenance() -> dict[str, Any]:
-    """Command, date, versions, and the machine that it ran on."""
+    """Return the command, date, versions, and the machine of this run."""
     has_gpu = device_count() > 0
     return {
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),

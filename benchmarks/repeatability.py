@@ -1,13 +1,13 @@
-"""Does the same tuning name the same winner? Ten tunings of one space, half of them disturbed.
+"""Repeatability of tuning: ten tuning runs of one space, half of them disturbed.
 
     python benchmarks/repeatability.py [--shape 2048,2048,2048] [--configurations 320] [--output repeat.json]
 
-1. The truth: every configuration of a sample of sgemm_2d's space is measured, and the fastest of them are timed
-   interleaved for many rounds, with the default and with every winner that a tuning named.
-2. Ten tunings with different seeds, each with a database of its own; in every second one another process runs matrix
-   products in bursts on the same GPU.
-3. Beside each, Kernel Tuner's way over the same configurations: the mean of seven runs, the smallest wins.
-4. A/A: one configuration under two names must end as a tie.
+1. Ground truth: every configuration of a sample of sgemm_2d's space is measured, and the fastest of them are timed
+   interleaved for many rounds, with the default and the winner of every tuning run.
+2. Ten tuning runs with different seeds, each with its own database; during every second one, another process runs
+   matrix products in bursts on the same GPU.
+3. For each run, Kernel Tuner's method on the same configurations: the smallest mean of seven runs wins.
+4. A/A test: one configuration under two names must end as a tie.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
 
 CONTENDERS = 16
-"""Fastest of the brute force that are timed again to find the true best."""
+"""Number of the fastest configurations of the brute-force search that are timed again to find the true best."""
 DISTURBANCE = """
 import time, cupy
 a = cupy.random.standard_normal((2048, 2048), dtype=cupy.float32)
@@ -57,11 +57,11 @@ while True:
 
 
 def main() -> None:
-    """Run everything, print the table and write the JSON."""
+    """Run all parts, print the table and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="2048,2048,2048", metavar="M,N,K")
     parser.add_argument("--configurations", type=int, default=320)
-    parser.add_argument("--trials", type=int, default=DEFAULT_TRIALS, help="trials of each tuning")
+    parser.add_argument("--trials", type=int, default=DEFAULT_TRIALS, help="trials per tuning run")
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def brute_force(kernel: Kernel, sizes: dict[str, int], configs: list[Config]) -> list[Config]:
-    """The fastest configurations of the sample, and the default."""
+    """Return the fastest configurations of the sample, and the default."""
     options = TuneOptions(sampler=BRUTE_FORCE, only=tuple(configs), finals=CONTENDERS)
     result, trials = tuned(kernel, sizes, options)
     assert result.winner is not None
@@ -96,7 +96,7 @@ def brute_force(kernel: Kernel, sizes: dict[str, int], configs: list[Config]) ->
 
 
 def one_run(kernel: Kernel, sizes: dict[str, int], configs: list[Config], seed: int, trials: int) -> dict[str, Any]:
-    """One tuning, and Kernel Tuner's way beside it; every second run is disturbed."""
+    """Run one tuning and Kernel Tuner's method; every second run is disturbed."""
     disturbed = seed % 2 == 1
     with disturbance(disturbed):
         options = TuneOptions(only=tuple(configs), trials=trials, seed=seed)
@@ -118,7 +118,7 @@ def one_run(kernel: Kernel, sizes: dict[str, int], configs: list[Config], seed: 
 
 
 def tuned(kernel: Kernel, sizes: dict[str, int], options: TuneOptions) -> tuple[TuneResult, list[dict[str, Any]]]:
-    """Tune with an empty database; the cubins are shared by all."""
+    """Tune with an empty database; all runs share the cubin cache."""
     from autotile.database.database import Database
 
     with tempfile.TemporaryDirectory() as folder:
@@ -131,7 +131,7 @@ def tuned(kernel: Kernel, sizes: dict[str, int], options: TuneOptions) -> tuple[
 
 
 def mean_of_seven(kernel: Kernel, sizes: dict[str, int], configs: list[Config]) -> Config:
-    """Time each configuration seven times in a row, hot, and take the smallest mean."""
+    """Time each configuration seven times in a row with a warm L2 and return the one with the smallest mean."""
     timer = Timer(live_device().l2_bytes, "hot", limit_s=0.1)
     launches = Matrices(sizes, kernel).launches(configs)
     means = [float(np.mean(timer.samples(launch, 8)[1:])) for launch in launches]
@@ -141,7 +141,7 @@ def mean_of_seven(kernel: Kernel, sizes: dict[str, int], configs: list[Config]) 
 def true_times(
     kernel: Kernel, sizes: dict[str, int], contenders: list[Config], runs: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Long interleaved times of the contenders and of every winner that was named, undisturbed."""
+    """Time the contenders and the winners of all runs interleaved for many rounds, undisturbed."""
     named = [run[which] for run in runs for which in ("winner", "mean_of_7_winner")]
     every = list({config_key(config): config for config in [*contenders, *named]}.values())
     timer = Timer(live_device().l2_bytes, "cold", limit_s=0.1)
@@ -154,7 +154,7 @@ def true_times(
 
 
 def judge(runs: list[dict[str, Any]], truth: dict[str, Any]) -> None:
-    """Add to each run how far its winners are from the best, and whether its interval holds the true ratio."""
+    """Add to each run the losses of its winners and whether its interval contains the true ratio."""
     for run in runs:
         for which in ("winner", "mean_of_7_winner"):
             run[f"{which}_loss"] = truth["medians"][config_key(run[which])] / truth["best"] - 1.0
@@ -165,7 +165,7 @@ def judge(runs: list[dict[str, Any]], truth: dict[str, Any]) -> None:
 
 
 def same_under_two_names(sizes: dict[str, int], seed: int) -> dict[str, Any]:
-    """Tune a space of one configuration under two names."""
+    """Tune a space that holds one configuration under two names."""
     original = load_kernel(KERNEL)
     with tempfile.TemporaryDirectory() as folder:
         text = original.spec.text.replace("[parameters]", "[parameters]\nNAME = [1, 2]", 1)
@@ -181,7 +181,7 @@ def same_under_two_names(sizes: dict[str, int], seed: int) -> dict[str, Any]:
 
 @contextmanager
 def disturbance(active: bool) -> Iterator[None]:
-    """Matrix products in bursts from another process."""
+    """Run matrix products in bursts in another process if ``active``."""
     if not active:
         yield
         return
@@ -193,9 +193,9 @@ def disturbance(active: bool) -> Iterator[None]:
 
 
 def show(runs: list[dict[str, Any]], twins: list[dict[str, Any]]) -> None:
-    """Print a line a run and the totals."""
+    """Print one line per run and the totals."""
     table = Table(
-        "seed", "disturbed", "loss of the winner", "loss by mean of 7", "stated speed-up", "true", "holds", "ties"
+        "seed", "disturbed", "loss of the winner", "loss by mean of 7", "stated speed-up", "true", "covered", "ties"
     )
     for run in runs:
         table.add_row(
@@ -214,7 +214,7 @@ def show(runs: list[dict[str, Any]], twins: list[dict[str, Any]]) -> None:
     ties = sum(twin["tie"] for twin in twins)
     close_by_mean = sum(run["mean_of_7_winner_loss"] <= 0.01 for run in runs)
     print(f"winner within 1 % of the best: {close} of {len(runs)} (mean of seven runs: {close_by_mean})")
-    print(f"interval holds the true ratio: {held} of {len(runs)}; A/A reported as a tie: {ties} of {len(twins)}")
+    print(f"interval contains the true ratio: {held} of {len(runs)}; A/A reported as a tie: {ties} of {len(twins)}")
 
 
 if __name__ == "__main__":

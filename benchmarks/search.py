@@ -1,12 +1,12 @@
-"""How few measurements each search method needs, on recorded spaces.
+"""Efficiency of search methods on recorded spaces.
 
     python benchmarks/search.py --data DIR [--seeds 20] [--budget 400] [--batch 1] [--methods NAME ...]
                                 [--work DIR] [--processes N] [--output FILE.json] [--plot FILE.svg]
 
-Every ``.npz`` in the folder is a recorded space (see `search_methods.RecordedSpace`), which each method searches once a
-seed. Each run is kept as a small file in the work folder, so that a run that was stopped goes on. The table gives the
-best possible over the best found time after so many measurements: the mean over the spaces of the mean over the seeds,
-with its standard error over the seeds. A configuration that fails counts as a measurement.
+Every ``.npz`` in the folder is a recorded space (see `search_methods.RecordedSpace`), which each method searches once
+per seed. Each run is stored as a small file in the work folder, so that an interrupted benchmark resumes. The table
+gives the ratio of the best possible to the best found time after a number of measurements: the mean over the spaces of
+the mean over the seeds, with its standard error over the seeds. A failed configuration counts as a measurement.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-# one thread a process: the runs are what is spread over the cores
+# one thread per process: parallelism is over the runs
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 import numpy as np
@@ -32,18 +32,18 @@ from rich.table import Table
 from search_methods import RecordedSpace, all_methods, timed
 
 COUNTS = (25, 50, 100, 200, 400)
-"""Measurements after which the table looks."""
+"""Numbers of measurements in the columns of the table."""
 
 Curves = dict[str, dict[str, np.ndarray]]
-"""For each method and space what was reached, shape (seeds, measurements)."""
+"""Ratio reached, by method and space, shape (seeds, measurements)."""
 
 
 def main() -> None:
-    """Replay what is missing, show the table, write the figures."""
+    """Run the missing searches, print the table and write the figures."""
     arguments = parse()
     spaces = {path.stem: RecordedSpace.read(path) for path in sorted(arguments.data.glob("*.npz"))}
     if not spaces:
-        raise SystemExit(f"{arguments.data} holds no .npz; name a folder of recorded spaces")
+        raise SystemExit(f"{arguments.data} holds no .npz: expected a folder of recorded spaces")
     arguments.work.mkdir(parents=True, exist_ok=True)
     jobs = [(m, s, seed) for seed in range(arguments.seeds) for m in arguments.methods for s in spaces]
     missing = [job for job in jobs if not kept(arguments, *job).is_file()]
@@ -68,27 +68,27 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of recorded spaces")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--budget", type=int, default=400, help="measurements of each run")
-    parser.add_argument("--batch", type=int, default=1, help="proposals made at the same time")
-    parser.add_argument("--methods", nargs="+", help="see search_methods.py (default: all that are installed)")
-    parser.add_argument("--work", type=Path, default=Path("search-runs"), help="where each run is kept")
+    parser.add_argument("--budget", type=int, default=400, help="measurements per run")
+    parser.add_argument("--batch", type=int, default=1, help="proposals made at a time")
+    parser.add_argument("--methods", nargs="+", help="see search_methods.py (default: all installed)")
+    parser.add_argument("--work", type=Path, default=Path("search-runs"), help="folder of the stored runs")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--output", type=Path, help="JSON file to write")
-    parser.add_argument("--plot", type=Path, help="picture to write; needs matplotlib")
+    parser.add_argument("--plot", type=Path, help="image file to write; requires matplotlib")
     arguments = parser.parse_args()
     arguments.methods = arguments.methods or all_methods()
     return arguments
 
 
 def kept(arguments: argparse.Namespace, method: str, space: str, seed: int) -> Path:
-    """File of one run; its name holds a digest of the recording, so that a changed one is searched anew."""
+    """Return the file of one run; its name contains a digest of the recording, so that a changed one is redone."""
     digest = hashlib.sha256((arguments.data / f"{space}.npz").read_bytes()).hexdigest()[:8]
     name = f"{method.replace(':', '+')}-{space}-{digest}-{seed}-{arguments.budget}-{arguments.batch}.json"
     return Path(arguments.work / name)
 
 
 def replay(arguments: argparse.Namespace, spaces: dict[str, RecordedSpace], job: tuple[str, str, int]) -> None:
-    """Run one method on one space with one seed, and keep what it measured."""
+    """Run one method on one space with one seed and store the measured rows."""
     method, space, seed = job
     path = kept(arguments, *job)
     whole = path.with_suffix(f".{os.getpid()}")
@@ -99,7 +99,7 @@ def replay(arguments: argparse.Namespace, spaces: dict[str, RecordedSpace], job:
 def collect(
     arguments: argparse.Namespace, spaces: dict[str, RecordedSpace]
 ) -> tuple[Curves, dict[str, float], dict[str, str]]:
-    """Curves, milliseconds a measurement, and errors of each method; one that failed anywhere has no curve."""
+    """Return curves, milliseconds per measurement, and errors by method; a method that failed anywhere has no curve."""
     curves: Curves = {}
     cost: dict[str, float] = {}
     errors: dict[str, str] = {}
@@ -121,7 +121,7 @@ def collect(
 
 
 def averages(by_space: dict[str, np.ndarray], counts: list[int]) -> Iterator[tuple[float, float]]:
-    """Mean over the spaces and its standard error, after each count."""
+    """Yield the mean over the spaces and its standard error for each count."""
     for count in counts:
         reached = [each[:, count - 1] for each in by_space.values()]
         squares = sum(each.var(ddof=1) / len(each) for each in reached) if len(reached[0]) > 1 else np.nan
@@ -129,7 +129,7 @@ def averages(by_space: dict[str, np.ndarray], counts: list[int]) -> Iterator[tup
 
 
 def summary(curves: Curves, cost: dict[str, float], arguments: argparse.Namespace) -> dict[str, Any]:
-    """All figures, rounded to what their errors leave of them."""
+    """Return all figures, rounded to their precision."""
     counts = [count for count in COUNTS if count <= arguments.budget]
     return {
         method: {
@@ -148,7 +148,7 @@ def summary(curves: Curves, cost: dict[str, float], arguments: argparse.Namespac
 
 
 def show(curves: Curves, cost: dict[str, float], arguments: argparse.Namespace) -> None:
-    """Print one line a method, the best last, and where the first one stands on each space."""
+    """Print one line per method, the best last, and compare the first method with the others on each space."""
     counts = [count for count in COUNTS if count <= arguments.budget]
     table = Table("method", *(f"after {count}" for count in counts), "ms each", box=None)
     middle = max(count for count in counts if count <= 100) - 1
@@ -162,7 +162,7 @@ def show(curves: Curves, cost: dict[str, float], arguments: argparse.Namespace) 
 
 
 def compare(curves: Curves, counts: list[int], ours: str) -> None:
-    """Print one method beside the best of all others, space by space."""
+    """Print one method and the best of all others, by space."""
     others = [method for method in curves if method != ours]
     table = Table("space", *(f"{ours} / best other after {count}" for count in counts), box=None)
     for space, reached in curves[ours].items():
@@ -176,7 +176,7 @@ def compare(curves: Curves, counts: list[int], ours: str) -> None:
 
 
 def plot(curves: Curves, path: Path) -> None:
-    """Draw the mean over the spaces against the measurements."""
+    """Plot the mean over the spaces against the number of measurements."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,9 +1,9 @@
-"""Search methods replayed over a recorded space: autotile's samplers, Optuna's own and Kernel Tuner's strategies.
+"""Search methods replayed on a recorded space: the samplers of autotile and Optuna, and Kernel Tuner's strategies.
 
-A method is ``NAME`` or ``autotile:NAME`` (a sampler of autotile, through the `Search` that a tuning uses),
-``optuna:NAME`` (Optuna's sampler on a study of its own, over all combinations; those that are invalid or were measured
-before are redrawn free of charge), ``optuna-counted:NAME`` (the same, but they count as measurements) or
-``kernel-tuner:STRATEGY`` (with a fresh `Searchspace`; what it proposes again is answered and does not count).
+A method is ``NAME`` or ``autotile:NAME`` (a sampler of autotile, through the `Search` of a tuning session),
+``optuna:NAME`` (Optuna's sampler on its own study over all combinations; invalid and repeated ones are redrawn without
+counting), ``optuna-counted:NAME`` (the same, but they count as measurements) or ``kernel-tuner:STRATEGY`` (with a fresh
+`Searchspace`; repeated proposals are answered and do not count).
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ import numpy as np
 
 from autotile.core.model import Measurement, Outcome, Trial, Value
 from autotile.kernel.spec import Parameter
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 _REDRAWS = 200
-"""Draws that Optuna's samplers have for one measurement before it is lost."""
+"""Maximum draws of an Optuna sampler per measurement; after that, the measurement is lost."""
 
 _REPEATS = 200
-"""Proposals a measurement after which a strategy that only repeats itself is ended."""
+"""Proposals per measurement after which a strategy that only repeats itself is stopped."""
 
-_MOST_SECONDS = 120
-"""Most that a strategy may take; some wait for a row that they will never draw."""
+_MAX_SECONDS = 120
+"""Time limit of a strategy; some wait for a row that they never draw."""
 
 
 @dataclass(frozen=True)
 class RecordedSpace:
-    """A space with the time of every valid configuration, in ms; NaN where it fails."""
+    """A space with the time of every valid configuration, in ms; NaN for failures."""
 
     name: str
     space: SearchSpace
@@ -60,11 +60,11 @@ class RecordedSpace:
 
     @cached_property
     def best_ms(self) -> float:
-        """The least time."""
+        """Minimum time, in ms."""
         return float(np.nanmin(self.times_ms))
 
     def reached(self, rows: list[int], budget: int) -> np.ndarray:
-        """Best possible over best found time after each measurement, shape (budget,); 0 before the first success."""
+        """Return the ratio of best possible to best found time, shape (budget,); 0 before the first success."""
         times = np.full(budget, np.inf)
         measured = np.array([self.times_ms[row] if row >= 0 else np.nan for row in rows[:budget]], np.float64)
         times[: len(measured)] = np.where(np.isnan(measured), np.inf, measured)
@@ -72,7 +72,7 @@ class RecordedSpace:
 
 
 def run_method(method: str, recorded: RecordedSpace, seed: int, budget: int, batch: int) -> list[int]:
-    """Rows in the order in which a method measured them; -1 where it spent a measurement on no row."""
+    """Return the rows in the order in which a method measured them; -1 for a measurement spent on no row."""
     kind, _, name = method.rpartition(":")
     run = {"": _autotile, "autotile": _autotile, "optuna": _optuna, "kernel-tuner": _kernel_tuner}.get(kind)
     if kind == "optuna-counted":
@@ -83,7 +83,7 @@ def run_method(method: str, recorded: RecordedSpace, seed: int, budget: int, bat
 
 
 def all_methods() -> list[str]:
-    """Every method that can run with what is installed."""
+    """Return every method that can run with the installed packages."""
     from kernel_tuner.interface import strategy_map
 
     from autotile.search.samplers import SAMPLERS
@@ -113,7 +113,7 @@ def _autotile(name: str, recorded: RecordedSpace, seed: int, budget: int, batch:
 
 
 def as_trial(config: dict[str, Value], time_ms: float) -> Trial:
-    """A recorded configuration as the trial that it would have been; NaN is a failure."""
+    """Return the trial of a recorded configuration; NaN is a failure."""
     if np.isnan(time_ms):
         return Trial(config, Outcome.COMPILE_FAILED, "recorded as failed", "compile")
     time_us = 1e3 * float(time_ms)
@@ -137,7 +137,7 @@ def _optuna_samplers() -> dict[str, Callable[[int], Any]]:
 def _optuna(
     name: str, recorded: RecordedSpace, seed: int, budget: int, batch: int, *, counted: bool = False
 ) -> list[int]:
-    """Ask and tell one at a time, or in batches; places in the values where the method needs numbers."""
+    """Run an Optuna sampler one at a time or in batches; methods that need numbers get indices of values."""
     import warnings
 
     import optuna
@@ -180,7 +180,7 @@ def _suggested(trial: Any, space: SearchSpace, numbers: bool) -> int:
 
 
 def _tell(study: Any, trial: Any, recorded: RecordedSpace, row: int, longest_ms: float) -> None:
-    """Tell a failure as twice the longest time, with its constraint violated; Optuna ignores trials that failed."""
+    """Report a failure as twice the longest time with a violated constraint; Optuna ignores failed trials."""
     time_ms = recorded.times_ms[row] if row >= 0 else np.nan
     failed = bool(np.isnan(time_ms))
     trial.set_constraint("failed", float(failed))
@@ -188,7 +188,7 @@ def _tell(study: Any, trial: Any, recorded: RecordedSpace, row: int, longest_ms:
 
 
 def _kernel_tuner(name: str, recorded: RecordedSpace, seed: int, budget: int, batch: int) -> list[int]:
-    """Call a strategy as Kernel Tuner's simulation does, with the recording as its cache."""
+    """Run a strategy as in Kernel Tuner's simulation mode, with the recording as its cache."""
     import warnings
 
     from kernel_tuner import util
@@ -238,7 +238,7 @@ def _replaying_runner(row_of: dict[str, int], budget: int) -> Any:
     from kernel_tuner.runners.simulation import SimulationRunner
 
     class ReplayingRunner(SimulationRunner):
-        """Kernel Tuner's simulation, which notes what was measured and ends a strategy that only repeats itself."""
+        """Kernel Tuner's simulation runner that records the rows and stops a strategy that only repeats itself."""
 
         def __init__(self) -> None:
             super().__init__(Options(kernel_name="replay"), Options(kernel_name="replay"), Options(quiet=True), 1, None)
@@ -249,7 +249,7 @@ def _replaying_runner(row_of: dict[str, int], budget: int) -> Any:
             proposed = list(parameter_space)
             self.proposals += len(proposed)
             if self.proposals > _REPEATS * budget:
-                raise util.StopCriterionReached("it only repeats itself")
+                raise util.StopCriterionReached("the strategy only repeats itself")
             results = super().run(proposed, tuning_options)
             for element, result in zip(proposed, results, strict=True):
                 if result is not None:
@@ -260,11 +260,11 @@ def _replaying_runner(row_of: dict[str, int], budget: int) -> Any:
 
 
 class _time_limit:  # noqa: N801 - used as a function
-    """Raise TimeoutError in this process's main thread after a while."""
+    """Context manager that raises TimeoutError in the main thread after `_MAX_SECONDS`."""
 
     def __enter__(self) -> None:
         signal.signal(signal.SIGALRM, self._end)
-        signal.alarm(_MOST_SECONDS)
+        signal.alarm(_MAX_SECONDS)
 
     def __exit__(self, *exception: object) -> None:
         signal.alarm(0)
@@ -275,7 +275,7 @@ class _time_limit:  # noqa: N801 - used as a function
 
 
 def timed(method: str, recorded: RecordedSpace, seed: int, budget: int, batch: int) -> dict[str, Any]:
-    """Rows of one run, and its seconds a measurement, the look-up in the recording included."""
+    """Return the rows of one run and its seconds per measurement, including the look-up in the recording."""
     started = time.perf_counter()
     try:
         rows, error = run_method(method, recorded, seed, budget, batch), ""
@@ -297,5 +297,5 @@ def _loads(strategy: Any) -> bool:
 
 
 def _missing(strategy: Any) -> bool:
-    """Whether it is a strategy over a package that is not installed."""
+    """Return True if a strategy requires a package that is not installed."""
     return {"skopt": not _has("skopt"), "pyatf_strategies": not _has("pyatf")}.get(str(strategy).split("'")[1], False)

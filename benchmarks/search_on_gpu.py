@@ -1,11 +1,11 @@
-"""What each search method finds on a live GPU with the same number of measurements.
+"""Results of search methods on a live GPU with the same number of measurements.
 
     python benchmarks/search_on_gpu.py [--shape 2048,2048,2048] [--configurations 1000] [--trials 100] [--seeds 10]
         [--samplers feasible kernel-tuner:pso ...] [--output search.json]
 
-1. The truth: a random sample of sgemm_2d's space is measured whole, nothing dropped early.
+1. Ground truth: a random sample of sgemm_2d's space is measured completely, without early stopping.
 2. Every method tunes the same configurations with the same number of trials, from an empty database, with each seed;
-   the winner of the search is judged by the truth's time of it.
+   the winner of the search is rated by its time in the ground truth.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MARKS = (10, 25, 50, 100)
 
 
 def main() -> None:
-    """Measure the truth, run every method with every seed, print the table."""
+    """Measure the ground truth, run every method with every seed and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="2048,2048,2048", metavar="M,N,K")
     parser.add_argument("--configurations", type=int, default=1000)
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def search(sizes: dict[str, int], options: TuneOptions) -> list[tuple[str, float]]:
-    """Configurations in the order of their trials with their times, infinite where one failed."""
+    """Return the configurations and times in trial order; the time of a failure is infinite."""
     kernel = load_kernel(KERNEL)
     with tempfile.TemporaryDirectory() as folder:
         problem = resolve_problem(kernel.spec, sizes)
@@ -83,7 +83,7 @@ def search(sizes: dict[str, int], options: TuneOptions) -> list[tuple[str, float
 
 
 def judged(order: list[tuple[str, float]], truth: dict[str, float]) -> list[float]:
-    """Best possible over best found time after each of the marks: what the search thinks best, by its true time."""
+    """Return the ratio of best possible to best found time at each mark, using the true time of the apparent best."""
     found = []
     for mark in _MARKS:
         key, _ = min(order[:mark], key=lambda entry: entry[1])
@@ -92,13 +92,13 @@ def judged(order: list[tuple[str, float]], truth: dict[str, float]) -> list[floa
 
 
 def mean_of(runs: list[dict[str, Any]], sampler: str) -> list[float]:
-    """Mean over a method's seeds, at each mark."""
+    """Return the mean over a method's seeds at each mark."""
     return [float(x) for x in np.mean([run["found"] for run in runs if run["sampler"] == sampler], axis=0)]
 
 
 def show(runs: list[dict[str, Any]], samplers: list[str]) -> None:
-    """Print a line a method."""
-    table = Table("sampler", *[f"after {mark}" for mark in _MARKS], "worst after the last", "seeds")
+    """Print one line per method."""
+    table = Table("sampler", *[f"after {mark}" for mark in _MARKS], "worst at the end", "seeds")
     for sampler in samplers:
         last = [run["found"][-1] for run in runs if run["sampler"] == sampler]
         means = [f"{mean:.4f}" for mean in mean_of(runs, sampler)]

@@ -1,4 +1,4 @@
-"""What the benchmarks of the tuner share: a sample of sgemm_2d's space, and launches of its configurations."""
+"""Common parts of the tuner benchmarks: a sample of sgemm_2d's space, and launches of its configurations."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 from autotile.core.model import Config
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.driver import live_device
-from autotile.cuda.launch import Module
+from autotile.cuda.function import Module
 from autotile.cuda.timing import Launch
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.settings import available_cores, read_settings
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 from autotile.workers.compile_pool import CompilePool
 
 KERNEL = "sgemm_2d"
 
 
 def sample_configs(sizes: Mapping[str, int], count: int, seed: int = 0) -> list[Config]:
-    """The default and a random sample of the valid configurations, in the space's order."""
+    """Return the default and a random sample of the valid configurations, in the order of the space."""
     kernel = load_kernel(KERNEL)
     space = feasible_space(kernel.spec, sizes, live_device())
     rows = set(np.random.default_rng(seed).choice(len(space), size=min(count, len(space)) - 1, replace=False).tolist())
@@ -49,7 +49,7 @@ class Matrices:
         self._arguments: tuple[Any, ...] = (a, b, c, *scalars)
 
     def launches(self, configs: Sequence[Config]) -> list[Launch]:
-        """One launch a configuration, compiled in parallel."""
+        """Compile the configurations in parallel and return one launch for each."""
         settings = read_settings()
         pool = CompilePool(settings.cache, settings.cache_limit_bytes, available_cores(), deadline_s=60.0)
         try:

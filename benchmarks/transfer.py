@@ -1,10 +1,10 @@
-"""How much a recording of the same kernel on another GPU shortens the search.
+"""Benefit of a recording of the same kernel on another GPU for the search.
 
     python benchmarks/transfer.py --data DIR [--seeds 5] [--budget 50] [--processes 2] [--output transfer.json]
 
-DIR holds recorded spaces named KERNEL_GPU.npz, as for ``search.py``. For every two of one kernel, the default sampler
-searches the one with all that the other holds as its source, and without. Figures are the mean of best possible over
-best found time.
+DIR holds recorded spaces named KERNEL_GPU.npz, as for ``search.py``. For every pair of one kernel, the default sampler
+searches one space with the complete other one as its source, and without. Figures are the mean ratio of best possible
+to best found time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Job = tuple[Path, Path | None, int, int]
 
 
 def main() -> None:
-    """Search every space from every other of its kernel, and without; print the table."""
+    """Search every space with every other one of its kernel as source, and without, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def search(job: Job) -> list[float]:
-    """Best possible over best found time after each measurement."""
+    """Return the ratio of best possible to best found time after each measurement."""
     path, source, seed, budget = job
     recorded = RecordedSpace.read(path)
     sources = [] if source is None else [as_source(RecordedSpace.read(source))]
@@ -71,7 +71,7 @@ def search(job: Job) -> list[float]:
 
 
 def as_source(recorded: RecordedSpace) -> Source:
-    """All configurations of a recording that ran."""
+    """Return all configurations of a recording that ran, as a source."""
     ran = np.flatnonzero(np.isfinite(recorded.times_ms))
     return Source(
         recorded.name, [recorded.space.config(int(row)) for row in ran], (1e3 * recorded.times_ms[ran]).tolist()
@@ -79,7 +79,7 @@ def as_source(recorded: RecordedSpace) -> Source:
 
 
 def summary(jobs: list[Job], curves: list[list[float]], to: Path, source: Path | None) -> dict[str, Any]:
-    """Mean over the seeds of one search at each mark."""
+    """Return the mean over the seeds of one search at each mark."""
     chosen = [curve for job, curve in zip(jobs, curves, strict=True) if job[:2] == (to, source)]
     mean = np.mean(chosen, axis=0)
     at_marks = [float(mean[mark - 1]) for mark in _MARKS if mark <= len(mean)]
@@ -87,12 +87,12 @@ def summary(jobs: list[Job], curves: list[list[float]], to: Path, source: Path |
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Print a line a pair, and the means with and without a source."""
-    table = Table("space", "learnt from", *[f"after {mark}" for mark in _MARKS])
+    """Print one line per pair, and the means with and without a source."""
+    table = Table("space", "source", *[f"after {mark}" for mark in _MARKS])
     for row in rows:
         table.add_row(row["space"], row["source"] or "", *[f"{reached:.3f}" for reached in row["reached"]])
-    for label, taught in (("mean with a source", True), ("mean without", False)):
-        means = np.mean([row["reached"] for row in rows if (row["source"] is not None) is taught], axis=0)
+    for label, with_source in (("mean with a source", True), ("mean without", False)):
+        means = np.mean([row["reached"] for row in rows if (row["source"] is not None) is with_source], axis=0)
         table.add_row(label, "", *[f"{mean:.3f}" for mean in means])
     Console(width=110).print(table)
 

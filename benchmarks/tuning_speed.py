@@ -1,11 +1,11 @@
-"""How many configurations a second: autotile and Kernel Tuner over the same configurations of the same kernel.
+"""Configurations per second of autotile and Kernel Tuner, for the same configurations of the same kernel.
 
     python benchmarks/tuning_speed.py [--shape 4096,4096,4096] [--configurations 120] [--rounds 3] [--output speed.json]
 
 Both try the same configurations of sgemm_2d, each verified against the same product and measured, on the same GPU, in
-alternating rounds, each round in a fresh process with empty caches. Kernel Tuner runs its CuPy backend, brute force,
-seven repetitions; autotile runs brute force with its usual settings, finals included. The winners that the two name are
-then timed interleaved by one independent timer.
+alternating rounds, each round in a fresh process with empty caches. Kernel Tuner uses its CuPy backend, brute force,
+and seven repetitions; autotile uses brute force with its default settings, including the finals. The winners of both
+are then timed interleaved by an independent timer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sgemm_bench import KERNEL, Matrices, sample_configs
 
 
 def main() -> None:
-    """Run the rounds, or one tool's round in a child process."""
+    """Run the rounds, or one round of one tool in a child process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="4096,4096,4096", metavar="M,N,K")
     parser.add_argument("--configurations", type=int, default=120)
@@ -59,19 +59,19 @@ def main() -> None:
 
 
 def save(path: Path | None, results: dict[str, Any]) -> None:
-    """Write what there is so far: hours may have gone into it."""
+    """Write the results so far, so that an interruption does not lose them."""
     if path is not None:
         path.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
 
 
 def write_configs(folder: Path, sizes: dict[str, int], count: int) -> None:
-    """Write the sample of configurations that both tools try."""
+    """Write the sample of configurations for both tools."""
     configs = [dict(config) for config in sample_configs(sizes, count)]
     (folder / "configs.json").write_text(json.dumps(configs))
 
 
 def run_child(tool: str, shape: str, folder: Path) -> dict[str, Any]:
-    """One tool's round in a fresh process with empty caches; adds the wall time of the whole process."""
+    """Run one round of a tool in a fresh process with empty caches; add the wall time of the whole process."""
     with tempfile.TemporaryDirectory() as caches:
         environment = {
             **os.environ,
@@ -88,7 +88,7 @@ def run_child(tool: str, shape: str, folder: Path) -> dict[str, Any]:
 
 
 def run_autotile(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
-    """Brute force over the sample with autotile."""
+    """Search the sample by brute force with autotile."""
     from autotile.core.model import Outcome
     from autotile.kernel.library import load_kernel
     from autotile.kernel.problem import resolve_problem
@@ -127,7 +127,7 @@ def run_autotile(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
 
 
 def run_kernel_tuner(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
-    """Brute force over the sample with Kernel Tuner's CuPy backend."""
+    """Search the sample by brute force with Kernel Tuner's CuPy backend."""
     import kernel_tuner
     from constraint import FunctionConstraint
 
@@ -181,7 +181,7 @@ TOOLS = {"autotile": run_autotile, "kernel-tuner": run_kernel_tuner}
 
 
 def time_winners(rounds: list[dict[str, Any]], sizes: dict[str, int]) -> list[dict[str, Any]]:
-    """Time every winner named in any round, interleaved; one entry a winner."""
+    """Time the winners of all rounds interleaved; return one entry per winner."""
     from autotile.core.statistics import median_interval
     from autotile.cuda.driver import live_device
     from autotile.cuda.timing import Timer
@@ -201,7 +201,7 @@ def time_winners(rounds: list[dict[str, Any]], sizes: dict[str, int]) -> list[di
 
 
 def show(rounds: list[dict[str, Any]], duel: list[dict[str, Any]]) -> None:
-    """Print a line a round, the ratio, and the winners."""
+    """Print one line per round, the ratio, and the winners."""
     table = Table("tool", "round", "configs", "wall s", "configs/s", "compile s", "verify s", "measure s", *EXTRAS)
     for r in rounds:
         parts = [f"{r[key]:.1f}" for key in ("compile_s", "verify_s", "measure_s")]
@@ -212,14 +212,14 @@ def show(rounds: list[dict[str, Any]], duel: list[dict[str, Any]]) -> None:
         )
     Console(width=160).print(table)
     binding = {r["binds"] for r in rounds if "binds" in r}
-    print(f"autotile tries {times_faster(rounds):.1f} times as many configurations a second; what binds it: {binding}")
+    print(f"autotile tries {times_faster(rounds):.1f} times as many configurations per second; bound by: {binding}")
     for entry in sorted(duel, key=lambda e: e["time_us"]):
         config = " ".join(f"{name}={value}" for name, value in entry["config"].items())
         print(f"{entry['time_us']:10.1f} us  {', '.join(entry['named_by'])}: {config}")
 
 
 def times_faster(rounds: list[dict[str, Any]]) -> float:
-    """Configurations a second of the whole process, autotile's over Kernel Tuner's, the median round of each."""
+    """Return the ratio of autotile's to Kernel Tuner's configurations per second of the whole process, by medians."""
     rate = {tool: np.median([r["configurations"] / r["wall_s"] for r in rounds if r["tool"] == tool]) for tool in TOOLS}
     return float(rate["autotile"] / rate["kernel-tuner"])
 

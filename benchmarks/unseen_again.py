@@ -1,12 +1,12 @@
-"""Learn a family's rule again, and time again what it serves at the sizes of an earlier run of ``unseen_sizes.py``.
+"""Relearn the rule of a family and time its configurations at the sizes of an earlier run of ``unseen_sizes.py``.
 
     python benchmarks/unseen_again.py EARLIER.json EARLIER-rules.json --folder DIR --output FILE.json
         --rules FILE-rules.json
 
-For when the learning of rules has changed, and nothing that is measured: the rule is learned from the times of its own
-configurations at its own points, the sizes and what their own tuning found are those of the earlier run, and all four
-ways to serve are timed side by side as there. What the rule lost at points that were left out stays as it was then,
-when there were more configurations to choose from.
+For use when the learning of rules has changed but the measurements have not: the rule is learned from the times of its
+own configurations at its own points, the sizes and the results of their own tuning are those of the earlier run, and
+all four ways of serving are timed interleaved as in that run. The held-out loss of the rule is kept from the earlier
+run, in which there were more configurations to choose from.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import numpy as np
 from unseen_sizes import Bench, losses, show, summary
 
 from autotile.core.model import Config, Problem, config_key
-from autotile.database.winners import StoredRule, read_rules_file, write_rules_file
-from autotile.families.family import members_of
-from autotile.families.features import Traits, features_of, meet_rules
-from autotile.families.learning import Measured, learn
+from autotile.database.winners import StoredRule
+from autotile.exchange.shipped import read_rules, write_rules
+from autotile.families.family import sample_members
+from autotile.families.features import Traits, list_features, meet_rules
+from autotile.families.learning import TrainingData, learn_rule
 from autotile.families.rule import FamilyRule
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config
@@ -33,29 +34,29 @@ from autotile.workers.worker_pool import WorkerPool
 
 
 def main() -> None:
-    """Learn, time, print the table, write the JSON and the rule."""
+    """Learn the rule, time it, print the table and write the JSON and the rule."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("earlier", type=Path, help="JSON file of unseen_sizes.py")
-    parser.add_argument("earlier_rules", type=Path, help="file of the rule that it wrote")
-    parser.add_argument("--folder", type=Path, required=True, help="for databases, which stay empty")
+    parser.add_argument("earlier_rules", type=Path, help="file of the rule written by that run")
+    parser.add_argument("--folder", type=Path, required=True, help="folder for the databases, which stay empty")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--rules", type=Path, required=True, help="file to write the rule to")
     arguments = parser.parse_args()
     earlier = json.loads(arguments.earlier.read_text())
-    (stored,) = read_rules_file(arguments.earlier_rules)
-    with WorkerPool() as worker_pool:
-        bench = Bench(_as_then(arguments, earlier["options"], stored), worker_pool)
+    (stored,) = read_rules(arguments.earlier_rules)
+    with WorkerPool() as shelf:
+        bench = Bench(_as_then(arguments, earlier["options"], stored), shelf)
         rule = relearned(bench, stored.rule)
         rows = [_again(bench, rule, row) for row in earlier["rows"]]
     family = {**earlier["family"], "rule": rule.to_json(), "loss": rule.mean_loss}
-    write_rules_file(arguments.rules, [replace(stored, rule=rule)])
+    write_rules(arguments.rules, [replace(stored, rule=rule)])
     bench.write(family, rows)
     show(rows)
     print("\n".join(rule.lines()), summary(rows)["family"], sep="\n")
 
 
 def _as_then(arguments: argparse.Namespace, options: Mapping[str, str], stored: StoredRule) -> argparse.Namespace:
-    """The arguments of the earlier run, but where to write."""
+    """Return the arguments of the earlier run, except for the output files."""
     numbers = {name: int(options[name]) for name in ("points", "max_configs", "sizes", "trials", "finals", "seed")}
     family = [f"{name}={extent}" for name, extent in stored.rule.family.extents.items()]
     names = {"kernel": stored.key.kernel, "dtype": stored.key.dtype, "draw": options["draw"]}
@@ -63,21 +64,21 @@ def _as_then(arguments: argparse.Namespace, options: Mapping[str, str], stored: 
 
 
 def relearned(bench: Bench, rule: FamilyRule) -> FamilyRule:
-    """The rule that is learned now from what an earlier one was learned from, as far as that kept it."""
+    """Return the rule learned from the data that an earlier rule has kept."""
     spec, device = bench.kernel.spec, bench.device
     times_us = np.array([[np.nan if time is None else time[0] for time in point.times_us] for point in rule.points])
     configs, resident = [one.config for one in rule.configs], [one.blocks_per_sm for one in rule.configs]
-    points, members = [point.sizes for point in rule.points], members_of(rule.family)
+    points, members = [point.sizes for point in rule.points], sample_members(rule.family)
     over_best = times_us / np.nanmin(times_us, axis=1, keepdims=True)
-    measured = Measured(
+    measured = TrainingData(
         times_us,
-        over_best == np.nanmin(over_best, axis=0),  # each was proposed somewhere
+        over_best == np.nanmin(over_best, axis=0),  # each one was proposed at some point
         Traits.of(spec, device, configs, resident, points),
         Traits.of(spec, device, configs, resident, members),
         meet_rules(spec, device, configs, members),
     )
-    most = bench.arguments.max_configs
-    learned = learn(measured, features_of(spec, most), most)
+    max_configs = bench.arguments.max_configs
+    learned = learn_rule(measured, list_features(spec, max_configs), max_configs)
     kept = [
         replace(point, times_us=tuple(point.times_us[c] for c in learned.chosen), loss=float(loss))
         for point, loss in zip(rule.points, learned.losses, strict=True)

@@ -1,16 +1,16 @@
-"""What is lost at sizes that were never tuned: by a family's rule, by the nearest tuned size, by the default.
+"""Loss at untuned sizes: by the rule of a family, by the nearest tuned size, and by the default.
 
     python benchmarks/unseen_sizes.py --folder DIR --output FILE.json [--kernel gemm_mma] [--dtype bfloat16]
         [--points 24] [--sizes 60] [--trials 28] [--finals 4] [--seed 0] [--draw log|linear]
         [M=64..4096 N=256..4096 K=256..4096]
 
 A family of sizes is tuned at some points. Then sizes are drawn at random from it, and each is tuned by itself with the
-same effort, taught by the family as any further tuning would be and by no other of these sizes: in a copy of its own of
-the family's database. What its own tuning found, what the rule serves, what the nearest tuned point would serve, and
-the default are then timed side by side. The loss of each is its time over the fastest of the four, minus 1; over its
-own tuning's best, it may be negative and is given beside it.
+same effort, in its own copy of the family's database: it benefits from the family like any further tuning, and from
+none of the other sizes. The winner of its own tuning, the configuration of the rule, that of the nearest tuned point,
+and the default are then timed interleaved. The loss of each is its time over the fastest of the four, minus 1; the loss
+relative to its own tuning, which may be negative, is reported as well.
 
-DIR keeps the databases. What is in them and in FILE.json is not done again, so a run that was killed goes on.
+DIR holds the databases. Results in them and in FILE.json are not measured again, so a killed run resumes.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 
+from autotile.api.tuning import open_family, tune_loaded_family
 from autotile.core.model import Config, Outcome, Problem, config_key
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
-from autotile.database.families import Families
-from autotile.database.winners import StoredRule, write_rules_file
+from autotile.database.family_store import FamilyStore
+from autotile.database.winners import StoredRule
 from autotile.errors import InputError
+from autotile.exchange.shipped import write_rules
 from autotile.families.family import Extent, Family
 from autotile.kernel.library import Kernel
-from autotile.ops.families import open_family, tune_opened_family
 from autotile.serving.choice import Choice, choose
 from autotile.settings import read_settings
-from autotile.space.space import feasible_space
-from autotile.tuning.family import FamilyPlan, FamilyStep
+from autotile.space.search_space import feasible_space
+from autotile.tuning.family_session import FamilyPlan, FamilyStep
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import tune
 from autotile.workers.gpu import Gpu
@@ -55,16 +56,16 @@ from autotile.workers.worker_pool import WorkerPool
 _FAMILY = ("M=64..4096", "N=256..4096", "K=256..4096")
 _WAYS = ("family", "nearest", "default")
 _ROUNDS = 60
-"""As the finals of a session have at most."""
+"""Interleaved rounds: the maximum of the finals of a session."""
 
 
 def main() -> None:
-    """Tune the family, then size by size; print the table."""
+    """Tune the family, then each size, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", nargs="*", default=_FAMILY)
-    parser.add_argument("--folder", type=Path, required=True, help="for the databases")
-    parser.add_argument("--output", type=Path, required=True, help="JSON file, written anew after each size")
-    parser.add_argument("--rules", type=Path, help="file to write a rule to that pays, as it may come with autotile")
+    parser.add_argument("--folder", type=Path, required=True, help="folder for the databases")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file, rewritten after each size")
+    parser.add_argument("--rules", type=Path, help="file for the rule, written if it is worth shipping")
     parser.add_argument("--kernel", default="gemm_mma")
     parser.add_argument("--dtype")
     parser.add_argument("--points", type=int, default=24)
@@ -80,7 +81,7 @@ def main() -> None:
 
 
 class Bench:
-    """One run of the benchmark; its sessions after the family's share their workers."""
+    """One run of the benchmark; the sessions after that of the family share their workers."""
 
     def __init__(self, arguments: argparse.Namespace, worker_pool: WorkerPool) -> None:
         self.arguments = arguments
@@ -93,7 +94,7 @@ class Bench:
         self.options = TuneOptions(trials=arguments.trials, finals=arguments.finals, seed=arguments.seed)
 
     def run(self) -> None:
-        """Everything that is not done yet."""
+        """Run everything that is not done yet."""
         document = self.tune_family()
         rows = self._rows_before(document)
         points = [point["sizes"] for point in document["rule"]["points"]]
@@ -108,34 +109,34 @@ class Bench:
             self._write_rules(rows)
 
     def _write_rules(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A rule that loses more than the nearest tuned size would make serving slower."""
+        """Write the rule, unless it loses more than the nearest tuned size."""
         found = summary(rows)
         if found["family"]["mean_loss"] > found["nearest"]["mean_loss"]:
             print("no rule is written: it loses more than the nearest tuned size")
             return
-        write_rules_file(self.arguments.rules, self._rules())
+        write_rules(self.arguments.rules, self._rules())
 
     def _rules(self) -> list[StoredRule]:
-        """Those of the family that are learned so far, newest first."""
+        """Return the rules learned for the family so far, newest first."""
         with Database.open(self.own) as database:
-            rules = Families(database).rules(self.kernel.name, self.dtype)
+            rules = FamilyStore(database).rules(self.kernel.name, self.dtype)
         return [stored for stored in rules if stored.rule.family == self.family]
 
     def tune_family(self) -> dict[str, Any]:
-        """The family's rule, learned now or before."""
+        """Return the rule of the family, learned now or in an earlier run."""
         if known := self._rules():
             rule = known[0].rule
             return {"rule": rule.to_json(), "loss": rule.mean_loss, "held_out_loss": rule.mean_held_out}
         plan = FamilyPlan(self.arguments.points, self.arguments.max_configs)
-        told: set[tuple[str, int]] = set()
+        reported: set[tuple[str, int]] = set()
 
         def observe(step: FamilyStep) -> None:
-            if (step.phase, step.number) not in told:
-                told.add((step.phase, step.number))
+            if (step.phase, step.number) not in reported:
+                reported.add((step.phase, step.number))
                 print(f"{step.phase} point {step.number} of {step.count}: {step.problem}", flush=True)
 
         options = replace(self.options, database=self.own)
-        result = tune_opened_family(self.kernel, self.family, self.dtype, options, plan=plan, observe=observe)
+        result = tune_loaded_family(self.kernel, self.family, self.dtype, options, plan=plan, observe=observe)
         if result.rule is None:
             raise SystemExit("interrupted")
         print("\n".join(result.rule.lines()), f"after {result.seconds:.0f} s", sep="\n", flush=True)
@@ -144,10 +145,10 @@ class Bench:
         return found | {"default_loss": result.default_loss, "seconds": result.seconds}
 
     def compare(self, sizes: dict[str, int]) -> dict[str, Any]:
-        """Tune a size by itself, and time it beside what would have been served."""
-        for ending in ("-wal", "-shm"):  # of a run that was killed
+        """Tune one size by itself, and time its winner against the configurations that would have been served."""
+        for ending in ("-wal", "-shm"):  # left by a killed run
             Path(self.alone + ending).unlink(missing_ok=True)
-        shutil.copy(self.own, self.alone)  # closed, so that the file is all there is
+        shutil.copy(self.own, self.alone)  # the database is closed, so the file is complete
         problem = Problem(self.kernel.name, sizes, self.dtype)
         served = {way: self.served(way, problem) for way in _WAYS}
         options = replace(self.options, database=self.alone)
@@ -161,7 +162,7 @@ class Bench:
         found = {way: times_us.get(config_key(config)) for way, config in configs.items()}
         return {
             "sizes": sizes,
-            "tier": served["family"].tier,  # another one where no configuration of the rule is valid
+            "tier": served["family"].tier,  # another tier if no configuration of the rule is valid
             "time_us": found,
             "configs": {way: dict(config) for way, config in configs.items()},
             "seconds": {**result.phases, "session": round(result.seconds, 3), "race": race_s},
@@ -169,15 +170,15 @@ class Bench:
         }
 
     def served(self, way: str, problem: Problem) -> Choice:
-        """What the family's database serves, with its rule, without it, or without anything tuned."""
+        """Return what the family's database serves: with its rule, without it, or without any tuned result."""
         with Database.open(self.own) as database:
             best = database.best(problem.kernel, dtype=problem.dtype) if way != "default" else []
-            rules = Families(database).rules(problem.kernel, problem.dtype) if way == "family" else []
+            rules = FamilyStore(database).rules(problem.kernel, problem.dtype) if way == "family" else []
         winners = [one.winner for one in best]
         return choose(self.kernel, problem, self.device, nvrtc_version(), winners, rules=rules)
 
     def timed(self, problem: Problem, configs: Sequence[Config]) -> dict[str, float]:
-        """Medians of configurations that are found right, timed interleaved, by their keys."""
+        """Return the median times of the verified configurations by key, timed interleaved."""
         settings, spec = read_settings(), self.kernel.spec
         cache = CubinCache(settings.cache, settings.cache_limit_bytes)
         workload = Workload(
@@ -221,7 +222,7 @@ class Bench:
 def draw(
     family: Family, kernel: Kernel, device: Any, arguments: argparse.Namespace, points: Sequence[Mapping[str, int]]
 ) -> list[dict[str, int]]:
-    """Sizes at random from a family, no point among them, for each of which the kernel has a configuration."""
+    """Draw random sizes of a family, excluding its points, at which the kernel has a valid configuration."""
     rng = np.random.default_rng(arguments.seed)
     found: list[dict[str, int]] = []
     while len(found) < arguments.sizes:
@@ -246,7 +247,7 @@ def _is_possible(kernel: Kernel, sizes: Mapping[str, int], device: Any, dtype: s
 
 
 def losses(times_us: Mapping[str, float | None]) -> dict[str, dict[str, float | None]]:
-    """Each time over the fastest and over the own tuning's, minus 1."""
+    """Return each time relative to the fastest and to its own tuning, minus 1."""
     fastest = min(time for time in times_us.values() if time is not None)
     alone = times_us["alone"]
     ways = ("alone", *_WAYS)
@@ -257,7 +258,7 @@ def losses(times_us: Mapping[str, float | None]) -> dict[str, dict[str, float | 
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Mean and worst of each way to serve."""
+    """Return mean and worst loss of each way of serving."""
     found: dict[str, Any] = {}
     for way in ("alone", *_WAYS):
         lost = [row["loss"][way] for row in rows if row["loss"][way] is not None]
@@ -273,7 +274,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """A size in one line."""
+    """Return the results of a size as one line."""
     sizes = " ".join(f"{name}={value}" for name, value in row["sizes"].items())
     times = ", ".join(f"{way} {time:.1f}" if time else f"{way} -" for way, time in row["time_us"].items())
     seconds = " ".join(f"{name} {value:.2f}" for name, value in row["seconds"].items())
@@ -281,7 +282,7 @@ def line(row: Mapping[str, Any]) -> str:
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a line a size, then the means and the worst."""
+    """Print one line per size, then the means and the worst."""
     table = Table("sizes", *[f"{way}" for way in ("alone, us", *_WAYS)])
     for row in rows:
         sizes = " ".join(f"{name}={value}" for name, value in row["sizes"].items())

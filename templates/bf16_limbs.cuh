@@ -1,31 +1,33 @@
-// fp32 numbers as sums of three bf16 limbs, and their products on tensor cores at fp32 accuracy.
+// fp32 numbers as sums of three bf16 limbs, and their products on tensor cores with fp32 accuracy.
 //
-// An fp32 has a significand of 24 bits, a bf16 one of 8 and the same range. So three limbs hold all of it:
+// The significand of fp32 has 24 bits, that of bf16 has 8; their range is the same. Three limbs therefore hold an fp32:
 //
-//     x = x0 + x1 + x2       x0 = x rounded to bf16, x1 = the rest rounded, x2 = the rest of that, which is exact
+//     x = x0 + x1 + x2       x0 = x rounded to bf16, x1 = the remainder rounded, x2 = its remainder, which is exact
 //                            |x1| <= 2^-8 |x0|, |x2| <= 2^-17 |x0|
 //
 //     a b = a0 b0 + (a0 b1 + a1 b0) + (a0 b2 + a1 b1 + a2 b0)  +  a1 b2 + a2 b1 + a2 b2
 //           `----------------- six products ----------------'     `-- 2^-24 |a b| at most --'
 //
-// A bf16 product is exact in fp32. What the six leave out is no more than the rounding of a single fp32 product, 2^-24,
-// and a sixth of it as a rule.
+// A bf16 product is exact in fp32. The three omitted products amount to no more than the rounding error of a single
+// fp32 product, 2^-24, and typically to a sixth of it.
 // (G. Henry, P. Tang, A. Heinecke: Leveraging the bfloat16 artificial intelligence datatype for higher-precision
 // computations, ARITH 2019.)
 //
-// Sums. mma.sync adds in fp32 but cuts off where fp32 arithmetic rounds, and over a long sum such errors pile up on one
-// side. So the tensor cores sum up the six products over 16 of k only, from the smallest to the largest, and that is
-// added to the running sum by an fp32 addition: K / 16 roundings in place of K. (H. Ootomo, R. Yokota: Recovering single
-// precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance, 2022.)
+// Accumulation. mma.sync adds in fp32 but truncates where fp32 arithmetic rounds, and over a long sum these errors
+// accumulate in one direction. The tensor cores therefore add the six products over 16 values of k only, from the
+// smallest to the largest, and an fp32 addition adds the result to the running sum: K / 16 roundings instead of K.
+// (H. Ootomo, R. Yokota: Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical
+// peak performance, 2022.)
 //
-// Infinities: the rest of an infinity is NaN, and so is every sum that it enters; never a wrong finite number.
+// Infinities: the remainder of an infinity is NaN, and so is every sum it contributes to; the result is never a wrong
+// finite number.
 #pragma once
 
 #include "mma.cuh"
 
 constexpr int LIMBS = 3;
 
-// Which limbs of a and b to multiply, the smallest products first.
+// Pairs of limbs of a and b to multiply, the smallest products first.
 struct LimbPair {
     int a, b;
 };
@@ -36,7 +38,7 @@ __device__ constexpr LimbPair limb_pair(int i)
     return PAIRS[i];
 }
 
-// The limbs of two neighbours along k, packed as tensor cores want them.
+// Splits two elements adjacent along k into limbs, packed in the order of the tensor-core fragments.
 __device__ __forceinline__ void split(unsigned& limb0, unsigned& limb1, unsigned& limb2, float first, float second)
 {
     limb0 = pack<__nv_bfloat16>(first, second);
@@ -48,12 +50,12 @@ __device__ __forceinline__ void split(unsigned& limb0, unsigned& limb1, unsigned
     limb2 = pack<__nv_bfloat16>(first - middle.x, second - middle.y);
 }
 
-// A line is what a lane holds of one row of A (or column of B): 4 neighbours along k, as limbs.
+// A line is a lane's share of one row of A (or column of B): 4 elements adjacent along k, as limbs.
 //
-// The order of k within a sum is free, as long as A and B agree. Of 16 k, lane l gets k = l % 4 * 4 + 0..3; so the four
-// that mma.sync calls l % 4 * 2, the next, and the two 8 further on lie side by side in memory.
+// The order of k within a sum is arbitrary as long as A and B agree. Of 16 values of k, lane l gets k = l % 4 * 4 +
+// 0..3; the four that mma.sync numbers l % 4 * 2, the next, and the two 8 further on, are thus contiguous in memory.
 struct Line {
-    unsigned early[LIMBS];  // the first two
+    unsigned early[LIMBS];  // the first two elements
     unsigned late[LIMBS];
 
     __device__ __forceinline__ void split_from(const float (&x)[4])
@@ -63,8 +65,8 @@ struct Line {
     }
 };
 
-// sum += A * B over 16 of k for a piece of 16 rows, whose halves are `top` and `bottom`, and pieces of 8 columns. The
-// products of one pair of limbs follow each other, so that each hides its latency behind AT_ONCE - 1 others.
+// sum += A * B over 16 values of k for 16 rows, whose halves are `top` and `bottom`, and groups of 8 columns. The
+// products of one pair of limbs are issued back to back, so that each hides its latency behind AT_ONCE - 1 others.
 constexpr int AT_ONCE = 4;
 
 template <int COUNT>

@@ -1,8 +1,8 @@
-// A block's tile of C in `sgemm` and `sgemm_ws`, whose macros are used here: who owns what, the loop over k, and the
-// way out. How tiles of A and B come to shared memory is for the templates.
+// The block tile of C in `sgemm` and `sgemm_ws`, which define the macros used here: work distribution, main loop over
+// k, and epilogue. Loading the tiles of A and B into shared memory is left to the two templates.
 //
-// With two FRAGMENTS a thread reads the words of the next k before it multiplies those of this one, across the border
-// of tiles too.
+// With FRAGMENTS = 2, a thread reads the fragments of the next k before it multiplies those of the current one, across
+// tile boundaries too.
 #pragma once
 
 #include "operand_tile.cuh"
@@ -38,11 +38,11 @@ __device__ __forceinline__ Share share_of_block(int M, int N, int K)
     return share_of(blockIdx.x, (M - 1) / BM + 1, (N - 1) / BN + 1, (K - 1) / BK + 1, GROUP, SPLIT_K);
 }
 
-// Where a thread that multiplies, number `thread` of them, stands in the block's tile.
+// Position in the block tile of computing thread number `thread`.
 struct Owner {
     unsigned thread;
     int warp, lane_x, lane_y;
-    int row, column;  // where its warp's tile begins
+    int row, column;  // origin of its warp tile
 
     __device__ __forceinline__ explicit Owner(unsigned thread)
         : thread(thread), warp(thread / WARP), lane_x(thread % WARP % LANES_X), lane_y(thread % WARP / LANES_X),
@@ -51,13 +51,13 @@ struct Owner {
     }
 };
 
-// sum += A * B over `steps` tiles, of which `stage` is the first. When all of one has been read, `turn(more)` gives the
-// next, or anything that may be read where there are no more.
+// sum += A * B over `steps` tiles, starting with `stage`. Once a tile has been read completely, `turn(more)` returns
+// the next one, or any readable stage if there are no more.
 template <typename Turn>
 __device__ __forceinline__ void multiply(float (&sum)[TM * TN], const Owner& owner, int steps, const Stage& stage,
                                          const Turn& turn)
 {
-    const unsigned first_A = owner.row + owner.lane_y * STRIP;  // the first row and the first column of this thread
+    const unsigned first_A = owner.row + owner.lane_y * STRIP;  // first row and first column of this thread
     const unsigned first_B = owner.column + owner.lane_x * STRIP;
     const float* lines_A = stage.A + first_A;
     const float* lines_B = stage.B + first_B;
@@ -95,8 +95,8 @@ __device__ __forceinline__ void multiply(float (&sum)[TM * TN], const Owner& own
     }
 }
 
-// Add up the parts of K, and write C from the block that comes last. Those who multiply meet at barrier BARRIER; the
-// tiles have been read, so that their place, `smem`, serves a second time.
+// Reduce the parts of K and write C from the block that finishes last. The computing threads synchronize at named
+// barrier BARRIER; all tiles have been consumed, so their shared memory, `smem`, is reused.
 template <int BARRIER>
 __device__ __forceinline__ void deliver(float (&sum)[TM * TN], const Owner& owner, const Share& share, Output to,
                                         float* partials, float* totals, unsigned* counters, float* smem)

@@ -1,4 +1,4 @@
-// Thread-block clusters: up to 8 blocks that run at once and reach each other's shared memory (sm_90 and later).
+// Thread-block clusters: up to 8 co-scheduled blocks with access to each other's shared memory (sm_90 and later).
 #pragma once
 
 __device__ __forceinline__ unsigned cluster_rank()
@@ -8,22 +8,22 @@ __device__ __forceinline__ unsigned cluster_rank()
     return rank;
 }
 
-// A barrier of all threads of all blocks of the cluster.
+// Barrier across all threads of all blocks of the cluster.
 __device__ __forceinline__ void cluster_barrier()
 {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// The same, but nothing that was written need be visible after it, except barriers published by `mbarrier_publish`. The
-// barrier above waits until the whole device sees all of a thread's stores.
+// Cluster barrier without memory ordering, except for mbarriers published by `mbarrier_publish`. The barrier above
+// waits until all stores of a thread are visible to the whole device.
 __device__ __forceinline__ void cluster_meet()
 {
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
     asm volatile("barrier.cluster.wait;" ::: "memory");
 }
 
-// Four floats of the shared memory of the block with rank `rank`, at the place that `here` has in this block's.
+// Loads four floats from the shared memory of block `rank`, at the offset that `here` has in this block's.
 __device__ __forceinline__ float4 load_from_rank(const float4* here, unsigned rank)
 {
     float4 there;

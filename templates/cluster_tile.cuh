@@ -1,33 +1,35 @@
-// A tile of C of which each block of a cluster has summed a part of K: they add the parts up and write C together.
+// A tile of C whose partial sums over K are distributed over the blocks of a cluster: they reduce and write it
+// together.
 //
-// Each block leaves its part in its own shared memory. After a barrier of the cluster, each adds up a share of the tile
-// from all of them and writes it to C:
+// Each block stores its partial sums in its own shared memory. After a cluster barrier, each block reduces one share of
+// the tile over all blocks and writes it to C:
 //
 //     block 0   part 0 in shared memory   [ share 0 | share 1 | share 2 ]      share 0: part 0 + part 1 + part 2
 //     block 1   part 1                    [ share 0 | share 1 | share 2 ]      share 1: part 1 + part 2 + part 0
 //     block 2   part 2                    [ share 0 | share 1 | share 2 ]      share 2: part 2 + part 0 + part 1
 //
-// Each begins with its own part, so that they do not all read from one block at a time; a number is always added up in
-// the same order. Nothing goes through a workspace, and no block reads all parts alone. A share is made of quads, 4
-// neighbours in a row, taken in turn by the threads of the cluster. Rows beyond C are neither left nor read.
+// Each block begins with its own part, so that they do not all read from the same block at once; every element is
+// always added in the same order. No workspace is needed, and no block reads all parts alone. A share consists of
+// quads, 4 adjacent elements of a row, assigned to the threads of the cluster in turn. Rows beyond C are neither stored
+// nor read.
 #pragma once
 
 #include "cluster.cuh"
 #include "output_quads.cuh"
 
-// BLOCKS of THREADS threads share a tile.
+// A tile shared by BLOCKS blocks of THREADS threads each.
 template <int ROWS, int COLUMNS, int BLOCKS, int THREADS>
 struct ClusterTile {
     static constexpr int QUAD = 4;
     static constexpr int ROW_QUADS = COLUMNS / QUAD;
-    static constexpr int PITCH = COLUMNS + 8;  // floats; with the 8, neighbouring rows begin in different banks
+    static constexpr int PITCH = COLUMNS + 8;  // floats; the padding of 8 shifts adjacent rows to different banks
     static constexpr int BYTES = ROWS * PITCH * sizeof(float);
-    static constexpr int STEP = BLOCKS * THREADS;  // quads from one of a thread to its next
-    static constexpr int QUADS = (ROWS * ROW_QUADS - 1) / STEP + 1;  // of a thread
-    static constexpr int AT_ONCE = QUADS < 4 ? QUADS : 4;  // of them on their way to it
+    static constexpr int STEP = BLOCKS * THREADS;  // distance between two quads of a thread
+    static constexpr int QUADS = (ROWS * ROW_QUADS - 1) / STEP + 1;  // per thread
+    static constexpr int AT_ONCE = QUADS < 4 ? QUADS : 4;  // quads in flight
 
-    // Leaves the sums of a strip, as wgmma.cuh draws them, in the part that begins at `part`. The strip begins at row
-    // `first` of the tile, of which `rows` exist.
+    // Stores the accumulators of a strip, laid out as in wgmma.cuh, in the part at `part`. The strip begins at row
+    // `first` of the tile, of which `rows` rows exist.
     static __device__ __forceinline__ void leave(float* part, const float (&sum)[COLUMNS / 2], int first, int rows)
     {
         const int lane = threadIdx.x % 32;
@@ -41,7 +43,7 @@ struct ClusterTile {
                     *reinterpret_cast<float2*>(to + half * 8 * PITCH + i * 2) = {sum[i + half * 2], sum[i + half * 2 + 1]};
     }
 
-    // Writes this block's share of the tile that begins at (row, column) of C; `rows` of it exist.
+    // Writes this block's share of the tile at (row, column) of C, of which `rows` rows exist.
     template <typename Element, typename Out>
     static __device__ __forceinline__ void write(const float* part, int rank, const OutputQuads<Element, Out>& to, int row,
                                                  int column, int rows)
@@ -63,7 +65,7 @@ struct ClusterTile {
         }
     }
 
-    // Adds up the quads that lie in all blocks where `here` lies in this one, of number `rank`.
+    // Reduces the quads at the offset of `here` over all blocks, starting with this one, number `rank`.
     static __device__ __forceinline__ void add_up(float (&sum)[QUAD], const float* here, int rank)
     {
 #pragma unroll

@@ -1,13 +1,13 @@
-// The 16-bit element types by name, and how their bits become fp32 and back.
+// The 16-bit element types by name, and their conversion to and from fp32.
 //
-// Kernels move elements as raw bits and do arithmetic in fp32, so two conversions are all they need. cuda_fp16.h and
-// cuda_bf16.h would triple the compile time.
+// Kernels move elements as raw bits and compute in fp32, so they need only these two conversions. Including cuda_fp16.h
+// and cuda_bf16.h would triple the compile time.
 #pragma once
 
 struct __half;
 struct __nv_bfloat16;
 
-// How an element lies in memory.
+// Storage type of an element.
 template <typename Element>
 struct Stored {
     typedef unsigned short type;
@@ -17,7 +17,7 @@ struct Stored<float> {
     typedef float type;
 };
 
-// Two neighbouring elements in 32 bits, the first in the low half, from fp32 (rounded to nearest) and to it.
+// Conversion of two adjacent elements in 32 bits, the first in the low half, from fp32 (round to nearest) and to fp32.
 template <typename Element>
 __device__ __forceinline__ unsigned pack(float first, float second);
 template <typename Element>
@@ -49,14 +49,14 @@ __device__ __forceinline__ float2 unpack<__half>(unsigned pair)
     return both;
 }
 
-// bfloat16 is the upper half of an fp32.
+// bfloat16 is the upper half of fp32.
 template <>
 __device__ __forceinline__ float2 unpack<__nv_bfloat16>(unsigned pair)
 {
     return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
 
-// One stored element to fp32 and back. An fp32 stays as it is, whatever Element is.
+// Conversion of one stored element to fp32 and back. fp32 passes through unchanged, for any Element.
 template <typename Element>
 __device__ __forceinline__ float widen(unsigned short stored)
 {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void narrow(float& stored, float value)
     stored = value;
 }
 
-// Neighbours to fp32.
+// Conversion of adjacent elements to fp32.
 template <typename Element, int COUNT>
 __device__ __forceinline__ void widen(float (&to)[COUNT], const unsigned short (&stored)[COUNT])
 {

@@ -1,16 +1,17 @@
-// How lines of fp32 operands, 4 neighbours along k, are read from a tile in shared memory (bf16_limbs.cuh).
+// Reading lines of fp32 operands, 4 elements adjacent along k, from a tile in shared memory (bf16_limbs.cuh).
 //
-// Lane l wants k = l % 4 * 4 + 0..3 of some outer indices: rows of A or columns of B. A tile lies either way round:
+// Lane l needs k = l % 4 * 4 + 0..3 for several outer indices: rows of A or columns of B. A tile has one of two
+// layouts:
 //
-//     K along its rows      outer 8 j + l / 4 for line j: one read of 16 bytes brings one line
-//     outer along its rows  outer l / 4 * LINES + j for line j: 4 reads, one for each k, bring LINES lines
+//     K along its rows      outer 8 j + l / 4 for line j: one 16-byte read returns one line
+//     outer along its rows  outer l / 4 * LINES + j for line j: 4 reads, one per k, return LINES lines
 //
-// So in the second case the outer indices of a lane are neighbours in memory, and rows or columns of C change places
-// among the lanes; `outer_of` says which they are.
+// In the second layout the outer indices of a lane are adjacent in memory, which permutes the rows or columns of C
+// among the lanes; `outer_of` returns the mapping.
 //
-// Shared memory serves 8 lanes at a time, if their 16 bytes lie in 8 different groups of banks. These are the lanes of
-// two l / 4 and all l % 4: the swizzle sends two rows of tiles of the first kind to different halves of 8 chunks, and
-// four rows that are 4 apart to different quarters in the second kind.
+// Shared memory serves 8 lanes at a time if their 16-byte chunks lie in 8 different groups of banks. These lanes have
+// two values of l / 4 and all values of l % 4: the swizzle moves two adjacent rows of the first layout to different
+// halves of 8 chunks, and four rows of the second layout that are 4 apart to different quarters.
 #pragma once
 
 template <bool K_ALONG_ROWS, int ROW_CHUNKS>
@@ -22,19 +23,19 @@ struct LineSwizzle {
     }
 };
 
-// Lines of one operand: LINES of them, 2 or 4, for 8 * LINES outer indices.
+// Lines of one operand: LINES of them, 2 or 4, covering 8 * LINES outer indices.
 template <bool K_ALONG_ROWS, int ROW, int LINES>
 struct LineReader {
     typedef LineSwizzle<K_ALONG_ROWS, ROW / 4> Swizzle;
 
-    // Outer index of what is element `index` (0 to 7) of line `j` for tensor cores.
+    // Outer index of element `index` (0 to 7) of line `j` in tensor-core order.
     static __device__ __forceinline__ int outer_of(int j, int index)
     {
         const int within = j % LINES;
         return j / LINES * LINES * 8 + (K_ALONG_ROWS ? within * 8 + index : index * LINES + within);
     }
 
-    // From line `first` of the tile's part that begins at `outer`.
+    // Reads the lines of the part of the tile that begins at `outer`.
     static __device__ __forceinline__ void read(float (&line)[LINES][4], const unsigned char* tile, int outer, int k)
     {
         const int lane = threadIdx.x % 32;

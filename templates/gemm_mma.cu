@@ -1,55 +1,56 @@
-// Matrix multiplication on tensor cores by ldmatrix and mma.sync: compute capability 8.0 and later.
+// Matrix multiplication on tensor cores with ldmatrix and mma.sync: compute capability 8.0 and later.
 //
 //     C = alpha * op(A) * op(B) + beta * C        op(A) is M x K, op(B) is K x N, C is M x N, row-major, fp16 or bf16
 //
-// op(A) is A, or its transpose where TRANS_A (A is then stored K x M); op(B) likewise (N x K where TRANS_B). Sums are
-// fp32. C has the type of A and B, or fp32 where OUT_FP32. blockIdx.z counts through a batch of such products.
+// op(A) is A, or its transpose if TRANS_A (A is then stored K x M); op(B) likewise (N x K if TRANS_B). Accumulation is
+// in fp32. C has the type of A and B, or fp32 if OUT_FP32. blockIdx.z is the batch index.
 //
-// Idea. A block computes BM x BN of C, a warp WM x WN of it, in pieces of 16 x 8 that the tensor cores take at once.
-// mma.cuh shows which lane holds what of a piece. Operands go two ways:
+// Idea. A block computes BM x BN of C, a warp WM x WN of it, in pieces of 16 x 8, one mma.sync each. mma.cuh shows the
+// distribution of a piece over the lanes. Operands take this path:
 //
 //     global memory --cp.async--> ring of STAGES tiles in shared memory --ldmatrix--> registers --mma.sync--> sums
 //
-//     step          0     1     2     3   ...       One step of BK is multiplied while those STAGES - 1 ahead are on
-//     copied     0 1 2    3     4     5             their way. A step has one barrier: it says that the tile to be read
-//     multiplied    0     1     2     3             next has arrived, and that the one before it may be overwritten.
+//     step          0     1     2     3   ...       While one step of BK is multiplied, the copies of the STAGES - 1
+//     copied     0 1 2    3     4     5             steps ahead are in flight. One barrier per step: it ensures that
+//     multiplied    0     1     2     3             the next tile has arrived and the previous one is free.
 //
-// Fragments are loaded one piece of k ahead too (FRAGMENTS = 2): while the tensor cores work on k .. k + 15, ldmatrix
-// fetches k + 16 .. k + 31. With FRAGMENTS = 1 they need half the registers, and other warps must fill the gaps.
+// Fragments are double-buffered as well (FRAGMENTS = 2): while the tensor cores process k .. k + 15, ldmatrix loads
+// k + 16 .. k + 31. FRAGMENTS = 1 halves the registers for fragments, and other warps must hide the latency.
 //
-// What limits it. Of a tile, a warp reads WM + WN rows for WM * WN products: 1/32 element each for 64 x 64, and shared
-// memory is half busy when the tensor cores are two thirds busy, which is as far as this loop gets on an H200. Narrow
-// products are limited by the latency of a step; K_WARPS groups of warps then share it, each WK = BK / K_WARPS deep.
+// What limits it. Per tile, a warp reads WM + WN rows for WM * WN products: 1/32 element per product for 64 x 64, and
+// shared memory is half busy when the tensor cores are two thirds busy, which is the best this loop reaches on an H200.
+// Narrow products are limited by the latency of a step; there, K_WARPS groups of warps share a step, each WK = BK /
+// K_WARPS deep.
 //
-//     BM x BN, K_WARPS = 2:     k  0 .. WK - 1      WK .. BK - 1         their sums are added at the end, in this
-//                                  group 0          group 1              order, so results do not vary
+//     BM x BN, K_WARPS = 2:     k  0 .. WK - 1      WK .. BK - 1         their sums are added at the end, always in
+//                                  group 0          group 1              this order, so results are reproducible
 //
-// Any size, any alignment: tile_stream.cuh copies as widely as the rows of each operand allow, and fills with zeros what
-// lies beyond the matrix.
+// Any size, any alignment: tile_stream.cuh uses the widest copies that the rows of each operand allow and zero-fills
+// elements beyond the matrix.
 //
-// Few tiles. SPLIT_K blocks share a tile, each takes a part of K. shared_sums.cuh tells how their sums are added, and
-// how they leave.
+// Few tiles. SPLIT_K blocks share a tile, each with a part of K. shared_sums.cuh describes the reduction and the
+// epilogue.
 //
-// Accuracy. mma.sync cuts its fp32 sums off instead of rounding them, and the losses all point to zero: relative to the
-// result they grow with the number of steps, 1e-3 at K = 500,000. A 16-bit C does not show it. For an fp32 C, sums
-// move to a second set, added in proper fp32, after every 4096 of k. It waits in local memory and costs no registers.
+// Accuracy. mma.sync truncates its fp32 sums instead of rounding them, always toward zero: the relative error grows
+// with the number of steps, to 1e-3 at K = 500,000. A 16-bit C hides it. For an fp32 C, the accumulators are added in
+// rounded fp32 to a second set after every 4096 values of k. That set lives in local memory and costs no registers.
 //
 // Macros
-//   BM, BN          rows and columns of C that a block computes
+//   BM, BN          rows and columns of C per block
 //   BK              depth of the tiles in shared memory
-//   WM, WN          rows and columns of C that a warp computes, multiples of 16
+//   WM, WN          rows and columns of C per warp, multiples of 16
 //   K_WARPS         groups of warps that share the depth of a tile
-//   STAGES          tiles in the ring, from 2 on
-//   FRAGMENTS       sets of fragments: 1, or 2 to load one ahead
+//   STAGES          tiles in the ring, at least 2
+//   FRAGMENTS       sets of fragments: 1, or 2 for double buffering
 //   SPLIT_K         blocks that share a tile, each with a part of K
-//   CLUSTER_SPLIT   1: these blocks are a cluster (compute capability 9.0, up to 8 blocks)
-//   GROUP           rows of tiles in a band of the block order (raster.cuh)
-//   MIN_BLOCKS      blocks that must fit on an SM; caps the registers of a thread
+//   CLUSTER_SPLIT   1: these blocks form a cluster (compute capability 9.0, up to 8 blocks)
+//   GROUP           rows of tiles per band of the block order (raster.cuh)
+//   MIN_BLOCKS      minimum resident blocks per SM; caps the registers per thread
 //
-// Launch: THREADS threads; grid.x counts tiles, grid.y the parts of K, grid.z the batch; dynamic shared memory for the
-// ring or the sums, whichever is larger.
+// Launch: THREADS threads; grid.x is the number of tiles, grid.y the number of parts of K, grid.z the batch size;
+// dynamic shared memory holds the ring or the sums, whichever is larger.
 //
-// Next: Hopper's wgmma takes operands from shared memory without ldmatrix, and TMA copies without threads.
+// Next: Hopper's wgmma reads operands from shared memory without ldmatrix, and TMA copies without occupying threads.
 
 #include "element.cuh"
 #include "mma.cuh"
@@ -102,7 +103,7 @@ constexpr int PIECE = 16;  // depth of an mma.sync
 static_assert(BM % WM == 0 && BN % WN == 0 && WM % 16 == 0 && WN % 16 == 0, "warps must tile the block, pieces the warp");
 static_assert(WK % (FRAGMENTS * PIECE) == 0, "fragments take turns");
 
-// The operands' ways into shared memory (tile_stream.cuh).
+// Copies of the operands into shared memory (tile_stream.cuh).
 template <int OUTER, bool K_ALONG_ROWS>
 using Operand = Stream<In, OUTER, BK, K_ALONG_ROWS, THREADS, MatrixSwizzle<(K_ALONG_ROWS ? BK : OUTER) / CHUNK>>;
 typedef Operand<BM, !TRANS_A> StreamA;
@@ -112,7 +113,7 @@ extern __shared__ __align__(128) unsigned char shared[];
 constexpr int SLOT_BYTES = StreamA::TILE_BYTES + StreamB::TILE_BYTES;
 constexpr int RING_BYTES = STAGES * SLOT_BYTES;
 
-// Which part of the block's tile this thread's warp computes.
+// Position in the block tile of this thread's warp tile.
 struct Warp {
     int row;
     int column;
@@ -127,7 +128,7 @@ struct Warp {
     }
 };
 
-// Operands of a warp for one piece of k.
+// Fragments of a warp for one piece of k.
 struct Fragments {
     unsigned a[WM / 16][4];
     unsigned b[WN / 16][4];
@@ -143,7 +144,7 @@ struct Fragments {
     }
 };
 
-// Sums of a thread: 4 of each piece of 16 x 8, row by row of pieces.
+// Accumulators of a thread: 4 per 16 x 8 piece, pieces in row-major order.
 constexpr int SUMS = WM * WN / WARP;
 
 __device__ __forceinline__ int first_sum(int m, int n) { return (m * (WN / 8) + n) * 4; }
@@ -157,7 +158,7 @@ __device__ __forceinline__ void multiply(float (&sum)[SUMS], const Fragments& wi
             multiply_add<DTYPE>(&sum[first_sum(m, n)], with.a[m], &with.b[n / 2][n % 2 * 2]);
 }
 
-// Sums of long products in proper fp32; see "Accuracy". `volatile` keeps them out of registers.
+// Sums of long products in rounded fp32; see "Accuracy". `volatile` keeps them out of registers.
 constexpr int STEPS_A_MOVE = 4096 * K_WARPS / BK;
 
 struct LongSums {
@@ -189,7 +190,7 @@ __device__ __forceinline__ void accumulate(float (&sum)[SUMS], StreamA& stream_a
             stream_a.copy(slot);
             stream_b.copy(slot + StreamA::TILE_BYTES);
         }
-        cp_async_commit();  // an empty group at the end keeps the count
+        cp_async_commit();  // empty groups at the end keep the group count constant
     };
     auto next_slot_arrived = [] {
         cp_async_wait<STAGES - 2>();
@@ -215,7 +216,7 @@ __device__ __forceinline__ void accumulate(float (&sum)[SUMS], StreamA& stream_a
             if (FRAGMENTS == 1) fragments[0].load(slot, warp, k);
             if (last) slot = slot + SLOT_BYTES == shared + RING_BYTES ? shared : slot + SLOT_BYTES;
             if (FRAGMENTS == 2) fragments[(k / PIECE + 1) % 2].load(slot, warp, last ? 0 : k + PIECE);
-            if (k == 0) copy(step + STAGES - 1);  // into the slot that the barrier before this step set free
+            if (k == 0) copy(step + STAGES - 1);  // into the slot released by the barrier before this step
             multiply(sum, fragments[k / PIECE % FRAGMENTS]);
         }
         if (OUT_FP32 && step % STEPS_A_MOVE == STEPS_A_MOVE - 1) long_sums.move(sum, step < STEPS_A_MOVE);
@@ -225,7 +226,7 @@ __device__ __forceinline__ void accumulate(float (&sum)[SUMS], StreamA& stream_a
     __syncthreads();
 }
 
-// The way out. In shared memory, the 8 floats between rows put rows of a piece into different banks.
+// Epilogue. In shared memory, 8 floats of padding per row put the rows of a piece into different banks.
 typedef SharedSums<BM, BN, BN + 8, THREADS, K_WARPS, SPLIT_K, CLUSTER_SPLIT, NONDETERMINISTIC> WayOut;
 
 __device__ __forceinline__ void leave_in_shared(const float (&sum)[SUMS], const Warp& warp)
@@ -254,7 +255,7 @@ gemm_mma(const DTYPE* __restrict__ A, const DTYPE* __restrict__ B, Output* __res
     const int split = blockIdx.y;
     const size_t batch = blockIdx.z;
 
-    // The parts of K are whole steps, and differ by one at most.
+    // The parts of K are whole steps and differ by at most one.
     const long long all_steps = (K - 1) / BK + 1;
     const int first_step = static_cast<int>(all_steps * split / SPLIT_K);
     const int steps = static_cast<int>(all_steps * (split + 1) / SPLIT_K) - first_step;

@@ -1,47 +1,51 @@
-// Matrix-vector-like products: M or N is small, K is long, and the time is that of reading one large matrix once.
+// Skinny products: M or N is small, K is long, and the time is that of reading one large matrix once.
 //
 //     C = alpha * op(A) * op(B) + beta * C        op(A) is M x K, op(B) is K x N, C is M x N, row-major
 //
-// op(A) is A, or its transpose where TRANS_A (A is then stored K x M); op(B) likewise. A and B are fp32, fp16 or bf16,
-// sums fp32; C has their type, or fp32 where OUT_FP32. blockIdx.z counts through a batch.
+// op(A) is A, or its transpose if TRANS_A (A is then stored K x M); op(B) likewise. A and B are fp32, fp16 or bf16,
+// accumulation is in fp32; C has the type of A and B, or fp32 if OUT_FP32. blockIdx.z is the batch index.
 //
-// Idea. One operand is *small*, at most a few rows of op(A) (SMALL_A = 1) or columns of op(B) (SMALL_A = 0), numbered q.
-// The other is *large*; its columns of op(B), or rows of op(A), are numbered p. An element of the large one serves only
-// as many multiply-adds as there are q, so nothing is gained by tiles of it in shared memory: each thread reads its own
-// vectors of VEC elements straight into registers, ahead of use, and many of them, since what counts is bytes in flight:
-// 4.3 TB/s times 1 us of latency are 32 KiB on each of 132 SMs.
+// Idea. One operand is *small*: at most a few rows of op(A) (SMALL_A = 1) or columns of op(B) (SMALL_A = 0), indexed by
+// q. The other is *large*; its columns of op(B), or rows of op(A), are indexed by p. Each element of the large operand
+// is used in only as many multiply-adds as there are q, so staging it in shared memory gains nothing: each thread reads
+// its own vectors of VEC elements directly into registers, ahead of use. It reads many of them, since what counts is
+// the number of bytes in flight: 4.3 TB/s times 1 us of latency are 32 KiB on each of 132 SMs.
 //
-// Which way the large matrix lies in memory decides who owns what. K_LANES threads share a p, the others go along p:
+// The layout of the large matrix determines the work distribution. K_LANES threads share a p, the others spread along
+// p:
 //
 //     k along its rows:  p |==== ==== ====>  a vector is VEC values of k for one p; a thread has LOADS values of p
 //     p along its rows:  k |==== ==== ====>  a vector is VEC values of p for one k; a thread has LOADS * VEC values of p
 //
-// The small operand is read by everybody, so a tile of it, R values of q deep enough for many rounds, waits in shared
-// memory as fp32, ready for 16-byte reads; the next tile is copied while this one is used. With k along the rows, lanes
-// read different k, 16 bytes each: fewer K_LANES mean fewer bytes a warp, which is what limits R = 16 in fp32.
+// The small operand is read by all threads. A tile of it, R values of q and deep enough for many rounds, is held in
+// shared memory as fp32, arranged for 16-byte reads; the next tile is copied while this one is used. With k along the
+// rows, lanes read different k, 16 bytes each: a smaller K_LANES means fewer bytes per warp, which is the limit for
+// R = 16 in fp32.
 //
-// The pipeline. A round is UNROLL steps of all threads. While a round is multiplied, the vectors of the next one are on
-// their way (`next`, `now`). A ragged end of K reads as zero; p beyond the matrix are clamped, computed and never stored.
+// Pipeline. A round is UNROLL steps of all threads. While one round is multiplied, the vectors of the next one are in
+// flight (`next`, `now`). Elements beyond a ragged end of K read as zero; p beyond the matrix is clamped, computed and
+// never stored.
 //
-// The sums. Lanes that share a p add up by shuffles, warps through shared memory, and SPLIT_K blocks through a
-// workspace: the last block to arrive adds the parts in their order, so the result does not vary.
+// Reduction. Lanes that share a p reduce with warp shuffles, warps through shared memory, and SPLIT_K blocks through a
+// workspace: the last block to arrive adds the parts in their order, so the result is reproducible.
 //
-// Alignment. If the rows of the large matrix do not all start on a vector boundary, vectors are put together from single
-// elements, without a round ahead: any VEC is right, a smaller one may be faster.
+// Alignment. If not all rows of the large matrix start on a vector boundary, vectors are assembled from single
+// elements, without prefetching a round: any VEC is correct, a smaller one may be faster.
 //
 // Macros
 //   SMALL_A      1: A is the small operand (M is small); 0: B is (N is small)
 //   R            values of q that a block computes at once
-//   THREADS      threads of a block
-//   K_LANES      of them, those that share a p and differ in k
-//   LOADS        vectors that a thread reads in a step
-//   VEC          elements of a vector: 1, 2, 4 or 8
-//   UNROLL       steps of a round
+//   THREADS      threads per block
+//   K_LANES      threads that share a p and differ in k
+//   LOADS        vectors that a thread reads per step
+//   VEC          elements per vector: 1, 2, 4 or 8
+//   UNROLL       steps per round
 //   SPLIT_K      blocks that share an output, each with a part of K
-//   SMALL_KIB    KiB of shared memory for two tiles of the small operand, at least a round each
-//   MIN_BLOCKS   blocks that must fit on an SM; caps the registers of a thread
+//   SMALL_KIB    KiB of shared memory for two tiles of the small operand, at least one round each
+//   MIN_BLOCKS   minimum resident blocks per SM; caps the registers per thread
 //
-// Launch: THREADS threads; grid.x counts blocks along p, grid.y the parts of K, grid.z batch times blocks along q.
+// Launch: THREADS threads; grid.x is the number of blocks along p, grid.y of parts of K, grid.z batch times blocks
+// along q.
 
 #include "cp_async.cuh"
 #include "element.cuh"
@@ -72,17 +76,17 @@ typedef Stored<DTYPE>::type In;
 typedef Stored<Output>::type Out;
 
 constexpr int WARP = 32;
-constexpr bool ALONG_K = SMALL_A ? TRANS_B : !TRANS_A;        // what runs along the rows of the large matrix
-constexpr bool SMALL_ALONG_K = SMALL_A ? !TRANS_A : TRANS_B;  // and of the small one
+constexpr bool ALONG_K = SMALL_A ? TRANS_B : !TRANS_A;        // whether k runs along the rows of the large matrix
+constexpr bool SMALL_ALONG_K = SMALL_A ? !TRANS_A : TRANS_B;  // the same for the small one
 constexpr int P_LANES = THREADS / K_LANES;
 constexpr int PER_THREAD = ALONG_K ? LOADS : LOADS * VEC;     // values of p
-constexpr int BP = P_LANES * PER_THREAD;                      // and those of a block
-constexpr int K_A_LANE = ALONG_K ? VEC : 1;                   // values of k that a lane multiplies in a step
+constexpr int BP = P_LANES * PER_THREAD;                      // values of p per block
+constexpr int K_A_LANE = ALONG_K ? VEC : 1;                   // values of k that a lane multiplies per step
 constexpr int ROUND = UNROLL * K_LANES * K_A_LANE;            // depth of a round
 
 static_assert(THREADS % K_LANES == 0, "lanes along k and along p make up the block");
 
-// A vector in registers, read by one access, or by two where it has 32 bytes.
+// A vector in registers, read by one access, or by two if it has 32 bytes.
 constexpr int ACCESS_BYTES = VEC * sizeof(In) < 16 ? VEC * sizeof(In) : 16;
 constexpr int ACCESSES = VEC * sizeof(In) / ACCESS_BYTES;
 
@@ -113,7 +117,7 @@ union Vector {
 __device__ __forceinline__ int p_lane() { return ALONG_K ? threadIdx.x / K_LANES : threadIdx.x % P_LANES; }
 __device__ __forceinline__ int k_lane() { return ALONG_K ? threadIdx.x % K_LANES : threadIdx.x / P_LANES; }
 
-// Where a thread's vectors and values start, counted from the block's first p and the round's first k.
+// Offsets of a thread's vectors and values from the block's first p and the round's first k.
 __device__ __forceinline__ int p_of_load(int i) { return (p_lane() + i * P_LANES) * (ALONG_K ? 1 : VEC); }
 __device__ __forceinline__ int p_of_value(int j) { return ALONG_K ? p_of_load(j) : p_of_load(j / VEC) + j % VEC; }
 __device__ __forceinline__ int k_of_step(int u) { return (u * K_LANES + k_lane()) * K_A_LANE; }
@@ -136,7 +140,7 @@ struct Large {
         return matrix + static_cast<size_t>(ALONG_K ? p : k) * pitch() + (ALONG_K ? k : p);
     }
 
-    // The vectors of the round that starts at k0; K and `end` are whole rounds from its start, or K ends within it.
+    // Loads the vectors of the round at k0; K and `end` are whole rounds away from k0, or K ends within the round.
     template <bool WHOLE_VECTORS>
     __device__ __forceinline__ void load(Vector (&to)[UNROLL][LOADS], int k0, int end) const
     {
@@ -165,12 +169,12 @@ struct Large {
     }
 };
 
-// A tile of the small operand in shared memory: a lane's share of a step, K_A_LANE rows of R values, lies together. A
-// gap after the share lets lanes that read 16 bytes at a time start in different banks.
+// A tile of the small operand in shared memory: a lane's share of a step, K_A_LANE rows of R values, is contiguous.
+// Padding after each share lets lanes that read 16 bytes at a time start in different banks.
 constexpr int SHARE = K_A_LANE * R;
 constexpr int SHARE_PITCH = SHARE + (ALONG_K && SHARE % 8 == 0 ? 4 : 0);
 constexpr int SHARE_VEC = SHARE < 4 ? SHARE : 4;
-constexpr int TILE_BUDGET = SMALL_KIB * 128 / R;  // values of k for which half of SMALL_KIB has room
+constexpr int TILE_BUDGET = SMALL_KIB * 128 / R;  // values of k that fit into half of SMALL_KIB
 constexpr int DEPTH = TILE_BUDGET > ROUND ? TILE_BUDGET / ROUND * ROUND : ROUND;
 constexpr int TILE_FLOATS = DEPTH / K_A_LANE * SHARE_PITCH;
 __shared__ __align__(16) float shared[2 * TILE_FLOATS];
@@ -183,8 +187,8 @@ struct Small {
     int K;
     int first_q;
 
-    // Starts the copy of the tile at k0 into shared memory. Threads go along the rows of the matrix. 4-byte elements are
-    // copied asynchronously; 2-byte ones must be widened on the way.
+    // Starts the copy of the tile at k0 into shared memory. Threads run along the rows of the matrix. 4-byte elements
+    // are copied asynchronously; 2-byte elements must be converted on the way.
     __device__ __forceinline__ void copy(float* tile, int k0) const
     {
         constexpr int R_STEP = SMALL_ALONG_K ? (THREADS > DEPTH ? THREADS / DEPTH : 1) : (THREADS < R ? THREADS : R);
@@ -217,7 +221,7 @@ struct alignas(SHARE_VEC * sizeof(float)) ShareVector {
     float lane[SHARE_VEC];
 };
 
-// One round: every vector of the large matrix times the share of the small tile that starts at `tile`.
+// One round: every vector of the large matrix times the share of the small tile at `tile`.
 __device__ __forceinline__ void multiply(float (&sum)[R][PER_THREAD], const Vector (&large)[UNROLL][LOADS],
                                          const float* tile)
 {
@@ -257,7 +261,7 @@ __device__ __forceinline__ void accumulate(float (&sum)[R][PER_THREAD], const La
 #pragma unroll 1
     for (int k0 = first; k0 < end; k0 += DEPTH) {
         cp_async_wait<0>();
-        __syncthreads();  // this tile is there, and nobody reads the other any more
+        __syncthreads();  // this tile has arrived, and no thread reads the other any more
         if (k0 + DEPTH < end) small.copy(other, k0 + DEPTH);
         const int depth = min(DEPTH, end - k0);
 #pragma unroll 1
@@ -279,7 +283,7 @@ __device__ __forceinline__ void accumulate(float (&sum)[R][PER_THREAD], const La
     }
 }
 
-// Lanes of a warp that share a p, their distance, and the groups of lanes that remain when they have added up.
+// Lanes of a warp that share a p, their distance, and the number of lane groups that remain after their reduction.
 constexpr int SHARING_LANES = ALONG_K ? (K_LANES < WARP ? K_LANES : WARP) : (P_LANES < WARP ? WARP / P_LANES : 1);
 constexpr int SHARING_DISTANCE = ALONG_K ? 1 : P_LANES;
 constexpr int GROUPS = K_LANES / SHARING_LANES;
@@ -298,7 +302,7 @@ __device__ __forceinline__ void add_up_lanes(float (&sum)[R][PER_THREAD])
                 sum[r][j] += __shfl_xor_sync(0xffffffff, sum[r][j], lanes * SHARING_DISTANCE);
 }
 
-// Calls take(r, p, total) for every output of the block, in one thread each, with the sum over all groups.
+// Calls take(r, p, total) for every output of the block, each in one thread, with the sum over all groups.
 template <typename Take>
 __device__ __forceinline__ void add_up_groups(const float (&sum)[R][PER_THREAD], Take take)
 {
@@ -349,7 +353,7 @@ gemm_small(const DTYPE* __restrict__ A, const DTYPE* __restrict__ B, Output* __r
         accumulate<false>(sum, large, small, first, end);
     add_up_lanes(sum);
 
-    // C = alpha * total + beta * C. Where beta is 0, C is not read: it may hold NaN.
+    // C = alpha * total + beta * C. If beta is 0, C is not read: it may hold NaN.
     Out* c = reinterpret_cast<Out*>(C) + batch * M * N;
     auto finish = [&](int r, int column, float total) {
         const int q = first_q + r;

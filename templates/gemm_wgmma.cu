@@ -1,67 +1,68 @@
-// Matrix multiplication on Hopper's tensor cores (wgmma, TMA, warp specialisation), sm_90a.
+// Matrix multiplication on Hopper's tensor cores (wgmma, TMA, warp specialization), sm_90a.
 //
-//     C = alpha * A * B + beta * C      A is M x K, B is K x N, C is M x N, row-major; BATCH of them, one after another
+//     C = alpha * A * B + beta * C      A is M x K, B is K x N, C is M x N, row-major; BATCH of them, contiguous
 //
-// A and B are fp16 or bf16, sums are fp32, C is of the input's type or fp32. TRANS_A: A is stored K x M. TRANS_B: B is
-// stored N x K.
+// A and B are fp16 or bf16, accumulation is in fp32, C has the input type or fp32. TRANS_A: A is stored K x M. TRANS_B:
+// B is stored N x K.
 //
-// Idea. The tensor cores of an SM do 2048 multiply-adds a cycle. No thread can load, address and wait at that rate as
-// well, so the work is divided among specialists:
+// Idea. The tensor cores of an SM execute 2048 multiply-adds per cycle. No thread can load, compute addresses and wait
+// at that rate as well, so the work is divided among specialized warpgroups:
 //
 //     producer warpgroup                    consumer warpgroups, CONSUMERS of them
-//     one thread starts TMA copies          each runs wgmma on the stages as they fill,
+//     one thread issues TMA copies          each runs wgmma on the stages as they fill,
 //     into a ring of STAGES stages          holds its sums in registers, writes its part of C
 //
 //          global memory --TMA--> [ A | B ][ A | B ][ A | B ][ A | B ] --wgmma--> registers --TMA--> global memory
 //                                   full     full     empty    empty
 //
-// A stage holds BM x BK of A and BK x BN of B. Two mbarriers a stage, full and empty, are all that the roles share.
-// The producer needs few registers and gives up the rest to the consumers (setmaxnreg).
+// A stage holds BM x BK of A and BK x BN of B. Producer and consumers synchronize through two mbarriers per stage, full
+// and empty. The producer needs few registers and releases the rest to the consumers (setmaxnreg).
 //
-// Who owns what. Blocks are persistent: one an SM, each takes every n-th tile of C. With PINGPONG = 0 the consumers
-// divide the rows of a tile among them. With PINGPONG = 1 each has tiles of its own, in turn, so that one multiplies
-// while the other writes:
+// Work distribution. Blocks are persistent: one per SM, each takes every n-th tile of C. With PINGPONG = 0 the
+// consumers divide the rows of a tile among themselves. With PINGPONG = 1 each consumer has its own tiles, in turn, so
+// that one multiplies while the other writes:
 //
-//     PINGPONG = 0    consumer 0  | tile 0, upper half | write |        both share a stage: fewer bytes a product
+//     PINGPONG = 0    consumer 0  | tile 0, upper half | write |        both share a stage: fewer bytes per product
 //                     consumer 1  | tile 0, lower half | write |
 //     PINGPONG = 1    consumer 0  | tile 0 | write |   | tile 2 | write |
 //                     consumer 1           | tile 1 | write |   | tile 3      the tensor cores never idle
 //
-// A warpgroup handles 64 rows x BN columns with one instruction for 16 k; more rows are more such strips.
+// One instruction of a warpgroup covers a strip of 64 rows x BN columns and 16 values of k; taller tiles are several
+// strips.
 //
-// Clusters. CLUSTER_M blocks above each other need the same tile of B, CLUSTER_N side by side the same of A. Each
-// loads a part of it and the copy engine delivers it to all of them (multicast): fewer reads from L2. So a stage is
-// empty only when the consumers of all blocks that share with this one have left it.
+// Clusters. CLUSTER_M blocks along M need the same tile of B, CLUSTER_N blocks along N the same tile of A. Each block
+// loads a part of it, and TMA multicast delivers it to all of them: fewer reads from L2. A stage is therefore empty
+// only when the consumers of all blocks that share loads with this one have released it.
 //
-// Split-K. Where tiles are fewer than SMs, SPLIT_K blocks share a tile and each sums a part of K. They add up through a
-// workspace, see split_k.cuh, or are a cluster and add up through each other's shared memory (CLUSTER_SPLIT): their sums
-// take the place of the ring, which is empty by then, see cluster_tile.cuh.
+// Split-K. If there are fewer tiles than SMs, SPLIT_K blocks share a tile, and each sums a part of K. They reduce
+// through a workspace, see split_k.cuh, or form a cluster and reduce through distributed shared memory (CLUSTER_SPLIT):
+// the sums replace the ring, which is empty by then, see cluster_tile.cuh.
 //
-// Epilogue. Sums leave through STORE_STAGES buffers of 64 rows x 128 bytes, written by stmatrix, read by the copy engine,
-// which also clips them at the edges of C. That needs rows of C of a multiple of 16 bytes; with TMA_STORE = 0 the
-// threads carry the buffers to C, two elements at a time or one, for rows of any length.
+// Epilogue. Accumulators pass through STORE_STAGES buffers of 64 rows x 128 bytes, written by stmatrix and stored by
+// TMA, which also clips them at the edges of C. TMA requires rows of C in multiples of 16 bytes; with TMA_STORE = 0 the
+// threads copy the buffers to C, one or two elements at a time, for rows of any length.
 //
-// Edges. TMA fills what lies beyond the matrices with zeros. Rows of A and B must be multiples of 16 bytes.
+// Edges. TMA zero-fills elements beyond the matrices. Rows of A and B must be multiples of 16 bytes.
 //
 // Macros
-//   BM, BN         rows and columns of C that a block computes: multiples of 64 and of 16
+//   BM, BN         rows and columns of C per block: multiples of 64 and of 16
 //   BK             depth of a stage, a multiple of 64
 //   STAGES         stages of the ring
 //   CONSUMERS      consumer warpgroups, 1 to 3
-//   PINGPONG       1: each consumer has tiles of its own
+//   PINGPONG       1: each consumer has its own tiles
 //   CLUSTER_M, CLUSTER_N   blocks of a cluster, along M and along N
-//   GROUP          height of the bands in which tiles are visited, see raster.cuh
-//   ALONG_N        1: the bands lie across, GROUP counts columns of tiles
-//   SPLIT_K        parts that K is cut into
-//   CLUSTER_SPLIT  1: the blocks that share a tile are a cluster, up to 8 of them; a block has one tile, and threads
-//                  write C. Without PINGPONG, CLUSTER_M and CLUSTER_N
+//   GROUP          height of the bands of the tile order, see raster.cuh
+//   ALONG_N        1: the bands are vertical, and GROUP counts columns of tiles
+//   SPLIT_K        number of parts of K
+//   CLUSTER_SPLIT  1: the blocks that share a tile form a cluster of up to 8; a block has one tile, and threads write
+//                  C. Excludes PINGPONG, CLUSTER_M and CLUSTER_N
 //   STORE_STAGES   buffers between a consumer and C
-//   TMA_STORE      1: the copy engine writes C
+//   TMA_STORE      1: TMA writes C
 //   OUT_FP32       1: C is fp32
-//   NONDETERMINISTIC   1: parts of K are added up as they come, in `totals`; 0: in order, from `partials`
+//   NONDETERMINISTIC   1: parts of K are added in order of arrival, in `totals`; 0: in the order of k, from `partials`
 //
-// Launch: 128 * (CONSUMERS + 1) threads; grid.x any multiple of the cluster, best what fits on the device at once; with
-// CLUSTER_SPLIT grid.x counts tiles along M and within them parts of K, grid.y tiles along N, grid.z the batch.
+// Launch: 128 * (CONSUMERS + 1) threads; grid.x is any multiple of the cluster size, ideally what is resident at once;
+// with CLUSTER_SPLIT, grid.x counts tiles along M and within them parts of K, grid.y tiles along N, grid.z the batch.
 
 #ifndef BM
 #define BM 128
@@ -98,11 +99,11 @@
 
 constexpr int WARPGROUP = 128;
 constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
-constexpr int CLUSTER = CLUSTER_M * CLUSTER_N;  // blocks that share what they load
+constexpr int CLUSTER = CLUSTER_M * CLUSTER_N;  // blocks that share loads
 
-constexpr int STRIP_ROWS = 64;  // rows of C that a warpgroup handles at once
+constexpr int STRIP_ROWS = 64;  // rows of C per instruction of a warpgroup
 constexpr int STRIPS = BM / STRIP_ROWS / (PINGPONG ? 1 : CONSUMERS);
-constexpr int SUMS = BN / 2;  // of a thread in one strip
+constexpr int SUMS = BN / 2;  // per thread and strip
 constexpr int INSTRUCTION_K = 16;
 
 static_assert(BM % (STRIP_ROWS * (PINGPONG ? 1 : CONSUMERS)) == 0, "each consumer has whole strips");
@@ -137,7 +138,7 @@ struct Shared {
     Barrier turn[CONSUMERS];
 };
 
-// The producer: one thread that keeps the ring full.
+// Producer: one thread that keeps the ring full.
 __device__ __forceinline__ void produce(Shared& shared, const Schedule& schedule, const TensorMap& A_map,
                                         const TensorMap& B_map, int rank)
 {
@@ -163,12 +164,12 @@ __device__ __forceinline__ void produce(Shared& shared, const Schedule& schedule
             ring.advance();
         }
     }
-    // The block stays until the consumers of others have left its last stages too.
+    // The block stays resident until the consumers of other blocks have released its last stages too.
     if (CLUSTER > 1)
         for (int i = 0; i < STAGES; ++i, ring.advance()) mbarrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
 }
 
-// This consumer has left a stage: each producer that writes to it is told by a thread of its own.
+// Releases a stage: a separate thread arrives at the empty barrier of each producer that writes to it.
 __device__ __forceinline__ void leave(Barrier* empty, int rank)
 {
     const int thread = threadIdx.x % WARPGROUP;
@@ -179,8 +180,8 @@ __device__ __forceinline__ void leave(Barrier* empty, int rank)
     }
 }
 
-// The products of one tile. One group of wgmma is always in flight: a stage is left when the group after it has begun.
-// `done` is told when the last group has begun.
+// The products of one tile. One wgmma group is always in flight: a stage is released once the following group has been
+// issued. `done` is signaled when the last group has been issued.
 __device__ __forceinline__ void multiply(float (&sum)[STRIPS][SUMS], Shared& shared, Stages& ring, int depth,
                                          int first_row, int rank, Barrier* done)
 {
@@ -217,15 +218,15 @@ __device__ __forceinline__ void consumers_barrier()
     asm volatile("bar.sync %0, %1;" ::"n"(1 + CONSUMERS), "n"(WARPGROUP * CONSUMERS) : "memory");
 }
 
-// What is the same for all strips that a consumer writes.
+// Parameters of the epilogue that all strips of a consumer share.
 struct Epilogue {
-    OutputMatrix<Output> to;  // of this batch
+    OutputMatrix<Output> to;  // of this batch index
     float alpha, beta;
-    int barrier;  // of this warpgroup
+    int barrier;  // named barrier of this warpgroup
 };
 
-// One strip of C = alpha * sum + beta * C, by way of the buffers. With the copy engine, it goes out while the next tile
-// is multiplied, and a buffer is filled again when it has been read out. BLEND where beta is not 0: else C is not read.
+// One strip of C = alpha * sum + beta * C, through the buffers. TMA stores overlap with the products of the next tile;
+// a buffer is refilled once TMA has read it. BLEND if beta is not 0: otherwise C is not read.
 template <bool BLEND>
 __device__ __forceinline__ void write_strip(float (&sum)[SUMS], unsigned char* buffers, int& next,
                                             const Epilogue& epilogue, const TensorMap& C_map, int row, int column,
@@ -264,7 +265,7 @@ __device__ __forceinline__ void write_strip(float (&sum)[SUMS], unsigned char* b
     }
 }
 
-// A consumer: multiplies and writes its part of the block's tiles.
+// Consumer: computes and writes its part of the block's tiles.
 __device__ __forceinline__ void consume(Shared& shared, const Schedule& schedule, Output* C, float* workspace,
                                         unsigned* counters, const TensorMap& C_map, float alpha, float beta,
                                         int consumer, int rank)
@@ -274,12 +275,12 @@ __device__ __forceinline__ void consume(Shared& shared, const Schedule& schedule
     Epilogue epilogue = {{C, schedule.M, schedule.N, pairs}, alpha, beta, 1 + consumer};  // barrier 0 is the block's
     int next = 0;  // buffer
 
-    // Consumers take turns in the order of the tiles. Nobody may wait for a stage of a later round than the one that is
-    // being filled: rounds are told apart by their parity alone. So each waits until the one before has no more to wait
-    // for.
+    // Consumers take turns in tile order. A consumer must not wait for a stage of a later round than the one being
+    // filled, since rounds are distinguished by their parity only. Each therefore waits until the previous consumer has
+    // passed its last wait.
     Barrier* my_turn = &shared.turn[consumer];
     Barrier* next_turn = &shared.turn[consumer + 1 < CONSUMERS ? consumer + 1 : 0];
-    unsigned turn_parity = consumer == 0;  // the first waits for nobody
+    unsigned turn_parity = consumer == 0;  // the first one does not wait
 
     Stages ring;
     int taker = 0;
@@ -318,7 +319,7 @@ __device__ __forceinline__ void consume(Shared& shared, const Schedule& schedule
 }
 
 #if CLUSTER_SPLIT
-// A consumer whose block has a part of a tile for its cluster: multiplies, and leaves the sums where the ring was.
+// Consumer of a block that has one part of K of its cluster's tile: computes, then stores the sums where the ring was.
 __device__ __forceinline__ void sum_part(Shared& shared, const Schedule& schedule, int consumer)
 {
     const Work work = schedule.work();
@@ -326,14 +327,14 @@ __device__ __forceinline__ void sum_part(Shared& shared, const Schedule& schedul
     Stages ring;
     float sum[STRIPS][SUMS];
     multiply(sum, shared, ring, work.depth, first_row, 0, nullptr);
-    consumers_barrier();  // they all have read their last stage
+    consumers_barrier();  // all consumers have read their last stage
 #pragma unroll
     for (int s = 0; s < STRIPS; ++s)
         SplitTile::leave(reinterpret_cast<float*>(shared.A), sum[s], first_row + s * STRIP_ROWS,
                          schedule.M - work.row);
 }
 
-// All threads of the cluster add the parts of its tile up and write C.
+// All threads of the cluster reduce the parts of its tile and write C.
 __device__ __forceinline__ void write_share(Shared& shared, const Schedule& schedule, Output* C, float alpha, float beta)
 {
     const Work work = schedule.work();
@@ -350,8 +351,8 @@ __device__ __forceinline__ void write_share(Shared& shared, const Schedule& sche
 #define CLUSTER_SHAPE
 #endif
 
-// The register file, 65,536, divided: a kernel starts with an equal share for every thread. That must do where all
-// threads work together in the end.
+// Distribution of the 65,536 registers: a kernel starts with an equal share per thread. It keeps that distribution if
+// all threads share the final reduction.
 constexpr bool DIVIDE_REGISTERS = CONSUMERS > 1 && !CLUSTER_SPLIT;
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 232;
@@ -384,7 +385,7 @@ gemm_wgmma(Output* C, float* partials, float* totals, unsigned* counters, const 
     else
         __syncthreads();
 
-    // In this order the producer's code comes first and is fetched with the kernel's beginning: loads start earlier.
+    // In this order the producer's code comes first and is fetched with the kernel entry: loads start earlier.
     if (threadIdx.x >= WARPGROUP) {
         const int consumer = threadIdx.x / WARPGROUP - 1;
         if (DIVIDE_REGISTERS) claim_registers<CONSUMER_REGISTERS>();
@@ -402,6 +403,6 @@ gemm_wgmma(Output* C, float* partials, float* totals, unsigned* counters, const 
 #if CLUSTER_SPLIT
     cluster_barrier();
     write_share(shared, schedule, C, alpha, beta);
-    cluster_meet();  // no block leaves before the others have read its shared memory
+    cluster_meet();  // no block exits before the others have read its shared memory
 #endif
 }

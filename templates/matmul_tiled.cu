@@ -3,16 +3,16 @@
 //     C = A * B        A is M x K, B is K x N, C is M x N, fp32, row-major
 //
 // Idea. In step 1 each row of A is read again by every thread along a row of C, each column of B by every thread down
-// a column. A block of TILE x TILE threads can read both once, together, into shared memory and take them from there.
-// Rows of length K do not fit, so the block walks along K in tiles:
+// a column. A block of TILE x TILE threads can load both once, cooperatively, into shared memory and reuse them there.
+// Rows of length K do not fit, so the block iterates over tiles along K:
 //
 //                                  B
 //                          +---+-------+---+
 //                          |   | tile 0|   |      for each tile along K:
 //                          |   +-------+   |          each thread loads one float of A and one of B
-//                          |   | tile 1|   |          wait until all have arrived              (barrier)
+//                          |   | tile 1|   |          wait until all loads have completed       (barrier)
 //                          |   +-------+   |          each thread adds TILE products
-//              A           |   |  ...  |   |          wait until all are done with the tiles   (barrier)
+//              A           |   |  ...  |   |          wait until all have read the tiles        (barrier)
 //      +--------------+    +---+-------+---+
 //      |              |    |               |
 //      +----+----+----+    |   +-------+   |
@@ -21,19 +21,19 @@
 //      |              |    |   +-------+ C |
 //      +--------------+    +---------------+
 //
-// Arithmetic intensity. A float that is loaded once from global memory is used TILE times: 2 loads of 4 bytes for
-// TILE multiply-adds, TILE / 4 FLOP a byte (8 for TILE = 32, step 1: 0.25). Shared memory is now the limit: every
+// Arithmetic intensity. Each float loaded from global memory is used TILE times: 2 loads of 4 bytes for TILE
+// multiply-adds, TILE / 4 FLOP per byte (8 for TILE = 32, step 1: 0.25). Shared memory is now the limit: every
 // multiply-add still reads 2 floats from it.
 //
-// Guards. At the edge of a matrix a tile reaches over it. Guarded loads put zeros there, which add nothing; the test
-// costs a little in every tile. GUARDED 0 leaves it out and is right only where M, N and K are multiples of TILE: the
-// search space admits it only there.
+// Guards. Tiles at the edges extend beyond the matrix. Predicated loads fill them with zeros, which do not change the
+// sum; the predicate costs a little in every tile. GUARDED 0 omits it and is correct only if M, N and K are multiples
+// of TILE: the search space allows it only then.
 //
 // Macros
-//   TILE         edge of the square tiles, and of the block of threads
-//   PAD          floats added to each row in shared memory, so that columns of a tile start in different banks
-//   UNROLL       products between two tests of the inner loop's end
-//   GUARDED      1: right for any M, N, K; 0: multiples of TILE only
+//   TILE         edge length of the square tiles and of the block of threads
+//   PAD          floats of padding per row in shared memory, so that the rows of a tile start in different banks
+//   UNROLL       products per iteration of the inner loop
+//   GUARDED      1: correct for any M, N, K; 0: multiples of TILE only
 //
 // Launch: TILE x TILE threads; grid.x counts tiles down the rows of C, grid.y across its columns.
 //
@@ -46,7 +46,7 @@
 #define GUARDED 1
 #endif
 
-constexpr int K_UNROLL = UNROLL;  // a pragma takes a constant, not a macro
+constexpr int K_UNROLL = UNROLL;  // a pragma requires a constant, not a macro
 
 extern "C" __global__ void __launch_bounds__(TILE * TILE)
 matmul_tiled(const float* __restrict__ A, const float* __restrict__ B, float* __restrict__ C, int M, int N, int K)
@@ -56,7 +56,7 @@ matmul_tiled(const float* __restrict__ A, const float* __restrict__ B, float* __
 
     const int tx = threadIdx.x;
     const int ty = threadIdx.y;
-    // 64-bit from here on: row * K and k * N pass 2^31 in large matrices.
+    // 64-bit from here on: row * K and k * N exceed 2^31 in large matrices.
     const size_t row = static_cast<size_t>(blockIdx.x) * TILE + ty;
     const size_t column = static_cast<size_t>(blockIdx.y) * TILE + tx;
 

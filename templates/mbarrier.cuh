@@ -1,19 +1,19 @@
 // mbarrier: a barrier in shared memory that counts arrivals and bytes (sm_90 and later).
 //
-// A barrier is set up for so many arrivals a phase. A phase ends when all of them have come and as many bytes as were
-// announced have been written by asynchronous copies; then the next phase begins by itself. Phases are told apart by
-// their parity: `mbarrier_wait(barrier, p)` returns once the phase of parity p has ended. On a fresh barrier, phase 0
-// is running, and a wait for parity 1 returns at once.
+// A barrier is initialized with the number of arrivals per phase. A phase completes when all of them have arrived and
+// asynchronous copies have written as many bytes as were announced; the next phase then begins automatically. Phases
+// are distinguished by their parity: `mbarrier_wait(barrier, p)` returns once the phase of parity p has completed. On a
+// new barrier, phase 0 is in progress, and a wait for parity 1 returns immediately.
 //
-// A ring of stages needs two barriers a stage:
+// A ring of stages needs two barriers per stage:
 //
-//     producer:  wait empty -> announce bytes on full, start copies that report to full
+//     producer:  wait empty -> announce bytes on full, issue copies that complete on full
 //     consumer:  wait full  -> use the stage                -> arrive at empty
 //
 // From the PTX ISA, "mbarrier".
 #pragma once
 
-using Barrier = unsigned long long;  // its storage: 8 bytes, aligned to 8
+using Barrier = unsigned long long;  // 8 bytes, aligned to 8
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer)
 {
@@ -25,14 +25,14 @@ __device__ __forceinline__ void mbarrier_init(Barrier* barrier, unsigned arrival
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-// Makes initialised barriers visible to the copy engine and to the other blocks of the cluster; a barrier of the block
-// or the cluster must follow.
+// Makes initialized barriers visible to TMA and to the other blocks of the cluster; must be followed by a block or
+// cluster barrier.
 __device__ __forceinline__ void mbarrier_publish()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// One arrival that also announces `bytes` of asynchronous copies to come in this phase.
+// One arrival that also announces `bytes` of asynchronous copies that will complete in this phase.
 __device__ __forceinline__ void mbarrier_expect(Barrier* barrier, unsigned bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -44,9 +44,9 @@ __device__ __forceinline__ void mbarrier_arrive(Barrier* barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Arrives at the barrier that block `rank` of the cluster has at the same place. Only asynchronous copies and wgmma are
-// ordered by it here, and they need no fence; `.release.cluster` would bring a fence of the whole device with each
-// arrival, and cost a third of a matrix product's speed.
+// Arrives at the barrier at the same offset in block `rank` of the cluster. Here it orders only asynchronous copies and
+// wgmma, which need no fence; `.release.cluster` would add a device-wide fence to each arrival and cost a third of the
+// speed of a matrix product.
 __device__ __forceinline__ void mbarrier_arrive_at(Barrier* barrier, unsigned rank)
 {
     asm volatile(
@@ -80,7 +80,7 @@ __device__ __forceinline__ void mbarrier_wait(Barrier* barrier, unsigned parity)
     }
 }
 
-// A place in a ring of stages, and the parity of the round that the ring is in.
+// Position in a ring of stages, and the parity of the current round.
 template <int SLOTS>
 struct Ring {
     int stage = 0;

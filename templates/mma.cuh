@@ -1,22 +1,24 @@
-// Tensor-core products of one warp: ldmatrix, mma.sync m16n8k16, and the swizzle that feeds them without bank conflicts.
+// Warp-level tensor-core products: ldmatrix, mma.sync m16n8k16, and the swizzle that makes ldmatrix free of bank
+// conflicts.
 //
-// A warp multiplies a 16 x 16 piece of A by a 16 x 8 piece of B and adds to a 16 x 8 piece of C. The operands are 16-bit
-// floats, the sums fp32. Every lane holds a share of each piece, a fragment, in registers. Lane l holds of C
+// A warp multiplies a 16 x 16 piece of A by a 16 x 8 piece of B and accumulates into a 16 x 8 piece of C. The operands
+// are 16-bit floats, the sums fp32. Every lane holds its share of each piece, a fragment, in registers. Lane l holds of
+// C
 //
 //     sum[0], sum[1]   row l / 4,      columns l % 4 * 2 and the next
 //     sum[2], sum[3]   row l / 4 + 8,  the same columns
 //
-// `ldmatrix` fills the fragments of A and B from shared memory. It moves matrices of 8 x 8 elements; each lane gives the
-// address of one row, 16 bytes, and 4 matrices make a piece of 16 x 16. An operand is seen here as (outer, k), where
-// outer is a row of A or a column of B. The 4 matrices go to registers in the order that mma.sync wants: A takes a whole
-// piece in one instruction, B takes half of it, 8 columns, which must lie in neighbouring registers.
+// `ldmatrix` loads the fragments of A and B from shared memory. It moves 8 x 8 matrices; each lane supplies the address
+// of one row, 16 bytes, and 4 matrices form a 16 x 16 piece. An operand is indexed here as (outer, k), where outer is a
+// row of A or a column of B. The 4 matrices go to registers in the order that mma.sync requires: A takes a whole piece
+// in one instruction, B takes half of it, 8 columns, which must be in adjacent registers.
 //
 //                     A:  k 0..7      k 8..15            B:  k 0..7      k 8..15
 //     outer 0..7        piece[0]     piece[2]              piece[0]     piece[1]
 //     outer 8..15       piece[1]     piece[3]              piece[2]     piece[3]
 //
-// A tile in shared memory has either k or outer running along its rows; `ldmatrix.trans` turns the 8 x 8 matrices of the
-// second kind. So all layouts of the operands cost the same.
+// A tile in shared memory has either k or outer running along its rows; `ldmatrix.trans` transposes the 8 x 8 matrices
+// of the second kind. All layouts of the operands therefore cost the same.
 //
 // From the PTX ISA: "ldmatrix" and "Matrix Fragments for mma.m16n8k16 with floating point type".
 
@@ -24,39 +26,40 @@
 
 #include "element.cuh"
 
-constexpr int CHUNK = 8;  // elements in a row of an 8 x 8 matrix
+constexpr int CHUNK = 8;  // elements per row of an 8 x 8 matrix
 constexpr int MATRIX_ROW_BYTES = 16;
 
-// Where chunk `chunk` of row `row` lies in a tile whose rows hold ROW_CHUNKS chunks, counted in chunks.
+// Position of chunk `chunk` of row `row` in a tile whose rows hold ROW_CHUNKS chunks, in units of chunks.
 //
-// Shared memory serves 8 chunks at a time, one from each group of 4 banks, and the 8 rows of a matrix would all begin in
-// the same group. So the chunks of a row change places: chunk c goes to c XOR a number that differs between the rows.
+// Shared memory serves 8 chunks at a time, one from each group of 4 banks; without a swizzle, the 8 rows of a matrix
+// would all begin in the same group. The swizzle permutes the chunks of a row: chunk c moves to c XOR a row-dependent
+// number.
 //
 //     row 0   0 1 2 3 4 5 6 7        ROW_CHUNKS = 8: the column of a matrix, say chunk 0, is at
-//     row 1   1 0 3 2 5 4 7 6        place 0, 1, 2, ... of the rows 0, 1, 2, ...
+//     row 1   1 0 3 2 5 4 7 6        position 0, 1, 2, ... of rows 0, 1, 2, ...
 //     row 2   2 3 0 1 6 7 4 5
 //     ...
 //
-// With shorter rows, several share the 8 places and are told apart by them: 8 / SPAN rows get the same number.
+// Shorter rows share the 8 positions, several at a time: groups of 8 / SPAN rows use the same number.
 template <int ROW_CHUNKS>
 struct MatrixSwizzle {
     static __device__ __forceinline__ int place(int row, int chunk)
     {
-        constexpr int POWER_OF_2 = ROW_CHUNKS & -ROW_CHUNKS;  // the largest that divides it
+        constexpr int POWER_OF_2 = ROW_CHUNKS & -ROW_CHUNKS;  // the largest power of 2 that divides it
         constexpr int SPAN = POWER_OF_2 < 8 ? POWER_OF_2 : 8;
         return row * ROW_CHUNKS + (chunk ^ (row / (8 / SPAN) % SPAN));
     }
 };
 
-// Which of the two pieces above.
+// Selects between the two register orders above.
 enum Side { SIDE_A, SIDE_B };
 
-// Loads the 16 x 16 piece that starts at (outer, k) of a swizzled tile in shared memory: [outer][k] where K_ALONG_ROWS,
-// else [k][outer]. ROW is the length of the tile's rows in elements. All lanes of the warp take part.
+// Loads the 16 x 16 piece at (outer, k) of a swizzled tile in shared memory: [outer][k] if K_ALONG_ROWS, else
+// [k][outer]. ROW is the length of the tile's rows in elements. All lanes of the warp participate.
 template <Side SIDE, bool K_ALONG_ROWS, int ROW>
 __device__ __forceinline__ void load_piece(unsigned (&piece)[4], const void* tile, int outer, int k)
 {
-    const int lane = threadIdx.x % 32;  // lanes 0..7 point at the rows of piece[0], 8..15 at those of piece[1], ...
+    const int lane = threadIdx.x % 32;  // lanes 0..7 address the rows of piece[0], 8..15 those of piece[1], ...
     const int outer_half = SIDE == SIDE_A ? lane / 8 % 2 : lane / 16;
     const int k_half = SIDE == SIDE_A ? lane / 16 : lane / 8 % 2;
     const unsigned start = static_cast<unsigned>(__cvta_generic_to_shared(tile));

@@ -1,41 +1,41 @@
-// How the tiles of one operand travel from global to shared memory.
+// Copying the tiles of one operand from global to shared memory.
 //
-// A tile is ROWS x DEPTH: rows of A or columns of B, by steps of k. In shared memory it always lies k by k, so that the
-// rows a thread needs for one k are contiguous and one 128-bit read brings 4 of them. In global memory either the rows
-// of one k are neighbours (ALONG_K false), and the tile is copied as it is, or the k of one row are (ALONG_K true), and
-// it is transposed on the way:
+// A tile is ROWS x DEPTH: rows of A or columns of B, by steps of k. In shared memory it always has one line per k, so
+// that the rows a thread needs for one k are contiguous and one 128-bit read returns 4 of them. In global memory either
+// the rows of one k are contiguous (ALONG_K false), and the tile is copied as it is, or the k of one row are (ALONG_K
+// true), and it is transposed by the copy:
 //
 //     global, ALONG_K false     global, ALONG_K true        shared
-//         k0  r0 r1 r2 ...          r0  k0 k1 k2 ...            k0  r0 r1 r2 ... gap
-//         k1  r0 r1 r2 ...          r1  k0 k1 k2 ...            k1  r0 r1 r2 ... gap
+//         k0  r0 r1 r2 ...          r0  k0 k1 k2 ...            k0  r0 r1 r2 ... pad
+//         k1  r0 r1 r2 ...          r1  k0 k1 k2 ...            k1  r0 r1 r2 ... pad
 //
-// CP_ASYNC: cp.async, which needs no registers, but can transpose only float by float. Otherwise `start` brings a tile
-// into registers, WIDTH floats a load, and `finish` stores it: fewer instructions where a tile is transposed.
+// CP_ASYNC: cp.async, which bypasses registers but can transpose only one float at a time. Otherwise `start` loads a
+// tile into registers, WIDTH floats per load, and `finish` stores it: fewer instructions if the tile is transposed.
 //
-// Transposing, a warp reads 8 k of several rows, whole 32-byte sectors, and writes them to as many lines of shared
-// memory, which would all lie in the same banks. Either a gap of 4 floats after each line moves the next one on by 4
-// banks; or, without gaps, the lines are swizzled: pieces of 4 floats trade places, piece p of line k for p ^ k % 8.
+// When transposing, a warp reads 8 k of several rows, whole 32-byte sectors, and writes them to as many lines of shared
+// memory, which would all fall into the same banks. Either 4 floats of padding after each line shift the next one by 4
+// banks; or, without padding, the lines are swizzled: chunks of 4 floats are permuted, chunk p of line k to p ^ k % 8.
 //
-//     padded     k0  p0 p1 p2 p3 ... gap               swizzled    k0  p0 p1 p2 p3 p4 p5 p6 p7 ...
-//                k1      p0 p1 p2 p3 ... gap                       k1  p1 p0 p3 p2 p5 p4 p7 p6 ...
-//                k2          p0 p1 p2 p3 ... gap                   k2  p2 p3 p0 p1 p6 p7 p4 p5 ...
+//     padded     k0  p0 p1 p2 p3 ... pad               swizzled    k0  p0 p1 p2 p3 p4 p5 p6 p7 ...
+//                k1      p0 p1 p2 p3 ... pad                       k1  p1 p0 p3 p2 p5 p4 p7 p6 ...
+//                k2          p0 p1 p2 p3 ... pad                   k2  p2 p3 p0 p1 p6 p7 p4 p5 ...
 //
-// The fast way takes whole pieces of WIDTH floats and skips rows beyond the matrix. It is open where every row (or
-// every k) starts on a boundary of WIDTH floats, and to tiles that K fills. Others, at most one a block where vectors
-// fit, go the careful way, float by float, with zeros for what is not there.
+// The fast path copies whole chunks of WIDTH floats and skips rows beyond the matrix. It requires every row (or every
+// k) to start on a boundary of WIDTH floats, and a tile that K fills. Other tiles, at most one per block where vectors
+// fit, take the careful path, float by float, with zero fill.
 #pragma once
 
 #include "cp_async.cuh"
 
-// One operand as a block sees it: from its first row on.
+// An operand from a block's first row on.
 struct Operand {
     const float* data;
     unsigned pitch;  // floats from a row to the next (ALONG_K), or from a k to the next
-    int rows;        // that the matrix has from here on; may exceed the tile's
-    int depth;       // k that the matrix has
+    int rows;        // rows of the matrix from here on; may exceed the tile's
+    int depth;       // extent of the matrix along k
 };
 
-// How a tile lies in shared memory. What is SWIZZLED must start on 128-byte boundaries.
+// Layout of a tile in shared memory. A SWIZZLED tile must start on a 128-byte boundary.
 template <int ROWS_, int DEPTH_, bool ALONG_K_, bool SWIZZLE_>
 struct TileLayout {
     static constexpr int ROWS = ROWS_;
@@ -46,12 +46,12 @@ struct TileLayout {
     static constexpr int FLOATS = DEPTH * PITCH;
     static_assert(!SWIZZLED || ROWS % 32 == 0, "8 pieces of a line trade places");
 
-    // What the place of a row within line k is XORed with.
+    // Bits that the position of a row within line k is XORed with.
     static __device__ constexpr unsigned swizzle(unsigned k) { return SWIZZLED ? k % 8 * 4 : 0; }
     static __device__ constexpr unsigned place(unsigned row, unsigned k) { return k * PITCH + (row ^ swizzle(k)); }
 };
 
-// The operand of product `product` of a batch, from the tile `tile` of its `rows` rows on.
+// The operand of batch index `product`, starting at tile number `tile` of its `rows` rows.
 template <typename Layout>
 __device__ __forceinline__ Operand operand_at(const float* data, int product, int tile, int rows, int depth)
 {
@@ -63,7 +63,7 @@ __device__ __forceinline__ Operand operand_at(const float* data, int product, in
 template <typename Layout, int WIDTH, bool CP_ASYNC, int THREADS>
 class Carrier {
 public:
-    // `first_k` is where the first tile starts, a multiple of DEPTH.
+    // `first_k` is the start of the first tile, a multiple of DEPTH.
     __device__ __forceinline__ Carrier(const Operand& operand, int first_k)
         : from(operand), next(operand.data + offset(row(), first_k + k(), operand.pitch)), next_k(first_k)
     {
@@ -71,7 +71,7 @@ public:
         vectors = WIDTH == 1 || (boundary && operand.pitch % WIDTH == 0);
     }
 
-    // Set out with the next tile. CP_ASYNC or not, the caller closes a group of copies afterwards.
+    // Issue the copy of the next tile. With or without CP_ASYNC, the caller commits the group afterwards.
     __device__ __forceinline__ void start(float* tile)
     {
         fast = vectors && next_k + DEPTH <= from.depth;
@@ -85,7 +85,7 @@ public:
         next += ALONG_K ? DEPTH : static_cast<size_t>(from.pitch) * DEPTH;
     }
 
-    // Put into shared memory what `start` left in registers.
+    // Store to shared memory what `start` left in registers.
     __device__ __forceinline__ void finish(float* tile)
     {
         if constexpr (!CP_ASYNC)
@@ -96,12 +96,12 @@ private:
     static constexpr int ROWS = Layout::ROWS;
     static constexpr int DEPTH = Layout::DEPTH;
     static constexpr bool ALONG_K = Layout::ALONG_K;
-    static constexpr int PIECE = ALONG_K && CP_ASYNC ? 1 : WIDTH;  // floats that travel together
+    static constexpr int PIECE = ALONG_K && CP_ASYNC ? 1 : WIDTH;  // floats per copy
     static constexpr int BYTES = PIECE * sizeof(float);
 
-    // The threads are laid over a span, all rows of one k or of 8 k, and then over the next one.
+    // The threads cover one span, all rows of one k or of 8 k, and then the next one.
     static constexpr int STEP = ALONG_K ? 8 : 1;
-    static constexpr int WORD = ALONG_K ? PIECE : 1;  // floats of a piece that follow along k
+    static constexpr int WORD = ALONG_K ? PIECE : 1;  // floats of a chunk along k
     static constexpr int SPAN = ROWS * STEP / PIECE;
     static constexpr int SPANS_A_TRIP = THREADS > SPAN ? THREADS / SPAN : 1;
     static constexpr int TRIPS_A_SPAN = THREADS > SPAN ? 1 : SPAN / THREADS;
@@ -109,7 +109,7 @@ private:
     static_assert(DEPTH % STEP == 0 && ROWS % PIECE == 0, "a tile is made of whole pieces");
     static_assert(THREADS % SPAN == 0 || SPAN % THREADS == 0, "threads and spans must divide each other");
 
-    // Where this thread's first piece lies in a tile, and how far from it the one of a later trip does.
+    // Position of this thread's first chunk in a tile, and the offset of the chunk of a later trip from it.
     static __device__ __forceinline__ unsigned row()
     {
         const unsigned within = threadIdx.x % SPAN;
@@ -131,7 +131,7 @@ private:
     {
         return next + offset(rows_on(trip), k_on(trip), from.pitch);
     }
-    // The part of the way that no swizzle changes comes last, as the same for all threads.
+    // The offsets that no swizzle changes come last, as they are the same for all threads.
     __device__ __forceinline__ float* target(float* tile, int trip, int v = 0) const
     {
         return tile + Layout::place(row() + rows_on(trip) % 32, k() + v) + k_on(trip) * Layout::PITCH +
@@ -193,7 +193,7 @@ private:
     };
 
     Operand from;
-    const float* next;  // this thread's first piece of the next tile
+    const float* next;  // this thread's first chunk of the next tile
     int next_k;
     bool vectors;
     bool fast;

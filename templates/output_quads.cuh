@@ -1,11 +1,11 @@
-// C = alpha * sum + beta * C, four neighbours of a row at a time, with one access where the rows of C allow it.
+// C = alpha * sum + beta * C for four adjacent elements of a row, with one access if the rows of C allow it.
 //
-// Where beta is 0, C is not read: it may hold NaN.
+// If beta is 0, C is not read: it may hold NaN.
 #pragma once
 
 #include "element.cuh"
 
-// A matrix of `Out`, which is how `Element` or fp32 lies in memory.
+// A matrix of `Out`, the storage type of `Element` or fp32.
 template <typename Element, typename Out>
 class OutputQuads {
 public:
@@ -15,7 +15,7 @@ public:
     {
     }
 
-    // Those of the four that lie inside the matrix.
+    // Updates those of the four elements that lie inside the matrix.
     __device__ __forceinline__ void update(int row, int column, const float* sum) const
     {
         if (row >= rows) return;

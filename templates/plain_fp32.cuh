@@ -1,13 +1,13 @@
-// A way out for numbers that bf16 limbs cannot hold: infinities, NaN, and what rounds to them.
+// Fallback for numbers that bf16 limbs cannot represent: infinities, NaN, and values that round to them.
 //
-// Sums that such a number entered are not finite. They are then computed again in plain fp32, one by one: slow, but
-// rare, and it gives what fp32 arithmetic gives.
+// Sums with a contribution from such a number are not finite. They are recomputed in plain fp32, one by one: slow, but
+// rare, and with the result of fp32 arithmetic.
 #pragma once
 
 __device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
-// Row `row` of A times column `column` of B, as they lie in memory; A is M x K and B is K x N unless TRANSPOSED. The
-// arguments are passed by value: an object would have to live in memory to have an address.
+// Row `row` of A times column `column` of B, as stored in memory; A is M x K and B is K x N unless TRANSPOSED. The
+// arguments are passed by value: an object would have to reside in memory to have an address.
 template <bool TRANSPOSED_A, bool TRANSPOSED_B>
 __device__ __noinline__ float plain_sum(const float* A, const float* B, int row, int column, int M, int N, int K)
 {
@@ -25,7 +25,7 @@ struct Factors {
     const float* B;
     int M, N, K;
 
-    // Of COUNT sums of neighbours in a row, mends those that lie in C and are not finite.
+    // Recomputes those of COUNT adjacent sums of a row that lie in C and are not finite.
     template <int COUNT>
     __device__ __forceinline__ void mend(float* sums, int row, int column) const
     {

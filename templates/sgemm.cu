@@ -1,54 +1,54 @@
-// SGEMM with every lever: C = alpha * op(A) * op(B) + beta * C in fp32 on the CUDA cores.
+// Fully parameterized SGEMM: C = alpha * op(A) * op(B) + beta * C in fp32 on the CUDA cores.
 //
-//     op(A) is M x K, op(B) is K x N, C is M x N, row-major, BATCH of each one after another.
-//     A is stored M x K (or K x M where TRANS_A), B is stored K x N (or N x K where TRANS_B).
+//     op(A) is M x K, op(B) is K x N, C is M x N, row-major, BATCH of each, contiguous.
+//     A is stored M x K (or K x M if TRANS_A), B is stored K x N (or N x K if TRANS_B).
 //
-// Idea. An SM issues one instruction a cycle to each of its four groups of 32 lanes, and a multiply-add is one
-// instruction: the share of multiply-adds among all instructions is the share of the peak that can be had. So tile on
-// three levels, each to save instructions or bytes of the one above:
+// Idea. An SM issues one instruction per cycle to each of its four 32-lane partitions, and a multiply-add is one
+// instruction: the share of multiply-adds among all instructions bounds the fraction of the peak. Tiling on three
+// levels saves instructions or bytes of the level above:
 //
-//     block   BM x BN of C    tiles of A and B in shared memory: a byte from global memory serves BM or BN sums
+//     block   BM x BN of C    tiles of A and B in shared memory: a float from global memory serves BM or BN sums
 //     warp    WM x WN         lanes that share rows or columns read the same words of shared memory
 //     thread  TM x TN         in registers: (TM + TN) / 4 reads for TM * TN multiply-adds, 6 for 128 with 16 x 8
 //
-// Who owns what. Threads own strips of 4 x 4 spread over their warp's tile, in the order that thread_tile.cuh draws; it
-// also tells why the order of the multiply-adds decides how fast registers are read.
+// Work distribution. Threads own strips of 4 x 4 spread over their warp's tile, in the order drawn in thread_tile.cuh,
+// which also explains why the order of the multiply-adds determines the register bandwidth.
 //
-// The way of a tile (operand_tile.cuh): copied as it is, or transposed, so that in shared memory it lies k by k.
+// Loading a tile (operand_tile.cuh): copied as it is or transposed, so that it has one line per k in shared memory.
 //
-// The pipeline. STAGES tiles are in shared memory or on their way to it. When all warps have read a tile, its place is
-// free for the one STAGES further on:
+// Pipeline. STAGES tiles are in shared memory or in flight to it. When all warps have read a tile, its stage is free
+// for the tile STAGES further on:
 //
 //     tile t, k = 0 ... BK - 2    multiply
-//     tile t, k = BK - 1          already in registers: wait for tile t + 1, free tile t, send for tile t + STAGES,
+//     tile t, k = BK - 1          already in registers: wait for tile t + 1, free tile t, issue tile t + STAGES,
 //                                 read the first k of tile t + 1, then multiply
 //
-// Few tiles leave SMs idle; SPLIT_K cuts K into parts for more blocks (split_k.cuh). Where NONDETERMINISTIC allows it,
-// they add up by atomics.
+// Few tiles leave SMs idle; SPLIT_K splits K into parts for more blocks (split_k.cuh). If NONDETERMINISTIC, the parts
+// are added by atomics.
 //
 // Any M, N, K, any pointers: rows that do not start on a boundary of VEC floats are copied float by float.
 //
 // Macros
-//   BM, BN        rows and columns of C that a block computes
+//   BM, BN        rows and columns of C per block
 //   BK            depth of the tiles in shared memory
-//   WM, WN        rows and columns that a warp computes
-//   TM, TN        rows and columns that a thread computes, multiples of 4
+//   WM, WN        rows and columns per warp
+//   TM, TN        rows and columns per thread, multiples of 4
 //   STAGES        tiles in shared memory, 1 to 5
-//   VEC           floats in one global load: 1, 2 or 4
-//   ASYNC         0: tiles go through registers; 1: only those that are transposed do, others by cp.async;
-//                 2: all by cp.async, which transposes float by float
-//   SWIZZLE       how a transposed tile avoids bank conflicts. 0: a gap after each line; 1: pieces trade places
-//   UNROLL        steps of k unrolled
-//   FRAGMENTS     1: read, then multiply; 2: read ahead
-//   GROUP         rows of tiles that blocks walk down together (raster.cuh)
-//   SPLIT_K       parts of K
-//   STAGED_STORE  1: C is always written through shared memory, in whole lines; 0: only where its rows do not start
+//   VEC           floats per global load: 1, 2 or 4
+//   ASYNC         0: tiles go through registers; 1: only transposed tiles do, others use cp.async;
+//                 2: all use cp.async, which transposes float by float
+//   SWIZZLE       how a transposed tile avoids bank conflicts. 0: padding after each line; 1: permuted chunks
+//   UNROLL        unrolled steps of k
+//   FRAGMENTS     1: read, then multiply; 2: double-buffered fragments
+//   GROUP         rows of tiles per band of the block order (raster.cuh)
+//   SPLIT_K       number of parts of K
+//   STAGED_STORE  1: C is always written through shared memory, in full lines; 0: only if its rows do not start
 //                 on 16-byte boundaries
-//   MIN_BLOCKS    blocks that must fit on an SM; caps the registers of a thread
+//   MIN_BLOCKS    minimum resident blocks per SM; caps the registers per thread
 //
-// Launch: THREADS threads in one dimension; blocks in one dimension, numbered as share.cuh says.
+// Launch: THREADS threads in one dimension; blocks in one dimension, numbered as described in share.cuh.
 //
-// Next: sgemm_ws gives the copying to warps of its own.
+// Next: sgemm_ws moves the copying to dedicated warps.
 
 #ifndef BM
 #define BM 128
@@ -79,10 +79,10 @@ constexpr int THREADS = MULTIPLIERS;
 using CarrierA = CarrierOf<LayoutA, THREADS>;
 using CarrierB = CarrierOf<LayoutB, THREADS>;
 
-// The tiles in shared memory and the carriers that keep them coming.
+// The tiles in shared memory and the copiers that refill them.
 class Pipeline {
 public:
-    // Send for the first tiles and wait for the very first; `count` are needed in all.
+    // Issue the copies of the first tiles and wait for the very first; `count` tiles are needed in total.
     __device__ __forceinline__ Pipeline(Stage* stages, const Operand& A, const Operand& B, int first_k, int count)
         : stages(stages), carrier_A(A, first_k), carrier_B(B, first_k), to_start(count)
     {
@@ -100,7 +100,7 @@ public:
 
     __device__ __forceinline__ const Stage& current() const { return stages[slot]; }
 
-    // Leave the current tile, of which this thread has read everything, for the next one.
+    // Release the current tile, which this thread has read completely, and advance to the next one.
     __device__ __forceinline__ const Stage& turn()
     {
         if constexpr (STAGES == 1) {
@@ -142,7 +142,7 @@ private:
     CarrierB carrier_B;
     int to_start;
     int slot = 0;
-    bool underway = false;  // a tile that `start` left in registers waits for `finish`
+    bool underway = false;  // a tile loaded into registers by `start` is pending for `finish`
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)

@@ -4,14 +4,14 @@
 //
 // Idea. Step 2 reads two floats from shared memory for every multiply-add, and shared memory cannot feed the
 // arithmetic units at that rate. So tile once more: a block owns BM x BN elements of C, a thread owns TM x TN of them
-// and keeps them in registers. For one k it reads TM floats of A and TN of B and multiplies each with each, an outer
+// and keeps them in registers. For each k it reads TM floats of A and TN of B and multiplies all pairs, an outer
 // product:
 //
 //                        b b b b                TN floats from the tile of B
 //                      +---------
 //                    a | c c c c
 //                    a | c c c c                TM * TN multiply-adds for TM + TN floats:
-//                    a | c c c c                8 x 8 a thread needs 1/4 float each, step 2 needed 2
+//                    a | c c c c                8 x 8 per thread needs 1/4 float each, step 2 needed 2
 //                    a | c c c c
 //
 //                        K                              BN
@@ -20,44 +20,44 @@
 //                 |     |     |     |             |     B     |     both fragments are contiguous and one 128-bit
 //                 +-----+-----+-----+             +-----------+     read brings 4 floats
 //
-// Who owns what. A thread's TM x TN elements are not one patch but strips of 4 x 4 spread evenly over the block, so
-// that neighbouring threads touch neighbouring 16-byte pieces: shared reads have no bank conflicts, stores to C
-// coalesce.
+// Work distribution. A thread's TM x TN elements are not contiguous but strips of 4 x 4 spread evenly over the block,
+// so that adjacent threads access adjacent 16-byte chunks: shared reads have no bank conflicts, stores to C are
+// coalesced.
 //
 //     columns of the tile:   |t0  |t1  |t2  |t3  | ... |t0  |t1  |t2  |t3  | ...    "t0": 4 floats of thread column 0
 //                             strip 0                   strip 1
 //
-// A warp covers LANES_X x (32 / LANES_X) of those threads: the squarer, the fewer different floats it reads for one k.
+// A warp covers LANES_X x (32 / LANES_X) of those threads: the closer to square, the fewer distinct floats per k.
 //
-// The pipeline. While a tile is multiplied, the next one is already on its way from global memory into registers
-// (`fetch`); it moves on to shared memory (`stash`) when the multiplication is done. With two stages, tiles alternate
-// between two buffers and one barrier a tile is enough.
+// Pipeline. While a tile is multiplied, the next one is in flight from global memory to registers (`fetch`); it is
+// stored to shared memory (`stash`) after the multiplication. With two stages, tiles alternate between two buffers and
+// one barrier per tile is enough.
 //
 // Arithmetic intensity. A float of A serves BN multiply-adds, a float of B serves BM: BM * BN / (2 * (BM + BN)) FLOP
-// for a byte from global memory, 32 for 128 x 128 (step 2: 8 for 32 x 32).
+// per byte from global memory, 32 for 128 x 128 (step 2: 8 for 32 x 32).
 //
 // Edges. Rows and columns beyond the matrix are clamped to the last one: their products are computed and never stored.
-// Only k beyond K must not count, so a last tile that K does not fill, and it alone, is fetched element by element and
-// filled with zeros.
+// Only k beyond K must contribute nothing, so a last tile that K does not fill, and only that one, is loaded element by
+// element and zero-filled.
 //
-// Alignment. Vectors wider than one float need every row to start on a vector boundary. Whether that holds is decided
-// once a launch, from the sizes and the pointers, so any VEC is right for any M, N, K and for any pointers; where it
-// does not hold, all tiles take the careful way and a smaller VEC is faster.
+// Alignment. Vectors wider than one float require every row to start on a vector boundary. This is checked once per
+// launch, from the sizes and the pointers, so any VEC is correct for any M, N, K and any pointers; where the check
+// fails, all tiles take the scalar path and a smaller VEC is faster.
 //
 // Macros
-//   BM, BN       rows and columns of C that a block computes
+//   BM, BN       rows and columns of C per block
 //   BK           depth of the tiles in shared memory
-//   TM, TN       rows and columns of C that a thread computes, multiples of 4
-//   LANES_X      threads of a warp that lie side by side along N
-//   VEC          floats in one global load or store: 1, 2 or 4
+//   TM, TN       rows and columns of C per thread, multiples of 4
+//   LANES_X      threads of a warp side by side along N
+//   VEC          floats per global load or store: 1, 2 or 4
 //   STAGES       buffers in shared memory: 1 or 2
-//   PAD          floats added to each row of the transposed tile; 4 spreads the transposing stores over more banks
-//   UNROLL       steps of k unrolled
-//   MIN_BLOCKS   blocks that must fit on an SM; caps the registers of a thread
+//   PAD          floats of padding per row of the transposed tile; 4 spreads the transposing stores over more banks
+//   UNROLL       unrolled steps of k
+//   MIN_BLOCKS   minimum resident blocks per SM; caps the registers per thread
 //
 // Launch: THREADS threads in one dimension; grid.x counts tiles down the rows of C, grid.y across its columns.
 //
-// Next: asynchronous copies (cp.async, TMA) save the detour through registers, tensor cores give up fp32.
+// Next: asynchronous copies (cp.async, TMA) bypass registers; tensor cores give up fp32.
 
 #ifndef BM
 #define BM 128
@@ -74,14 +74,14 @@
 #endif
 
 constexpr int WARP = 32;
-constexpr int STRIP = 4;          // floats in a 128-bit shared-memory read
-constexpr int K_UNROLL = UNROLL;  // a pragma takes a constant, not a macro
+constexpr int STRIP = 4;          // floats per 128-bit shared-memory read
+constexpr int K_UNROLL = UNROLL;  // a pragma requires a constant, not a macro
 
 constexpr int THREADS_X = BN / TN;
 constexpr int THREADS_Y = BM / TM;
 constexpr int THREADS = THREADS_X * THREADS_Y;
 
-// Trips that all threads make together, a vector each, to carry one tile.
+// Trips in which all threads copy one tile, one vector per thread and trip.
 constexpr int A_TRIPS = BM * BK / (VEC * THREADS);
 constexpr int B_TRIPS = BK * BN / (VEC * THREADS);
 
@@ -101,13 +101,13 @@ struct Tiles {
     float B[BK][BN];
 };
 
-// What one thread carries of the next pair of tiles.
+// A thread's share of the next pair of tiles.
 struct Cargo {
     Vector<VEC> a[A_TRIPS];
     Vector<VEC> b[B_TRIPS];
 };
 
-// The operands as one block sees them: its rows of A, its columns of B.
+// The operands from a block's first row of A and first column of B on.
 struct Operands {
     const float* A;
     const float* B;
@@ -123,7 +123,7 @@ __device__ __forceinline__ bool on_vector_boundary(const void* pointer)
     return reinterpret_cast<size_t>(pointer) % sizeof(Vector<VEC>) == 0;
 }
 
-// Position of trip `i` of this thread in a tile whose rows hold `width` floats.
+// Position of this thread's trip `i` in a tile whose rows hold `width` floats.
 __device__ __forceinline__ int tile_row(int i, int width)
 {
     return (threadIdx.x + i * THREADS) / (width / VEC);
@@ -172,7 +172,7 @@ __device__ __forceinline__ void fetch(Cargo& cargo, const Operands& from, int k0
     }
 }
 
-// Registers to shared memory; A is transposed on the way.
+// Registers to shared memory; A is transposed by the stores.
 __device__ __forceinline__ void stash(Tiles& tiles, const Cargo& cargo)
 {
 #pragma unroll
@@ -184,10 +184,10 @@ __device__ __forceinline__ void stash(Tiles& tiles, const Cargo& cargo)
         *reinterpret_cast<Vector<VEC>*>(&tiles.B[tile_row(i, BN)][tile_column(i, BN)]) = cargo.b[i];
 }
 
-// Strip `i` of a thread starts at this row or column of the block's tile.
+// First row or column, in the block tile, of strip `i` of a thread.
 __device__ __forceinline__ int strip_start(int i, int thread, int threads) { return (i * threads + thread) * STRIP; }
 
-// The fragment that a thread needs of one row of a tile: COUNT strips of 4 floats.
+// A thread's fragment of one row of a tile: COUNT strips of 4 floats.
 template <int COUNT>
 __device__ __forceinline__ void read_fragment(Vector<STRIP> (&fragment)[COUNT], const float* row, int thread,
                                               int threads)
@@ -214,8 +214,8 @@ __device__ __forceinline__ void multiply(float (&sum)[TM][TN], const Tiles& tile
     }
 }
 
-// C = alpha * sum + beta * C for WIDTH neighbours, if they are inside the matrix. Where beta is 0, C is not read: it
-// may hold NaN.
+// C = alpha * sum + beta * C for WIDTH adjacent elements, if they are inside the matrix. If beta is 0, C is not read:
+// it may hold NaN.
 template <int WIDTH>
 __device__ __forceinline__ void update(float* C, const float* sum, float alpha, float beta, bool inside)
 {
@@ -239,9 +239,9 @@ sgemm_2d(const float* __restrict__ A, const float* __restrict__ B, float* __rest
     const Operands from = {A + static_cast<size_t>(first_row) * K, B + first_column, M - first_row, N - first_column,
                            K, N, vectors};
 
-    // Lanes are numbered down pairs of columns: lanes 0 and 1 share a row of threads, lanes 0 and 2 a column.
-    // Neighbours that read the same 16 bytes let the hardware serve a 128-bit read of a whole warp in two passes
-    // instead of four.
+    // Lanes are numbered down pairs of columns: lanes 0 and 1 share a row of threads, lanes 0 and 2 a column. Adjacent
+    // lanes that read the same 16 bytes let the hardware serve a 128-bit read of a whole warp in two passes instead of
+    // four.
     constexpr int LANES_Y = WARP / LANES_X;
     constexpr int WARPS_X = THREADS_X / LANES_X;
     const int warp = threadIdx.x / WARP;

@@ -1,45 +1,45 @@
-// Matrix multiplication in fp32 accuracy on tensor cores, by six products of bf16 limbs: compute capability 8.0 and later.
+// Matrix multiplication with fp32 accuracy on tensor cores, by six products of bf16 limbs: compute capability >= 8.0.
 //
 //     C = alpha * op(A) * op(B) + beta * C        op(A) is M x K, op(B) is K x N, C is M x N, row-major, all fp32
 //
-// op(A) is A, or its transpose where TRANS_A (A is then stored K x M); op(B) likewise (N x K where TRANS_B).
-// blockIdx.z counts through a batch of such products.
+// op(A) is A, or its transpose if TRANS_A (A is then stored K x M); op(B) likewise (N x K if TRANS_B). blockIdx.z is
+// the batch index.
 //
-// Idea. Tensor cores multiply bf16 ten times as fast as CUDA cores multiply fp32. An fp32 number is the sum of three bf16
-// limbs, and six of the nine products of limbs give a product to within fp32's own rounding: bf16_limbs.cuh says how,
-// and how sums stay as accurate. So errors are those of fp32 arithmetic, or smaller for long sums, at more than its
-// speed.
+// Idea. Tensor cores multiply bf16 ten times as fast as CUDA cores multiply fp32. An fp32 number is the sum of three
+// bf16 limbs, and six of the nine limb products give a product to within the rounding of fp32: bf16_limbs.cuh explains
+// how, and how the accumulation keeps that accuracy. Errors are those of fp32 arithmetic, or smaller for long sums, at
+// more than its speed.
 //
-// The way of a number. It stays fp32 as long as it can, in memory and in shared memory; limbs exist in registers only:
+// Data path. Numbers stay fp32 as long as possible, in global and in shared memory; limbs exist in registers only:
 //
 //     global memory --cp.async--> ring of STAGES tiles --16-byte reads--> fp32 --split--> limbs --mma.sync--> products
 //                                                                                                              |
-//                     C <-- shared memory, 4 neighbours a thread <-- sums <------- fp32 addition --------------'
+//                     C <-- shared memory, one quad per thread <-- sums <----- fp32 addition ------------------'
 //
-// Splitting costs 5.5 instructions an element, and every warp splits what it reads. A warp tile of WM x WN needs, for 16
-// of k, (WM + WN) / 2 elements a lane and 6 * WM * WN / 128 mma.sync: 352 instructions beside 192 products of 6 cycles
-// each for 64 x 64. Two warps a scheduler hide the one behind the other; smaller warp tiles split more than they
+// Splitting costs 5.5 instructions per element, and every warp splits what it reads. For 16 values of k, a warp tile of
+// WM x WN needs (WM + WN) / 2 elements per lane and 6 * WM * WN / 128 mma.sync: for 64 x 64, 352 instructions alongside
+// 192 products of 6 cycles each. Two warps per scheduler overlap the two; smaller warp tiles split more than they
 // multiply.
 //
-// Ring, steps, groups of warps along k, and parts of K are those of gemm_mma.cu, which explains them.
+// Ring, steps, groups of warps along k, and split-K are those of gemm_mma.cu, which explains them.
 //
-// Infinities and NaN show as sums that are not finite and are mended (plain_fp32.cuh). Numbers under 1e-33 lose accuracy,
+// Infinities and NaN appear as non-finite sums and are recomputed (plain_fp32.cuh). Numbers below 1e-33 lose accuracy,
 // as their limbs fall below the range of bf16.
 //
 // Macros
-//   BM, BN          rows and columns of C that a block computes
+//   BM, BN          rows and columns of C per block
 //   BK              depth of the tiles in shared memory
-//   WM, WN          rows and columns of C that a warp computes, multiples of 16
+//   WM, WN          rows and columns of C per warp, multiples of 16
 //   K_WARPS         groups of warps that share the depth of a tile
-//   STAGES          tiles in the ring, from 2 on
-//   UNROLL          pieces of 16 k that are unrolled
+//   STAGES          tiles in the ring, at least 2
+//   UNROLL          unrolled pieces of 16 k
 //   SPLIT_K         blocks that share a tile, each with a part of K
-//   CLUSTER_SPLIT   1: these blocks are a cluster (compute capability 9.0, up to 8 blocks)
-//   GROUP           rows of tiles in a band of the block order (raster.cuh)
-//   MIN_BLOCKS      blocks that must fit on an SM; caps the registers of a thread
+//   CLUSTER_SPLIT   1: these blocks form a cluster (compute capability 9.0, up to 8 blocks)
+//   GROUP           rows of tiles per band of the block order (raster.cuh)
+//   MIN_BLOCKS      minimum resident blocks per SM; caps the registers per thread
 //
-// Launch: THREADS threads; grid.x counts tiles, grid.y the parts of K, grid.z the batch; dynamic shared memory for the
-// ring or the sums, whichever is larger.
+// Launch: THREADS threads; grid.x is the number of tiles, grid.y the number of parts of K, grid.z the batch size;
+// dynamic shared memory holds the ring or the sums, whichever is larger.
 
 #include "bf16_limbs.cuh"
 #include "fp32_lines.cuh"
@@ -83,11 +83,11 @@ constexpr int PIECE = 16;  // depth of an mma.sync
 static_assert(BM % WM == 0 && BN % WN == 0 && WM % 16 == 0 && WN % 16 == 0, "warps must tile the block, pieces the warp");
 static_assert(WK % (UNROLL * PIECE) == 0, "unrolled pieces must divide the depth of a warp");
 
-// The operands' ways into shared memory and from there into lines.
+// Copies of the operands into shared memory, and reads from there into lines.
 template <int OUTER, bool K_ALONG_ROWS, int WARP_OUTER>
 struct Operand {
     static constexpr int ROW = K_ALONG_ROWS ? BK : OUTER;
-    static constexpr int LINES = !K_ALONG_ROWS && WARP_OUTER % 32 == 0 ? 4 : 2;  // read at once
+    static constexpr int LINES = !K_ALONG_ROWS && WARP_OUTER % 32 == 0 ? 4 : 2;  // lines per read
     typedef LineReader<K_ALONG_ROWS, ROW, LINES> Reader;
     typedef Stream<float, OUTER, BK, K_ALONG_ROWS, THREADS, typename Reader::Swizzle> Copier;
 };
@@ -97,7 +97,7 @@ typedef Operand<BN, TRANS_B, WN> OperandB;
 extern __shared__ __align__(128) unsigned char shared[];
 constexpr int SLOT_BYTES = OperandA::Copier::TILE_BYTES + OperandB::Copier::TILE_BYTES;
 
-// Which part of the block's tile this thread's warp computes.
+// Position in the block tile of this thread's warp tile.
 struct Warp {
     int row;
     int column;
@@ -112,7 +112,7 @@ struct Warp {
     }
 };
 
-// Reads lines of one operand for a piece of k and splits them.
+// Reads the lines of one operand for a piece of k and splits them.
 template <typename From, int LINES, int COUNT>
 __device__ __forceinline__ void read_lines(Line (&lines)[COUNT], const unsigned char* tile, int outer, int k)
 {
@@ -125,7 +125,7 @@ __device__ __forceinline__ void read_lines(Line (&lines)[COUNT], const unsigned 
     }
 }
 
-// Sums of a thread: 4 of each piece of 16 x 8, row by row of pieces.
+// Accumulators of a thread: 4 per 16 x 8 piece, pieces in row-major order.
 constexpr int SUMS = WM * WN / WARP;
 
 __device__ __forceinline__ void multiply(float (&sum)[SUMS], const unsigned char* slot, const Warp& warp, int k)
@@ -153,16 +153,16 @@ __device__ __forceinline__ void accumulate(float (&sum)[SUMS], OperandA::Copier&
             copier_a.copy(slot);
             copier_b.copy(slot + OperandA::Copier::TILE_BYTES);
         }
-        cp_async_commit();  // an empty group at the end keeps the count
+        cp_async_commit();  // empty groups at the end keep the group count constant
     };
 
 #pragma unroll 1
-    for (int step = 1 - STAGES; step < steps; ++step) {  // before step 0, only copies start
+    for (int step = 1 - STAGES; step < steps; ++step) {  // before step 0, only copies are issued
         if (step >= 0) {
             cp_async_wait<STAGES - 2>();
             __syncthreads();
         }
-        copy(step + STAGES - 1);  // into the slot that everybody has left before this barrier
+        copy(step + STAGES - 1);  // into the slot that all warps have released before this barrier
         if (step < 0) continue;
         const unsigned char* slot = shared + step % STAGES * SLOT_BYTES;
 #pragma unroll 1
@@ -174,7 +174,7 @@ __device__ __forceinline__ void accumulate(float (&sum)[SUMS], OperandA::Copier&
     __syncthreads();
 }
 
-// The way out. In shared memory, gaps put rows that are written at once into different banks.
+// Epilogue. In shared memory, padding puts rows that are written at once into different banks.
 typedef SharedSums<BM, BN, BN + (TRANS_B ? 8 : 4), THREADS, K_WARPS, SPLIT_K, CLUSTER_SPLIT, NONDETERMINISTIC> WayOut;
 
 __device__ __forceinline__ void leave_in_shared(const float (&sum)[SUMS], const Warp& warp)
@@ -208,7 +208,7 @@ sgemm_bf16x6(const float* __restrict__ A, const float* __restrict__ B, float* __
     A += batch * M * K;
     B += batch * N * K;
 
-    // The parts of K are whole steps, and differ by one at most.
+    // The parts of K are whole steps and differ by at most one.
     const int split = blockIdx.y;
     const long long all_steps = (K - 1) / BK + 1;
     const int first_step = static_cast<int>(all_steps * split / SPLIT_K);

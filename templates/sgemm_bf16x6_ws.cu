@@ -1,42 +1,43 @@
-// Matrix multiplication in fp32 accuracy on Hopper's tensor cores, by six products of bf16 limbs (wgmma, TMA), sm_90a.
+// Matrix multiplication with fp32 accuracy on Hopper's tensor cores, by six products of bf16 limbs (wgmma, TMA),
+// sm_90a.
 //
 //     C = alpha * A * op(B) + beta * C      A is M x K, op(B) is K x N, C is M x N, row-major, fp32; BATCH of each
 //
-// op(B) is B, or its transpose where TRANS_B (B is then stored N x K).
+// op(B) is B, or its transpose if TRANS_B (B is then stored N x K).
 //
-// Idea. bf16_limbs.cuh tells how six products of limbs give one of fp32 accuracy. Here nobody does two things at once:
+// Idea. bf16_limbs.cuh explains how six limb products give one of fp32 accuracy. Here each warp has a single role:
 //
-//     producer, a thread     starts TMA copies of fp32 tiles of A and B into a ring of STAGES
+//     producer, one thread   issues TMA copies of fp32 tiles of A and B into a ring of STAGES
 //     splitters, 3 warps     split tiles of B into limbs, into a ring of LIMB_STAGES
-//     consumers, warpgroups  split their 64 rows of A in registers, run wgmma, add up, write C
+//     consumers, warpgroups  split their 64 rows of A in registers, issue wgmma, accumulate, write C
 //
 //     global --TMA--> [ A | B ] ring --> B: splitters --> [ b0 | b1 | b2 ] ring --wgmma--> products --FADD--> sums --> C
 //                         `--------> A: consumer's registers: a0, a1, a2 ---------'
 //
-// So every element is split once a block, and never by a warp that tensor cores wait for. A goes from registers to wgmma,
-// so that shared memory serves three limbs of B only.
+// Every element is split once per block, and never by a warp that the tensor cores wait for. A goes from registers to
+// wgmma, so that shared memory serves only the three limbs of B.
 //
-// A step is 32 of k: 12 wgmma into `products`, which start from zero, and one fp32 addition for each of these into the
-// sums. While a consumer adds and splits its rows of A for the next step, the other consumer's wgmma run. A consumer does
-// nothing beside its own wgmma: they read A from its registers as they go.
+// A step is 32 values of k: 12 wgmma into `products`, which start from zero, and one fp32 addition per accumulator into
+// the sums. While one consumer adds and splits its rows of A for the next step, the wgmma of the other consumer run. A
+// consumer executes nothing alongside its own wgmma, which read A from its registers while they run.
 //
-// The order of k. A lane's four neighbours along k are those that wgmma calls 2 t, 2 t + 1, 2 t + 8, 2 t + 9, with
-// t = lane % 4; the splitters put the k of B into the same order (`slot_of`).
+// Order of k. A lane's four elements adjacent along k are those that wgmma numbers 2 t, 2 t + 1, 2 t + 8, 2 t + 9, with
+// t = lane % 4; the splitters permute the k of B in the same way (`slot_of`).
 //
-// Tiles, split-K: blocks are persistent and take tiles as tile_schedule.cuh says; SPLIT_K as in split_k.cuh.
+// Tiles, split-K: blocks are persistent and process tiles as described in tile_schedule.cuh; SPLIT_K as in split_k.cuh.
 //
-// Rows of A and B must be multiples of 16 bytes. Infinities and tiny numbers: as in sgemm_bf16x6.cu, which also takes
-// any rows and layouts.
+// Rows of A and B must be multiples of 16 bytes. Infinities and tiny numbers are handled as in sgemm_bf16x6.cu, which
+// also supports any row length and layout.
 //
 // Macros
 //   CONSUMERS      consumer warpgroups, 1 or 2, each with 64 rows of C
-//   BN             columns of C that a block computes: 64 or 128
+//   BN             columns of C per block: 64 or 128
 //   STAGES         stages of the ring of fp32 tiles
 //   LIMB_STAGES    stages of the ring of limbs
-//   GROUP          height of the bands in which tiles are visited, see raster.cuh
-//   SPLIT_K        parts that K is cut into
+//   GROUP          height of the bands of the tile order, see raster.cuh
+//   SPLIT_K        number of parts of K
 //
-// Launch: 128 * (CONSUMERS + 1) threads; any grid.x, best what fits on the device at once.
+// Launch: 128 * (CONSUMERS + 1) threads; any grid.x, ideally what is resident at once.
 
 #ifndef BN
 #define CONSUMERS 2
@@ -61,12 +62,12 @@ constexpr int WARP = 32;
 constexpr int WARPGROUP = 128;
 constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
 constexpr int BM = 64 * CONSUMERS;
-constexpr int BK = 32;           // 128 bytes, a row of TMA's swizzle
+constexpr int BK = 32;           // 128 bytes, the width of TMA's swizzle
 constexpr int PIECE = 16;        // depth of a wgmma
 constexpr int PIECES = BK / PIECE;
-constexpr int SUMS = BN / 2;     // of a thread
+constexpr int SUMS = BN / 2;     // per thread
 constexpr int SPLITTERS = 96;    // threads
-constexpr int SLAB = 64;         // columns in a row of 128 bytes of limbs
+constexpr int SLAB = 64;         // columns per 128-byte row of limbs
 constexpr int STAGE_BYTES = (BM + BN) * BK * sizeof(float);
 static_assert(BN % SLAB == 0, "limbs of B lie in whole slabs");
 
@@ -76,13 +77,13 @@ struct Shared {
     alignas(1024) unsigned char A[STAGES][BM * BK * 4];
     alignas(1024) unsigned char B[STAGES][BN * BK * 4];
     alignas(1024) unsigned char limbs[LIMB_STAGES][LIMBS][BN * BK * 2];
-    Barrier arrived[STAGES];     // a tile of A and of B
-    Barrier read[STAGES];        // by all that need them
-    Barrier split[LIMB_STAGES];  // the tile of B
-    Barrier used[LIMB_STAGES];   // its limbs
+    Barrier arrived[STAGES];     // a tile of A and of B has arrived
+    Barrier read[STAGES];        // all warps that need them have read them
+    Barrier split[LIMB_STAGES];  // the tile of B is split
+    Barrier used[LIMB_STAGES];   // its limbs have been used
 };
 
-// The producer: one thread that keeps the ring full.
+// Producer: one thread that keeps the ring full.
 __device__ __forceinline__ void produce(Shared& shared, const Schedule& schedule, const TensorMap& A_map,
                                         const TensorMap& B_map)
 {
@@ -102,10 +103,10 @@ __device__ __forceinline__ void produce(Shared& shared, const Schedule& schedule
     }
 }
 
-// Where k lies among the 16 of a piece.
+// Position of k among the 16 of a piece.
 __device__ __forceinline__ int slot_of(int k) { return k / 4 * 2 + k % 2 + k % 4 / 2 * 8; }
 
-// Splits four neighbours along the columns, or along k, into pairs.
+// Splits four elements, adjacent along the columns or along k, into pairs.
 struct Split4 {
     unsigned first[LIMBS];
     unsigned second[LIMBS];
@@ -117,7 +118,7 @@ struct Split4 {
     }
 };
 
-// A tile of B, k by k, to limbs in slabs of 64 columns, 128 bytes for each k.
+// A tile of B with one line per k, to limbs in slabs of 64 columns, 128 bytes per k.
 __device__ __forceinline__ void split_across(unsigned char (&limbs)[LIMBS][BN * BK * 2], const unsigned char* B, int thread)
 {
     constexpr int QUADS = BN / 4;
@@ -134,14 +135,14 @@ __device__ __forceinline__ void split_across(unsigned char (&limbs)[LIMBS][BN * 
     }
 }
 
-// A tile of B, column by column, to limbs in rows of 64 bytes, one for each column.
+// A tile of B with one line per column, to limbs in rows of 64 bytes, one per column.
 __device__ __forceinline__ void split_along(unsigned char (&limbs)[LIMBS][BN * BK * 2], const unsigned char* B, int thread)
 {
 #pragma unroll 1
     for (int i = thread; i < BN * PIECES; i += SPLITTERS) {
         const int n = i % BN;
         const int piece = i / BN;
-        unsigned slots[LIMBS][2][4];  // the early and the late half of the 16
+        unsigned slots[LIMBS][2][4];  // first and second half of the 16
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
             const unsigned from = tma_swizzled<128>(n * 128 + (piece * 4 + t) * 16);
@@ -163,7 +164,7 @@ __device__ __forceinline__ void split_along(unsigned char (&limbs)[LIMBS][BN * B
     }
 }
 
-// A splitter: turns tiles of B into limbs as they come. `thread` counts through all splitters.
+// Splitter: converts tiles of B to limbs as they arrive. `thread` is the index among all splitters.
 __device__ __forceinline__ void split_tiles(Shared& shared, const Schedule& schedule, int thread)
 {
     Ring<STAGES> from;
@@ -177,7 +178,7 @@ __device__ __forceinline__ void split_tiles(Shared& shared, const Schedule& sche
                 split_along(shared.limbs[to.stage], shared.B[from.stage], thread);
             else
                 split_across(shared.limbs[to.stage], shared.B[from.stage], thread);
-            tma_fence();  // wgmma reads what was written here
+            tma_fence();  // makes the stores visible to wgmma
             mbarrier_arrive(&shared.split[to.stage]);
             mbarrier_arrive(&shared.read[from.stage]);
             from.advance();
@@ -186,7 +187,7 @@ __device__ __forceinline__ void split_tiles(Shared& shared, const Schedule& sche
     }
 }
 
-// What a lane holds of A for a step: limbs of two rows, 8 apart, as wgmma wants them.
+// A lane's share of A for one step: limbs of two rows, 8 apart, in the order of wgmma fragments.
 struct LimbsOfA {
     unsigned piece[PIECES][LIMBS][4];
 
@@ -215,7 +216,7 @@ __device__ __forceinline__ unsigned long long limb_of_B(const unsigned char* lim
     return TRANS_B ? wgmma_operand_64(address + piece * 32) : wgmma_operand(address + piece * PIECE * 128, BK * 128);
 }
 
-// Places of a consumer in the two rings.
+// Positions of a consumer in the two rings.
 struct Rings {
     Ring<STAGES> A;
     Ring<LIMB_STAGES> B;
@@ -258,7 +259,7 @@ __device__ __forceinline__ void multiply(float (&sum)[SUMS], Shared& shared, Rin
     }
 }
 
-// C = alpha * sum + beta * C for a warp's 16 rows, pairs of columns at a time. Where beta is 0, C is not read.
+// C = alpha * sum + beta * C for a warp's 16 rows, two columns at a time. If beta is 0, C is not read.
 __device__ __forceinline__ void write(float* C, float (&sum)[SUMS], const Factors<false, TRANS_B>& factors, int row,
                                       int column, float alpha, float beta)
 {
@@ -286,7 +287,7 @@ __device__ __forceinline__ void write(float* C, float (&sum)[SUMS], const Factor
         }
 }
 
-// The register file, 65,536, divided: a kernel starts with an equal share for every thread.
+// Distribution of the 65,536 registers: a kernel starts with an equal share per thread.
 constexpr int SERVICE_REGISTERS = 72;
 constexpr int CONSUMER_REGISTERS = 216;
 

@@ -1,42 +1,43 @@
-// SGEMM by specialised warps: C = alpha * op(A) * op(B) + beta * C in fp32 on Hopper's CUDA cores.
+// Warp-specialized SGEMM: C = alpha * op(A) * op(B) + beta * C in fp32 on Hopper's CUDA cores.
 //
-//     op(A) is M x K, op(B) is K x N, C is M x N, row-major, BATCH of each one after another.
-//     A is stored M x K (or K x M where TRANS_A), B is stored K x N (or N x K where TRANS_B).
+//     op(A) is M x K, op(B) is K x N, C is M x N, row-major, BATCH of each, contiguous.
+//     A is stored M x K (or K x M if TRANS_A), B is stored K x N (or N x K if TRANS_B).
 //
-// Idea. In `sgemm` every warp copies and multiplies, and all of them meet at a barrier for each tile: instructions that
-// are no multiply-adds, and moments in which nobody multiplies. Here 4 warps only copy (producers), all others only
-// multiply (consumers), and they meet at no barrier. A stage of the ring is handed over by a pair of mbarriers:
+// Idea. In `sgemm` every warp both copies and multiplies, and all of them synchronize at a barrier for each tile: this
+// costs instructions other than multiply-adds, and times at which no warp multiplies. Here 4 warps only copy
+// (producers), all others only multiply (consumers), and no block-wide barrier is needed. Each stage of the ring is
+// handed over by a pair of mbarriers:
 //
 //     producers   wait until empty -> copy a tile of A and of B -> full
 //     consumers   wait until full  -> multiply                  -> empty
 //
-// so a consumer that is ahead goes on as long as there are full stages. The loop of a consumer is little but
-// multiply-adds and reads from shared memory: 96 reads and about 50 others for 2048 multiply-adds with 16 x 8 sums a
-// thread and BK = 16.
+// A consumer that is ahead continues as long as there are full stages. Its loop contains little but multiply-adds and
+// reads from shared memory: 96 reads and about 50 others for 2048 multiply-adds with 16 x 8 sums per thread and BK =
+// 16.
 //
-// Registers. Producers need few, consumers many: `setmaxnreg` moves them over, in steps of 8 for 4 warps at a time.
-// With 8 consumer warps on an SM each thread may have about 220, enough for 128 sums and two sets of fragments.
+// Registers. Producers need few, consumers many: `setmaxnreg` moves them, in steps of 8 for 4 warps at a time. With 8
+// consumer warps on an SM each thread can have about 220, enough for 128 sums and two sets of fragments.
 //
-// Tiles, the order of the multiply-adds, edges, split-K and writing are those of `sgemm`; see there.
+// Tiles, the order of the multiply-adds, edges, split-K and the epilogue are those of `sgemm`; see there.
 //
 // Macros
-//   BM, BN        rows and columns of C that a block computes
+//   BM, BN        rows and columns of C per block
 //   BK            depth of the tiles in shared memory
-//   WM, WN        rows and columns that a consumer warp computes
-//   TM, TN        rows and columns that a thread computes, multiples of 4
+//   WM, WN        rows and columns per consumer warp
+//   TM, TN        rows and columns per thread, multiples of 4
 //   STAGES        stages of the ring
-//   VEC           floats in one global load: 1, 2 or 4
-//   ASYNC         1: tiles that are transposed go through registers; 2: all by cp.async
-//   SWIZZLE       how a transposed tile avoids bank conflicts. 0: a gap after each line; 1: pieces trade places
-//   UNROLL        steps of k unrolled
-//   FRAGMENTS     1: read, then multiply; 2: read ahead
-//   GROUP         rows of tiles that blocks walk down together (raster.cuh)
-//   SPLIT_K       parts of K
-//   STAGED_STORE  1: C is always written through shared memory, in whole lines; 0: only where its rows do not start
+//   VEC           floats per global load: 1, 2 or 4
+//   ASYNC         1: transposed tiles go through registers; 2: all use cp.async
+//   SWIZZLE       how a transposed tile avoids bank conflicts. 0: padding after each line; 1: permuted chunks
+//   UNROLL        unrolled steps of k
+//   FRAGMENTS     1: read, then multiply; 2: double-buffered fragments
+//   GROUP         rows of tiles per band of the block order (raster.cuh)
+//   SPLIT_K       number of parts of K
+//   STAGED_STORE  1: C is always written through shared memory, in full lines; 0: only if its rows do not start
 //                 on 16-byte boundaries
-//   MIN_BLOCKS    blocks on an SM: 1 with 8 consumer warps, 2 with 4
+//   MIN_BLOCKS    resident blocks per SM: 1 with 8 consumer warps, 2 with 4
 //
-// Launch: THREADS threads in one dimension, the producers first; blocks numbered as share.cuh says.
+// Launch: THREADS threads in one dimension, the producers first; blocks numbered as described in share.cuh.
 
 #ifndef BM
 #define BM 128
@@ -65,13 +66,13 @@
 #include "mbarrier.cuh"
 
 constexpr int CONSUMERS = MULTIPLIERS;
-constexpr int PRODUCERS = 4 * WARP;  // as many as setmaxnreg speaks to
+constexpr int PRODUCERS = 4 * WARP;  // one warpgroup, the granularity of setmaxnreg
 constexpr int THREADS = PRODUCERS + CONSUMERS;
 using CarrierA = CarrierOf<LayoutA, PRODUCERS>;
 using CarrierB = CarrierOf<LayoutB, PRODUCERS>;
 
-// Registers of a thread. A block starts with an even share of what its SM has, in steps of 8 a thread. A producer keeps
-// what it holds of a tile and about 24 more; the consumers divide what the producers give back, and never ask for more:
+// Registers per thread. A block starts with an even share of its SM's registers, in steps of 8 per thread. A producer
+// keeps its share of a tile and about 24 more; the consumers divide what the producers release, and never request more:
 // they would wait for it forever.
 constexpr int HELD = ASYNC == 2 ? 0 : ((TRANS_A ? 0 : BM) + (TRANS_B ? BN : 0)) * BK / PRODUCERS;
 constexpr int PRODUCER_REGISTERS = HELD <= 16 ? 40 : (HELD + 24) / 8 * 8;
@@ -95,7 +96,7 @@ __device__ __forceinline__ void produce(const Handover& handover, const Operand&
 #pragma unroll 1
     for (int step = share.first_step; step < share.last_step; ++step) {
         Stage& stage = handover.stages[at.stage];
-        mbarrier_wait(&handover.empty[at.stage], at.parity ^ 1);  // on the first round, all are
+        mbarrier_wait(&handover.empty[at.stage], at.parity ^ 1);  // in the first round, all are empty
         carrier_A.start(stage.A);
         carrier_B.start(stage.B);
         cp_async_arrive(&handover.full[at.stage]);
@@ -106,7 +107,7 @@ __device__ __forceinline__ void produce(const Handover& handover, const Operand&
     }
 }
 
-// Multiply what the producers bring, `steps` tiles.
+// Multiply the `steps` tiles loaded by the producers.
 __device__ __forceinline__ void consume(float (&sum)[TM * TN], const Handover& handover, const Owner& owner, int steps)
 {
     Ring<STAGES> at;
@@ -132,7 +133,7 @@ sgemm_ws(const float* __restrict__ A, const float* __restrict__ B, float* __rest
     __shared__ Barrier empty[STAGES];
     const Handover handover = {reinterpret_cast<Stage*>(smem), full, empty};
     if (threadIdx.x < STAGES) {
-        mbarrier_init(&full[threadIdx.x], 2 * PRODUCERS);  // each thread arrives for its copies and for its stores
+        mbarrier_init(&full[threadIdx.x], 2 * PRODUCERS);  // one arrival per thread for copies, one for stores
         mbarrier_init(&empty[threadIdx.x], CONSUMERS);
     }
     __syncthreads();
@@ -149,6 +150,6 @@ sgemm_ws(const float* __restrict__ A, const float* __restrict__ B, float* __rest
     float sum[TM * TN];
     clear(sum);
     consume(sum, handover, owner, share.last_step - share.first_step);
-    constexpr int BARRIER = 1;  // of the consumers; 0 is that of all threads
+    constexpr int BARRIER = 1;  // named barrier of the consumers; 0 is that of all threads
     deliver<BARRIER>(sum, owner, share, {C, M, N, alpha, beta}, partials, totals, counters, smem);
 }

@@ -1,7 +1,7 @@
-// What one block of a matrix product is to do: which tile of C, of which product of a batch, over which part of K.
+// A block's share of a matrix product: a tile of C, of one product of a batch, over one part of K.
 //
-// Blocks are numbered by tile, then by part of K, then by product, so that blocks that run together work on
-// neighbouring tiles (see raster.cuh) and read the same part of K.
+// Blocks are numbered by tile, then by part of K, then by product, so that concurrent blocks work on neighboring tiles
+// (see raster.cuh) and read the same part of K.
 #pragma once
 
 #include "raster.cuh"
@@ -9,10 +9,10 @@
 struct Share {
     int product;
     Tile tile;
-    int split;          // which part of K
-    int first_step;     // from this tile of K on,
-    int last_step;      // up to this one
-    size_t tile_number; // over all products, for what all parts of K have in common
+    int split;          // index of the part of K
+    int first_step;     // first step of BK
+    int last_step;      // end of the range, exclusive
+    size_t tile_number; // over all products; indexes what all parts of K share
 };
 
 __device__ __forceinline__ Share share_of(unsigned block, int tiles_m, int tiles_n, int steps, int group, int splits)

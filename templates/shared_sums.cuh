@@ -1,14 +1,14 @@
-// The way out of sums that are spread over threads, groups of warps and blocks: through shared memory to rows of C.
+// Epilogue for sums distributed over threads, groups of warps and blocks: through shared memory to rows of C.
 //
-// Tensor cores leave each thread with pairs of floats all over its warp's tile. They pass through shared memory once, so
-// that 4 neighbours of a row, a quad, come to one thread, which reads and writes C with one access. Where several groups
-// of warps or blocks have parts of a tile, this is also where they are added, in a fixed order:
+// Tensor cores leave each thread with pairs of floats scattered over its warp's tile. They pass through shared memory
+// once, so that one thread gets 4 adjacent elements of a row, a quad, and reads and writes C with one access. If
+// several groups of warps or several blocks hold parts of a tile, they are also reduced here, in a fixed order:
 //
 //     warps' registers  -->  [group][row][column] in shared memory  -->  thread t: quads t, t + THREADS, ... of C
 //
-// Several blocks may share a tile. On compute capability 9.0 they may be a cluster (up to 8 blocks along blockIdx.y): each
-// sums up its share of the quads from the shared memory of all. Otherwise the parts go through a workspace, and the last
-// block to arrive adds them all (split_k.cuh).
+// Several blocks may share a tile. On compute capability 9.0 they may form a cluster (up to 8 blocks along blockIdx.y):
+// each reduces its share of the quads from the shared memory of all. Otherwise the parts go through a workspace, and
+// the last block to arrive reduces them all (split_k.cuh).
 #pragma once
 
 #include "cluster.cuh"
@@ -16,20 +16,20 @@
 
 constexpr int QUAD = 4;
 
-// PITCH is the distance between rows in shared memory, in floats; GROUPS counts the tiles of sums that lie there.
+// ROW_PITCH is the distance between rows in shared memory, in floats; GROUPS is the number of tiles of sums there.
 template <int ROWS, int COLUMNS, int ROW_PITCH, int THREADS, int GROUPS, int SPLITS, bool IN_CLUSTER, bool BY_ATOMICS>
 struct SharedSums {
     static constexpr int PITCH = ROW_PITCH;
     static constexpr int TILE_FLOATS = ROWS * PITCH;
     static constexpr int PEERS = IN_CLUSTER ? SPLITS : 1;
-    static constexpr int QUADS = (ROWS * COLUMNS / QUAD - 1) / (THREADS * PEERS) + 1;  // of a thread
+    static constexpr int QUADS = (ROWS * COLUMNS / QUAD - 1) / (THREADS * PEERS) + 1;  // per thread
     static constexpr bool SOME_HAVE_FEWER = ROWS * COLUMNS % (QUAD * THREADS * PEERS) != 0;
     static constexpr bool BY_WORKSPACE = SPLITS > 1 && !IN_CLUSTER;
     static constexpr size_t WORKSPACE_FLOATS = split_k_floats<THREADS, QUADS * QUAD>(SPLITS, BY_ATOMICS);
 
-    // `tiles` holds the sums, just written. In the block (or the blocks) that have all parts of the tile, `write(row,
-    // column, sums)` is called for quads within it, each once. `parts` and `ticket` are the tile's share of the
-    // workspaces. All threads call it.
+    // `tiles` holds the sums, just written. In the block (or blocks) with all parts of the tile, `write(row, column,
+    // sums)` is called once for each quad of the tile. `parts` and `ticket` are the tile's share of the workspaces.
+    // Must be called by all threads.
     template <typename Write>
     static __device__ __forceinline__ void deliver(float* tiles, float* parts, unsigned* ticket, const Write& write)
     {
@@ -53,7 +53,7 @@ struct SharedSums {
             quad.template add_to<BY_WORKSPACE ? 1 : GROUPS>(total, tiles);
             if (quad.exists()) write(quad.row, quad.column, total);
         }
-        if constexpr (IN_CLUSTER) cluster_barrier();  // shared memory must stay until the others have read it
+        if constexpr (IN_CLUSTER) cluster_barrier();  // shared memory must stay valid until the others have read it
     }
 
 private:
@@ -61,7 +61,7 @@ private:
         int row;
         int column;
 
-        // Number i of this thread.
+        // Quad number i of this thread.
         __device__ __forceinline__ explicit Quad(int i)
         {
             const int peer = IN_CLUSTER ? blockIdx.y : 0;
@@ -77,7 +77,7 @@ private:
             return reinterpret_cast<float4*>(tile + row * PITCH + column);
         }
 
-        // Adds what the first PARTS tiles of all peers have.
+        // Adds the first PARTS tiles of all peers.
         template <int PARTS>
         __device__ __forceinline__ void add_to(float* sum, float* tiles) const
         {

@@ -1,28 +1,28 @@
-// Split-K: several blocks share a tile of C, each sums a part of K, and the last one to arrive adds the parts up.
+// Split-K: several blocks share a tile of C, each sums a part of K, and the last one to arrive reduces the parts.
 //
-// Few tiles leave most SMs idle; cutting K gives more blocks. Each block leaves its sums in a workspace and takes a
-// ticket from the tile's counter. Who draws the last ticket knows that all parts lie there:
+// Few tiles leave most SMs idle; splitting K yields more blocks. Each block stores its sums in a workspace and takes a
+// ticket from the tile's counter. The block with the last ticket knows that all parts have been stored:
 //
 //     block 0:  sum of k = 0 .. K/3      -> part 0, ticket 1
 //     block 1:  sum of k = K/3 .. 2K/3   -> part 1, ticket 2: the last, so part 0 + part 1 + part 2 -> C
 //     block 2:  sum of k = 2K/3 .. K     -> part 2, ticket 0
 //
-// Ordered: every block has a part of its own and they are added in the order of k, whoever does it: the same bits every
-// time. Atomic: all blocks add into one part as they come: less memory, an order that varies. The last block leaves
-// the counter, and the part that atomics add into, at zero for the next launch.
+// Ordered: every block has its own part, and the parts are added in the order of k by whichever block is last:
+// bit-identical results in every run. Atomic: all blocks add into one part as they arrive: less memory, but the order
+// varies. The last block resets the counter, and the part that atomics add into, to zero for the next launch.
 //
-// A thread's sums are COUNT floats in registers. A part holds them as they lie: piece i (4 floats) of all THREADS
-// threads, then piece i + 1: whole lines for a warp, and no edges to guard.
+// A thread's sums are COUNT floats in registers. A part stores them in register order: vector i (4 floats) of all
+// THREADS threads, then vector i + 1: full lines per warp, and no edges to check.
 #pragma once
 
-// Floats that one tile needs in the workspace.
+// Workspace floats per tile.
 template <int THREADS, int COUNT>
 __host__ __device__ constexpr size_t split_k_floats(int splits, bool atomic)
 {
     return (atomic ? 1 : splits) * size_t{THREADS} * COUNT;
 }
 
-// Wait for THREADS threads at barrier `barrier` and tell all of them whether any brought `mine`.
+// Synchronizes THREADS threads at barrier `barrier` and returns to all of them whether any passed true for `mine`.
 template <int THREADS>
 __device__ __forceinline__ bool barrier_or(bool mine, int barrier)
 {
@@ -54,11 +54,11 @@ __device__ __forceinline__ void atomic_add(float4* to, float4 value)
 #endif
 }
 
-// Hand in this block's sums. True in the one block of the tile that draws the last ticket; its `sum` then holds the
-// total. All THREADS threads (numbered by `thread`) must call it; they meet at barrier `barrier`.
+// Submits this block's sums. Returns true in the one block of the tile that draws the last ticket; its `sum` then holds
+// the total. All THREADS threads (numbered by `thread`) must call it; they synchronize at barrier `barrier`.
 //
 //   parts     the tile's share of the workspace, split_k_floats(splits, BY_ATOMICS) floats, aligned to 16 bytes; zero
-//             before the launch where BY_ATOMICS
+//             before the launch if BY_ATOMICS
 //   tickets   the tile's counter, zero before the launch
 template <int THREADS, bool BY_ATOMICS, int COUNT>
 __device__ __forceinline__ bool split_k_finish(float (&sum)[COUNT], float* parts, unsigned* tickets, int split,
@@ -77,7 +77,7 @@ __device__ __forceinline__ bool split_k_finish(float (&sum)[COUNT], float* parts
             __stcg(&mine[i * THREADS], piece);
     }
 
-    // Every thread's stores come before its barrier, and the barrier before the ticket.
+    // Every thread's stores precede its barrier, and the barrier precedes the ticket.
     __threadfence();
     barrier_or<THREADS>(false, barrier);
     const bool last = barrier_or<THREADS>(thread == 0 && atomicAdd(tickets, 1) + 1 == splits, barrier);
@@ -88,12 +88,12 @@ __device__ __forceinline__ bool split_k_finish(float (&sum)[COUNT], float* parts
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) sum[i] = 0.0f;
     const int parts_to_add = BY_ATOMICS ? 1 : splits;
-    constexpr int AT_ONCE = PIECES < 16 ? 16 / PIECES : 1;  // parts on their way at a time
+    constexpr int AT_ONCE = PIECES < 16 ? 16 / PIECES : 1;  // parts in flight
 #pragma unroll AT_ONCE
     for (int s = 0; s < parts_to_add; ++s, part += PIECES * THREADS) {
 #pragma unroll
         for (int i = 0; i < PIECES; ++i) {
-            const float4 piece = __ldcg(&part[i * THREADS]);  // from L2, where the other blocks' stores are
+            const float4 piece = __ldcg(&part[i * THREADS]);  // from L2, where the stores of the other blocks are
             if (BY_ATOMICS) __stcg(&part[i * THREADS], {});
             sum[4 * i] += piece.x;
             sum[4 * i + 1] += piece.y;

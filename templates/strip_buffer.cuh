@@ -1,14 +1,14 @@
-// A buffer in shared memory between the sums of a warpgroup and C: 64 rows, at most 128 bytes each.
+// Shared-memory buffer between the accumulators of a warpgroup and C: 64 rows of at most 128 bytes each.
 //
-// The sums lie in registers as wgmma.cuh draws them, two neighbours a thread. Written to C from there, a warp would
-// touch 8 rows of 16 bytes at a time; by way of the buffer whole rows leave, by the copy engine or by the threads. Rows
-// are swizzled as in tma.cuh, so that neither side meets bank conflicts. A warp fills 16 rows, its own.
+// The accumulators are laid out as in wgmma.cuh, two adjacent elements per thread. Stored to C directly, a warp would
+// access 8 rows of 16 bytes at a time; through the buffer, whole rows are written, by TMA or by the threads. Rows are
+// swizzled as in tma.cuh, so that neither side has bank conflicts. Each warp fills its own 16 rows.
 #pragma once
 
 #include "element.cuh"
 #include "tma.cuh"
 
-// Two neighbours of C in one word.
+// Two adjacent elements of C in one word.
 template <typename Output>
 struct PairOf {
     typedef unsigned type;
@@ -18,29 +18,29 @@ struct PairOf<float> {
     typedef float2 type;
 };
 
-// C as an epilogue sees it.
+// C as the epilogue accesses it.
 template <typename Output>
 struct OutputMatrix {
     Output* C;
     int M, N;
-    bool pairs;  // two neighbours in a row may be read and written at once
+    bool pairs;  // two adjacent elements of a row may be accessed at once
 };
 
-// Element is the 16-bit type of the operands, Output how elements of C are stored: 16 bits of that type, or fp32. WIDTH
-// is how many columns a strip has; a buffer holds as many as the swizzles allow and WIDTH divides.
+// Element is the 16-bit type of the operands, Output the storage type of C: 16 bits of that type, or fp32. WIDTH is the
+// number of columns of a strip; a buffer holds as many as the swizzles allow and as divide WIDTH.
 template <typename Element, typename Output, int WIDTH>
 struct StripBuffer {
     static constexpr int STRIP_BYTES = WIDTH * sizeof(Output);
     static constexpr int ROW = STRIP_BYTES % 128 == 0 ? 128 : STRIP_BYTES % 64 == 0 ? 64 : 32;  // bytes
     static constexpr int COLUMNS = ROW / sizeof(Output);
     static constexpr int BYTES = 64 * ROW;
-    static constexpr int SUMS = COLUMNS / 2;  // of a thread
+    static constexpr int SUMS = COLUMNS / 2;  // per thread
     static constexpr bool FP32 = sizeof(Output) == 4;
 
-    // The first row of this thread's warp.
+    // First row of this thread's warp.
     static __device__ __forceinline__ int own() { return threadIdx.x % 128 / 32 * 16; }
 
-    // Moves this warp's rows between the buffer and C, where the buffer begins at (row, column).
+    // Copies this warp's rows between the buffer and C, where the buffer begins at (row, column).
     template <bool TO_C>
     static __device__ __forceinline__ void move(unsigned char* buffer, const OutputMatrix<Output>& to, int row,
                                                 int column)
@@ -55,7 +55,7 @@ struct StripBuffer {
     static __device__ __forceinline__ void move_units(unsigned char* buffer, const OutputMatrix<Output>& to, int row,
                                                       int column)
     {
-        constexpr int UNITS = ROW / sizeof(Unit);  // in a row
+        constexpr int UNITS = ROW / sizeof(Unit);  // per row
         const int rows = to.M - row - own();
         const int columns = to.N - column;
         Output* C = to.C + static_cast<size_t>(row + own()) * to.N + column;
@@ -74,9 +74,9 @@ struct StripBuffer {
         }
     }
 
-    // Bytes from the start of the buffer to what this lane holds there. In fp32, the pair sum[i], sum[i + 1]. In 16
-    // bits, four 8 x 8 matrices move at once, left above left below, right above right below: the row of one of them
-    // that this lane names for sum[i] to sum[i + 7].
+    // Byte offset of a lane's elements in the buffer. In fp32, that of the pair sum[i], sum[i + 1]. In 16 bits, four 8
+    // x 8 matrices move at once, in the order top left, bottom left, top right, bottom right: the offset of the row
+    // that this lane addresses for sum[i] to sum[i + 7].
     static __device__ __forceinline__ unsigned place(int i)
     {
         const int lane = threadIdx.x % 32;

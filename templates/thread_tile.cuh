@@ -1,26 +1,27 @@
-// The innermost level of an fp32 product: what a thread owns, what it reads, and the order in which it multiplies.
+// Innermost level of an fp32 product: the elements that a thread owns, the fragments it reads, and the order in which
+// it multiplies.
 //
-// Of a warp's tile a thread owns strips of 4 rows, LANES strips apart, and strips of 4 columns likewise, so that lanes
-// side by side read 16-byte pieces side by side: shared memory serves them without bank conflicts, and several lanes
-// that read the same piece are served at once.
+// Of a warp tile, a thread owns strips of 4 rows, LANES strips apart, and strips of 4 columns likewise, so that
+// adjacent lanes read adjacent 16-byte chunks: shared memory serves them without bank conflicts, and broadcasts a chunk
+// to all lanes that read it.
 //
-// The order. An SM of this kind has registers in two banks, the even and the odd ones, and reads one register of each
-// in a cycle, while a multiply-add wants three: its a, its b and the sum. Speed depends on operands that are still held
-// from the instruction before (".reuse" in the machine code). Along a row of sums all share their a; and where the next
-// row is walked backwards, like a snake, the turn shares its b:
+// Order. An SM of this kind has its registers in two banks, even and odd, and reads one register of each per cycle,
+// while a multiply-add needs three: its a, its b and the sum. The rate depends on operands that are still cached from
+// the previous instruction (".reuse" in machine code). Along a row of sums, all share their a; and if the next row is
+// traversed backwards, in serpentine order, the turn shares its b:
 //
 //     a0:  b0 b1 b2 b3  |        each step reads one new b and one sum; a turn one new a and one sum
 //                       v
 //     a1:  b3 b2 b1 b0
 //
-// Walked forwards each time, a turn would read three registers and cost a cycle more. The shorter side of the tile is
-// the one that is walked along: the compiler finds better registers then.
+// If every row were traversed forwards, a turn would read three registers and cost one more cycle. The inner loop runs
+// along the shorter side of the tile: the compiler then finds a better register allocation.
 #pragma once
 
-constexpr int STRIP = 4;  // floats in a 128-bit read
+constexpr int STRIP = 4;  // floats per 128-bit read
 
-// Sums of zero. Left to itself the compiler clears registers in aligned pairs, and the sums then lie in the banks that
-// the pairs prescribe, often those of their b; so it is not told that these are zeros.
+// Sums of zero. By default the compiler clears registers in aligned pairs, which determines the banks of the sums,
+// often those of their b; inline assembly hides from it that these are zeros.
 template <int COUNT>
 __device__ __forceinline__ void clear(float (&sum)[COUNT])
 {
@@ -35,22 +36,22 @@ __device__ __forceinline__ int owned(int i, int lane)
     return (i / STRIP * LANES + lane) * STRIP + i % STRIP;
 }
 
-// `place` in shared memory with the bits of `floats` changed in its address.
+// Pointer `place` into shared memory with the bits of `floats` flipped in its address.
 __device__ __forceinline__ const float* swapped(const float* place, unsigned floats)
 {
     return static_cast<const float*>(__cvta_shared_to_generic(__cvta_generic_to_shared(place) ^ floats * sizeof(float)));
 }
 
-// What a thread needs of line k of a tile that lies as Layout says (operand_tile.cuh); `tile` points to the first row
-// that the thread owns in line 0. Strips are LANES strips apart, so a swizzle changes the address of the first one and
-// of those within its 32 floats in one place; all else is constant and part of the instruction.
+// A thread's fragment of line k of a tile with the given Layout (operand_tile.cuh); `tile` points to the first row that
+// the thread owns in line 0. Strips are LANES strips apart, so a swizzle changes the addresses of the first strip and
+// of those within its 32 floats at once; everything else is constant and part of the instruction.
 template <typename Layout, int LANES, int COUNT>
 __device__ __forceinline__ void read_fragment(float (&fragment)[COUNT], const float* tile, int k)
 {
     static_assert(COUNT % STRIP == 0, "a thread owns whole strips");
 #pragma unroll
     for (int i = 0; i < COUNT; i += STRIP) {
-        const int row = i * LANES;  // after the first one
+        const int row = i * LANES;  // relative to the first one
         const float* place =
             Layout::SWIZZLED ? swapped(tile, row % 32 ^ Layout::swizzle(k)) + row / 32 * 32 : tile + row;
         const float4 strip = *reinterpret_cast<const float4*>(place + k * Layout::PITCH);
@@ -58,7 +59,7 @@ __device__ __forceinline__ void read_fragment(float (&fragment)[COUNT], const fl
     }
 }
 
-// sum[m][n] += a[m] * b[n], in the order of the snake.
+// sum[m][n] += a[m] * b[n], in serpentine order.
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void add_outer_product(float (&sum)[ROWS * COLUMNS], const float (&a)[ROWS],
                                                   const float (&b)[COLUMNS])

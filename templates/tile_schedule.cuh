@@ -1,17 +1,17 @@
-// Which tiles of C a block takes, and which part of K.
+// Assignment of tiles of C and parts of K to blocks.
 //
-// Work comes in units: a tile for each block of a cluster, and one of SPLITS parts of K. There are two ways to deal them
-// out, with the same members.
+// Work is divided into units: a tile for each block of a cluster, and one of SPLITS parts of K. There are two
+// schedules, with the same members.
 #pragma once
 
 #include "raster.cuh"
 
-// What one block does in one unit.
+// Work of one block in one unit.
 struct Work {
     int row, column, batch;  // of the tile's first element
-    int tile;                // its number among all tiles
+    int tile;                // index among all tiles
     int split;
-    int first_k, depth;  // its part of K; the depth is counted in stages of DEPTH
+    int first_k, depth;  // its part of K; the depth is in stages of DEPTH
 
     template <int DEPTH, int SPLITS>
     __device__ __forceinline__ void take_part(int K, int part)
@@ -24,17 +24,17 @@ struct Work {
     }
 };
 
-// Persistent blocks. Clusters are numbered from 0; cluster c of n takes the units c, c + n, c + 2n, ...: neighbours in
-// time are neighbours in C (raster.cuh), all tiles of one part of K before the next part.
+// Persistent blocks. Clusters are numbered from 0; cluster c of n takes units c, c + n, c + 2n, ...: units that run
+// concurrently are adjacent in C (raster.cuh), and all tiles of one part of K precede the next part.
 //
-// A tile has ROWS x COLUMNS elements and goes DEPTH of k at a time; a cluster is BLOCKS_M x BLOCKS_N blocks; bands are
-// BAND tiles high, or wide where they lie ACROSS.
+// A tile has ROWS x COLUMNS elements and advances DEPTH of k at a time; a cluster is BLOCKS_M x BLOCKS_N blocks; bands
+// are BAND tiles high, or wide if ACROSS.
 template <int ROWS, int COLUMNS, int DEPTH, int BLOCKS_M, int BLOCKS_N, int SPLITS, int BAND, bool ACROSS>
 struct TileSchedule {
     static constexpr int BLOCKS = BLOCKS_M * BLOCKS_N;
 
     int M, N, K, batches;
-    int clusters_m, clusters_n;  // whole clusters' tiles along M and N
+    int clusters_m, clusters_n;  // number of clusters along M and N
 
     __device__ __forceinline__ TileSchedule(int M, int N, int K, int batches)
         : M(M), N(N), K(K), batches(batches),
@@ -46,11 +46,11 @@ struct TileSchedule {
     __device__ __forceinline__ int first() const { return blockIdx.x / BLOCKS; }
     __device__ __forceinline__ int step() const { return gridDim.x / BLOCKS; }
 
-    // Work of the block of number `rank` in its cluster.
+    // Work of block `rank` of its cluster.
     __device__ __forceinline__ Work work(int unit, int rank) const
     {
         const int tiles = clusters_m * clusters_n;
-        const int round = unit < tiles ? 0 : unit / tiles;  // the first load waits for this: no division without need
+        const int round = unit < tiles ? 0 : unit / tiles;  // no needless division before the first load
         const int linear = unit - round * tiles;
         const Tile at =
             ACROSS ? raster(linear, clusters_n, clusters_m, BAND) : raster(linear, clusters_m, clusters_n, BAND);
@@ -64,8 +64,8 @@ struct TileSchedule {
     }
 };
 
-// One unit a block, read off the grid: SPLITS blocks in a row along x have the parts of a tile, y counts tiles along N,
-// z the batch.
+// One unit per block, determined by the grid: SPLITS consecutive blocks along x hold the parts of a tile, y counts
+// tiles along N, z the batch.
 template <int ROWS, int COLUMNS, int DEPTH, int SPLITS>
 struct OneTile {
     int M, N, K;

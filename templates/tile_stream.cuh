@@ -1,19 +1,19 @@
-// A block's stream of tiles of an operand from global to shared memory, at any size and alignment.
+// Streaming the tiles of an operand from global to shared memory, at any size and alignment.
 //
 // The widest copy that all rows of the matrix allow (16, 8 or 4 bytes, or single 16-bit elements through registers) is
-// found once, from the pointer and the pitch. Chunks beyond the matrix are filled with zeros. Where the chunks of a row
-// lie in a tile is for the swizzle to say: `Swizzle::place(row, chunk)`, counted in chunks from the tile's beginning.
+// determined once, from the pointer and the pitch. Chunks beyond the matrix are zero-filled. The swizzle defines the
+// position of a chunk in a tile: `Swizzle::place(row, chunk)`, in chunks from the start of the tile.
 #pragma once
 
 #include "cp_async.cuh"
 
-constexpr int CHUNK_BYTES = 16;  // the widest copy of a thread
+constexpr int CHUNK_BYTES = 16;  // widest copy of a thread
 
-// A tile is OUTER rows of op(A), or columns of op(B), DEPTH of k deep. In memory and in the tile, either k or outer runs
-// along the rows. Of a tile, a thread copies one chunk and those ROWS_A_TRIP, 2 * ROWS_A_TRIP, ... rows below it.
+// A tile is OUTER rows of op(A), or columns of op(B), by DEPTH of k. In memory and in the tile, either k or outer runs
+// along the rows. Per tile, a thread copies one chunk and those ROWS_A_TRIP, 2 * ROWS_A_TRIP, ... rows below it.
 template <typename Element, int OUTER, int DEPTH, bool K_ALONG_ROWS, int THREADS, typename Swizzle>
 struct Stream {
-    static constexpr int CHUNK = CHUNK_BYTES / static_cast<int>(sizeof(Element));  // elements of it
+    static constexpr int CHUNK = CHUNK_BYTES / static_cast<int>(sizeof(Element));  // elements per chunk
     static constexpr int ROW = K_ALONG_ROWS ? DEPTH : OUTER;
     static constexpr int ROWS = K_ALONG_ROWS ? OUTER : DEPTH;
     static constexpr int TILE_BYTES = ROWS * ROW * static_cast<int>(sizeof(Element));
@@ -24,9 +24,9 @@ struct Stream {
 
     const Element* from;  // the thread's first chunk of the next tile
     int pitch;            // elements from row to row in memory
-    int rows_left;        // inside the matrix, from the thread's first row and column on; may be 0 or less
+    int rows_left;        // inside the matrix, from the thread's first row and column on; may be <= 0
     int columns_left;
-    int granule;          // bytes that may be copied at once: 16, 8, 4 or 2
+    int granule;          // bytes per copy: 16, 8, 4 or 2
 
     __device__ __forceinline__ Stream(const Element* matrix, int first_outer, int outer, int first_k, int K)
     {
@@ -38,7 +38,7 @@ struct Stream {
         columns_left = pitch - column;
         const unsigned pitch_bytes = pitch * static_cast<unsigned>(sizeof(Element));
         const unsigned bits = static_cast<unsigned>(reinterpret_cast<size_t>(matrix)) | pitch_bytes | CHUNK_BYTES;
-        granule = bits & -bits;  // the lowest bit set: the largest power of 2 that divides all three
+        granule = bits & -bits;  // the lowest set bit: the largest power of 2 that divides all three
     }
 
     static __device__ __forceinline__ int row_in_tile() { return threadIdx.x / ROW_CHUNKS; }
@@ -70,7 +70,7 @@ struct Stream {
     {
         const Element* source = from;
         const size_t stride = static_cast<size_t>(ROWS_A_TRIP) * pitch;
-        constexpr int AT_ONCE = GRANULE == 16 ? TRIPS : 1;  // the way that counts is unrolled
+        constexpr int AT_ONCE = GRANULE == 16 ? TRIPS : 1;  // only the common path is unrolled
 #pragma unroll AT_ONCE
         for (int trip = 0; trip < TRIPS; ++trip, source += stride) copy_chunk<GRANULE>(tile, source, trip);
     }

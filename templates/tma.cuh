@@ -1,11 +1,12 @@
-// TMA: the copy engine that moves boxes of an array between global and shared memory (sm_90 and later).
+// TMA: the tensor memory accelerator, which copies boxes of an array between global and shared memory (sm_90 and
+// later).
 //
-// The host describes the array once in a tensor map: address, extents, strides, the box that one copy moves, and how it
-// lies in shared memory. One thread starts a copy by giving the box's corner. What lies outside of the array arrives as
-// zeros and is not written, so edges need no care.
+// The host describes the array once in a tensor map: address, extents, strides, the box of one copy, and its layout in
+// shared memory. One thread issues a copy by passing the coordinates of the box. Elements outside the array are read as
+// zeros and not written, so edges need no special handling.
 //
-// Swizzle. A box's rows are SPAN bytes long here: 128, 64 or 32. Read as columns, they would all begin in the same banks
-// of shared memory, so the engine swaps 16-byte chunks within the rows, as the tensor cores expect it:
+// Swizzle. The rows of a box are SPAN bytes long here: 128, 64 or 32. Read as columns, they would all begin in the same
+// banks of shared memory, so TMA permutes 16-byte chunks within the rows, in the pattern that the tensor cores expect:
 //
 //     offset ^= (row bits of the offset) shifted onto the chunk bits; one pattern is 8 rows of 128 bytes
 //
@@ -22,9 +23,9 @@ __device__ __forceinline__ void tma_prefetch(const TensorMap& map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Global to shared memory: the box at (x, y, z), x along the rows. The bytes are reported to the mbarrier at `barrier`.
-// With BLOCKS above 1 the box goes to the same place in all blocks of the cluster that `mask` names, and each one's own
-// barrier is told.
+// Global to shared memory: the box at (x, y, z), x along the rows. The copy completes on the mbarrier at `barrier`.
+// With BLOCKS > 1 the box is multicast to the same offset in all blocks of the cluster in `mask`, and completes on each
+// block's own barrier.
 template <int BLOCKS>
 __device__ __forceinline__ void tma_load(unsigned to, const TensorMap& map, unsigned barrier, int x, int y, int z,
                                          unsigned short mask)
@@ -43,7 +44,7 @@ __device__ __forceinline__ void tma_load(unsigned to, const TensorMap& map, unsi
             : "memory");
 }
 
-// Shared to global memory. Copies are closed into groups of the thread that started them.
+// Shared to global memory. Stores are committed as groups of the issuing thread.
 __device__ __forceinline__ void tma_store(const TensorMap& map, unsigned from, int x, int y, int z)
 {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
@@ -53,17 +54,17 @@ __device__ __forceinline__ void tma_store(const TensorMap& map, unsigned from, i
 
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Returns when all but the last PENDING groups of this thread have been read from shared memory.
+// Returns when shared memory has been read by all but the last PENDING groups of this thread.
 template <int PENDING>
 __device__ __forceinline__ void tma_store_wait()
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-// Lets the copy engine see what this thread wrote to shared memory.
+// Makes this thread's writes to shared memory visible to TMA (the async proxy).
 __device__ __forceinline__ void tma_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Where byte `offset` of a tile of SPAN-byte rows lies in shared memory.
+// Shared-memory offset of byte `offset` of a tile of SPAN-byte rows.
 template <int SPAN>
 __device__ __forceinline__ unsigned tma_swizzled(unsigned offset)
 {

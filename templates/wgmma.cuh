@@ -1,16 +1,16 @@
-// wgmma: products of a warpgroup, 4 warps, straight from shared memory (sm_90a).
+// wgmma: matrix products of a warpgroup, 4 warps, with operands in shared memory (sm_90a).
 //
-// One instruction multiplies 64 x 16 elements of A by 16 x N of B, both 16-bit floats in shared memory, and adds to
-// 64 x N fp32 sums in the registers of the 128 threads. It runs asynchronously: `wgmma_begin`, some products,
-// `wgmma_commit` closes a group, `wgmma_wait<n>` returns when all but the last n groups are done. Until then the sums
-// and the operands must not be touched.
+// One instruction multiplies 64 x 16 elements of A by 16 x N of B, both 16-bit floats in shared memory, and accumulates
+// into 64 x N fp32 sums in the registers of the 128 threads. It is asynchronous: `wgmma_begin`, some products,
+// `wgmma_commit` closes a group, `wgmma_wait<n>` returns when all but the last n groups have completed. Until then the
+// sums and the operands must not be accessed.
 //
-// Lane l of warp w holds of the 64 x N sums
+// Lane l of warp w holds these of the 64 x N sums:
 //
 //     sum[4 j + 0], sum[4 j + 1]   row 16 w + l / 4,      columns 8 j + l % 4 * 2 and the next
 //     sum[4 j + 2], sum[4 j + 3]   row 16 w + l / 4 + 8,  the same columns
 //
-// Operands are named by descriptors. Both lie in slabs of 128-byte rows as TMA writes them with its 128-byte swizzle:
+// Operands are given by descriptors. Both lie in slabs of 128-byte rows as TMA writes them with its 128-byte swizzle:
 //
 //     k along the rows ("K-major")                  rows of A or columns of B along them ("MN-major")
 //
@@ -20,7 +20,7 @@
 //     row 1   |                  |                       k 1   |                  |   next slab, `stride`
 //      ...    +------------------+                        ...  +------------------+   bytes on
 //
-// In either, 8 rows make a swizzle pattern of 1024 bytes. From the PTX ISA, "Asynchronous warpgroup level
+// In both layouts, 8 rows form a swizzle pattern of 1024 bytes. From the PTX ISA, "Asynchronous warpgroup level
 // multiply-and-accumulate instructions" and "Matrix descriptor".
 #pragma once
 
@@ -32,8 +32,8 @@ constexpr bool is_bfloat16 = false;
 template <>
 constexpr bool is_bfloat16<__nv_bfloat16> = true;
 
-// Descriptor of the operand that begins at `address`. Bits 0-13: address, 16-29: bytes from slab to slab, 32-45: bytes
-// from pattern to pattern, each / 16; bits 62-63: 1 for the 128-byte swizzle.
+// Descriptor of the operand at `address`. Bits 0-13: address, 16-29: bytes from slab to slab, 32-45: bytes from pattern
+// to pattern, each / 16; bits 62-63: 1 for the 128-byte swizzle.
 __device__ __forceinline__ unsigned long long wgmma_operand(unsigned address, unsigned slab_stride)
 {
     constexpr unsigned long long PATTERN = 1024 / 16;
@@ -42,7 +42,7 @@ __device__ __forceinline__ unsigned long long wgmma_operand(unsigned address, un
            SWIZZLE_128 << 62;
 }
 
-// The registers hold what the products need from here on.
+// Orders earlier register accesses before the following products.
 __device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -53,7 +53,7 @@ __device__ __forceinline__ void wgmma_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Registers of a thread, for the whole warpgroup; the kernel's own count is fixed by __launch_bounds__.
+// Registers per thread, for the whole warpgroup; the kernel's initial count is determined by __launch_bounds__.
 template <int REGISTERS>
 __device__ __forceinline__ void claim_registers()
 {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void release_registers()
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// Inline assembly lists its operands one by one, so here are the names and the expressions of 8 to 128 sums.
+// Inline assembly lists its operands one by one: names and constraints for 8 to 128 sums.
 #define WGMMA_SUMS_16 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define WGMMA_SUMS_32 WGMMA_SUMS_16 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_SUMS_48 WGMMA_SUMS_32 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -112,7 +112,7 @@ __device__ __forceinline__ void release_registers()
         : WGMMA_REGISTERS_##N                                                                                        \
         : "l"(a), "l"(b), "r"(add), "n"(A_MN_MAJOR), "n"(B_MN_MAJOR))
 
-// sum = a * b, plus sum where `add` is not 0. One overload for each N; the numbers are the operands after the sums.
+// sum = a * b, plus sum if `add` is not 0. One overload per N; the numbers are the operands after the sums.
 #define WGMMA(N, A, B, ADD, A_ACROSS, B_ACROSS)                                                                      \
     template <typename Element, int A_MN_MAJOR, int B_MN_MAJOR>                                                      \
     __device__ __forceinline__ void wgmma(float(&sum)[N / 2], unsigned long long a, unsigned long long b, int add)   \

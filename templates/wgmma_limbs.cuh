@@ -1,12 +1,12 @@
-// wgmma with A in registers and B in shared memory, for operands that are split on their way (sm_90a).
+// wgmma with A in registers and B in shared memory, for operands that are split into limbs on the fly (sm_90a).
 //
-// A warp holds 16 x 16 of A as mma.cuh draws it. B lies in rows of 128 bytes, or of 64 where k runs along them, as only
-// 32 of k fit a stage; wgmma.cuh says the rest.
+// A warp holds 16 x 16 of A as drawn in mma.cuh. B has rows of 128 bytes, or of 64 if k runs along them, since a stage
+// holds only 32 of k; wgmma.cuh describes the rest.
 #pragma once
 
 #include "wgmma.cuh"
 
-// Descriptor of a piece of B with k along rows of 64 bytes: 8 rows make a pattern of 512 bytes; 2 is its swizzle.
+// Descriptor of a piece of B with k along rows of 64 bytes: 8 rows form a pattern of 512 bytes; 2 is its swizzle mode.
 __device__ __forceinline__ unsigned long long wgmma_operand_64(unsigned address)
 {
     constexpr unsigned long long PATTERN = 512 / 16;
@@ -14,7 +14,8 @@ __device__ __forceinline__ unsigned long long wgmma_operand_64(unsigned address)
     return (address >> 4 & 0x3fff) | 1ull << 16 | PATTERN << 32 | SWIZZLE_64 << 62;
 }
 
-// What a wgmma has written: the compiler believes it written when the wgmma starts, and would read it before the wait.
+// Marks the results of wgmma as written: the compiler considers them written at issue and would read them before the
+// wait.
 template <int COUNT>
 __device__ __forceinline__ void hold(float (&sum)[COUNT])
 {
@@ -22,8 +23,8 @@ __device__ __forceinline__ void hold(float (&sum)[COUNT])
     for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(sum[i])::"memory");
 }
 
-// sum = a * b, plus sum where `add` is not 0; a and b are bf16. One overload for each N; the numbers are the operands
-// after the sums.
+// sum = a * b, plus sum if `add` is not 0; a and b are bf16. One overload per N; the numbers are the operands after the
+// sums.
 #define WGMMA_FROM_REGISTERS(N, A0, A1, A2, A3, B, ADD, ACROSS)                                                        \
     template <int B_MN_MAJOR>                                                                                        \
     __device__ __forceinline__ void wgmma_from_registers(float(&sum)[N / 2], const unsigned(&a)[4],                  \

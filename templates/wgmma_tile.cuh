@@ -1,9 +1,9 @@
-// A tile of an operand in shared memory: how TMA brings it, and where wgmma finds it.
+// A tile of an operand in shared memory, as written by TMA and read by wgmma.
 //
-// The tile is EXTENT rows of A, or columns of B, by DEPTH of k. It lies in slabs of 128-byte rows, 64 elements each, as
-// wgmma.cuh draws them: along k where the operand is K_MAJOR in memory, else along its rows or columns. A box of the
-// tensor map is a slab, or a share of its rows: SHARERS blocks of a cluster need the same tile, and each brings an
-// equal share to all of them.
+// The tile is EXTENT rows of A, or columns of B, by DEPTH of k. It consists of slabs of 128-byte rows, 64 elements
+// each, as drawn in wgmma.cuh: along k if the operand is K_MAJOR in memory, else along its rows or columns. A box of
+// the tensor map is a slab, or a share of its rows: SHARERS blocks of a cluster need the same tile, and each multicasts
+// an equal share to all of them.
 #pragma once
 
 #include "tma.cuh"
@@ -12,7 +12,7 @@
 template <bool K_MAJOR, int EXTENT, int DEPTH, int SHARERS>
 struct WgmmaTile {
     static constexpr int SLAB_ROW = 128;      // bytes, the widest swizzle
-    static constexpr int SLAB_ELEMENTS = 64;  // of 16 bits, in such a row
+    static constexpr int SLAB_ELEMENTS = 64;  // 16-bit elements per row
 
     static constexpr int MN_MAJOR = K_MAJOR ? 0 : 1;
     static constexpr int ROWS = K_MAJOR ? EXTENT : DEPTH;
@@ -23,7 +23,7 @@ struct WgmmaTile {
     static_assert(DEPTH % SLAB_ELEMENTS == 0, "a tile is whole slabs deep");
     static_assert(ROWS % SHARERS == 0 && SHARE % 8 == 0, "a share is made of whole swizzle patterns");
 
-    // Starts the copies of this block's share of the tile that begins at row or column `first` and at `k`.
+    // Issues the copies of this block's share of the tile at row or column `first` and at `k`.
     static __device__ __forceinline__ void load(unsigned to, const TensorMap& map, unsigned barrier, int first, int k,
                                                 int batch, int share, unsigned short sharers)
     {

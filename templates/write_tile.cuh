@@ -1,10 +1,10 @@
 // C = alpha * sum + beta * C for the tile of a warp whose lanes own strips of it (see thread_tile.cuh).
 //
-// Directly, a lane writes its strips, 16 bytes at once: only where the rows of C start on 16-byte boundaries. Staged,
-// the warp passes a few rows at a time through shared memory, so that neighbouring lanes write neighbouring floats:
-// whole lines, whatever the boundaries.
+// Direct: a lane writes its strips, 16 bytes at once; requires rows of C that start on 16-byte boundaries. Staged: the
+// warp passes a few rows at a time through shared memory, so that adjacent lanes write adjacent floats, in full lines
+// for any alignment.
 //
-// Where beta is 0, C is not read: it may hold NaN.
+// If beta is 0, C is not read: it may hold NaN.
 #pragma once
 
 #include "thread_tile.cuh"
@@ -12,7 +12,7 @@
 struct Output {
     float* data;
     int rows;
-    int columns;  // and floats from a row to the next
+    int columns;  // also the number of floats from a row to the next
     float alpha;
     float beta;
 
@@ -42,7 +42,7 @@ struct Output {
     }
 };
 
-// A warp's tile begins at (row, column) of C; the calling lane is at (lane_y, lane_x) of LANES_Y x LANES_X.
+// A warp tile begins at (row, column) of C; the calling lane is at (lane_y, lane_x) of LANES_Y x LANES_X.
 template <int ROWS, int COLUMNS, int LANES_Y, int LANES_X>
 __device__ __forceinline__ void write_directly(const Output& C, const float (&sum)[ROWS * COLUMNS], int row, int column,
                                                int lane_y, int lane_x)
@@ -57,7 +57,7 @@ __device__ __forceinline__ void write_directly(const Output& C, const float (&su
         }
 }
 
-// The same for any C, through `slab`: LANES_Y rows of the warp's tile in shared memory, which nobody else uses.
+// The same for any C, through `slab`: LANES_Y rows of the warp tile in shared memory, private to the warp.
 template <int ROWS, int COLUMNS, int LANES_Y, int LANES_X>
 __device__ __forceinline__ void write_staged(const Output& C, const float (&sum)[ROWS * COLUMNS], int row, int column,
                                              int lane_y, int lane_x, float* slab)

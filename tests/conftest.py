@@ -10,9 +10,14 @@ import pytest
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial
 from autotile.cuda.driver import device_count
+from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
-from autotile.database.keys import TuningKey
-from autotile.serving.dispatcher import forget_served, misses
+from autotile.database.keys import TuningKey, space_hash
+from autotile.exchange.recording import RecordingHeader, write_recording
+from autotile.kernel.library import load_kernel
+from autotile.kernel.problem import resolve_problem
+from autotile.serving.dispatcher import default_dispatcher
+from autotile.space.search_space import feasible_space
 
 SCALE_TEMPLATE = """
 extern "C" __global__ void scale(const float* x, float* y, int n, float factor) {
@@ -85,8 +90,8 @@ def _own_settings(tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("AUTOTILE_CACHE", str(cubin_cache_folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("AUTOTILE_KERNELS", raising=False)
-    forget_served()
-    misses.forget()
+    default_dispatcher.clear()
+    default_dispatcher.misses.clear()
 
 
 @pytest.fixture
@@ -152,3 +157,33 @@ def failed() -> Callable[..., Trial]:
         return Trial(config=config, outcome=outcome, reason=reason, stage="compile")
 
     return make
+
+
+@pytest.fixture
+def recording(scale_toml: Path, tmp_path: Path) -> Path:
+    """Every configuration of the tiny kernel on an H200, with made-up times; one of them is wrong."""
+    kernel = load_kernel(str(scale_toml))
+    device = device_profile("h200")
+    problem = resolve_problem(kernel.spec, {"n": 1048576})
+    space = feasible_space(kernel.spec, problem.sizes, device)
+    key = TuningKey.for_device(
+        problem,
+        device,
+        template_hash=kernel.source_hash,
+        space_hash=space_hash(kernel.spec),
+        options=kernel.spec.options,
+        nvrtc_version=nvrtc_version(),
+        l2_mode="cold",
+    )
+    path = tmp_path / "scale.npz"
+    header = RecordingHeader(key=key, parameters=kernel.spec.parameters, device=device, valid_configs=len(space))
+    write_recording(path, header, [_recorded_trial(space.config(row)) for row in range(len(space))])
+    return path
+
+
+def _recorded_trial(config: Config) -> Trial:
+    """256 threads are fastest, and more work a thread helps a little; the smallest block gives a wrong result."""
+    if config["THREADS"] == 32 and config["WORK"] == 4:
+        return Trial(config, Outcome.WRONG_RESULT, "y[3] is 0, expected 1", "verify")
+    time_us = 1000 / int(config["THREADS"]) + 2 / int(config["WORK"])
+    return Trial(config, Outcome.OK, "", "measure", measurement=Measurement(time_us, 0.99 * time_us, 1.01 * time_us))

@@ -1,4 +1,4 @@
-"""Small kernels that use what a search-space file may declare beyond buffers and scalars."""
+"""Small kernels that use features of search-space files beyond buffers and scalars."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ outputs = { y = "x" }
 
 
 def write_kernel(folder: Path, template: str, space: str) -> Path:
-    """Put a kernel into a folder; the path of its search-space file, named as the kernel."""
+    """Write a kernel to a folder, and return the path of its search-space file, which has the name of the kernel."""
     name = space.partition('name = "')[2].partition('"')[0]
     (folder / f"{name}.cu").write_text(template)
     (folder / f"{name}.toml").write_text(space)

@@ -72,14 +72,14 @@ bytes = "4 * (M * K + K * N + M * N)"
 def make_spec(
     parameters: Mapping[str, Sequence[Value]],
     rules: Mapping[str, str] | None = None,
-    pruning: Mapping[str, str] | None = None,
+    heuristics: Mapping[str, str] | None = None,
     *,
     default: Mapping[str, Value] | None = None,
     launch: Mapping[str, object] | None = None,
     limits: Mapping[str, float] | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> KernelSpec:
-    """Parse a file made of these parameters, rules and conditions for the search.
+    """Parse a file made of these parameters, rules and heuristics.
 
     The default is the first value of each parameter unless given.
     """
@@ -90,7 +90,7 @@ def make_spec(
         "parameters": parameters,
         "default": {name: values[0] for name, values in parameters.items()} | dict(default or {}),
         "rules": rules or {},
-        "pruning": pruning or {},
+        "heuristics": heuristics or {},
         "launch": {"block": ["32"], "grid": ["ceil_div(N, 32)"], **(launch or {})},
         "limits": limits or {},
         "arguments.X": {"buffer": "float32", "shape": ["N"], "access": "inout"},

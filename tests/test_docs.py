@@ -23,7 +23,7 @@ SET_UP = [
     ".venv/bin/autotile tune sgemm_2d M=4096 N=4096 K=4096",
     'python3 -m venv .venv && .venv/bin/pip install -e ".[cuda13,test]" && .venv/bin/pytest',
 ]
-MEASURING = ("device.timing", "device.shots", "device.energy", "tuning.finals", "ground.tolerance")
+MEASURING = ("cuda.timing", "cuda.telemetry", "tuning.finals", "core.dtypes")
 """Modules of which docs/measurement.md names every number."""
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -31,10 +31,11 @@ INDENTED = re.compile(r"^ {4}.*$", re.MULTILINE)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-CALL = re.compile(r"(?:^|[\s/`$(])autotile ((?:db )?[a-z]+)((?: +[^\s`|;#)]+)*)", re.MULTILINE)
+CALL = re.compile(r"(?:^|[\s/`$(])autotile ((?:db )?[a-z][a-z-]*)((?: +[^\s`|;#)]+)*)", re.MULTILINE)
 OPTION = re.compile(r"--[a-z][a-z0-9-]*|(?<= )-[a-z]\b")
 CONSTANT = re.compile(r"^\| `([\w.]+)` \| ([\d.]+) \|", re.MULTILINE)
-MODULE = re.compile(r"`((?:ground|files|device|process|store|search|tuning|dispatch|report|ops|cli)/[^`]*)`")
+PACKAGES = sorted(path.parent.name for path in (ROOT / "autotile").glob("*/__init__.py"))
+MODULE = re.compile(rf"`((?:{'|'.join(PACKAGES)})/[^`]*)`")
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -122,7 +123,7 @@ def test_every_command_is_in_the_guide() -> None:
 
 
 def test_every_variable_is_read_by_the_settings() -> None:
-    settings = (ROOT / "autotile" / "files" / "settings.py").read_text(encoding="utf-8")
+    settings = (ROOT / "autotile" / "settings.py").read_text(encoding="utf-8")
     known = set(re.findall(r"AUTOTILE_[A-Z_]+", settings))
     guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(AUTOTILE_[A-Z_]+)`", guide, re.MULTILINE)) == known
@@ -149,7 +150,15 @@ def test_the_constants_of_measuring_are_those_of_the_code() -> None:
         assert numbers <= {name.rpartition(".")[2] for name in stated}
 
 
-def test_every_file_of_the_architecture_exists() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    for name in MODULE.findall(text):
+@pages
+def test_every_module_named_exists(page: Path) -> None:
+    for name in MODULE.findall(page.read_text(encoding="utf-8")):
         assert (ROOT / "autotile" / name).exists(), name
+
+
+def test_the_architecture_has_one_row_a_package() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (?:`(\w+\.py)`)? ?\|$", text, re.MULTILINE)
+    assert sorted(name for name, _ in rows) == sorted([*PACKAGES, "errors", "settings"])
+    for name, first in rows:
+        assert not first or (ROOT / "autotile" / name / first).is_file(), first

@@ -1,4 +1,4 @@
-"""The parts of benchmarks/gemm.py that need no GPU: which kernels are tuned, how long, from what on; what is told."""
+"""The parts of benchmarks/gemm.py that need no GPU: choice of kernels, budget, seeds, and report."""
 
 import json
 import sys
@@ -32,20 +32,20 @@ from gemm_tuning import Tuned, tune_product  # noqa: E402
 
 LARGE = Product(4096, 4096, 4096)
 EMULATED_PEAK = 2.0 * 2048 * 132 * 1980e6 / 6
-"""An H200's bf16 operations a second at the highest clock, six for each of float32."""
+"""Peak fp32 operations per second of an H200 by six bf16 products each, at the maximum clock."""
 
 
 class MadeUpSessions:
-    """Sessions of kernels whose times are known, on a clock of their own.
+    """Simulated sessions of kernels with known times, on a simulated clock.
 
     Parameters
     ----------
     times_us
-        Of each kernel; one that is missing does not run.
+        Time of each kernel; a missing kernel does not run.
     start_s, finals_s
-        What a session takes at least, and beyond its search.
+        Minimum time of a session, and its time beyond the search.
     tried
-        Configurations of a kernel after its first look; 12 where it is missing.
+        Configurations of a kernel after its probe; 12 if it is missing.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class TestLeaders:
 
 
 class TestShareOut:
-    def test_looks_come_first_and_leaders_share_the_rest(self) -> None:
+    def test_probes_come_first_and_leaders_share_the_rest(self) -> None:
         sessions = MadeUpSessions({"sgemm": 500.0, "sgemm_ws": 300.0, "sgemm_bf16x6": 200.0})
         share_out(["sgemm", "sgemm_ws", "sgemm_bf16x6"], 60.0, sessions, sessions.clock)
-        looks, rest = sessions.held[:3], sessions.held[3:]
-        assert [(name, finals) for name, _, finals in looks] == [
+        probes, rest = sessions.held[:3], sessions.held[3:]
+        assert [(name, finals) for name, _, finals in probes] == [
             ("sgemm", False),
             ("sgemm_ws", False),
             ("sgemm_bf16x6", False),
@@ -134,20 +134,20 @@ class TestShareOut:
         st.floats(0.0, 6.0),
     )
     def test_the_budget_is_used_and_kept(self, times_us: dict[str, float], budget_s: float, finals_s: float) -> None:
-        """To the second, where each leader can hold a session."""
+        """Exactly, if each leader can hold a session."""
         sessions = MadeUpSessions(times_us, start_s=1.0, finals_s=finals_s)
         share_out(list(times_us), budget_s, sessions, sessions.clock)
         assert sessions.now_s - 100.0 <= budget_s + 1e-6
         if 0.6 * budget_s >= len(times_us) * (1.0 + finals_s):
             assert sessions.now_s - 100.0 == pytest.approx(budget_s)
 
-    def test_a_budget_too_small_for_finals_is_spent_on_looks(self) -> None:
+    def test_a_budget_too_small_for_finals_is_spent_on_probes(self) -> None:
         sessions = MadeUpSessions({"sgemm_ws": 300.0, "sgemm_bf16x6": 200.0}, start_s=1.5, finals_s=2.0)
         share_out(["sgemm_ws", "sgemm_bf16x6"], 4.0, sessions, sessions.clock)
         assert [finals for _, _, finals in sessions.held] == [False, False]
         assert sessions.now_s - 100.0 <= 4.0
 
-    def test_a_kernel_that_was_hardly_seen_is_not_judged(self) -> None:
+    def test_a_kernel_with_few_trials_is_not_ranked(self) -> None:
         sessions = MadeUpSessions({"gemm_small": 900.0, "sgemm": 500.0, "sgemm_bf16x6": 200.0}, tried={"gemm_small": 1})
         share_out(list(sessions.times_us), 60.0, sessions, sessions.clock)
         assert [name for name, _, finals in sessions.held if finals] == ["sgemm_bf16x6", "sgemm", "gemm_small"]
@@ -162,7 +162,7 @@ class TestShareOut:
 
 
 class TestTuneProduct:
-    """By replay, of kernels that are recorded."""
+    """Replay of recorded kernels."""
 
     @pytest.fixture(autouse=True)
     def _replay(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ class TestTuneProduct:
             (best,) = database.best()
             runs = database.runs(study.study_id)
         assert len(tried) == len(set(tried)) == tuned.tried["matmul_tiled"]
-        assert len(runs) == 3  # a look, a search, the finals
+        assert len(runs) == 3  # a probe, a search, the finals
         assert best.confirmed
         assert best.run == runs[-1]
         assert tuned.seconds < 9.0
@@ -240,7 +240,7 @@ class TestSeeds:
 
 class TestRows:
     def row(self, product: Product, **times_us: float) -> Row:
-        """What kernels with these times would make of a product that cuBLAS computes in 100 us."""
+        """Return the row of kernels with these times for a product that cuBLAS computes in 100 us."""
 
         def runner(name: str, time_us: float) -> Runner:
             sizes = fitting_kernels(product)[name]
@@ -257,14 +257,14 @@ class TestRows:
         assert len(row.cells()) == len(headings(dtype))
         assert dict(zip(headings(dtype), row.cells(), strict=True))["tuned"] == "59.8 s"
 
-    def test_both_results_of_float32_are_told(self) -> None:
+    def test_both_results_of_float32_are_reported(self) -> None:
         row = self.row(LARGE, sgemm_bf16x6=50.0, sgemm_ws=125.0)
         assert dict(zip(headings("float32"), row.cells(), strict=True))["CUDA cores alone"].endswith("(0.800)")
-        told = row.to_json()
-        assert (told["kernel"], told["cuda_cores"]["kernel"]) == ("sgemm_bf16x6", "sgemm_ws")
-        assert (told["ratio"], told["cuda_cores"]["ratio"]) == (2.0, 0.8)
-        assert told["cublas_error_over_rms"] == 2e-7
-        assert told["share_of_peak"] * EMULATED_PEAK == pytest.approx(1e12 * told["tflops_per_s"])
+        document = row.to_json()
+        assert (document["kernel"], document["cuda_cores"]["kernel"]) == ("sgemm_bf16x6", "sgemm_ws")
+        assert (document["ratio"], document["cuda_cores"]["ratio"]) == (2.0, 0.8)
+        assert document["cublas_error_over_rms"] == 2e-7
+        assert document["share_of_peak"] * EMULATED_PEAK == pytest.approx(1e12 * document["tflops_per_s"])
 
     def test_a_kernel_of_the_cuda_cores_that_leads_is_both(self) -> None:
         row = self.row(LARGE, sgemm_ws=80.0)
@@ -278,7 +278,7 @@ class TestRows:
         assert found["right"]
         assert "cuda_cores" not in summary([self.row(replace(LARGE, dtype="float16"), gemm_wgmma=100.0)])
 
-    def test_one_wrong_result_is_told(self) -> None:
+    def test_one_wrong_result_is_reported(self) -> None:
         row = self.row(LARGE, sgemm_bf16x6=50.0, sgemm_ws=100.0)
         wrong = replace(row, runners=(row.runners[0], replace(row.runners[1], error=1e-3)))
         assert wrong.cells()[headings("float32").index("right")] == "NO"

@@ -12,7 +12,7 @@ from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.errors import InputError
 from autotile.kernel.launch import fixed_names, value_or_zero
 from autotile.kernel.library import load_kernel
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 KERNEL = load_kernel(str(Path(__file__).parents[1] / "search_spaces" / "gemm_small.toml"))
 SPEC = KERNEL.spec

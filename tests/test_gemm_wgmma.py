@@ -14,7 +14,7 @@ from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel
 from autotile.space.limits import check_config
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 KERNEL = load_kernel(str(Path(__file__).parents[1] / "search_spaces" / "gemm_wgmma.toml"))
 SPEC = KERNEL.spec

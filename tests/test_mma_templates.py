@@ -13,7 +13,7 @@ from autotile.core.model import Config
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.space.limits import check_config
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 SPACES = Path(__file__).parents[1] / "search_spaces"
 MMA, LIMBS = (load_kernel(str(SPACES / f"{name}.toml")) for name in ("gemm_mma", "sgemm_bf16x6"))

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -46,25 +47,39 @@ def tool(name: str) -> str:
 
 class TestNames:
     def test_the_public_names(self) -> None:
-        assert sorted(autotile.__all__) == [
-            "AutotileError",
-            "BoundKernel",
-            "FamilyPlan",
-            "InputError",
-            "TuneOptions",
-            "__version__",
-            "get_best_kernel",
-            "matmul",
-            "tune",
-            "tune_family",
-        ]
+        assert {"tune", "tune_family", "tune_misses", "record", "export", "import_", "bundle"} <= set(autotile.__all__)
+        assert {"get_best_kernel", "matmul", "TuneOptions", "TuneResult", "FamilyPlan"} <= set(autotile.__all__)
         assert dir(autotile) == sorted(autotile.__all__)
+
+    def test_every_error_is_public(self) -> None:
+        kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+        assert kinds <= set(autotile.__all__)
+
+    def test_type_checkers_see_the_same_names(self) -> None:
+        tree = ast.parse(Path(autotile.__file__).read_text())
+        (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+        imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+        seen = {alias.asname: node.module for node in imports for alias in node.names}
+        assert seen == {name: f"autotile.{module}" for name, module in autotile._MODULE_OF.items()}
+
+    def test_each_is_defined_where_it_is_imported_from(self) -> None:
+        for name, module in autotile._MODULE_OF.items():
+            assert getattr(autotile, name).__module__ == f"autotile.{module}"
 
     def test_each_is_there_documented_and_always_the_same(self) -> None:
         for name in autotile.__all__:
             value = getattr(autotile, name)
+            assert not isinstance(value, ModuleType)
             assert value is getattr(autotile, name)
             assert name == "__version__" or value.__doc__
+
+    def test_a_subpackage_does_not_replace_a_name(self) -> None:
+        before = autotile.tune
+        autotile.tune = sys  # type: ignore[assignment]  # as Python does with a subpackage that it imports
+        assert autotile.tune is before
+        autotile.tuning = sys  # type: ignore[attr-defined]
+        assert autotile.tuning is sys  # type: ignore[attr-defined]
+        autotile.tuning = importlib.import_module("autotile.tuning")  # type: ignore[attr-defined]
 
     def test_any_other_is_an_attribute_error(self) -> None:
         with pytest.raises(AttributeError, match="module 'autotile' has no attribute 'tunes'"):
@@ -88,12 +103,16 @@ class TestImports:
 
     def test_serving_needs_neither_the_search_nor_its_libraries(self) -> None:
         code = "import autotile; autotile.get_best_kernel('sgemm_2d', M=64, N=64, K=64, device='h200')"
-        found = imported(code, (*HEAVY, "autotile.search", "autotile.tuning", "autotile.workers", "autotile.report"))
+        found = imported(
+            code, (*HEAVY, "autotile.search", "autotile.tuning", "autotile.workers", "autotile.api", "autotile.cli")
+        )
         assert found == set()
 
     def test_naming_the_entry_points_loads_no_gpu_library(self) -> None:
         assert imported("from autotile import get_best_kernel, BoundKernel", HEAVY) <= {"sqlalchemy"}
-        assert imported("from autotile import tune, TuneOptions", HEAVY).isdisjoint({"cupy", "kernel_tuner", "typer"})
+        needless = {"cupy", "kernel_tuner", "typer", "rich"}
+        assert imported("from autotile import tune, TuneOptions", HEAVY).isdisjoint(needless)
+        assert imported("from autotile import InputError, SpecError", (*HEAVY, "numpy")) == set()
 
 
 @CHECKOUT

@@ -1,4 +1,4 @@
-"""Where autotile reads and writes: environment, then config.toml, then defaults."""
+"""Settings: from the environment, then config.toml, then defaults."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ VARIABLES = (
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's ``config.toml``, and an environment that says nothing."""
+    """Path of the user's ``config.toml``, with an environment without settings."""
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     for variable in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):

@@ -15,9 +15,9 @@ from autotile.core.model import Config, Resources, Value
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.kernel.launch import fixed_names, value_or_zero
 from autotile.kernel.library import Kernel, load_kernel
-from autotile.kernel.problem import capability_of, device_fault, is_below
+from autotile.kernel.problem import capability_of, is_below, unsupported_reason
 from autotile.space.limits import check_config
-from autotile.space.space import SearchSpace, feasible_space
+from autotile.space.search_space import SearchSpace, feasible_space
 
 ROOT = Path(__file__).parents[1]
 H200 = device_profile("h200")
@@ -53,7 +53,7 @@ def written_defaults(kernel: Kernel) -> dict[str, Value]:
 
 @pytest.mark.parametrize("device", ["h200", "rtx-3060"])
 def test_the_default_is_valid_at_both_shapes(kernel: Kernel, device: str) -> None:
-    if device_fault(kernel.spec, device_profile(device)):
+    if unsupported_reason(kernel.spec, device_profile(device)):
         pytest.skip("the kernel is not for this device")
     for sizes in (kernel.spec.sizes, kernel.spec.ragged):
         assert check_config(kernel.spec, kernel.spec.default, sizes, device_profile(device)) == ""

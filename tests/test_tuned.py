@@ -1,4 +1,4 @@
-"""The winners that come with autotile belong to the kernels that come with it, and may be served."""
+"""The shipped winners and rules match the shipped kernels, and can be served."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from autotile.database.keys import space_hash
-from autotile.database.winners import Winner, read_rules_file, read_winners
+from autotile.database.winners import Winner
+from autotile.exchange.shipped import read_rules, read_winners
 from autotile.kernel.library import load_kernel
 from autotile.serving.dispatcher import find_best_kernel
 from autotile.serving.matmul import EMULATED, Product, best_matmul
@@ -46,7 +47,7 @@ def test_they_are_served_where_nothing_is_tuned(tmp_path: Path) -> None:
 
 def test_the_rules_that_come_with_autotile_belong_to_its_kernels(tmp_path: Path) -> None:
     files = sorted((data_folder("tuned") / "families").glob("*.json"))
-    rules = [rule for path in files for rule in read_rules_file(path)]
+    rules = [rule for path in files for rule in read_rules(path)]
     assert [path.name for path in files] == [f"nvidia-h200.{rule.key.kernel}.json" for rule in rules]
     for rule in rules:
         kernel = load_kernel(rule.key.kernel)

@@ -1,1 +1,16 @@
-"""Functions of the public API, one for each command, and the plain values that they return."""
+"""Public Python API: one function for each command of the command line, under the command's name.
+
+=========================== ======================================================================
+`autotile.api.tuning`       ``tune``, ``tune_family``, ``tune_misses`` and ``record``
+`autotile.api.results`      ``best``, ``list``, ``trials``, ``misses``, ``db_check`` and ``db_path``
+`autotile.api.verification` ``verify``
+`autotile.api.inspection`   ``space``, ``explain``, ``occupancy`` and ``devices``
+`autotile.api.doctor`       ``doctor``
+`autotile.api.databases`    ``diff``, ``merge`` and ``clean``
+`autotile.api.exchange`     ``export``, ``import_`` and ``bundle``
+`autotile.api.targets`      kernel, problem and device from the arguments of these functions
+=========================== ======================================================================
+
+The functions take plain values and print nothing. They return frozen dataclasses with a one-line repr and, in
+notebooks, an HTML table. The package imports none of its modules: each loads only the libraries that it needs.
+"""

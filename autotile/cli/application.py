@@ -1,4 +1,4 @@
-"""The application itself: how errors, interrupts and exit codes look, whatever the command."""
+"""The application: its commands in panels, their help, and errors, interrupts and exit codes of all commands."""
 
 from __future__ import annotations
 
@@ -6,34 +6,61 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
 
 from autotile import __version__
-from autotile.cli.output import show_error
+from autotile.cli.output import (
+    BAD_INPUT,
+    INTERRUPTED,
+    NOTHING_FOUND,
+    CommandInterruptedError,
+    help_without_command,
+    show_error,
+)
 from autotile.errors import AutotileError, InputError
 
-NOTHING_FOUND = 1
-BAD_INPUT = 2
-INTERRUPTED = 130
-"""128 and the number of SIGINT, as shells count."""
+EVERYDAY, RESULTS, EXCHANGE, CARE = "Everyday", "Results", "Exchange", "Care"
+"""Panels of commands in the help."""
 
-_EXAMPLE_WIDTH = 70
-"""With what stands around it, a line of a terminal."""
-
-
-class CommandInterruptedError(AutotileError):
-    """Ctrl-C ended a command before it had an answer; the message says what is kept."""
+COMMANDS = (
+    ("tune", EVERYDAY),
+    ("tune_family", EVERYDAY),
+    ("tune_misses", EVERYDAY),
+    ("best", EVERYDAY),
+    ("space", EVERYDAY),
+    ("explain", EVERYDAY),
+    ("occupancy", EVERYDAY),
+    ("devices", EVERYDAY),
+    ("doctor", EVERYDAY),
+    ("list", RESULTS),
+    ("trials", RESULTS),
+    ("misses", RESULTS),
+    ("verify", RESULTS),
+    ("record", EXCHANGE),
+    ("export", EXCHANGE),
+    ("import_", EXCHANGE),
+    ("bundle", EXCHANGE),
+    ("diff", CARE),
+    ("merge", CARE),
+    ("clean", CARE),
+    ("db", CARE),
+)
+"""Modules of the commands, each with its panel, in the order of the help."""
 
 
 class CommandLine(TyperGroup):
-    """Turns whatever goes wrong into one message and an exit code, with a JSON document where one is expected."""
+    """Group of all commands, which reports an error as one message, an exit code and, with ``--json``, a document."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        lay_out_help(self)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        """Run the command that was named; Ctrl-C becomes an error like others."""
+        """Run the named command; Ctrl-C becomes a `CommandInterruptedError`."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -48,7 +75,7 @@ class CommandLine(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run a command and exit with its code; ``standalone_mode`` makes no difference."""
+        """Run a command and exit with its code, whatever ``standalone_mode`` is."""
         words = list(sys.argv[1:] if args is None else args)
         as_json = "--json" in words
         try:
@@ -59,7 +86,7 @@ class CommandLine(TyperGroup):
         except AutotileError as error:
             show_error(str(error), type(error).__name__, as_json=as_json)
             code = _exit_code(error)
-        except OSError as error:  # such as an answer that goes to a file on a full disk
+        except OSError as error:  # standard output that goes to a file on a full disk, for example
             show_error(_system_text(error), type(error).__name__, as_json=False)
             code = NOTHING_FOUND
         sys.exit(code if isinstance(code, int) else 0)
@@ -68,7 +95,7 @@ class CommandLine(TyperGroup):
 app = typer.Typer(
     name="autotile",
     cls=CommandLine,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -86,17 +113,21 @@ def root(
     help_without_command(context)
 
 
-def help_without_command(context: typer.Context) -> None:
-    """Show a group's help where none of its commands is named."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise typer.Exit
+def lay_out_help(command: TyperCommand | TyperGroup) -> None:
+    """Prepare the texts of a command, and of all commands below it, for Rich.
 
-
-def examples(*lines: str) -> str:
-    """The end of a command's help: command lines to copy, long ones broken as a shell joins them."""
-    broken = (" \\\n      ".join(wrap(line, _EXAMPLE_WIDTH, break_on_hyphens=False)) for line in lines)
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in broken)])
+    Rich keeps the line breaks of a text, removes its indentation and reads brackets as markup. So the lines of a
+    paragraph are joined, a backspace, which Rich does not print, protects the indentation of examples, and markup is
+    escaped.
+    """
+    command.rich_markup_mode = "rich"
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(escape(" ".join(paragraph.split())) for paragraph in paragraphs)
+    command.epilog = escape(command.epilog or "").replace("\n ", "\n\b ")
+    for parameter in command.params:
+        parameter.help = escape(getattr(parameter, "help", None) or "")  # type: ignore[attr-defined]
+    for inner in getattr(command, "commands", {}).values():
+        lay_out_help(inner)
 
 
 def _exit_code(error: AutotileError) -> int:
@@ -106,15 +137,15 @@ def _exit_code(error: AutotileError) -> int:
 
 
 def _system_text(error: OSError) -> str:
-    """What the system refused; where it was the answer, what is left of that is dropped."""
+    """Return what the system refused; if that was writing to standard output, discard the rest of the output."""
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries to write it again at its end
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would write it again at exit
     return f"{error.strerror}: the answer cannot be written; what was stored is kept"
 
 
 def _usage_text(error: typer.TyperException) -> str:
-    """What was wrong with the words, and where the help is."""
+    """Return what is wrong with the command line, and the command that prints the help."""
     context = getattr(error, "ctx", None)
     message = error.format_message().rstrip(".")
     return f"{message}; see `{context.command_path} --help`" if context is not None else message
@@ -125,5 +156,14 @@ def main() -> None:
     app(prog_name="autotile")
 
 
-for _name in ("tune", "verify", "results", "bundle", "space", "machine", "exchange", "comparing", "database"):
-    import_module(f"autotile.cli.{_name}").register(app)
+def _register_commands() -> None:
+    for module, panel in COMMANDS:
+        first = len(app.registered_commands), len(app.registered_groups)
+        import_module(f"autotile.cli.{module}").register(app)
+        for command in app.registered_commands[first[0] :]:
+            command.rich_help_panel = panel
+        for group in app.registered_groups[first[1] :]:
+            group.rich_help_panel = panel
+
+
+_register_commands()

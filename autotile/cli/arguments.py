@@ -1,23 +1,42 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and the search options of the commands that tune."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
-from autotile.cli.completion import complete_device, complete_dtype, complete_kernel
+from autotile.cli.completion import complete_device, complete_dtype, complete_kernel, complete_sampler
 from autotile.errors import InputError
 
+if TYPE_CHECKING:
+    from autotile.tuning.options import TuneOptions
 
-def _not_empty(database: str | None) -> str | None:
-    """An empty ``--db`` is a variable that the shell did not find, and does not mean the user's own database."""
+_MAX_SEED = 2**63 - 1
+"""Largest integer that the database stores."""
+
+
+def _refuse_empty(database: str | None) -> str | None:
+    """Raise if ``--db`` is empty: a shell variable that is not set must not select the user's own database."""
     if database == "":
         raise InputError("--db is empty; expected the path of an SQLite file or a postgresql:// URL")
     return database
+
+
+def check_seed(seed: int) -> int:
+    """Raise if a seed does not fit; in the help, a maximum of 19 digits would leave no space for the texts."""
+    if seed > _MAX_SEED:
+        raise typer.BadParameter(f"{seed} is not in the range 0<=x<={_MAX_SEED}.")
+    return seed
 
 
 _KERNEL = typer.Argument(
@@ -44,7 +63,7 @@ DatabaseOption = Annotated[
         metavar="PATH|URL",
         help="Tuning database: an SQLite file or a postgresql:// URL.",
         show_default="the user's own, see `autotile db path`",
-        callback=_not_empty,
+        callback=_refuse_empty,
     ),
 ]
 DtypeOption = Annotated[
@@ -65,6 +84,15 @@ DeviceOption = Annotated[
         autocompletion=complete_device,
     ),
 ]
+GpuOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME|INDEX",
+        help="GPU to run on: the name or the index of a GPU of this machine.",
+        show_default="the first",
+    ),
+]
 ArchitectureOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -78,9 +106,218 @@ BundleOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Look into a file of `autotile bundle`.", show_default="the database"),
 ]
+SEARCH = "Search"
+MEASUREMENT = "Measurement"
+"""Panels of options in a command's help."""
 
-LARGEST_SEED = 2**63 - 1
-"""What the database can hold."""
+L2Option = Annotated[
+    Literal["cold", "hot"],
+    typer.Option(help="Whether inputs start in memory or in the L2 cache.", rich_help_panel=MEASUREMENT),
+]
+SeedOption = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Seed of the search; equal seeds search alike.",
+        callback=check_seed,
+        rich_help_panel=SEARCH,
+    ),
+]
+WorkersOption = Annotated[
+    int | None, typer.Option(metavar="N", min=1, max=1024, help="Compile processes.", show_default="one a core")
+]
+
+_REPLAY = "--replay"
+_BUILT_IN = "auto"
+_RECORDING_SUFFIX = ".npz"
+_SPACE_SUFFIX = ".toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchArguments:
+    """Options of the commands that tune, as they are typed; `with_search_options` gives them to a command."""
+
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Trials that are to be stored in the end, those of earlier sessions included.",
+            show_default="200, or as many as --budget or --until allows",
+            rich_help_panel=SEARCH,
+        ),
+    ] = None
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Wall time of the search, such as 90s, 5m or 1h.",
+            show_default="none",
+            rich_help_panel=SEARCH,
+        ),
+    ] = None
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GAIN",
+            help="Stop when the next candidates are together expected to gain less than this, such as 1%.",
+            show_default="none",
+            rich_help_panel=SEARCH,
+        ),
+    ] = None
+    sampler: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Search method: feasible, tpe, random, brute-force and others.",
+            autocompletion=complete_sampler,
+            rich_help_panel=SEARCH,
+        ),
+    ] = "auto"
+    objective: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[,...]",
+            help="What to minimise beside time: registers, energy or error. May be given again.",
+            show_default="time alone",
+            rich_help_panel=SEARCH,
+        ),
+    ] = None
+    seed: SeedOption = 0
+    transfer: Annotated[
+        bool,
+        typer.Option(
+            "--transfer/--no-transfer",
+            help="Learn from the kernel's trials at other sizes and on other GPUs.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = True
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure again what is stored already.", rich_help_panel=SEARCH)
+    ] = False
+    l2: L2Option = "cold"
+    finals: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Best candidates re-measured interleaved at the end; 0 for none.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = 12
+    verify_problem: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SIZE=N[,...]",
+            help="One more problem that every configuration must be right on; sizes left out are the tuned ones. "
+            "May be given again.",
+            show_default="the tuned problem and a ragged one",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = None
+    sanitize: Annotated[
+        bool,
+        typer.Option(
+            "--sanitize",
+            help="Run the finalists under compute-sanitizer; none with a fault can win.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = False
+    replay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[FILE.npz]",
+            help="Replay launches from a recording; without a file, from a built-in one.",
+            show_default="only where there is no GPU",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = None
+    workers: WorkersOption = None
+    device: GpuOption = None
+    database: DatabaseOption = None
+
+    def options(self) -> TuneOptions:
+        """Return the options of a session.
+
+        Raises
+        ------
+        InputError
+            A value cannot be read, or this machine has no such GPU.
+        """
+        from autotile.api.targets import resolve_gpu
+        from autotile.cli.assignments import read_sizes
+        from autotile.tuning.options import TuneOptions
+
+        return TuneOptions(
+            sampler=self.sampler,
+            trials=self.trials,
+            budget_s=read_duration(self.budget) if self.budget is not None else None,
+            until=read_share(self.until) if self.until is not None else None,
+            objectives=tuple(name for text in self.objective or () for name in text.split(",")),
+            seed=self.seed,
+            l2=self.l2,
+            fresh=self.fresh,
+            finals=self.finals,
+            verify_sizes=tuple(read_sizes(text.replace(",", " ").split()) for text in self.verify_problem or ()),
+            sanitize=self.sanitize,
+            transfer=self.transfer,
+            workers=self.workers,
+            device_index=resolve_gpu(self.device) if self.device is not None else 0,
+            replay=self.replay if self.replay in (None, _BUILT_IN) else Path(self.replay),
+            database=self.database,
+        )
+
+
+def with_search_options(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command the options of `SearchArguments` in place of its parameter ``search``.
+
+    Parameters
+    ----------
+    without
+        Names of options that the command does not have.
+    """
+    shared = [one for one in signature(SearchArguments, eval_str=True).parameters.values() if one.name not in without]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        parameters: list[Parameter] = []
+        for parameter in signature(command, eval_str=True).parameters.values():
+            parameters += shared if parameter.name == "search" else [parameter]
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            search = SearchArguments(**{parameter.name: given.pop(parameter.name) for parameter in shared})
+            command(**given, search=search)
+
+        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+class ReplayCommand(TyperCommand):
+    """Command whose ``--replay`` may stand alone: the next word is its value only if it looks like a recording."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Give a bare ``--replay`` its value."""
+        return super().parse_args(ctx, fill_in_replay(args))
+
+
+def fill_in_replay(words: list[str]) -> list[str]:
+    """Return the words of a command with ``--replay=auto`` in place of a bare ``--replay``."""
+    return [
+        f"{_REPLAY}={_BUILT_IN}" if word == _REPLAY and not _is_recording(following) else word
+        for word, following in pairwise([*words, ""])
+    ]
+
+
+def _is_recording(word: str) -> bool:
+    """Return whether a word is the path of a recording; a kernel or a size may follow ``--replay``, too."""
+    if word.startswith("-"):
+        return False
+    return word.endswith(_RECORDING_SUFFIX) or ("/" in word and "=" not in word and not word.endswith(_SPACE_SUFFIX))
+
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 _DAYS = re.compile(r"(\d{1,5})d")
@@ -89,12 +326,12 @@ _UNITS_S = (3600.0, 60.0, 1.0)
 
 
 def read_duration(text: str) -> float:
-    """Seconds of ``90s``, ``5m``, ``1h30m`` or ``90``.
+    """Return the seconds of a duration: ``90s``, ``5m``, ``1h30m`` or ``90``.
 
     Raises
     ------
     InputError
-        It is none of these, or nothing.
+        The text is no duration, or the duration is zero.
     """
     match = _DURATION.fullmatch(text.strip().lower())
     parts = match.groups() if match is not None else ()
@@ -105,12 +342,12 @@ def read_duration(text: str) -> float:
 
 
 def read_moment(text: str) -> datetime:
-    """So many days ago (``30d``), or the beginning of a date (``2026-01-31``), local time.
+    """Return the moment a number of days ago (``30d``), or the beginning of a date (``2026-01-31``) in local time.
 
     Raises
     ------
     InputError
-        It is neither, or lies in the future.
+        The text is neither, or the date is in the future.
     """
     days = _DAYS.fullmatch(text.strip().lower())
     if days is not None:
@@ -127,12 +364,12 @@ def read_moment(text: str) -> datetime:
 
 
 def read_share(text: str) -> float:
-    """A part of 1, given as ``1%`` or ``0.01``.
+    """Return a share of 1 that is given as ``1%`` or ``0.01``.
 
     Raises
     ------
     InputError
-        It is neither, or not between 0 and 1.
+        The text is neither, or the share is not between 0 and 1.
     """
     match = _SHARE.fullmatch(text.strip())
     share = float(match[1]) / (100 if match[2] else 1) if match is not None else 0.0

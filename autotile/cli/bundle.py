@@ -1,16 +1,24 @@
-"""``autotile bundle``: kernels for machines without compiler and database."""
+"""``autotile bundle``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
 
-from autotile.cli.application import examples
 from autotile.cli.arguments import ArchitectureOption, DatabaseOption, DtypeOption, JsonOption
 from autotile.cli.completion import complete_kernel
-from autotile.cli.output import show_report
+from autotile.cli.output import examples, show
+from autotile.cli.tables import RIGHT, below, facts, table
+from autotile.core.text import bytes_text
+from autotile.errors import InputError
+
+if TYPE_CHECKING:
+    from autotile.api.exchange import WrittenBundle
 
 
 def bundle(
@@ -37,11 +45,57 @@ def bundle(
     It holds the search-space files, what was tuned, and cubins of the winners and the defaults, each with its SHA-256.
     `get_best_kernel(..., bundle=FILE)` serves from it with neither compiler nor database.
     """
-    from autotile.ops.bundling import make_bundle, read_wanted
+    from autotile.api import exchange
 
-    wanted = read_wanted(kernels)
-    report = make_bundle(wanted, output, architectures=architectures or (), dtype=dtype, database=database)
-    show_report(report, as_json=as_json)
+    selected = read_selections(kernels)
+    result = exchange.bundle(selected, output=output, architectures=architectures or (), dtype=dtype, database=database)
+    show(result, bundle_table, bundle_document, as_json=as_json)
+
+
+def read_selections(words: Iterable[str]) -> list[tuple[str, dict[str, int] | None]]:
+    """Parse ``KERNEL [SIZE=N ...] ...``, where sizes belong to the kernel before them.
+
+    Returns
+    -------
+    list of tuple
+        Kernels, each with its sizes, or with None if it has none.
+
+    Raises
+    ------
+    InputError
+        The first word is no kernel, or a size cannot be read.
+    """
+    from autotile.cli.assignments import read_sizes
+
+    groups: list[tuple[str, list[str]]] = []
+    for word in words:
+        if "=" not in word:
+            groups.append((word, []))
+        elif groups:
+            groups[-1][1].append(word)
+        else:
+            raise InputError(f"{word!r} stands before any kernel; expected KERNEL [SIZE=N ...] ...")
+    return [(kernel, read_sizes(sizes) if sizes else None) for kernel, sizes in groups]
+
+
+def bundle_document(written: WrittenBundle) -> dict[str, Any]:
+    """Return a bundle for JSON."""
+    return {
+        "file": str(written.file),
+        "digest": written.digest,
+        "bytes": written.size_bytes,
+        "kernels": [{**entry._asdict(), "architectures": list(entry.architectures)} for entry in written.kernels],
+        "notices": list(written.notices),
+    }
+
+
+def bundle_table(written: WrittenBundle) -> RenderableType:
+    """Render the file, then one line for each kernel."""
+    kernels = table("kernel", f"{RIGHT}problems", f"{RIGHT}cubins", "architectures")
+    for entry in written.kernels:
+        kernels.add_row(entry.kernel, f"{entry.problems:,}", f"{entry.cubins:,}", " ".join(entry.architectures))
+    head = facts([("bundle", f"{written.file} ({bytes_text(written.size_bytes)})"), ("digest", written.digest)])
+    return Group(head, below(kernels), *(below(Text(notice)) for notice in written.notices))
 
 
 def register(app: typer.Typer) -> None:

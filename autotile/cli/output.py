@@ -1,31 +1,36 @@
-"""What goes where: the answer to standard output, everything else to standard error."""
+"""Output of commands: results on standard output, everything else on standard error."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable
+from textwrap import wrap
 from typing import IO, Any, TypeVar
 
+import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from autotile.cli.tables import Trimmed
-from autotile.report.base import Report
+from autotile.errors import AutotileError
 
 Result = TypeVar("Result")
 
-_WIDE = 10_000
-"""Columns where nobody looks: a line that a script reads is never broken."""
+NOTHING_FOUND = 1
+BAD_INPUT = 2
+INTERRUPTED = 130
+"""128 + SIGINT, as in a shell."""
+
+_EXAMPLE_WIDTH = 70
+"""Characters of an example, so that it fits in 80 columns with its indent and a backslash."""
+
+_UNLIMITED_WIDTH = 10_000
+"""Width in characters if the stream is no terminal: a line that a script reads is not wrapped."""
 
 
-def show_report(report: Report, *, as_json: bool) -> None:
-    """Print a report: as one JSON document, or as a person reads it."""
-    if as_json:
-        print_json(report.to_json())
-    else:
-        console(sys.stdout).print(Trimmed(report))
-        sys.stdout.flush()
+class CommandInterruptedError(AutotileError):
+    """Ctrl-C ended a command before it had a result; the message states what is kept."""
 
 
 def show(
@@ -42,9 +47,9 @@ def show(
     result
         Return value of a function of `autotile.api`.
     table, document
-        The command's own renderings of it; only the one that is needed is called.
+        Functions that render it; only the one that is needed is called.
     as_json
-        Print the document.
+        Whether to print the document.
     """
     if as_json:
         print_json(document(result))
@@ -59,24 +64,37 @@ def print_json(document: Any) -> None:
 
 
 def notice(text: str) -> None:
-    """Tell the user something that is not the answer; nothing where ``text`` is empty."""
+    """Print a remark for the user on standard error, unless it is empty."""
     if text:
-        _tell(Text(text, style="dim"))
+        _print_remark(Text(text, style="dim"))
 
 
 def show_error(message: str, kind: str, *, as_json: bool) -> None:
-    """Say what went wrong; where a document is expected, as a document too."""
-    _tell(Text.assemble(("error: ", "bold red"), message))
+    """Print an error on standard error, and with ``as_json`` as a document on standard output, too."""
+    _print_remark(Text.assemble(("error: ", "bold red"), message))
     if as_json:
         print_json({"error": {"kind": kind, "message": message}})
 
 
-def _tell(text: Text) -> None:
-    """Break lines between words on a terminal, and nowhere else."""
+def _print_remark(text: Text) -> None:
+    """Print a text on standard error, wrapped between words on a terminal only."""
     console(sys.stderr).print(text, soft_wrap=not sys.stderr.isatty())
 
 
 def console(stream: IO[str]) -> Console:
-    """A console that prints text as it is: no markup, no emoji codes, no guessed colours."""
-    width = None if stream.isatty() else _WIDE
+    """Return a console that prints text as it is, without markup, emoji codes or highlighting."""
+    width = None if stream.isatty() else _UNLIMITED_WIDTH
     return Console(file=stream, markup=False, emoji=False, highlight=False, width=width)
+
+
+def examples(*lines: str) -> str:
+    """Return the end of a command's help: command lines to copy, with long ones continued by a backslash."""
+    broken = (" \\\n      ".join(wrap(line, _EXAMPLE_WIDTH, break_on_hyphens=False)) for line in lines)
+    return "\n".join(["Examples:", *(f"  {line}" for line in broken)])
+
+
+def help_without_command(context: typer.Context) -> None:
+    """Print the help of a group if none of its commands is named."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit

@@ -3,170 +3,82 @@
 from __future__ import annotations
 
 import sys
-from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from autotile.cli.application import INTERRUPTED, NOTHING_FOUND, examples
 from autotile.cli.arguments import (
-    LARGEST_SEED,
-    DatabaseOption,
     DtypeOption,
     JsonOption,
     OptionalKernelArgument,
+    ReplayCommand,
+    SearchArguments,
     SizesArgument,
-    read_duration,
-    read_share,
+    with_search_options,
 )
-from autotile.cli.completion import complete_sampler
-from autotile.cli.family import MOST_CONFIGS, MOST_POINTS, tune_family
-from autotile.cli.output import console, notice, show_report
-from autotile.core.model import Problem
-from autotile.core.text import plural
-from autotile.errors import AutotileError, InputError
+from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, console, examples, notice, show
+from autotile.cli.tables import RIGHT, Listing, below, facts, lines, table, title
+from autotile.core.model import Config, Outcome, Problem, config_key, config_text
+from autotile.core.text import (
+    NOTHING,
+    device_text,
+    duration_text,
+    energy_text,
+    funnel_text,
+    interval_text,
+    plural,
+    time_text,
+)
+from autotile.errors import InputError
 
 if TYPE_CHECKING:
+    from autotile.cli.progress import TuneProgress
+    from autotile.core.statistics import Interval
     from autotile.kernel.library import Kernel
-    from autotile.report.tuning import TuneReport
     from autotile.tuning.options import TuneOptions
+    from autotile.tuning.pipeline import Load
+    from autotile.tuning.result import Drift, Front, TuneResult
+    from autotile.tuning.stopping import Stopped
 
-_REPLAY = "--replay"
-_BUILT_IN = "auto"
-_RECORDING_SUFFIX = ".npz"
-_SPACE_SUFFIX = ".toml"
+MAX_POINTS = 1000
+"""Each point of a family takes a session of seconds at least."""
+MAX_CONFIGS = 64
+"""A rule over more configurations could not be read."""
 
-
-class TuneCommand(TyperCommand):
-    """Lets ``--replay`` stand alone: a word behind it is its value only if it looks like a recording's path."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Give a bare ``--replay`` its value."""
-        return super().parse_args(ctx, _with_replay_value(args))
-
-
-def _with_replay_value(words: list[str]) -> list[str]:
-    full: list[str] = []
-    for word, following in pairwise([*words, ""]):
-        full.append(f"{_REPLAY}={_BUILT_IN}" if word == _REPLAY and not _is_recording(following) else word)
-    return full
+_MAX_TIES_SHOWN = 5
+_MAX_FRONT_SHOWN = 10
+_MIN_DRIFT_SHOWN = 0.02
+"""A single reading of the reference kernel varies by 1.5 % on an H200."""
+_MIN_FOREIGN_LOAD_DRIFT = 0.1
+"""Clocks alone moved the reference kernel by 2.3 % at most on an H200; matrix products of another process by 22 to
+230 %."""
 
 
-def _is_recording(word: str) -> bool:
-    """Whether a word is a path that no search-space file has: kernels and sizes may follow ``--replay``, too."""
-    if word.startswith("-"):
-        return False
-    return word.endswith(_RECORDING_SUFFIX) or ("/" in word and "=" not in word and not word.endswith(_SPACE_SUFFIX))
-
-
+@with_search_options()
 def tune(
     kernel: OptionalKernelArgument = None,
     sizes: SizesArgument = None,
     *,
     dtype: DtypeOption = None,
-    trials: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Trials that are to be stored in the end, those of earlier sessions included.",
-            show_default="200, or as many as --budget or --until allows",
-        ),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Wall time of the search, such as 90s, 5m or 1h.", show_default="none"),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GAIN",
-            help="Stop when the next candidates are together expected to gain less than this, such as 1%.",
-            show_default="none",
-        ),
-    ] = None,
-    sampler: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Search method: feasible, tpe, random, brute-force and others.",
-            autocompletion=complete_sampler,
-        ),
-    ] = "auto",
-    objective: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[,...]",
-            help="What to minimise beside time: registers, energy or error. May be given again.",
-            show_default="time alone",
-        ),
-    ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, max=LARGEST_SEED, help="Seed of the search; equal seeds search alike."),
-    ] = 0,
-    l2: Annotated[
-        Literal["cold", "hot"], typer.Option(help="Whether inputs start in memory or in the L2 cache.")
-    ] = "cold",
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is stored already.")] = False,
-    finals: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Best candidates re-measured interleaved at the end; 0 for none.")
-    ] = 12,
-    verify_problem: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SIZE=N[,...]",
-            help="One more problem that every configuration must be right on; sizes left out are the tuned ones. "
-            "May be given again.",
-            show_default="the tuned problem and a ragged one",
-        ),
-    ] = None,
-    sanitize: Annotated[
-        bool,
-        typer.Option("--sanitize", help="Run the finalists under compute-sanitizer; none with a fault can win."),
-    ] = False,
-    transfer: Annotated[
-        bool,
-        typer.Option(
-            "--transfer/--no-transfer", help="Learn from the kernel's trials at other sizes and on other GPUs."
-        ),
-    ] = True,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Compile processes.", show_default="one a core")
-    ] = None,
-    replay: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[FILE.npz]",
-            help="Replay launches from a recording; without a file, from a built-in one.",
-            show_default="only where there is no GPU",
-        ),
-    ] = None,
-    from_misses: Annotated[
-        bool, typer.Option("--from-misses", help="Tune what programs asked for and could not be served exactly.")
-    ] = False,
-    family: Annotated[
-        bool,
-        typer.Option(
-            "--family",
-            help="Tune a family: sizes may be ranges (M=1..8192) and lists (K=4096,7168). What is learned from a few "
-            "of its problems is served for all; --budget is for all together.",
-        ),
-    ] = False,
+    search: SearchArguments,
+    family: Annotated[bool, typer.Option("--family", hidden=True, help="Same as `autotile tune-family`.")] = False,
     points: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, max=MOST_POINTS, help="Problems of a family to tune.", show_default="24"),
+        typer.Option(metavar="N", min=1, max=MAX_POINTS, hidden=True, help="Option of `autotile tune-family`."),
     ] = None,
     max_configs: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=1, max=MOST_CONFIGS, help="Configurations a family's rule chooses from.", show_default="8"
-        ),
+        typer.Option(metavar="N", min=1, max=MAX_CONFIGS, hidden=True, help="Option of `autotile tune-family`."),
     ] = None,
-    device: Annotated[int, typer.Option(metavar="INDEX", min=0, help="CUDA device to tune on.")] = 0,
-    database: DatabaseOption = None,
+    from_misses: Annotated[
+        bool, typer.Option("--from-misses", hidden=True, help="Same as `autotile tune-misses`.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest configuration, verify it, and keep it.
@@ -175,113 +87,222 @@ def tune(
     reference, measured and stored. The best of them are measured again side by side with the default. The same command
     goes on where an interrupted one stopped.
     """
-    from autotile.ops.assignments import read_sizes
-    from autotile.tuning.options import TuneOptions
-
-    options = TuneOptions(
-        sampler=sampler,
-        trials=trials,
-        budget_s=read_duration(budget) if budget is not None else None,
-        until=read_share(until) if until is not None else None,
-        objectives=tuple(name for text in objective or () for name in text.split(",")),
-        seed=seed,
-        l2=l2,
-        fresh=fresh,
-        finals=finals,
-        verify_sizes=tuple(read_sizes(text.replace(",", " ").split()) for text in verify_problem or ()),
-        sanitize=sanitize,
-        transfer=transfer,
-        workers=workers,
-        device_index=device,
-        replay=replay if replay in (None, _BUILT_IN) else Path(replay),
-        database=database,
-    )
+    options = search.options()
     if not family and (points is not None or max_configs is not None):
         raise InputError("--points and --max-configs are for --family, which is missing")
     if family and from_misses:
         raise InputError("--family and --from-misses name two different sets of problems; name one of them")
     if family:
-        tune_family(kernel, sizes, dtype, options, points=points, max_configs=max_configs, as_json=as_json)
+        from autotile.cli.tune_family import run_family
+
+        run_family(kernel, sizes, dtype, options, points=points, max_configs=max_configs, as_json=as_json)
     elif from_misses:
-        _tune_missed(kernel, sizes, options, as_json=as_json)
+        from autotile.cli.tune_misses import run_misses
+
+        if sizes:
+            raise InputError("--from-misses takes its sizes from the database; leave them out")
+        run_misses(kernel, options, as_json=as_json)
     elif kernel is not None:
-        _tune_one(kernel, sizes, dtype, options, as_json=as_json)
+        _run(kernel, sizes or [], dtype, options, as_json=as_json)
     else:
-        raise InputError("no kernel is named; expected `autotile tune KERNEL SIZE=N ...`, or --from-misses")
+        raise InputError("no kernel is named; expected `autotile tune KERNEL SIZE=N ...`, or `autotile tune-misses`")
 
 
-def _tune_one(kernel: str, sizes: list[str] | None, dtype: str | None, options: TuneOptions, *, as_json: bool) -> None:
-    from autotile.ops.assignments import read_sizes
-    from autotile.ops.targets import open_problem
-    from autotile.ops.tuning import serving_call
+def _run(asked_as: str, words: list[str], dtype: str | None, options: TuneOptions, *, as_json: bool) -> None:
+    from autotile.api.targets import open_problem
+    from autotile.api.tuning import serving_call, tune_problem
+    from autotile.cli.assignments import read_sizes
 
-    loaded, problem = open_problem(kernel, read_sizes(sizes or []), dtype)
-    call = serving_call(kernel, problem, dtype=dtype, database=options.database)
-    report = _run(loaded, problem, options, call)
-    show_report(report, as_json=as_json)
-    _exit([report])
-
-
-def _tune_missed(kernel: str | None, sizes: list[str] | None, options: TuneOptions, *, as_json: bool) -> None:
-    """Tune one problem after the other; one that cannot be tuned does not stop the others."""
-    from autotile.ops.misses import missed_problems
-    from autotile.ops.tuning import serving_call
-    from autotile.report.misses import TunedReport
-
-    if sizes:
-        raise InputError("--from-misses takes its sizes from the database; leave them out")
-    reports: list[TuneReport] = []
-    failed = False
-    for missed in missed_problems(kernel, options):
-        notice(f"{missed.problem}: {plural(missed.count, 'call')} not served exactly{_cost_text(missed.lost_s)}")
-        call = serving_call(missed.asked_as, missed.problem, dtype=missed.problem.dtype, database=options.database)
-        try:
-            reports.append(_run(missed.kernel, missed.problem, options, call))
-        except AutotileError as error:
-            failed = True
-            notice(f"{missed.problem} is left out: {error}")
-        if reports and reports[-1].result.interrupted:
-            break
-    if not reports and not failed:
-        notice("no missed problem is left to tune; `autotile misses` lists what was counted")
-    show_report(TunedReport(reports), as_json=as_json)
-    _exit(reports)
-    if failed:
-        raise typer.Exit(NOTHING_FOUND)
-
-
-def _cost_text(lost_s: float | None) -> str:
-    from autotile.core.text import duration_text
-
-    return "" if lost_s is None else f", which may have cost {duration_text(lost_s)}"
-
-
-def _run(kernel: Kernel, problem: Problem, options: TuneOptions, call: str) -> TuneReport:
-    from autotile.kernel.workrate import Workrate
-    from autotile.ops.tuning import tune_problem
-    from autotile.report.progress import TuneProgress
-    from autotile.report.tuning import TuneReport
-
-    with TuneProgress(console(sys.stderr), problem, Workrate.of(kernel.spec, problem)) as progress:
+    kernel, problem = open_problem(asked_as, read_sizes(words), dtype)
+    call = serving_call(asked_as, problem, dtype=dtype, database=options.database)
+    with live_progress(kernel, problem) as progress:
         result = tune_problem(kernel, problem, options, progress)
-    return TuneReport(result, call)
+    show(result, partial(tune_table, call=call), partial(tune_document, call=call), as_json=as_json)
+    exit_after([result])
 
 
-def _exit(reports: list[TuneReport]) -> None:
-    """Leave with the code that the sessions' ends call for; go on where all found a winner."""
-    for result in (report.result for report in reports):
+def live_progress(kernel: Kernel, problem: Problem) -> TuneProgress:
+    """Return an observer of a session that shows its progress on standard error."""
+    from autotile.cli.progress import TuneProgress
+    from autotile.kernel.workrate import Workrate
+
+    return TuneProgress(console(sys.stderr), problem, Workrate.of(kernel.spec, problem))
+
+
+def exit_after(results: Iterable[TuneResult]) -> None:
+    """Exit with the code of the sessions, unless each of them found a winner."""
+    results = list(results)
+    for result in results:
         if result.interrupted:
             stored = plural(sum(result.outcomes.values()), "trial")
             notice(f"interrupted: {stored} saved in {result.database}; the same command goes on from there")
             raise typer.Exit(INTERRUPTED)
-    if any(report.result.winner is None for report in reports):
+    if any(result.winner is None for result in results):
         raise typer.Exit(NOTHING_FOUND)
+
+
+def tune_document(result: TuneResult, call: str) -> dict[str, Any]:
+    """Return a result for JSON: every outcome is counted, and ``call`` is the line of Python that serves the winner."""
+    counted = {str(outcome): result.outcomes.get(outcome, 0) for outcome in Outcome}
+    return {**result.to_json(), "outcomes": counted, "call": call}
+
+
+def tune_table(result: TuneResult, call: str) -> RenderableType:
+    """Render winner and default side by side, then facts about the session and the line that serves the winner."""
+    parts: list[RenderableType] = [title(f"{result.problem} on {device_text(result.device)}")]
+    if result.winner is None:
+        parts.append(facts([(_winner_label(result), "none: no configuration ran"), *_facts(result, call)]))
+    else:
+        front = [] if result.front is None else [below(front_table(result.front, result.winner.config))]
+        parts += [_comparison(result), *front, below(facts(_facts(result, call)))]
+    return Group(*parts)
+
+
+def _winner_label(result: TuneResult) -> str:
+    return "best so far" if result.interrupted else "winner"
+
+
+def _comparison(result: TuneResult) -> Table:
+    from autotile.kernel.workrate import Workrate
+
+    shown = table("", f"{RIGHT}time", "95 % interval, us", "rate")
+    rate = Workrate(result.flops, result.bytes, result.problem.dtype)
+    for label, trial in ((_winner_label(result), result.winner), ("default", result.default)):
+        measured = trial.measurement if trial is not None else None
+        if measured is not None:
+            interval = interval_text(measured.low_us, measured.high_us)
+            shown.add_row(label, time_text(measured.time_us), interval, rate.text(measured.time_us, result.device))
+        else:
+            shown.add_row(label, NOTHING, NOTHING, str(trial.outcome) if trial is not None else "not run")
+    return shown
+
+
+def _facts(result: TuneResult, call: str) -> Iterator[tuple[str, RenderableType]]:
+    from autotile.core.text import occupancy_text
+
+    if result.interrupted:
+        yield "interrupted", _interruption(result)
+    if result.winner is not None:
+        yield _winner_label(result), config_text(result.winner.config)
+        if result.winner.occupancy is not None:
+            yield "occupancy", occupancy_text(result.device, result.winner.occupancy)
+    if result.default is not None:
+        yield "default", config_text(result.default.config)
+    if result.speedup is not None:
+        yield "speed-up", _speedup(result, result.speedup)
+    if result.ties:
+        yield "ties", lines(_ties(result.ties))
+    if result.refused:
+        yield "refused", lines(_refused(result))
+    yield from _search_facts(result)
+    if result.winner is not None:
+        yield "serve it", call
+
+
+def _search_facts(result: TuneResult) -> Iterator[tuple[str, str]]:
+    if result.insight is not None and result.winner is not None:
+        yield "matters", result.insight.sentence
+    if result.drift is not None and result.drift.spread > _MIN_DRIFT_SHOWN:
+        yield "drift", _drift(result.drift)
+    if result.learnt_from:
+        yield "learnt", f"from {'; '.join(result.learnt_from)}"
+    if result.load is not None:
+        yield "busy", _load(result.load)
+    yield "gates", funnel_text(result.gates, result.outcomes)
+    if result.stopped is not None and result.stopped.rule == "until":
+        yield "stopped", _stopped(result.stopped)
+    resumed = f", {plural(result.resumed, 'trial')} resumed" if result.resumed else ""
+    yield "took", duration_text(result.seconds) + resumed
+    yield "saved in", result.database
+
+
+def _interruption(result: TuneResult) -> str:
+    tried = plural(sum(result.outcomes.values()), "configuration")
+    compared = "" if result.speedup is not None else ", before the best were timed side by side"
+    return f"the search was cut short after {tried}{compared}; the same command goes on from there"
+
+
+def _speedup(result: TuneResult, ratio: Interval) -> str:
+    from autotile.core.statistics import is_tie
+
+    winner, default = result.winner, result.default
+    if winner is not None and default is not None and config_key(winner.config) == config_key(default.config):
+        return "none: the default configuration is the winner"
+    known = f"{ratio.value:.3f}x over the default, 95 % interval {ratio.low:.3f}x to {ratio.high:.3f}x"
+    return f"{known}: not told apart from the default" if is_tie(ratio) else known
+
+
+def _refused(result: TuneResult) -> Iterator[str]:
+    for trial in result.refused:
+        yield f"{config_text(trial.config)}: {trial.outcome} in stage {trial.stage}: {trial.reason}"
+
+
+def _stopped(stopped: Stopped) -> str:
+    gain = 100 * (stopped.expected_gain or 0.0)
+    return f"all the candidates that lay ready were expected to gain {gain:.2g} %, less than --until asks for"
+
+
+def _drift(drift: Drift) -> str:
+    times = f"a reference kernel took {drift.least_us:.4g} to {drift.greatest_us:.4g} us ({drift.spread:.1%})"
+    if drift.spread > _MIN_FOREIGN_LOAD_DRIFT:
+        return f"{times}: something else ran on the GPU; tune again where the winner matters"
+    return f"{times} through the search; the finals are free of that"
+
+
+def _load(load: Load) -> str:
+    shares = f"the compilers {load.compilers_busy:.0%} of the search, the GPU {load.gpu_busy:.0%}"
+    return f"{shares}: the search waits for the {'GPU' if load.binds == 'gpu' else 'compilers'}"
+
+
+def _ties(ties: tuple[Config, ...]) -> Iterator[str]:
+    yield f"{plural(len(ties), 'configuration')} cannot be told apart from the winner:"
+    for config in ties[:_MAX_TIES_SHOWN]:
+        yield f"  {config_text(config)}"
+    if len(ties) > _MAX_TIES_SHOWN:
+        yield f"  and {len(ties) - _MAX_TIES_SHOWN} more, listed by --json"
+
+
+_OBJECTIVE_TEXTS: Mapping[str, Callable[[float], str]] = MappingProxyType(
+    {
+        "time": time_text,
+        "registers": lambda count: f"{count:.0f}",
+        "energy": energy_text,
+        "error": lambda share: f"{share:.2g}",
+    }
+)
+"""Text of a value of each of `autotile.core.objectives`."""
+
+
+def front_table(front: Front, winner: Config) -> RenderableType:
+    """Render the Pareto front of several objectives: at most ten configurations, from the fastest to the slowest."""
+    shown = _evenly_spaced(len(front.trials), _MAX_FRONT_SHOWN)
+    rows = []
+    for trial in (front.trials[index] for index in shown):
+        values = zip(front.objectives, front.values(trial), strict=True)
+        figures = (_OBJECTIVE_TEXTS[name](value) for name, value in values)
+        label = "winner" if config_key(winner) == config_key(trial.config) else ""
+        rows.append((label, *figures, config_text(trial.config)))
+    headings = ("", *(f"{RIGHT}{name}" for name in front.objectives), "configuration")
+    return Group(Text(_front_heading(front, len(rows))), Listing(headings, rows, ("configuration",)))
+
+
+def _evenly_spaced(count: int, max_shown: int) -> list[int]:
+    """Return at most so many indices below ``count``, the first and the last among them."""
+    shown = min(count, max_shown)
+    step = (count - 1) / max(1, shown - 1)
+    return sorted({round(number * step) for number in range(shown)})
+
+
+def _front_heading(front: Front, shown: int) -> str:
+    objectives = f"{', '.join(front.objectives[:-1])} and {front.objectives[-1]}"
+    heading = f"front of {objectives}: {plural(len(front.trials), 'configuration')}"
+    return heading if shown == len(front.trials) else f"{heading}, {shown} shown; --json lists all"
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    options: dict[str, Any] = {"cls": TuneCommand}
     app.command(
+        cls=ReplayCommand,
         epilog=examples(
             "autotile tune sgemm_2d M=4096 N=4096 K=4096",
             "autotile tune sgemm_2d M=512 N=512 K=512 --budget 90s --sampler random --seed 7",
@@ -290,8 +311,5 @@ def register(app: typer.Typer) -> None:
             "autotile tune sgemm_2d M=4096 N=4096 K=4096 --replay --json",
             "autotile tune sgemm_2d M=4096 N=4096 K=4096 --sanitize --verify-problem M=1,N=1 --verify-problem K=7",
             "autotile tune sgemm_2d M=4096 N=4096 K=4096 --objective registers,energy",
-            "autotile tune --from-misses --budget 5m",
-            "autotile tune sgemm_2d --family M=1..8192 N=4096 K=4096,7168 --budget 30m",
         ),
-        **options,
     )(tune)

@@ -1,14 +1,22 @@
-"""``autotile verify``: measure tuned results again."""
+"""``autotile verify``: tuned results measured again."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
-from autotile.cli.application import INTERRUPTED, NOTHING_FOUND, examples
 from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
-from autotile.cli.output import notice, show_report
+from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, examples, notice, show
+from autotile.cli.studies import timed_config_document
+from autotile.cli.tables import RIGHT, Listing
+from autotile.core.model import config_text
+from autotile.core.text import NOTHING, time_text
+
+if TYPE_CHECKING:
+    from autotile.api.verification import VerifiedProblem, VerifyResult
 
 
 def verify(
@@ -16,34 +24,94 @@ def verify(
     sizes: SizesArgument = None,
     *,
     aged: Annotated[
-        bool, typer.Option("--aged", help="Only what was measured with another driver or compiler than the present.")
+        bool, typer.Option("--aged", help="Only what was measured with another driver or compiler than the current.")
     ] = False,
     dtype: DtypeOption = None,
     sanitize: Annotated[
         bool, typer.Option("--sanitize", help="Run them under compute-sanitizer, too; none with a fault is served.")
     ] = False,
-    device: Annotated[int, typer.Option(metavar="INDEX", min=0, help="CUDA device to run on.")] = 0,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|INDEX",
+            help="GPU to run on: the name or the index of a GPU of this machine.",
+            show_default="the first",
+        ),
+    ] = None,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Verify and time tuned results again on this GPU.
 
     The best three of each problem and the default are checked against the reference and timed side by side. The fastest
-    that is right is served from then on; what is found wrong is served no more.
+    that is correct is served from then on; what fails is no longer served.
     """
-    from autotile.ops.assignments import read_sizes
-    from autotile.ops.verifying import verify_results
+    from autotile.api import verification
+    from autotile.cli.assignments import read_sizes
     from autotile.tuning.options import TuneOptions
 
-    options = TuneOptions(sanitize=sanitize, device_index=device, database=database)
-    given = read_sizes(sizes) if sizes else None
-    report = verify_results(kernel, given, aged_only=aged, dtype=dtype, options=options, announce=notice)
-    show_report(report, as_json=as_json)
-    verdicts = {row.verdict for row in report.rows}
+    result = verification.verify(
+        kernel,
+        read_sizes(sizes or []),
+        aged=aged,
+        dtype=dtype,
+        device=device,
+        database=database,
+        options=TuneOptions(sanitize=sanitize),
+        announce=notice,
+    )
+    show(result, verify_table, verify_document, as_json=as_json)
+    verdicts = {problem.verdict for problem in result.problems}
     if "interrupted" in verdicts:
         raise typer.Exit(INTERRUPTED)
     if "failed" in verdicts:
         raise typer.Exit(NOTHING_FOUND)
+
+
+def verify_table(result: VerifyResult) -> RenderableType:
+    """Render one row per problem."""
+    if not result.problems:
+        return Text("nothing has aged: what is tuned was measured with the present driver and compiler")
+    times = (f"{RIGHT}time then", f"{RIGHT}now", f"{RIGHT}over default")
+    headings = ("problem", "verdict", *times, "configuration", "reason", "aged")
+    return Listing(headings, [_row(problem) for problem in result.problems], ("reason", "aged", "configuration"))
+
+
+def _row(verified: VerifiedProblem) -> tuple[str, ...]:
+    before, after = verified.before_measurement, verified.after_measurement
+    return (
+        str(verified.problem),
+        verified.verdict,
+        time_text(before.time_us if before is not None else None),
+        time_text(after.time_us if after is not None else None),
+        f"{verified.speedup.value:.3f}" if verified.speedup is not None else NOTHING,
+        config_text(verified.after) if verified.after is not None else "the default",
+        verified.reason,
+        "; ".join(verified.aged),
+    )
+
+
+def verify_document(result: VerifyResult) -> list[dict[str, Any]]:
+    """Return one entry per problem for JSON."""
+    return [_document(problem) for problem in result.problems]
+
+
+def _document(verified: VerifiedProblem) -> dict[str, Any]:
+    speedup = verified.speedup
+    after = timed_config_document(verified.after, verified.after_measurement) if verified.after is not None else None
+    return {
+        "kernel": verified.problem.kernel,
+        "problem": dict(verified.problem.sizes),
+        "dtype": verified.problem.dtype,
+        "device": verified.device,
+        "aged": list(verified.aged),
+        "verdict": verified.verdict,
+        "reason": verified.reason,
+        "tied": verified.tied,
+        "before": timed_config_document(verified.before, verified.before_measurement),
+        "after": after,
+        "speedup": {"ratio": speedup.value, "interval": [speedup.low, speedup.high]} if speedup is not None else None,
+    }
 
 
 def register(app: typer.Typer) -> None:

@@ -1,7 +1,7 @@
-"""Properties of CUDA devices: profiles of known GPUs and limits of each compute capability.
+"""Properties of CUDA devices: profiles of known GPUs, and the limits of each compute capability.
 
-The figures are in ``devices/*.toml`` (one GPU a file) and ``compute_capabilities.toml``, each with its source.
-Memory sizes are those of the data sheets, which count in GiB; a live device reports a little less.
+The figures are in ``devices/*.toml`` (one file per GPU) and ``compute_capabilities.toml``, each with its source. Memory
+sizes are those of the datasheets, in GiB; a live device reports slightly less.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ Source = Literal["cuda", "profile", "replayed"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """Limits and rates of one GPU.
+    """Limits and rates of a GPU, from a live device, a profile file or a recording.
 
-    The limits are the ones that the CUDA occupancy rules are stated in; a live device, a profile file and a
-    recording all fill the same fields.
+    The limits are those that the CUDA occupancy calculation uses.
     """
 
     name: str
@@ -40,52 +39,52 @@ class DeviceProperties:
     registers_per_sm: int
     max_registers_per_thread: int
     register_unit: int
-    """Registers are handed out to a warp (compute capability 2 and later) or a block in multiples of this."""
+    """Register allocation unit, per warp (compute capability 2 and later) or per block."""
     warp_unit: int
-    """Warps of a block are rounded up to a multiple of this when registers are handed out."""
+    """Warp allocation granularity: warps of a block are rounded up to a multiple of it for register allocation."""
     smem_per_block_bytes: int
-    """Shared memory a block may use without opting in."""
+    """Maximum shared memory per block without opt-in."""
     smem_per_block_optin_bytes: int
-    """Shared memory a block may use after opting in to more dynamic shared memory."""
+    """Maximum shared memory per block with opt-in."""
     smem_per_sm_bytes: int
     smem_reserved_per_block_bytes: int
-    """What the system keeps of every block's shared memory (1 KiB from compute capability 8.0)."""
+    """Shared memory per block reserved by the system (1 KiB from compute capability 8.0)."""
     smem_unit_bytes: int
-    """Shared memory is handed out in multiples of this."""
+    """Shared memory allocation unit."""
     max_block_dim: tuple[int, int, int]
     max_grid_dim: tuple[int, int, int]
     l2_bytes: int
     memory_bytes: int
     memory_bandwidth_bytes_per_s: float
     clock_mhz: float
-    """Highest SM clock."""
+    """Maximum SM clock."""
     fp32_lanes_per_sm: int
-    """fp32 fused multiply-adds that an SM can start in one cycle."""
+    """fp32 fused multiply-adds per SM and clock cycle."""
     source: Source = "cuda"
     driver: str = ""
 
     @property
     def architecture(self) -> str:
-        """The compile target, such as ``"sm_90"``."""
+        """Compilation target, such as ``"sm_90"``."""
         return "sm_" + self.compute_capability.replace(".", "")
 
     @property
     def max_warps_per_sm(self) -> int:
-        """Warps that an SM can hold."""
+        """Maximum resident warps per SM."""
         return self.max_threads_per_sm // self.warp_size
 
     @property
     def peak_fp32_flops_per_s(self) -> float:
-        """Two operations (multiply and add) a lane and cycle, at the highest clock."""
+        """Peak fp32 rate: two operations (multiply and add) per lane and cycle at the maximum clock."""
         return 2.0 * self.sm_count * self.fp32_lanes_per_sm * self.clock_mhz * 1e6
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary of every field."""
+        """Return all fields as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DeviceProperties:
-        """Inverse of `to_json`.
+        """Create an instance from JSON values; the inverse of `to_json`.
 
         Raises
         ------
@@ -103,7 +102,7 @@ class DeviceProperties:
 
 
 EXPRESSION_NAMES = tuple(f.name for f in fields(DeviceProperties) if f.type in ("int",))
-"""The ``device.*`` names that an expression may use: every whole-number property."""
+"""Names of ``device.*`` in expressions: all integer properties."""
 
 
 _KINDS = {field.name: str(field.type) for field in fields(DeviceProperties)} | {"like": "str"}
@@ -116,7 +115,7 @@ def read_table(text: str, source: str) -> dict[str, Any]:
     Raises
     ------
     InputError
-        Not TOML; the message names ``source`` and the place.
+        The text is not TOML; the message gives ``source`` and the location.
     """
     try:
         return tomllib.loads(text)
@@ -124,48 +123,48 @@ def read_table(text: str, source: str) -> dict[str, Any]:
         raise InputError(f"{source}: not TOML: {error}") from None
 
 
-def read_figures(table: Any, sources: Any, place: str) -> dict[str, Any]:
-    """Values of the figures in a table, checked.
+def read_figures(table: Any, sources: Any, location: str) -> dict[str, Any]:
+    """Return the checked values of the figures in a table.
 
     Parameters
     ----------
     table
-        Figures by the names of `DeviceProperties`' fields, and ``like``, the name of another table.
+        Figures by field of `DeviceProperties`, and ``like``, the name of another table.
     sources
-        The file's ``[sources]``: documents by the short names that figures use.
-    place
+        Table ``[sources]`` of the file: documents by the short names that figures refer to.
+    location
         File and table, for messages.
 
     Raises
     ------
     InputError
-        A figure is unknown, has no source, or is not of its field's kind.
+        A figure is unknown, has no source, or does not have the type of its field.
     """
     if not isinstance(sources, dict):
-        raise InputError(f"{place}: there is no [sources] table; list the documents that the figures come from")
+        raise InputError(f"{location}: there is no [sources] table; list the documents that the figures come from")
     if not isinstance(table, dict):
-        raise InputError(f"{place}: expected a table of figures, got {table!r}")
-    return {name: _value(entry, _KINDS.get(name), sources, f"{place}: {name}") for name, entry in table.items()}
+        raise InputError(f"{location}: expected a table of figures, got {table!r}")
+    return {name: _value(entry, _KINDS.get(name), sources, f"{location}: {name}") for name, entry in table.items()}
 
 
-def _value(entry: Any, kind: str | None, sources: Mapping[str, Any], place: str) -> Any:
+def _value(entry: Any, kind: str | None, sources: Mapping[str, Any], location: str) -> Any:
     if kind is None:
-        raise InputError(f"{place}: unknown figure; expected a field of DeviceProperties")
+        raise InputError(f"{location}: unknown figure; expected a field of DeviceProperties")
     if not isinstance(entry, dict) or set(entry) != {"value", "source"}:
-        raise InputError(f"{place}: expected {{ value = ..., source = ... }}, got {entry!r}")
+        raise InputError(f"{location}: expected {{ value = ..., source = ... }}, got {entry!r}")
     if entry["source"] not in sources:
-        raise InputError(f"{place}: source {entry['source']!r} is not in [sources]; listed: {', '.join(sources)}")
-    return _of_kind(entry["value"], kind, place)
+        raise InputError(f"{location}: source {entry['source']!r} is not in [sources]; listed: {', '.join(sources)}")
+    return _of_kind(entry["value"], kind, location)
 
 
-def _of_kind(value: Any, kind: str, place: str) -> Any:
+def _of_kind(value: Any, kind: str, location: str) -> Any:
     if (kind == "int" and _is_whole(value)) or (kind == "str" and isinstance(value, str)):
         return value
     if kind == "float" and (_is_whole(value) or (isinstance(value, float) and value >= 0.0)):
         return float(value)
     if kind.startswith("tuple") and isinstance(value, list) and len(value) == 3 and all(map(_is_whole, value)):
         return tuple(value)
-    raise InputError(f"{place}: expected {_EXPECTED.get(kind, 'three whole numbers, 0 or more')}, got {value!r}")
+    raise InputError(f"{location}: expected {_EXPECTED.get(kind, 'three whole numbers, 0 or more')}, got {value!r}")
 
 
 def _is_whole(value: Any) -> bool:
@@ -177,7 +176,7 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class CapabilityLimits:
-    """What every device of a compute capability has alike; each field as in `DeviceProperties`."""
+    """Properties common to all devices of a compute capability; fields as in `DeviceProperties`."""
 
     warp_size: int
     max_threads_per_block: int
@@ -203,62 +202,63 @@ _CHIP_FIGURES = frozenset({"sm_count", "clock_mhz", "memory_bytes", "memory_band
 
 
 def device_profile(name: str) -> DeviceProperties:
-    """Properties of a known GPU.
+    """Return the properties of a known GPU.
 
     Parameters
     ----------
     name
-        A profile's name or the name that CUDA gives the device. Case, punctuation and the words NVIDIA, GeForce, Tesla
-        and RTX do not matter: ``"rtx-3060"``, ``"RTX 3060"`` and ``"NVIDIA GeForce RTX 3060"`` are one.
+        Name of the profile, or name of the device in CUDA. Case, punctuation and the words NVIDIA, GeForce, Tesla and
+        RTX are ignored: ``"rtx-3060"``, ``"RTX 3060"`` and ``"NVIDIA GeForce RTX 3060"`` are equivalent.
 
     Raises
     ------
     InputError
-        No such profile; the message lists the nearest and all.
+        There is no such profile; the message lists similar names and all names.
     """
-    files, wanted = _files(), _plain(name)
+    files, plain_name = _files(), _plain(name)
     for key in files:
-        if _plain(key) == wanted:
+        if _plain(key) == plain_name:
             return _profile(key)
     keys = {alias: key for key in files for alias in (_plain(_profile(key).name), _plain(key))}
-    if wanted in keys:
-        return _profile(keys[wanted])
-    import difflib  # for errors alone
+    if plain_name in keys:
+        return _profile(keys[plain_name])
+    import difflib  # needed for errors only
 
-    nearest = dict.fromkeys(keys[alias] for alias in difflib.get_close_matches(wanted, keys, n=3, cutoff=0.4))
+    nearest = dict.fromkeys(keys[alias] for alias in difflib.get_close_matches(plain_name, keys, n=3, cutoff=0.4))
     hint = f"nearest: {', '.join(nearest)}; " if nearest else ""
     raise InputError(f"no GPU profile is named {name!r}; {hint}known: {', '.join(files)}")
 
 
 def profile_names() -> list[str]:
-    """Names of the known GPUs, sorted."""
+    """Return the names of the known GPUs, sorted."""
     return list(_files())
 
 
 @cache
 def limits_for(compute_capability: str) -> CapabilityLimits:
-    """Limits of a compute capability.
+    """Return the limits of a compute capability.
 
-    An unknown one has those of the nearest lower known one with the same major number, else of the newest known.
+    An unknown capability has the limits of the nearest lower one with the same major version, or, if there is none, of
+    the newest.
 
     Raises
     ------
     InputError
         ``compute_capability`` is not of the form ``"9.0"``.
     """
-    wanted = _version(compute_capability)
+    requested = _version(compute_capability)
     table = _capabilities()
-    lower = [version for version in table.versions if version[0] == wanted[0] and version <= wanted]
+    lower = [version for version in table.versions if version[0] == requested[0] and version <= requested]
     return table.limits(max(lower, default=max(table.versions)))
 
 
 def parse_profile(text: str, source: str) -> DeviceProperties:
-    """Read the text of a profile file.
+    """Parse the text of a profile file.
 
     Raises
     ------
     InputError
-        Malformed; the message names ``source`` and the figure.
+        The text is malformed; the message gives ``source`` and the figure.
     """
     table = read_table(text, source)
     sources = table.pop("sources", None)
@@ -273,24 +273,24 @@ def parse_profile(text: str, source: str) -> DeviceProperties:
 
 
 class Capabilities:
-    """The table of compute capabilities; a row is checked when it is asked for, and a look-up asks for one.
+    """The table of compute capabilities; a row is checked when it is used, as a look-up needs only one.
 
     Parameters
     ----------
     text
-        Of the file.
+        Text of the file.
     source
-        Its name, for errors.
+        Name of the file, for messages.
 
     Attributes
     ----------
     versions
-        Major and minor number of each row.
+        Major and minor version of each row.
 
     Raises
     ------
     InputError
-        The text is no table of figures.
+        The text is not a table of figures.
     """
 
     def __init__(self, text: str, source: str) -> None:
@@ -301,32 +301,32 @@ class Capabilities:
         self.versions = tuple(self._names)
 
     def limits(self, version: tuple[int, int]) -> CapabilityLimits:
-        """What a row says.
+        """Return the limits of a row.
 
         Raises
         ------
         InputError
-            It is malformed.
+            The row is malformed.
         """
         return CapabilityLimits(**self._figures(self._names[version]))
 
     def _figures(self, name: str) -> dict[str, Any]:
-        """The row's own figures, and those of the row that it is like."""
-        place = f"{self._source}: [{name}]"
-        figures = read_figures(self._rows[name], self._sources, place)
+        """Return the figures of a row, completed by those of the row that it is ``like``."""
+        location = f"{self._source}: [{name}]"
+        figures = read_figures(self._rows[name], self._sources, location)
         like = figures.pop("like", None)
         if like is not None:
             above = list(self._rows)[: list(self._rows).index(name)]
             if like not in above:
-                raise InputError(f"{place}: like: {like!r} is not a row above this one")
+                raise InputError(f"{location}: like: {like!r} is not a row above this one")
             figures = {**self._figures(like), **figures}
-        _check_names(figures, _LIMITS, place)
+        _check_names(figures, _LIMITS, location)
         return figures
 
 
 @cache
 def _files() -> Mapping[str, Path]:
-    """The profiles' files, by their names."""
+    """Return the profile files by name."""
     return {file.stem: file for file in sorted(_FOLDER.joinpath("devices").glob("*.toml"))}
 
 
@@ -342,17 +342,17 @@ def _capabilities() -> Capabilities:
     return Capabilities(file.read_text(encoding="utf-8"), file.name)
 
 
-def _check_names(figures: Mapping[str, Any], expected: frozenset[str], place: str) -> None:
+def _check_names(figures: Mapping[str, Any], expected: frozenset[str], location: str) -> None:
     if missing := expected - figures.keys():
-        raise InputError(f"{place}: missing: {', '.join(sorted(missing))}")
+        raise InputError(f"{location}: missing: {', '.join(sorted(missing))}")
     if surplus := figures.keys() - expected:
-        raise InputError(f"{place}: does not belong here: {', '.join(sorted(surplus))}")
+        raise InputError(f"{location}: does not belong here: {', '.join(sorted(surplus))}")
 
 
 def _version(compute_capability: str) -> tuple[int, int]:
     major, _, minor = compute_capability.partition(".")
     if not (major.isdecimal() and minor.isdecimal()):
-        raise InputError(f"compute capability {compute_capability!r}: expected major and minor number, such as '9.0'")
+        raise InputError(f"compute capability {compute_capability!r}: expected major and minor version, such as '9.0'")
     return int(major), int(minor)
 
 

@@ -1,4 +1,4 @@
-"""Display of results in an interactive session: a one-line repr and an HTML table for notebooks."""
+"""Display of results in interactive sessions: a one-line repr, and an HTML table in notebooks."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from html import escape
 
 
 class Displayed:
-    """Base of the values that public functions return.
+    """Base class of the results of public functions.
 
-    A subclass states its headline and, for notebooks, facts or rows; `repr` and IPython's ``_repr_html_`` follow from
-    them. Dataclasses that derive from it need ``repr=False``.
+    A subclass defines a headline and, for notebooks, facts or rows; ``__repr__`` and IPython's ``_repr_html_`` are
+    derived from them. Dataclasses that derive from it need ``repr=False``.
     """
 
     __slots__ = ()
 
     def _headline(self) -> str:
-        """Return one line that identifies the value; it states ``(replayed)`` if the times were not measured here."""
+        """Return one line that identifies the result; it states ``(replayed)`` if its times were not measured here."""
         raise NotImplementedError
 
     def _facts(self) -> Iterable[tuple[str, str]]:
-        """Return labels with their texts."""
+        """Return pairs of a label and its text."""
         return ()
 
     def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        """Return column headings and rows of texts, for values that hold a list."""
+        """Return the column headings and the rows of a table; no headings for a result without a table."""
         return (), ()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self._headline()}>"
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks; every text is escaped."""
+        """Return the headline, the facts and the rows as HTML, with every text escaped."""
         headings, rows = self._rows()
         facts = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in self._facts())
         head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)

@@ -1,4 +1,4 @@
-"""Element types and the tolerance of results computed in them."""
+"""Element types, and the tolerance of results that are computed in them."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """One element type that buffers and scalars may have."""
+    """An element type of buffers and scalars."""
 
     name: str
     c_type: str
-    """Name in CUDA C++; the template includes ``cuda_fp16.h`` or ``cuda_bf16.h`` itself."""
+    """CUDA C++ type; the template itself includes ``cuda_fp16.h`` or ``cuda_bf16.h``."""
     storage: str
-    """NumPy dtype that holds the bits; bfloat16 has none of its own and lies in ``uint16``."""
+    """NumPy dtype that holds the bits; ``uint16`` for bfloat16, which NumPy does not have."""
     unit_roundoff: float
     """Half the distance from 1 to the next larger value; 0 for integers."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes an element."""
+        """Size of an element in bytes."""
         return np.dtype(self.storage).itemsize
 
     @property
     def is_integer(self) -> bool:
-        """Whether values are exact."""
+        """Whether the type is an integer type, whose results are exact."""
         return self.unit_roundoff == 0.0
 
     def encode(self, values: Array) -> Array:
-        """Round values to this type, as stored bits."""
+        """Round values to this type, and return the stored bits."""
         if self.name != "bfloat16":
             return values.astype(self.storage)
         bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
@@ -48,7 +48,7 @@ class Dtype:
         return rounded.astype(np.uint16)
 
     def decode(self, stored: Array) -> NDArray[np.float64]:
-        """Exact float64 values of stored bits (int64 beyond 2**53 is rounded)."""
+        """Return the float64 values of stored bits, exact except for 64-bit integers above 2**53."""
         if self.name != "bfloat16":
             return stored.astype(np.float64)
         return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
@@ -71,31 +71,31 @@ DTYPES = {
         Dtype("uint64", "unsigned long long", "uint64", 0.0),
     )
 }
-"""Every element type by name; roundoffs from IEEE 754 (bfloat16: 8 significant bits)."""
+"""Element types by name; unit roundoffs from IEEE 754 (bfloat16: 8 significant bits)."""
 
 
 _SAFETY = 8.0
 
 
 def output_tolerance(output: Dtype, inputs: Iterable[Dtype], reduction: int) -> float:
-    """Allowed error of an output element, relative to the larger of its own size and the output's RMS.
+    """Return the allowed error of an output element, relative to the larger of its magnitude and the output's RMS.
 
-    A sum of n products accumulated one after another in a type of unit roundoff u errs like a random walk: for inputs
-    of equal size, by about 0.4 u sqrt(n) of the result's RMS (Higham, Accuracy and Stability of Numerical Algorithms,
-    section 2.8). The largest of 1e8 elements lies six standard deviations out, at 2.5 u sqrt(n); the factor 8 leaves a
-    margin of three and still rejects TF32 (an error near 3e-4) in an fp32 product of any length up to 400,000.
+    The error of a sum of n products, accumulated sequentially with unit roundoff u, grows like a random walk: for
+    inputs of equal magnitude, to about 0.4 u sqrt(n) of the result's RMS (Higham, Accuracy and Stability of Numerical
+    Algorithms, section 2.8). The largest error of 1e8 elements is at six standard deviations, 2.5 u sqrt(n). The factor
+    8 leaves a margin of three and still rejects TF32 (an error near 3e-4) in fp32 products of lengths up to 400,000.
 
-    The accumulator is taken to be fp32 or the widest input, whichever is wider; a narrower output adds the roundoff of
-    its own rounding. Integers must be exact.
+    The accumulator is assumed to be fp32 or the widest input, whichever is wider. A narrower output adds the roundoff
+    of its final rounding. Integers must be exact.
 
     Parameters
     ----------
     output
-        Type of the output element.
+        Element type of the output.
     inputs
-        Types of the buffers.
+        Element types of the buffers.
     reduction
-        Terms summed into one output element.
+        Number of terms summed into one output element.
     """
     if output.is_integer:
         return 0.0

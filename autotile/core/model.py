@@ -1,4 +1,4 @@
-"""The values that pass from one stage of the pipeline to the next: small, frozen, printable."""
+"""Values that the stages of the pipeline exchange: small frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from autotile.core.frozen import dataclass
 
 Value = int | bool | str
 Config = Mapping[str, Value]
-"""One value for each tunable parameter, in the order of the search space."""
+"""A value for each tunable parameter, in the order of the search space."""
 
 L2Mode = Literal["cold", "hot"]
 
 SAME_CODE = "same_code"
-"""Stage of a candidate that compiled to the code of another one, and so was not measured again."""
+"""Stage of a candidate that was not measured because it compiled to the code of an earlier one."""
 
 
 def canonical_json(value: Any) -> str:
-    """Text that is equal for equal values: sorted keys, no spaces."""
+    """Return JSON with sorted keys and without spaces, which is equal for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def config_key(config: Config) -> str:
-    """Canonical text of a configuration, for look-ups."""
+    """Return the canonical text of a configuration, for look-ups."""
     return canonical_json(dict(config))
 
 
 def config_text(config: Config) -> str:
-    """How a configuration is shown to a person: ``BM=128 BN=128``."""
+    """Return a configuration as shown to users: ``BM=128 BN=128``."""
     return " ".join(f"{name}={value}" for name, value in config.items())
 
 
 class Outcome(StrEnum):
-    """How a candidate ended. Every outcome but ``OK`` and ``PRUNED`` is a failure; none ends the run."""
+    """Outcome of a candidate. All but ``OK`` and ``PRUNED`` are failures; none ends the session."""
 
     OK = "ok"
     INFEASIBLE = "infeasible"
@@ -48,17 +48,17 @@ class Outcome(StrEnum):
     TIMED_OUT = "timed_out"
     PRUNED = "pruned"
     NOT_AVAILABLE = "not_available"
-    """Only in replay: the recording does not hold this configuration."""
+    """The recording does not contain this configuration (in replay only)."""
 
     @property
     def has_time(self) -> bool:
-        """Whether a trial with this outcome carries a measured time."""
+        """Whether a trial with this outcome has a measured time."""
         return self in (Outcome.OK, Outcome.PRUNED)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a configuration is tuned for: a kernel at given sizes and dtype."""
+    """A kernel at given sizes and dtype, which a configuration is tuned for."""
 
     kernel: str
     sizes: Mapping[str, int]
@@ -71,7 +71,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class LaunchGeometry:
-    """How many blocks of how many threads, and the dynamic shared memory of each block."""
+    """Grid, block and dynamic shared memory per block of a launch."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -79,7 +79,7 @@ class LaunchGeometry:
 
     @property
     def threads(self) -> int:
-        """Threads in a block."""
+        """Threads per block."""
         return self.block[0] * self.block[1] * self.block[2]
 
     @property
@@ -90,10 +90,10 @@ class LaunchGeometry:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the compiler says a kernel uses."""
+    """Resources of a kernel, as reported by the compiler."""
 
     registers: int
-    """Registers a thread."""
+    """Registers per thread."""
     spill_store_bytes: int
     spill_load_bytes: int
     stack_bytes: int
@@ -101,27 +101,27 @@ class Resources:
 
     @property
     def spill_bytes(self) -> int:
-        """Bytes stored to and loaded from local memory for want of registers."""
+        """Bytes of register spills: stores to and loads from local memory."""
         return self.spill_store_bytes + self.spill_load_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Blocks that fit on an SM at once, and which limit binds."""
+    """Resident blocks per SM, and the resources that limit them."""
 
     blocks_per_sm: int
     warps_per_sm: int
     occupancy: float
-    """Resident warps over the most that the SM can hold, 0 to 1."""
+    """Resident warps as a fraction of the SM's maximum, 0 to 1."""
     limited_by: tuple[str, ...]
-    """The limits that allow no more than ``blocks_per_sm``, among the keys of ``limits``."""
+    """Keys of ``limits`` that allow no more than ``blocks_per_sm``."""
     limits: Mapping[str, int]
-    """Blocks per SM that ``threads``, ``registers``, ``shared_memory`` and ``blocks`` each allow."""
+    """Blocks per SM allowed by each of ``threads``, ``registers``, ``shared_memory`` and ``blocks``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Time of one configuration: the median of ``samples_us`` with its 95 % interval."""
+    """Time of a configuration: median of ``samples_us`` with its 95 % confidence interval."""
 
     time_us: float
     low_us: float
@@ -130,20 +130,20 @@ class Measurement:
     l2: L2Mode = "cold"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary, without the samples."""
+        """Return JSON values, without the samples."""
         return {"time_us": self.time_us, "interval_us": [self.low_us, self.high_us], "l2": self.l2}
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One candidate's whole story: what was tried, how it ended and why."""
+    """Record of one candidate: configuration, outcome, reason, and all measured values."""
 
     config: Config
     outcome: Outcome
     reason: str = ""
-    """One line for a person; empty where the candidate was measured itself and is ``OK``."""
+    """Reason for the outcome, as one line; empty if the candidate was measured and is ``OK``."""
     stage: str = ""
-    """The stage that decided the outcome: ``limits``, ``compile``, ``resources``, `SAME_CODE`, ``load``, ``verify``,
+    """Stage that determined the outcome: ``limits``, ``compile``, ``resources``, `SAME_CODE`, ``load``, ``verify``,
     ``measure``, ``finals`` or ``sanitize``."""
     geometry: LaunchGeometry | None = None
     resources: Resources | None = None
@@ -152,14 +152,14 @@ class Trial:
     cubin_hash: str = ""
     source: Literal["cuda", "replayed"] = "cuda"
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Wall time of each stage that ran."""
+    """Wall time of each completed stage, in seconds."""
     telemetry: Mapping[str, float | int | str] = field(default_factory=dict)
-    """Clock, power, temperature and throttle reasons while measuring, where NVML gives them; the time of the reference
-    kernel (``reference_us``), which drifts as the GPU does, and of no kernel at all (``event_floor_us``); the greatest
-    error that verifying saw (``max_error``); where it was asked for, the energy of a run (``energy_mj``) and whether
-    NVML's ``counter`` or its readings of ``power`` gave it (``energy_source``)."""
+    """Clock, power, temperature and throttle reasons during measurement, if NVML provides them; the time of the
+    reference kernel (``reference_us``), which tracks the drift of the GPU, and of an empty interval between two events
+    (``event_floor_us``); the maximum error in verification (``max_error``); if requested, the energy of a run
+    (``energy_mj``) and whether NVML's energy ``counter`` or its ``power`` readings gave it (``energy_source``)."""
 
     @property
     def time_us(self) -> float | None:
-        """Measured time, or None where the candidate was not measured."""
+        """Measured time in microseconds; None if the candidate was not measured."""
         return self.measurement.time_us if self.measurement is not None else None

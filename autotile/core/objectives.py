@@ -16,28 +16,28 @@ TIME, REGISTERS, ENERGY, ERROR = "time", "registers", "energy", "error"
 OBJECTIVES: Mapping[str, str] = MappingProxyType(
     {TIME: "time_us", REGISTERS: "registers", ENERGY: "energy_mj", ERROR: "max_error"}
 )
-"""Each objective's name in documents, with its unit: microseconds; registers a thread; millijoules a run; the greatest
-error of an output's element, relative to the larger of its right value and the output's RMS."""
+"""JSON names of the objectives: time in microseconds, registers per thread, energy in millijoules per run, and maximum
+error of an output element, relative to the larger of its expected magnitude and the output's RMS."""
 
 
-def whole_objectives(names: Iterable[str]) -> tuple[str, ...]:
-    """The objectives that are meant, each once: time is always among them, and the first.
+def normalize_objectives(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the named objectives without duplicates, with time first, which is always included.
 
     Raises
     ------
     InputError
         There is no such objective.
     """
-    asked = [name.strip() for name in names]
-    for name in asked:
+    requested = [name.strip() for name in names]
+    for name in requested:
         if name not in OBJECTIVES:
             known = ", ".join(OBJECTIVES)
             raise InputError(f"there is no objective {name!r}{nearest(name, OBJECTIVES)} (known: {known})")
-    return tuple(dict.fromkeys([TIME, *asked]))
+    return tuple(dict.fromkeys([TIME, *requested]))
 
 
 def objective_values(trial: Trial, objectives: Sequence[str]) -> tuple[float, ...] | None:
-    """What a trial reached in each objective; None where it did not run, or one of them is not known of it."""
+    """Return the values of a trial for the objectives; None if it did not run or has no value for one of them."""
     if not trial.outcome.has_time:
         return None
     values = [_value(trial, name) for name in objectives]
@@ -58,15 +58,15 @@ Mask = NDArray[np.bool_]
 
 
 def non_dominated(points: ArrayLike) -> Mask:
-    """Points that no other point is at least as good as in everything and better than in something.
+    """Return the points that no other point dominates, that is, equals or betters in all and betters in one objective.
 
-    Points that are equal are kept or left out together. For two objectives the time is that of a sort; for more, that
-    of one comparison of every point that is left with each that is kept.
+    Equal points are either all included or all excluded. With two objectives, the cost is that of a sort; with more,
+    each retained point is compared with all remaining points once.
 
     Parameters
     ----------
     points
-        The less the better; finite, shape (points, objectives).
+        Finite values to minimize, shape (points, objectives).
 
     Returns
     -------
@@ -76,21 +76,21 @@ def non_dominated(points: ArrayLike) -> Mask:
     values = np.asarray(points, dtype=np.float64)
     if not len(values):
         return np.zeros(0, dtype=np.bool_)
-    ascending, place = np.unique(values, axis=0, return_inverse=True)
-    kept = _falling(ascending[:, 1]) if values.shape[1] == 2 else _undominated(ascending)
-    return kept[place.ravel()]
+    ascending, inverse = np.unique(values, axis=0, return_inverse=True)
+    kept = _strictly_decreasing(ascending[:, 1]) if values.shape[1] == 2 else _non_dominated_sorted(ascending)
+    return kept[inverse.ravel()]
 
 
-def _falling(second: NDArray[np.float64]) -> Mask:
-    """Where the second objective is less than in all points before, none of which is greater in the first."""
+def _strictly_decreasing(second: NDArray[np.float64]) -> Mask:
+    """Return where the second objective is less than in all previous points, which are no worse in the first."""
     return np.append(True, second[1:] < np.minimum.accumulate(second)[:-1])
 
 
-def _undominated(ascending: NDArray[np.float64]) -> Mask:
-    """Points in ascending order: what dominates one comes before it, so the first that is left is kept."""
+def _non_dominated_sorted(ascending: NDArray[np.float64]) -> Mask:
+    """Apply `non_dominated` to sorted points: a dominating point comes first, so the first remaining point is kept."""
     kept = np.zeros(len(ascending), dtype=np.bool_)
-    left = np.arange(len(ascending))
-    while len(left):
-        kept[left[0]] = True
-        left = left[(ascending[left] < ascending[left[0]]).any(axis=1)]
+    remaining = np.arange(len(ascending))
+    while len(remaining):
+        kept[remaining[0]] = True
+        remaining = remaining[(ascending[remaining] < ascending[remaining[0]]).any(axis=1)]
     return kept

@@ -1,1 +1,1 @@
-"""Everything that touches the CUDA toolchain or a GPU: NVRTC, cubins, launches, verification, timing."""
+"""CUDA: compilation with NVRTC, cubins, launches, verification, timing and telemetry."""

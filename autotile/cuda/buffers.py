@@ -1,4 +1,4 @@
-"""Device buffers between guard bands, and the input data that fills them."""
+"""Device buffers between guard bands, and input data."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy as np
 from autotile.core.dtypes import DTYPES, Array, Dtype
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
-from autotile.kernel.spec import BufferArgument
+from autotile.kernel.arguments import BufferArgument
 from autotile.settings import available_cores
 
 _ALIGNMENT_BYTES = 256
-"""What cudaMalloc guarantees; a guarded buffer starts as well aligned as a plain one."""
-_LEAST_GUARD_BYTES = 4096
-_MOST_GUARD_BYTES = 1 << 20
+"""Alignment that cudaMalloc guarantees; a guarded buffer has the same."""
+_MIN_GUARD_BYTES = 4096
+_MAX_GUARD_BYTES = 1 << 20
 _WORD_BYTES = 4
 _NAN_WORD = 0xFFFF_FFFF
 """A NaN in float16, bfloat16, float32 and float64 alike."""
@@ -28,17 +28,17 @@ _INTEGER_WORD = 0xA5A5_A5A5
 
 
 class GuardedBuffer:
-    """A device array with a band of poison on each side.
+    """A device array between two poisoned guard bands.
 
-    The bands are two rows of the array wide (4 KiB to 1 MiB), so that a tile that overhangs the last row lands in them.
-    A read from a band gives NaN, which spoils the result and so is seen as well.
+    A band is two rows of the array wide (4 KiB to 1 MiB), so that a tile that extends beyond the last row writes into
+    it. A read from a band returns NaN, which makes the result wrong and is detected that way.
 
     Parameters
     ----------
     shape, dtype
-        Of the array.
+        Shape and dtype of the array.
     support
-        The worker's own kernels.
+        Support kernels of the worker.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Dtype, support: SupportKernels) -> None:
@@ -62,7 +62,7 @@ class GuardedBuffer:
         return int(self.array.data.ptr)
 
     def poison(self) -> None:
-        """Overwrite the array, so that an element never written is seen."""
+        """Overwrite the array, so that elements that are never written are detected."""
         self._support.fill_words(self.pointer, self._words, self._pattern)
 
     def clear(self) -> None:
@@ -70,11 +70,11 @@ class GuardedBuffer:
         self._support.fill_words(self.pointer, self._words, 0)
 
     def nonzero_words(self) -> int:
-        """How many words of the array are not zero."""
+        """Return the number of words of the array that are not zero."""
         return self._support.count_unlike_pattern(self.pointer, self._words, 0)
 
     def write(self, stored: Array) -> None:
-        """Copy host data of the array's shape and storage type to the device."""
+        """Copy host data of the array's shape and storage dtype to the device."""
         self.array.set(stored)
 
     def copy_from(self, other: GuardedBuffer) -> None:
@@ -82,7 +82,7 @@ class GuardedBuffer:
         self.array.data.copy_from_device_async(other.array.data, self.array.nbytes)
 
     def broken_guard_words(self) -> int:
-        """How many words of the guard bands were overwritten; the bands are mended."""
+        """Return the number of words of the guard bands that were overwritten, and restore the bands."""
         words = self._guard_bytes // _WORD_BYTES
         broken = 0
         for band in self._bands:
@@ -93,26 +93,26 @@ class GuardedBuffer:
         return broken
 
     def differs_from(self, other: GuardedBuffer) -> bool:
-        """Whether the arrays differ in any word."""
+        """Return whether the arrays differ in any word."""
         return self._support.count_unlike(self.pointer, other.pointer, self._words) > 0
 
 
 def _guard_bytes(row_bytes: int) -> int:
-    guard = min(max(_LEAST_GUARD_BYTES, 2 * row_bytes), _MOST_GUARD_BYTES)
+    guard = min(max(_MIN_GUARD_BYTES, 2 * row_bytes), _MAX_GUARD_BYTES)
     return -(-guard // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 _SEED = 20_240_601
 _INTEGER_SPAN = 8
 """Random integers lie in [-8, 8] (unsigned: [0, 8]), so that sums of products stay exact in float64."""
-_PART = 1 << 20
-"""Values that one generator draws: a few milliseconds' work."""
+_CHUNK = 1 << 20
+"""Number of values from one generator, which take a few milliseconds."""
 
 
 def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str) -> Array:
-    """Values of an input buffer, rounded to its element type and stored as its bits.
+    """Return the values of an input buffer, rounded to its dtype, in the storage dtype.
 
-    The same buffer name and shape give the same values in every process and on every machine.
+    They depend only on the buffer's name, shape, dtype and distribution, not on the process or the machine.
     """
     dtype = DTYPES[dtype_name]
     match buffer.init:
@@ -123,30 +123,30 @@ def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str) 
         case "arange":
             values = np.arange(np.prod(shape, dtype=np.int64)).reshape(shape)
         case "uniform":
-            values = _random(buffer.name, shape, lambda generator, part: generator.random(out=part, dtype=np.float32))
+            values = _random(buffer.name, shape, lambda generator, chunk: generator.random(out=chunk, dtype=np.float32))
         case "normal" if dtype.is_integer:
             low = 0 if dtype_name.startswith("u") else -_INTEGER_SPAN
             values = _random(buffer.name, shape, partial(_fill_integers, low))
         case "normal":
             values = _random(
-                buffer.name, shape, lambda generator, part: generator.standard_normal(out=part, dtype=np.float32)
+                buffer.name, shape, lambda generator, chunk: generator.standard_normal(out=chunk, dtype=np.float32)
             )
     return np.ascontiguousarray(dtype.encode(values))
 
 
-def _fill_integers(low: int, generator: np.random.Generator, part: Array) -> None:
-    part[:] = generator.integers(low, _INTEGER_SPAN, part.shape, np.int8, endpoint=True)
+def _fill_integers(low: int, generator: np.random.Generator, chunk: Array) -> None:
+    chunk[:] = generator.integers(low, _INTEGER_SPAN, chunk.shape, np.int8, endpoint=True)
 
 
 def _random(name: str, shape: tuple[int, ...], fill: Callable[[np.random.Generator, Array], object]) -> Array:
-    """Values of a seed that name and shape decide, in float32.
+    """Return random float32 values, with a seed that depends on name and shape.
 
-    Parts of fixed size have generators of their own, so that all cores draw at once and yet draw the same everywhere.
+    Each chunk of a fixed size has its own generator, so the values do not depend on the number of cores that draw them.
     """
     values = np.empty(math.prod(shape), np.float32)
-    parts = [values[start : start + _PART] for start in range(0, values.size, _PART)]
-    seeds = np.random.SeedSequence([_SEED, zlib.crc32(name.encode()), *shape]).spawn(len(parts))
+    chunks = [values[start : start + _CHUNK] for start in range(0, values.size, _CHUNK)]
+    seeds = np.random.SeedSequence([_SEED, zlib.crc32(name.encode()), *shape]).spawn(len(chunks))
     generators = [np.random.Generator(np.random.SFC64(seed)) for seed in seeds]
     with ThreadPoolExecutor(available_cores()) as pool:
-        list(pool.map(fill, generators, parts))
+        list(pool.map(fill, generators, chunks))
     return values.reshape(shape)

@@ -1,4 +1,4 @@
-"""Compile CUDA C++ to cubins with NVRTC and cache them on disk; needs no GPU."""
+"""Compile CUDA C++ to cubins with NVRTC, without a GPU, and cache the cubins on disk."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from autotile.errors import CompileError, InputError, ToolchainError
 from autotile.kernel.library import Kernel
 
 _BASE_OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--no-cache")
-"""NVRTC's own cache (12.9 and later, with a driver) answers without the assembler's report, so it stays off."""
+"""NVRTC's own cache (12.9 and later, with a driver) omits the assembler's report, so it is disabled."""
 _ENTRY = r"Compiling entry function '([^']+)'"
 _FRAME = r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
 _REGISTERS = r"Used (\d+) registers"
 _STATIC_SMEM = r"(\d+) bytes smem"
-"""In the assembler's report; none is compiled before there is a report."""
+"""Patterns of the assembler's report, which are compiled when the first report is parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """All that one compilation depends on.
+    """Input of one compilation.
 
-    ``options`` holds macros and the author's options, not the include folders: those are found where the job runs, and
-    their content is covered by ``source_hash`` and the NVRTC version.
+    ``options`` holds the macros and the options of the search-space file. It does not hold the include folders: these
+    are located where the job runs, and their content is covered by ``source_hash`` and the NVRTC version.
     """
 
     source: str
@@ -48,30 +48,30 @@ class CompileJob:
 
     @property
     def key(self) -> str:
-        """SHA-256 that names the cubin: equal for jobs that give the same cubin."""
+        """Name of the cubin in the cache: a SHA-256 hash of everything that the cubin depends on."""
         identity = [self.source_hash, self.entry, self.architecture, list(self.options), nvrtc_version()]
         return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary, for the way to a compile worker."""
+        """Return the job as JSON values, for a compile worker."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CompileJob:
-        """Inverse of `to_json`."""
+        """Invert `to_json`."""
         return cls(**{**data, "options": tuple(data["options"])})
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """A cubin and what its entry function uses."""
+    """A cubin and the resources of its entry function."""
 
     cubin: bytes
     resources: Resources
 
 
 def macro_options(config: Config, dtype: str) -> tuple[str, ...]:
-    """``-D`` options of parameters and flags; booleans become 1 and 0, ``DTYPE`` holds the element type's C name."""
+    """Return the ``-D`` options of parameters, flags and ``DTYPE``, the C type of an element; booleans are 1 and 0."""
     macros = [f"-D{name}={_macro_value(value)}" for name, value in config.items()]
     return (*macros, f"-DDTYPE={DTYPES[dtype].c_type}")
 
@@ -79,16 +79,16 @@ def macro_options(config: Config, dtype: str) -> tuple[str, ...]:
 def compile_job(
     kernel: Kernel, config: Config, dtype: str, architecture: str, sizes: Mapping[str, int] | None = None
 ) -> CompileJob:
-    """The compilation that a configuration needs.
+    """Return the compilation of a configuration.
 
     Parameters
     ----------
     kernel, config, dtype
-        What is compiled.
+        The kernel, its configuration and the dtype of the problem.
     architecture
-        The device's, such as ``"sm_90"``; a kernel that names its own is compiled for that.
+        Architecture of the device, such as ``"sm_90"``; an architecture in the search-space file takes precedence.
     sizes
-        Of the problem, for its flags; None for the kernel's defaults.
+        Sizes and flags of the problem, of which the flags are compiled in; None for the kernel's defaults.
     """
     sizes = sizes if sizes is not None else kernel.spec.sizes
     flags = {name: sizes[name] for name in kernel.spec.flags}
@@ -103,14 +103,14 @@ def compile_job(
 
 
 def compile_cubin(job: CompileJob) -> Compilation:
-    """Compile.
+    """Compile a source to a cubin.
 
     Raises
     ------
     CompileError
         The source does not compile, or has no ``extern "C"`` entry function of the given name.
     ToolchainError
-        NVRTC is missing, or does not know the architecture.
+        NVRTC is missing, or does not support the architecture.
     """
     nvrtc = load_nvrtc()
     folders = (str(Path(job.template_path).parent), *include_folders())
@@ -123,14 +123,14 @@ def compile_cubin(job: CompileJob) -> Compilation:
         if status == nvrtc.nvrtcResult.NVRTC_ERROR_INVALID_OPTION:
             raise ToolchainError(f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {log.strip()}")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(_first_error(log) or f"NVRTC says {status.name}", log)
+            raise CompileError(_first_error(log) or f"NVRTC returned {status.name}", log)
         return Compilation(_read(nvrtc, program, "CUBIN"), parse_resources(log, job.entry))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
 
 def known_architectures() -> tuple[str, ...]:
-    """Targets that NVRTC compiles for, such as ``"sm_90"``, without those of architecture-specific features.
+    """Return the targets of NVRTC, such as ``"sm_90"``, without the architecture-specific ones (``"sm_90a"``).
 
     Raises
     ------
@@ -144,12 +144,14 @@ def known_architectures() -> tuple[str, ...]:
 
 
 def parse_resources(log: str, entry: str) -> Resources:
-    """Read the assembler's report (``-Xptxas -v``) on one entry function.
+    """Parse the assembler's report (``-Xptxas -v``) on an entry function.
 
     Raises
     ------
     CompileError
-        The log reports no entry function of that name.
+        The log has no entry function of that name.
+    ToolchainError
+        The report has an unknown format.
     """
     sections = re.split(_ENTRY, log)
     reports = dict(zip(sections[1::2], sections[2::2], strict=True))
@@ -161,7 +163,7 @@ def parse_resources(log: str, entry: str) -> Resources:
     report = reports[entry]
     frame, registers = re.search(_FRAME, report), re.search(_REGISTERS, report)
     if frame is None or registers is None:
-        raise ToolchainError(f"the assembler's report on {entry!r} has an unknown form: {report.strip()!r}")
+        raise ToolchainError(f"the assembler's report on {entry!r} has an unknown format: {report.strip()!r}")
     static_smem = re.search(_STATIC_SMEM, report)
     return Resources(
         registers=int(registers[1]),
@@ -177,12 +179,12 @@ def _macro_value(value: Value) -> str:
 
 
 def _first_error(log: str) -> str:
-    """The compiler's first error with the lines that show the place."""
+    """Return the compiler's first error, with the lines that show the source."""
     lines = [line.rstrip() for line in log.splitlines()]
     for index, line in enumerate(lines):
         if "error" in line.lower():
-            rest = [follow for follow in lines[index + 1 : index + 3] if follow.strip()]
-            return "\n".join([line, *rest])
+            context = [following for following in lines[index + 1 : index + 3] if following.strip()]
+            return "\n".join([line, *context])
     return log.strip()
 
 
@@ -202,36 +204,36 @@ def _expect_success(nvrtc: ModuleType, status: Any) -> None:
 
 _WRITES_BETWEEN_TRIMS = 32
 _TRIM_TO = 0.9
-"""Trimming leaves a tenth free, so that the next write does not trim again."""
+"""Trimming leaves a tenth of the limit free, so that the next write does not trim again."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedCubin:
-    """A cubin on disk with what its entry function uses."""
+    """A cubin on disk and the resources of its entry function."""
 
     path: Path
     cubin_hash: str
-    """SHA-256 of the cubin: equal for configurations that compile to the same code."""
+    """SHA-256 hash of the cubin: equal for configurations that compile to the same code."""
     resources: Resources
 
 
 class CubinCache:
     """A folder of cubins, each with a small JSON file of its resources.
 
-    Each file appears by an atomic rename, the cubin after its description, so any number of processes may write and
-    read at once. The least recently used go first when the folder outgrows its limit.
+    Files are created by atomic renames, the cubin after its description, so that any number of processes may read and
+    write at once. When the folder exceeds its limit, the least recently used cubins are deleted.
 
     Parameters
     ----------
     folder
-        Created where it is missing.
+        Folder of caches, created if missing.
     limit_bytes
-        Size that the folder is trimmed to.
+        Size to which the folder is trimmed.
 
     Raises
     ------
     InputError
-        The folder cannot be made or written.
+        The folder cannot be created.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -241,30 +243,32 @@ class CubinCache:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise self._refusal("make", error) from None
+            raise self._refusal("create", error) from None
 
     def get_or_compile(self, job: CompileJob) -> CachedCubin:
-        """The job's cubin, from the cache or compiled now.
+        """Return the cubin of a job, compiled if it is not in the cache.
 
         Raises
         ------
         CompileError, ToolchainError
-            As `compile_cubin`.
+            As for `compile_cubin`.
+        InputError
+            As for `put`.
         """
         key = job.key
         return self.get(key) or self.put(key, compile_cubin(job))
 
     def get(self, key: str) -> CachedCubin | None:
-        """The cubin stored under a key, or None where it is missing or damaged."""
+        """Return the cubin of a key; None if it is missing or damaged."""
         cubin = self._path(key)
         try:
             description = json.loads(cubin.with_suffix(".json").read_text(encoding="utf-8"))
             data = cubin.read_bytes()
             if hashlib.sha256(data).hexdigest() != description["cubin_hash"]:
                 return None
-            with contextlib.suppress(OSError):  # a cache that cannot be written can still be read
+            with contextlib.suppress(OSError):  # the cache may be read-only
                 for file in (cubin, cubin.with_suffix(".json")):
-                    os.utime(file)  # recently used
+                    os.utime(file)  # marks it as recently used
             return CachedCubin(cubin, description["cubin_hash"], Resources(**description["resources"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -291,7 +295,7 @@ class CubinCache:
         return CachedCubin(cubin, cubin_hash, compilation.resources)
 
     def size_bytes(self) -> int:
-        """Bytes that the folder holds now."""
+        """Return the size of the folder in bytes."""
         return sum(entry.st_size for _, entry in self._entries())
 
     def trim(self) -> None:
@@ -301,7 +305,7 @@ class CubinCache:
         if total <= self._limit_bytes:
             return
         for path, stat in entries:
-            with contextlib.suppress(OSError):  # another process trims too
+            with contextlib.suppress(OSError):  # another process may trim as well
                 path.unlink()
             total -= stat.st_size
             if total <= _TRIM_TO * self._limit_bytes:

@@ -1,4 +1,4 @@
-"""The CUDA driver: its library, devices and their properties, and work kept out of a graph capture."""
+"""The CUDA driver: its library, devices and their properties, and calls during a stream capture."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from autotile.errors import ToolchainError
 
 @lru_cache
 def load_driver() -> ctypes.CDLL:
-    """The driver's library, initialised; its functions return a ``CUresult``, and take what cuda.h says.
+    """Return the driver's library, initialised; its functions have the signatures of cuda.h and return a ``CUresult``.
 
-    Loading ``cuda.bindings`` would take longer than all the rest of a process's first launch.
+    Importing ``cuda.bindings`` would take longer than the rest of a process's first launch.
 
     Raises
     ------
@@ -27,31 +27,31 @@ def load_driver() -> ctypes.CDLL:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise ToolchainError(f"NVIDIA's driver cannot be loaded ({error}); see `autotile doctor`") from None
+        raise ToolchainError(f"the NVIDIA driver cannot be loaded ({error}); see `autotile doctor`") from None
     driver.cuInit(0)
     return driver
 
 
 def result_name(status: int) -> str:
-    """Name of a ``CUresult``, such as ``CUDA_ERROR_INVALID_VALUE``."""
+    """Return the name of a ``CUresult``, such as ``CUDA_ERROR_INVALID_VALUE``."""
     name = ctypes.c_char_p()
     load_driver().cuGetErrorName(status, ctypes.byref(name))
     return name.value.decode() if name.value else str(status)
 
 
 _RELAXED = 2
-"""CU_STREAM_CAPTURE_MODE_RELAXED, cuda.h."""
+"""``CU_STREAM_CAPTURE_MODE_RELAXED``, cuda.h."""
 
 
 @contextmanager
 def outside_of_captures() -> Iterator[None]:
-    """Let this thread make calls that a capture forbids by default, as they do not touch the captured stream.
+    """Allow calls in this thread that are forbidden by default while any stream is captured, such as allocations.
 
-    CUDA driver API, ``cuThreadExchangeStreamCaptureMode``: in the relaxed mode nothing is forbidden but what would
-    invalidate the capture itself.
+    In the relaxed mode only calls that would invalidate the capture are forbidden; see the CUDA driver API,
+    ``cuThreadExchangeStreamCaptureMode``.
     """
     exchange, mode = load_driver().cuThreadExchangeStreamCaptureMode, ctypes.c_int(_RELAXED)
-    exchange(ctypes.byref(mode))  # which now holds the mode before
+    exchange(ctypes.byref(mode))  # mode is now the previous one
     try:
         yield
     finally:
@@ -59,7 +59,7 @@ def outside_of_captures() -> Iterator[None]:
 
 
 def has_driver() -> bool:
-    """Whether NVIDIA's driver is installed; where that cannot be told quickly, it is taken to be."""
+    """Return whether the NVIDIA driver is installed; true on systems where this cannot be checked quickly."""
     if not sys.platform.startswith("linux"):
         return True
     try:
@@ -70,7 +70,7 @@ def has_driver() -> bool:
 
 
 def device_count() -> int:
-    """CUDA devices that this process can see; 0 where there is no driver, no device or no CuPy."""
+    """Return the number of CUDA devices visible to this process; 0 without a driver, a device or CuPy."""
     try:
         runtime = load_cupy().cuda.runtime
     except ToolchainError:
@@ -82,9 +82,10 @@ def device_count() -> int:
 
 
 def live_device(index: int = 0) -> DeviceProperties:
-    """Properties of a CUDA device.
+    """Return the properties of a CUDA device.
 
-    What the runtime does not report (allocation units, fp32 lanes) comes from the table of compute capabilities.
+    Properties that the runtime does not report (allocation units, fp32 lanes) come from the table of compute
+    capabilities.
 
     Raises
     ------
@@ -123,7 +124,7 @@ def live_device(index: int = 0) -> DeviceProperties:
             max_grid_dim=tuple(attribute(f"MaxGridDim{axis}") for axis in "XYZ"),  # type: ignore[arg-type]
             l2_bytes=attribute("L2CacheSize"),
             memory_bytes=int(properties["totalGlobalMem"]),
-            # two transfers a clock: every memory of these devices is double data rate
+            # two transfers per clock, as all memory of these devices is double data rate
             memory_bandwidth_bytes_per_s=2.0 * memory_hz * attribute("GlobalMemoryBusWidth") / 8,
             clock_mhz=attribute("ClockRate") / 1e3,
             fp32_lanes_per_sm=limits.fp32_lanes_per_sm,
@@ -135,6 +136,6 @@ def live_device(index: int = 0) -> DeviceProperties:
 
 
 def driver_version() -> str:
-    """Version of CUDA that the driver supports, such as ``"13.0"``."""
+    """Return the CUDA version that the driver supports, such as ``"13.0"``."""
     version = int(load_cupy().cuda.runtime.driverGetVersion())
     return f"{version // 1000}.{version % 1000 // 10}"

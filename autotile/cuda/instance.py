@@ -1,4 +1,4 @@
-"""A problem on the device: inputs, outputs, the float64 reference, and the verdict on a candidate."""
+"""A problem on the device: inputs, outputs, the float64 reference solution, and the verdict on a candidate."""
 
 from __future__ import annotations
 
@@ -12,50 +12,51 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Array, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
-from autotile.cuda.arguments import decode_scalar, pack_arguments, scalar_value
 from autotile.cuda.buffers import GuardedBuffer, make_input
+from autotile.cuda.packing import decode_scalar, pack_arguments, scalar_value
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError, ToolchainError
+from autotile.kernel.arguments import BufferArgument, Workspace
 from autotile.kernel.array_expressions import ArrayExpression, Matmul
-from autotile.kernel.launch import LaunchData, Workspace, known_names
-from autotile.kernel.spec import BufferArgument, KernelSpec
+from autotile.kernel.launch import LaunchData, known_names
+from autotile.kernel.spec import KernelSpec
 
 _SMALL_ELEMENTS = 1 << 20
 _SMALL_FLOPS = 1 << 26
-"""Products of less are computed by NumPy in a few milliseconds, as a check of the device's."""
+"""Up to these sizes NumPy computes a reference in a few milliseconds, as a check of the device."""
 _AGREEMENT = 1e-9
-"""NumPy and the device add in different orders: a sum of 1e8 terms then differs by about 1e-16 sqrt(1e8) = 1e-12."""
+"""NumPy and the device add in different orders, so a sum of 1e8 terms differs by about 1e-16 sqrt(1e8) = 1e-12."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One output's right values.
+class ReferenceOutput:
+    """Expected values of an output.
 
     Attributes
     ----------
     values
-        float64 on the device, C order.
+        float64 array on the device, C-contiguous.
     scale
-        Root of their mean square.
+        Root mean square of the values.
     """
 
     values: Any
     scale: float
 
 
-class Reference:
-    """Evaluates array expressions over device arrays.
+class ReferenceSolution:
+    """Evaluates the array expressions of a reference on the device.
 
-    Small ones are computed a second time by NumPy, and the two must agree: so the device's arithmetic is proved on the
-    ragged shape before it is believed on the tuned one.
+    Small ones are also computed by NumPy, and both results must agree. This validates the device's arithmetic on the
+    ragged shape before it is relied on for the tuned one.
 
     Parameters
     ----------
     environment
-        Float64 device arrays and numbers by name.
+        float64 device arrays and numbers by name.
     support
-        The worker's own kernels.
+        Support kernels of the worker.
     """
 
     def __init__(self, environment: Mapping[str, Any], support: SupportKernels) -> None:
@@ -63,37 +64,39 @@ class Reference:
         self._support = support
         self._largest_product_flops = 0
 
-    def answer(self, name: str, expression: ArrayExpression, shape: tuple[int, ...], place: str) -> Answer:
-        """The right values of an output.
+    def output(self, name: str, expression: ArrayExpression, shape: tuple[int, ...], place: str) -> ReferenceOutput:
+        """Compute the expected values of an output.
 
         Parameters
         ----------
         name, shape
-            The output.
+            Name and shape of the output.
+        expression
+            Expression of its values.
         place
-            Where the expression stands and at which sizes, for messages.
+            Position of the expression in the search-space file and problem sizes, for error messages.
 
         Raises
         ------
         InputError
-            The expression cannot be evaluated, has another shape than the output, or is not finite.
+            The expression cannot be evaluated, its shape is not the output's, or its value is not finite.
         ToolchainError
-            The device computes otherwise than NumPy does.
+            The results of the device and of NumPy differ.
         """
         values = self._evaluate(expression, place)
         if values.shape != shape:
             raise InputError(f"{place} has shape {values.shape}, but the argument {name} has {shape}")
-        answer = load_cupy().ascontiguousarray(values)
-        unfinite, squares = self._support.summarise(answer.data.ptr, answer.size)
+        values = load_cupy().ascontiguousarray(values)
+        unfinite, squares = self._support.summarise(values.data.ptr, values.size)
         if unfinite:
             raise InputError(f"{place} is not finite; choose inputs (init) for which it is")
-        scale = math.sqrt(squares / answer.size)
-        if self._is_small(answer):
-            self._check(answer, scale, expression, place)
-        return Answer(answer, scale)
+        scale = math.sqrt(squares / values.size)
+        if self._is_small(values):
+            self._check(values, scale, expression, place)
+        return ReferenceOutput(values, scale)
 
     def _evaluate(self, expression: ArrayExpression, place: str) -> Any:
-        """On the device; by NumPy where CuPy cannot compile its kernels, or the intermediate values do not fit."""
+        """Evaluate on the device; with NumPy if CuPy cannot compile its kernels or the memory does not suffice."""
         cupy = load_cupy()
         try:
             return cupy.asarray(_guarded(expression, self._environment, self._product, place))
@@ -107,16 +110,16 @@ class Reference:
         self._largest_product_flops = max(self._largest_product_flops, 2 * product.size * a.shape[-1])
         return product
 
-    def _is_small(self, answer: Any) -> bool:
-        elements = [answer.size, *(np.size(value) for value in self._environment.values())]
+    def _is_small(self, values: Any) -> bool:
+        elements = [values.size, *(np.size(value) for value in self._environment.values())]
         return max(elements) <= _SMALL_ELEMENTS and self._largest_product_flops <= _SMALL_FLOPS
 
-    def _check(self, answer: Any, scale: float, expression: ArrayExpression, place: str) -> None:
+    def _check(self, values: Any, scale: float, expression: ArrayExpression, place: str) -> None:
         expected = _guarded(expression, self._on_host(), np.matmul, place)
-        error = np.abs(answer.get() - expected) > _AGREEMENT * np.maximum(np.abs(expected), scale)
+        error = np.abs(values.get() - expected) > _AGREEMENT * np.maximum(np.abs(expected), scale)
         if error.any():
             raise ToolchainError(
-                f"{place}: the device computes {np.count_nonzero(error)} of {answer.size} values otherwise than NumPy; "
+                f"{place}: {np.count_nonzero(error)} of {values.size} values differ between the device and NumPy; "
                 "see `autotile doctor`"
             )
 
@@ -132,13 +135,15 @@ def _guarded(expression: ArrayExpression, environment: Mapping[str, Any], matmul
 
 
 class Verdict(NamedTuple):
-    """What a candidate's run came to.
+    """Result of verifying a candidate.
 
     Attributes
     ----------
+    outcome, reason
+        The outcome, and the reason unless it is ``OK``.
     max_error
-        Greatest error of an output's element, relative to the larger of its right value and the output's RMS; only
-        where the outcome is ``OK``.
+        Maximum error of an output element, relative to the larger of its expected magnitude and the RMS of the output's
+        expected values; only if the outcome is ``OK``.
     """
 
     outcome: Outcome
@@ -147,15 +152,17 @@ class Verdict(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """A configuration's arguments on a problem's buffers, with the workspaces that are its own.
+class BoundArguments:
+    """Launch arguments of a configuration on the buffers of a problem, and the workspaces of the configuration.
 
     Attributes
     ----------
     arguments
-        As a launch takes them.
+        Launch arguments, in order.
     workspaces
-        By name, but for empty ones; ``zeroed`` names those that every launch must leave zero.
+        Workspaces by name, except empty ones.
+    zeroed
+        Names of the workspaces that each launch must leave zeroed.
     """
 
     arguments: tuple[Any, ...]
@@ -164,26 +171,26 @@ class Bound:
 
 
 class ProblemInstance:
-    """A kernel's buffers and scalars at given sizes.
+    """Buffers and scalars of a kernel for given sizes.
 
-    Everything is made once and serves every candidate, but for workspaces: those are of a candidate's own shape.
+    They are created once and shared by all candidates, except for workspaces, whose shapes depend on the candidate.
 
     Parameters
     ----------
     spec, sizes, dtype
         The problem.
     support
-        The worker's own kernels.
+        Support kernels of the worker.
     check
-        Use the scalars' check values (``beta`` other than 0, say) where they are given.
+        Whether to use the check values of scalars that have one (for example, a nonzero ``beta``).
 
     Raises
     ------
     InputError
-        The reference cannot be computed, has another shape than the output, or is not finite; or a scalar does not fit
-        in its type.
+        The reference cannot be computed, its shape is not the output's, or its value is not finite; or a scalar does
+        not fit in its type.
     ToolchainError
-        The device computes the reference otherwise than NumPy does.
+        The reference values of the device and of NumPy differ.
     """
 
     def __init__(
@@ -198,14 +205,14 @@ class ProblemInstance:
         self._pristine: dict[str, GuardedBuffer] = {}
         for buffer in spec.buffers:
             self._buffers[buffer.name] = self._new_buffer(buffer)
-            if buffer.access != "out":
+            if buffer.is_read:
                 pristine = self._pristine[buffer.name] = self._new_buffer(buffer)
                 pristine.write(make_input(buffer, buffer.extents(self.sizes), buffer.element_type(dtype, self.sizes)))
                 self._buffers[buffer.name].copy_from(pristine)
-        self._reference = self._answers()
+        self._expected = self._compute_reference()
 
-    def bind(self, config: Config, device: DeviceProperties) -> Bound:
-        """Arguments of a launch with a configuration; its workspaces live as long as what is returned.
+    def bind(self, config: Config, device: DeviceProperties) -> BoundArguments:
+        """Return the launch arguments of a configuration, which keep its workspaces alive.
 
         Raises
         ------
@@ -224,28 +231,28 @@ class ProblemInstance:
             scalars=self._scalars,
             workspaces={w.name: workspaces[w.name].pointer if w.size_bytes else 0 for w in data.workspaces},
         )
-        return Bound(arguments, workspaces, frozenset(w.name for w in data.workspaces if w.zeroed))
+        return BoundArguments(arguments, workspaces, frozenset(w.name for w in data.workspaces if w.zeroed))
 
-    def prepare(self, bound: Bound) -> None:
-        """Poison what the kernel must write and restore what it updates."""
+    def prepare(self, bound: BoundArguments) -> None:
+        """Poison the buffers that the kernel must write, and restore those that it updates."""
         for name, workspace in bound.workspaces.items():
             if name not in bound.zeroed:
                 workspace.poison()
         for buffer in self._spec.buffers:
-            if buffer.access == "out":
+            if not buffer.is_read:
                 self._buffers[buffer.name].poison()
-            elif buffer.access == "inout":
+            elif buffer.is_written:
                 self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
 
-    def verdict(self, bound: Bound) -> Verdict:
-        """Judge what the kernel left behind: guard bands, inputs, workspaces, outputs."""
+    def verdict(self, bound: BoundArguments) -> Verdict:
+        """Verify the state after a launch: guard bands, inputs, workspaces, outputs."""
         guarded = {**self._buffers, **bound.workspaces}
         broken = {name: buffer.broken_guard_words() for name, buffer in guarded.items()}
         for name, words in broken.items():
             if words:
                 return Verdict(Outcome.OUT_OF_BOUNDS, f"wrote {words} words outside {name} at {self._sizes_text()}")
         for buffer in self._spec.buffers:
-            if buffer.access == "in" and self._buffers[buffer.name].differs_from(self._pristine[buffer.name]):
+            if not buffer.is_written and self._buffers[buffer.name].differs_from(self._pristine[buffer.name]):
                 self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
                 return Verdict(Outcome.WRONG_RESULT, f"changed its input {buffer.name} at {self._sizes_text()}")
         for name in bound.zeroed & bound.workspaces.keys():
@@ -255,24 +262,24 @@ class ProblemInstance:
                 reason = f"left {words} words of the workspace {name} other than zero, which the next launch relies on"
                 return Verdict(Outcome.WRONG_RESULT, f"{reason}, at {self._sizes_text()}")
         max_error = 0.0
-        for name, answer in self._reference.items():
-            verdict = self._compare(name, answer)
+        for name, expected in self._expected.items():
+            verdict = self._compare(name, expected)
             if verdict.outcome is not Outcome.OK:
                 return verdict
             max_error = max(max_error, verdict.max_error)
         return Verdict(Outcome.OK, max_error=max_error)
 
-    def _compare(self, name: str, answer: Answer) -> Verdict:
+    def _compare(self, name: str, expected: ReferenceOutput) -> Verdict:
         output = self._buffers[name]
-        dtype, tolerance, scale = self._element_type(name), self._tolerance(name), answer.scale
+        dtype, tolerance, scale = self._element_type(name), self._tolerance(name), expected.scale
         wrong, first, max_error = self._support.compare(
-            output.pointer, answer.values.data.ptr, output.elements, dtype, tolerance=tolerance, scale=scale
+            output.pointer, expected.values.data.ptr, output.elements, dtype, tolerance=tolerance, scale=scale
         )
         if not wrong:
             return Verdict(Outcome.OK, max_error=max_error)
         index = np.unravel_index(first, output.array.shape)
         got = float(dtype.decode(output.array.ravel()[first : first + 1].get())[0])
-        want = float(answer.values.ravel()[first : first + 1].get()[0])
+        want = float(expected.values.ravel()[first : first + 1].get()[0])
         place = ", ".join(str(int(i)) for i in index)
         return Verdict(
             Outcome.WRONG_RESULT,
@@ -280,14 +287,14 @@ class ProblemInstance:
             f"{name}[{place}] is {got:.9g}, expected {want:.9g} within {tolerance:.2g} of max(|expected|, {scale:.3g})",
         )
 
-    def _answers(self) -> dict[str, Answer]:
-        """Right values of every output, from the inputs on the device."""
+    def _compute_reference(self) -> dict[str, ReferenceOutput]:
+        """Compute the expected values of every output from the inputs on the device."""
         environment: dict[str, Any] = dict(self.sizes)
         environment |= {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in self._spec.scalars}
         environment |= {name: self._element_type(name).decode(b.array) for name, b in self._pristine.items()}
-        reference = Reference(environment, self._support)
-        answers = {
-            name: reference.answer(
+        solution = ReferenceSolution(environment, self._support)
+        expected = {
+            name: solution.output(
                 name,
                 expression,
                 self._buffers[name].array.shape,
@@ -295,9 +302,9 @@ class ProblemInstance:
             )
             for name, expression in self._spec.reference.outputs.items()
         }
-        del environment, reference  # float64 copies of every input
+        del environment, solution  # which hold float64 copies of all inputs
         load_cupy().get_default_memory_pool().free_all_blocks()
-        return answers
+        return expected
 
     def _tolerance(self, name: str) -> float:
         if self._spec.reference.tolerance is not None:

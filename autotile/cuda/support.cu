@@ -1,6 +1,6 @@
-// Kernels that the GPU worker itself needs: filling, comparing, summing up, a float64 matrix product for references,
-// and one that takes a fixed number of clock cycles.
-// DTYPE is the element type that compare_elements reads; the other kernels do not depend on it.
+// Support kernels of the GPU worker: fill, compare, reduce, a float64 matrix product for references, and a kernel that
+// takes a fixed number of clock cycles.
+// DTYPE is the element type of compare_elements; the other kernels do not depend on it.
 #if DTYPE_IS_HALF
 #include <cuda_fp16.h>
 #endif
@@ -19,23 +19,23 @@ extern "C" __global__ void fill_words(word_t* words, count_t n, word_t pattern) 
     for (count_t i = first_element(); i < n; i += stride()) words[i] = pattern;
 }
 
-// result[0] += how many of words[0:n] differ from the pattern
+// result[0] += number of words[0:n] that differ from the pattern
 extern "C" __global__ void count_unlike_pattern(const word_t* words, count_t n, word_t pattern, count_t* result) {
     count_t unlike = 0;
     for (count_t i = first_element(); i < n; i += stride()) unlike += words[i] != pattern;
     if (unlike) atomicAdd(result, unlike);
 }
 
-// result[0] += how many of a[0:n] differ from b[0:n]
+// result[0] += number of words in which a[0:n] and b[0:n] differ
 extern "C" __global__ void count_unlike(const word_t* a, const word_t* b, count_t n, count_t* result) {
     count_t unlike = 0;
     for (count_t i = first_element(); i < n; i += stride()) unlike += a[i] != b[i];
     if (unlike) atomicAdd(result, unlike);
 }
 
-// An element is right when |got - want| <= tolerance * max(|want|, scale); NaN never is.
-// result[0] counts the wrong elements; result[1] is the least index of a wrong one; result[2], a double, is the greatest
-// |got - want| / max(|want|, scale), which NaN does not count for.
+// An element is correct if |got - want| <= tolerance * max(|want|, scale); NaN never is.
+// result[0] is the number of wrong elements, result[1] the lowest index of a wrong one, and result[2], a double, the
+// maximum of |got - want| / max(|want|, scale), which ignores NaN.
 extern "C" __global__ void compare_elements(const DTYPE* got, const double* want, count_t n, double tolerance,
                                             double scale, count_t* result) {
     count_t wrong = 0, first = ~0ull;
@@ -52,19 +52,19 @@ extern "C" __global__ void compare_elements(const DTYPE* got, const double* want
             ++wrong;
             if (i < first) first = i;
         }
-        if (away > greatest * size) greatest = away / size;  // seldom: float64 divides slowly
+        if (away > greatest * size) greatest = away / size;  // rare, as float64 division is slow
     }
     if (wrong) {
         atomicAdd(result, wrong);
         atomicMin(result + 1, first);
     }
     for (int lane = 16; lane > 0; lane /= 2) greatest = fmax(greatest, __shfl_down_sync(~0u, greatest, lane));
-    // doubles that are not negative are in the order of their bits
+    // nonnegative doubles are ordered like their bits
     if (threadIdx.x % 32 == 0) atomicMax(result + 2, (count_t)__double_as_longlong(greatest));
 }
 
-// result[0] += how many of values[0:n] are not finite; squares_of[w] is the sum of the squares of the others that warp w
-// reads. Warps do not add to one sum: in another order it would be another one.
+// result[0] += number of values[0:n] that are not finite; squares_of[w] = sum of the squares of the others, over those
+// that warp w reads. Warps do not add to a common sum, which would depend on their order.
 extern "C" __global__ void summarise(const double* values, count_t n, count_t* result, double* squares_of) {
     count_t unfinite = 0;
     double squares = 0.0;
@@ -78,9 +78,9 @@ extern "C" __global__ void summarise(const double* values, count_t n, count_t* r
     if (threadIdx.x % 32 == 0) squares_of[first_element() / 32] = squares;
 }
 
-// C = A B in float64 for each of `batches` products; A is M x K, B is K x N, all row-major. From one product to the next
-// A and B are `step_a` and `step_b` elements apart, 0 where all share one. A block of 256 threads makes a tile of
-// 64 x 64, a thread 4 x 4 of it, 16 apart. Plain on purpose: it is the reference.
+// C = A B in float64 for each of `batches` products; A is M x K, B is K x N, all row-major. Consecutive matrices A and B
+// are `step_a` and `step_b` elements apart, 0 if all products share one. A block of 256 threads computes a tile of
+// 64 x 64, a thread 4 x 4 elements of it, 16 apart. It is the reference, and simple on purpose.
 extern "C" __global__ void __launch_bounds__(256)
     matmul_float64(const double* A, const double* B, double* C, int M, int N, int K, int batches, long long step_a,
                    long long step_b) {
@@ -114,14 +114,14 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// Each thread does 4 * turns dependent multiply-adds: its time is that of the SM's clock and of nothing else.
-extern "C" __global__ void __launch_bounds__(256) spin(int turns, float* sink) {
+// Each thread executes 4 * iterations dependent multiply-adds, so the time depends on the SM clock alone.
+extern "C" __global__ void __launch_bounds__(256) spin(int iterations, float* sink) {
     float a = threadIdx.x, b = a + 1.0f, c = a + 2.0f, d = a + 3.0f;
-    for (int turn = 0; turn < turns; ++turn) {
+    for (int i = 0; i < iterations; ++i) {
         a = a * 0.999f + 0.5f;
         b = b * 0.999f + 0.5f;
         c = c * 0.999f + 0.5f;
         d = d * 0.999f + 0.5f;
     }
-    if (a + b + c + d == -1.0f) *sink = a;  // never: the sum is positive, and the compiler does not know
+    if (a + b + c + d == -1.0f) *sink = a;  // never: the sum is positive, which the compiler does not know
 }

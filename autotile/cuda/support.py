@@ -1,4 +1,4 @@
-"""The worker's own kernels (``support.cu``), with a Python face."""
+"""Support kernels of the GPU worker (``support.cu``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from autotile.core.dtypes import DTYPES, Dtype
 from autotile.cuda.compiler import CompileJob, CubinCache
-from autotile.cuda.launch import Function, Module
+from autotile.cuda.function import Function, Module
 from autotile.cuda.toolchain import load_cupy
 
 _SOURCE = Path(__file__).with_name("support.cu")
@@ -20,21 +20,21 @@ _MAX_BLOCKS = 2048
 _MATMUL_TILE = 64
 _MATMUL_THREADS = 256
 _MAX_BATCH_BLOCKS = 65_535
-"""Blocks of a grid along z on any device: CUDA C++ Programming Guide, technical specifications."""
+"""Maximum grid size along z on any device (CUDA C++ Programming Guide, technical specifications)."""
 _RESULT_WORDS = 3
 
 
 class Comparison(NamedTuple):
-    """How an output differs from its right values.
+    """Difference between an output and its expected values.
 
     Attributes
     ----------
     wrong
-        Elements that are wrong.
+        Number of wrong elements.
     first
-        Least index of a wrong one.
+        Lowest index of a wrong element.
     max_error
-        The greatest error relative to the larger of the right value and the scale.
+        Maximum error, relative to the larger of the expected magnitude and the scale.
     """
 
     wrong: int
@@ -43,14 +43,14 @@ class Comparison(NamedTuple):
 
 
 class SupportKernels:
-    """Fill, compare, sum up, multiply and spin on the device.
+    """Kernels that fill, compare, reduce, multiply and spin on the device.
 
     Parameters
     ----------
     cache
-        Where the compiled kernels are kept.
+        Cache of the compiled kernels.
     architecture
-        Such as ``"sm_90"``.
+        Architecture of the device, such as ``"sm_90"``.
     """
 
     def __init__(self, cache: CubinCache, architecture: str) -> None:
@@ -65,17 +65,17 @@ class SupportKernels:
         self._launch("fill_words", words, np.uint64(pointer), np.uint64(words), np.uint32(pattern))
 
     def count_unlike_pattern(self, pointer: int, words: int, pattern: int) -> int:
-        """How many of ``words`` 32-bit words differ from a pattern."""
+        """Return how many of ``words`` 32-bit words differ from a pattern."""
         return self._count("count_unlike_pattern", words, np.uint64(pointer), np.uint64(words), np.uint32(pattern))
 
     def count_unlike(self, a: int, b: int, words: int) -> int:
-        """How many 32-bit words differ between two buffers."""
+        """Return how many of ``words`` 32-bit words differ between two buffers."""
         return self._count("count_unlike", words, np.uint64(a), np.uint64(b), np.uint64(words))
 
     def compare(
         self, got: int, want: int, elements: int, dtype: Dtype, *, tolerance: float, scale: float
     ) -> Comparison:
-        """Compare an output with its right values; see ``compare_elements`` for what is wrong."""
+        """Compare an output with its expected values, with the criterion of the kernel ``compare_elements``."""
         self._result.set(np.array([0, 2**64 - 1, 0], dtype=np.uint64))
         self._launch(
             "compare_elements",
@@ -92,14 +92,14 @@ class SupportKernels:
         return Comparison(int(wrong), int(first), float(error.view(np.float64)))
 
     def matmul(self, a: Any, b: Any) -> Any:
-        """Product of two float64 device arrays of shapes (..., M, K) and (..., K, N), as a device array.
+        """Multiply two float64 device arrays of shapes (..., M, K) and (..., K, N).
 
-        Leading axes broadcast as in NumPy.
+        Leading axes are broadcast as in NumPy.
 
         Raises
         ------
         ValueError
-            They do not.
+            The leading axes cannot be broadcast.
         """
         cupy = load_cupy()
         leading = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -114,17 +114,17 @@ class SupportKernels:
         return product
 
     def summarise(self, pointer: int, elements: int) -> tuple[int, float]:
-        """How many of ``elements`` float64 values are not finite, and the sum of the squares of the others."""
-        squares = load_cupy().empty(_blocks(elements) * _THREADS // _WARP_THREADS)  # of each warp
+        """Return how many of ``elements`` float64 values are not finite, and the sum of the squares of the others."""
+        squares = load_cupy().empty(_blocks(elements) * _THREADS // _WARP_THREADS)  # one sum per warp
         arguments = np.uint64(pointer), np.uint64(elements), np.uint64(self._result.data.ptr)
         self._clear_result()
         self._launch("summarise", elements, *arguments, np.uint64(squares.data.ptr))
         return int(self._result.get()[0]), float(squares.get().sum())
 
-    def spin(self, blocks: int, turns: int) -> None:
-        """Queue ``blocks`` blocks of a fixed number of clock cycles each on CuPy's current stream."""
+    def spin(self, blocks: int, iterations: int) -> None:
+        """Launch blocks that each take a fixed number of clock cycles, on CuPy's current stream."""
         sink = np.uint64(self._result.data.ptr)
-        self._function("spin").launch((blocks, 1, 1), (_THREADS, 1, 1), (np.int32(turns), sink), 0)
+        self._function("spin").launch((blocks, 1, 1), (_THREADS, 1, 1), (np.int32(iterations), sink), 0)
 
     def _count(self, name: str, elements: int, *arguments: Any) -> int:
         self._clear_result()
@@ -144,7 +144,7 @@ class SupportKernels:
         return function
 
     def _module(self, dtype: Dtype) -> Module:
-        """All kernels for an element type, compiled at once."""
+        """Return the module with all kernels for a dtype, which are compiled together."""
         module = self._modules.get(dtype.name)
         if module is None:
             module = Module(self._cache.get_or_compile(_job(dtype, self._architecture)).path)
@@ -153,18 +153,18 @@ class SupportKernels:
 
 
 def _blocks(elements: int) -> int:
-    """Blocks of a launch that goes over so many elements."""
+    """Return the number of blocks of a launch over a number of elements."""
     return max(1, min(_MAX_BLOCKS, -(-elements // _THREADS)))
 
 
 def _stack(array: Any, leading: tuple[int, ...]) -> tuple[Any, int]:
-    """Matrices one after the other, and the elements from one to the next; 0 where one stands for all."""
+    """Return contiguous matrices, and the elements from one to the next; 0 if all share one matrix."""
     cupy = load_cupy()
     own = array.shape[:-2]
     if math.prod(own) == 1:
         return cupy.ascontiguousarray(array), 0
-    whole = array if own == leading else cupy.broadcast_to(array, (*leading, *array.shape[-2:]))
-    return cupy.ascontiguousarray(whole), math.prod(array.shape[-2:])
+    stacked = array if own == leading else cupy.broadcast_to(array, (*leading, *array.shape[-2:]))
+    return cupy.ascontiguousarray(stacked), math.prod(array.shape[-2:])
 
 
 def _job(dtype: Dtype, architecture: str) -> CompileJob:

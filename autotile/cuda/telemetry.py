@@ -1,4 +1,4 @@
-"""Clocks, power and temperature of the GPU by NVML, and the energy of one run."""
+"""Clocks, power and temperature of the GPU from NVML, and the energy of a launch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from autotile.errors import InputError, ToolchainError
 
 
 class Telemetry:
-    """Reads NVML for the current CUDA device; reads nothing where NVML is missing or refuses.
+    """Readings of NVML for a CUDA device; empty if NVML is missing or fails.
 
     Parameters
     ----------
     index
-        CUDA device index; the NVML device is found by its PCI address, since the two number devices differently.
+        CUDA device index. The NVML device is found by its PCI address, as CUDA and NVML number devices differently.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -31,11 +31,11 @@ class Telemetry:
             address = load_cupy().cuda.runtime.deviceGetPCIBusId(index)
             self._device = pynvml.nvmlDeviceGetHandleByPciBusId(address.encode())
             self._nvml = pynvml
-        except Exception:  # NVML is a courtesy: a container without it can still tune
+        except Exception:  # NVML is optional: tuning works in a container without it
             self._nvml = None
 
     def read(self) -> dict[str, float | int]:
-        """SM clock in MHz, power in W, temperature in degrees Celsius, throttle reasons as NVML's bit mask."""
+        """Return SM clock (MHz), power (W), temperature (degrees Celsius) and throttle reasons (bit mask of NVML)."""
         if self._nvml is None:
             return {}
         nvml, device = self._nvml, self._device
@@ -48,14 +48,14 @@ class Telemetry:
         return {name: value for name, value in values.items() if value is not None}
 
     def energy_mj(self) -> float | None:
-        """Energy that the GPU has used since its driver was loaded, in millijoules; None where NVML does not count it.
+        """Return the energy used since the driver was loaded, in millijoules; None if NVML does not report it.
 
-        The counter moves a few times to some tens of times a second.
+        The counter is updated between a few times and some tens of times per second.
         """
         return self._read(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._device))
 
     def power_w(self) -> float | None:
-        """Power in watts; None where NVML does not give it. From Ampere on it is the mean of the last second."""
+        """Return the power in watts, from Ampere on averaged over a second; None if NVML does not report it."""
         return self._read(lambda: self._nvml.nvmlDeviceGetPowerUsage(self._device) / 1e3)
 
     def _read(self, reading: Callable[[], float | int]) -> float | int | None:
@@ -69,41 +69,41 @@ class Telemetry:
 
 Source = Literal["counter", "power"]
 
-_RUN_IN_S = 0.15
-"""Before the counter is believed: what it shows may be 100 ms old."""
+_COUNTER_RUN_IN_S = 0.15
+"""Time before the first reading of the energy counter, whose value may be 100 ms old."""
 _POWER_RUN_IN_S = 1.0
-"""Before readings of the power are: from Ampere on they are means over a second."""
-_WINDOW_S = 0.2
-"""The least that is averaged over."""
-_LEAST_MOVE_MJ = 1000.0
-"""The counter counts millijoules: of so many, one is 0.1 %."""
+"""Time before the first reading of the power, which from Ampere on is averaged over a second."""
+_MIN_WINDOW_S = 0.2
+"""Minimum averaging time."""
+_MIN_ENERGY_MJ = 1000.0
+"""Minimum energy within the averaging time; the counter's resolution of 1 mJ is 0.1 % of it."""
 _LIMIT_S = 5.0
 _POLL_S = 5e-4
-"""Of the least window 0.25 %: when the counter moved is not known better."""
-_LEAST_SHARE = 0.01
-"""Of what a run and its flush use together: a run cannot be told to use less."""
+"""Polling interval, and so the uncertainty of the time of a counter update: 0.25 % of the minimum averaging time."""
+_MIN_SHARE = 0.01
+"""Minimum share of a launch in the energy of a launch and its flush; smaller values cannot be resolved."""
 _FLUSHES = 3
 _DIGITS = 4
 
 
 class EnergyMeter:
-    """Measures the energy of a run by NVML: its counter of energy, or where that is missing its readings of power.
+    """Measures the energy of a launch with NVML's energy counter or, if that is missing, its power readings.
 
-    Both say what the whole board draws, and seldom: some ten times a second. So the candidate runs back to back for as
-    long as it takes to see a steady power. With a cold L2 each run comes with its flush; what a flush uses is measured
-    alone, once, and taken off.
+    Both are of the whole board and are updated about ten times per second, so the candidate is launched back to back
+    until a steady power can be determined. With a cold L2 each launch follows a flush, whose energy is measured once by
+    itself and subtracted.
 
     Parameters
     ----------
     timer
-        What candidates are timed with.
+        Timer of the candidates.
     telemetry
-        Reads NVML.
+        Readings of NVML.
 
     Raises
     ------
     InputError
-        NVML gives neither.
+        NVML reports neither energy nor power.
     """
 
     def __init__(self, timer: Timer, telemetry: Telemetry) -> None:
@@ -111,34 +111,34 @@ class EnergyMeter:
         self._telemetry = telemetry
         self._source = _source(telemetry)
         self._flush: tuple[float, float] | None = (0.0, 0.0) if timer.l2 == "hot" else None
-        """Time of a flush in microseconds, and its energy in millijoules."""
+        """Time of a flush in microseconds and its energy in millijoules; None if not measured yet."""
 
     def read(self, launch: Launch, time_us: float) -> dict[str, float | str]:
-        """Energy of one run of about ``time_us``, in millijoules, and what it was read from.
+        """Return the energy of a launch of about ``time_us``, in millijoules, and the source of the readings.
 
         Raises
         ------
         ToolchainError
-            NVML has stopped counting.
+            NVML has stopped updating the readings.
         """
         if self._flush is None:
             flush_us = float(np.median(self._timer.samples(self._timer.flush, _FLUSHES)))
             self._flush = flush_us, self._energy_mj([self._timer.flush], flush_us)
         flush_us, flush_mj = self._flush
         whole_mj = self._energy_mj([self._timer.flush, launch], flush_us + time_us)
-        energy_mj = max(whole_mj - flush_mj, _LEAST_SHARE * whole_mj)
+        energy_mj = max(whole_mj - flush_mj, _MIN_SHARE * whole_mj)
         return {"energy_mj": float(f"{energy_mj:.{_DIGITS}g}"), "energy_source": self._source}
 
     def _energy_mj(self, step: Sequence[Launch], time_us: float) -> float:
-        """Energy of a step that is repeated back to back."""
+        """Return the energy of a step that is repeated back to back."""
         with self._timer.back_to_back(step, time_us) as running:
             power_w = self._steady_power_w(running)
             return 1e-3 * power_w * running.end()
 
     def _steady_power_w(self, running: BackToBack) -> float:
-        """Mean power from one step of the counter to another."""
+        """Return the mean power between two updates of the readings."""
         read_mj = self._telemetry.energy_mj if self._source == "counter" else _PowerSum(self._telemetry.power_w)
-        run_in_s = _RUN_IN_S if self._source == "counter" else _POWER_RUN_IN_S
+        run_in_s = _COUNTER_RUN_IN_S if self._source == "counter" else _POWER_RUN_IN_S
         begin_s = time.perf_counter()
         first: tuple[float, float] | None = None
         before_mj = read_mj()
@@ -149,16 +149,16 @@ class EnergyMeter:
                 break
             if now_mj != before_mj and now_s - begin_s > run_in_s:
                 first = first or (now_s, now_mj)
-                passed_s, used_mj = now_s - first[0], now_mj - first[1]
-                if passed_s >= _WINDOW_S and used_mj >= _LEAST_MOVE_MJ:
-                    return 1e-3 * used_mj / passed_s
+                elapsed_s, used_mj = now_s - first[0], now_mj - first[1]
+                if elapsed_s >= _MIN_WINDOW_S and used_mj >= _MIN_ENERGY_MJ:
+                    return 1e-3 * used_mj / elapsed_s
             before_mj = now_mj
             time.sleep(_POLL_S)
-        raise ToolchainError("NVML has stopped saying how much energy the GPU uses; leave the objective energy out")
+        raise ToolchainError("NVML has stopped updating the energy of the GPU; leave the objective energy out")
 
 
 class _PowerSum:
-    """Energy in millijoules since the first call, summed up from readings of the power."""
+    """Energy in millijoules, integrated from readings of the power."""
 
     def __init__(self, power_w: Callable[[], float | None]) -> None:
         self._power_w = power_w
@@ -180,13 +180,13 @@ def _source(telemetry: Telemetry) -> Source:
     if telemetry.power_w() is not None:
         return "power"
     raise InputError(
-        "NVML says neither how much energy this GPU uses nor its power; leave the objective energy out, "
+        "NVML reports neither the energy nor the power of this GPU; leave the objective energy out, "
         "and see `autotile doctor`"
     )
 
 
 def _moves(energy_mj: Callable[[], float | None]) -> bool:
-    """Whether there is a counter and it counts: even an idle GPU uses some millijoules in a tenth of a second."""
+    """Return whether a counter exists and is updated; even an idle GPU uses some millijoules in a tenth of a second."""
     first, begin_s = energy_mj(), time.perf_counter()
     while first is not None and time.perf_counter() - begin_s < 1.0:
         if energy_mj() != first:

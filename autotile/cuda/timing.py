@@ -1,4 +1,4 @@
-"""Time launches with CUDA events: timers, adaptive sampling, and a probe for drift."""
+"""Time launches with CUDA events: timers of one launch, adaptive sampling, and a probe of clock drift."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from autotile.cuda.toolchain import load_cupy
 Launch = Callable[[], None]
 
 BATCH_BELOW_US = 50.0
-"""One event step is one percent of this; a shorter kernel is timed many at a time."""
+"""Kernels shorter than this are timed in batches; the resolution of events is one percent of it."""
 _EVENT_STEP_US = 0.5
-"""CUDA events tick in steps of about half a microsecond."""
+"""Resolution of CUDA events."""
 _BATCH_US = 200.0
-_MOST_IN_BATCH = 64
-_STRETCH_US = 5000.0
-"""Launches that are queued at once when they run back to back: more than the host needs to queue the next ones."""
-_QUEUED_STRETCHES = 2
+_MAX_BATCH_LAUNCHES = 64
+_CHUNK_US = 5000.0
+"""Duration of the launches that are queued together back to back, longer than the host takes to queue the next ones."""
+_QUEUED_CHUNKS = 2
 
 
-class Shot(Protocol):
-    """One sample of a launch's time."""
+class LaunchTimer(Protocol):
+    """Takes a sample of the time of a launch."""
 
     resolution_us: float
-    """Smallest difference that a sample can show."""
+    """Resolution of a sample, in microseconds."""
 
-    def fire(self) -> None:
-        """Queue everything that one sample needs on the current stream."""
+    def start(self) -> None:
+        """Queue the work of one sample on the current stream."""
 
     def time_us(self) -> float:
-        """Time of one launch in microseconds; waits for what was fired."""
+        """Wait for the work, and return the time of one launch in microseconds."""
 
 
-class SingleShot:
-    """One launch between two events, after what empties the L2 cache.
+class EventTimer:
+    """Times one launch between two events, after a flush of the L2 cache.
 
     Parameters
     ----------
     launch
-        Queues the launch.
+        Function that queues the launch.
     flush
-        Queues what empties the L2 cache; does nothing for a hot cache.
+        Function that queues a flush of the L2 cache, or does nothing for a hot cache.
     """
 
     def __init__(self, launch: Launch, flush: Launch) -> None:
@@ -59,7 +59,7 @@ class SingleShot:
         self.resolution_us = _EVENT_STEP_US
         self._start, self._stop = _events(2)
 
-    def fire(self) -> None:
+    def start(self) -> None:
         """Flush, then launch between two events."""
         self._flush()
         self._start.record()
@@ -67,22 +67,22 @@ class SingleShot:
         self._stop.record()
 
     def time_us(self) -> float:
-        """Time between the events."""
+        """Wait, and return the time between the events in microseconds."""
         self._stop.synchronize()
         return _elapsed_us(self._start, self._stop)
 
 
-class BatchShot:
-    """Many launches in one CUDA graph, each after a flush, less the time of a graph of the flushes alone.
+class BatchTimer:
+    """Times a CUDA graph of many launches, each after a flush, and subtracts the time of a graph of the flushes alone.
 
-    Both graphs run in every sample, one after the other, so that a drift of the memory clock hits both.
+    Every sample runs both graphs, one after the other, so that both are affected alike by a drift of the memory clock.
 
     Parameters
     ----------
     launch, flush
-        As for `SingleShot`.
+        As for `EventTimer`.
     probe_us
-        About how long a launch takes; the batch lasts at least 200 us.
+        Approximate time of a launch, from which the number of launches is chosen so that the batch takes about 200 us.
     """
 
     def __init__(self, launch: Launch, flush: Launch, probe_us: float) -> None:
@@ -92,10 +92,10 @@ class BatchShot:
         self._full = _capture([flush, launch], self._count)
         self._start, self._middle, self._stop = _events(3)
         for graph in (self._empty, self._full):
-            graph()  # the first run of a graph carries it to the device
+            graph()  # the first launch of a graph uploads it to the device
 
-    def fire(self) -> None:
-        """Run the two graphs between three events."""
+    def start(self) -> None:
+        """Launch the two graphs between three events."""
         self._start.record()
         self._empty()
         self._middle.record()
@@ -103,70 +103,71 @@ class BatchShot:
         self._stop.record()
 
     def time_us(self) -> float:
-        """Difference of the graphs' times, for one launch; no less than what events can show."""
+        """Wait, and return the difference of the graphs' times per launch; at least the resolution."""
         self._stop.synchronize()
         empty_us = _elapsed_us(self._start, self._middle)
         return max((_elapsed_us(self._middle, self._stop) - empty_us) / self._count, self.resolution_us)
 
 
 class BackToBack:
-    """A step again and again, so that the GPU never waits from the first to the last.
+    """Repeats a step without letting the GPU idle.
 
-    Short ones come in CUDA graphs, as for `BatchShot`. All is used on one current stream, not the default one.
+    Short steps are repeated in CUDA graphs, as in `BatchTimer`. All methods must be called with the same current
+    stream, which must not be the default one.
 
     Parameters
     ----------
     step
-        What is repeated, in order: a flush and a launch.
+        Functions that queue the work of a step, in order: a flush and a launch.
     probe_us
-        About how long they take together.
+        Approximate time of a step.
     """
 
     def __init__(self, step: Sequence[Launch], probe_us: float) -> None:
         self._count = _batched(probe_us) if probe_us < BATCH_BELOW_US else 1
-        self._fire = _capture(step, self._count) if self._count > 1 else _in_turn(step)
-        self._fires = max(1, round(_STRETCH_US / (self._count * probe_us)))
+        self._queue = _capture(step, self._count) if self._count > 1 else _in_order(step)
+        self._queue_calls = max(1, round(_CHUNK_US / (self._count * probe_us)))
         self._runs = 0
         self._ends: deque[Any] = deque()
-        self._fire()  # the first run of a graph carries it to the device
+        self._queue()  # the first launch of a graph uploads it to the device
         (self._start,) = _events(1)
         self._start.record()
         self.keep_going()
 
     def keep_going(self) -> None:
-        """Queue more where less than two stretches are; to be called every few milliseconds."""
+        """Keep two chunks of steps queued; to be called every few milliseconds."""
         while self._ends and self._ends[0].done:
             self._ends.popleft()
-        while len(self._ends) < _QUEUED_STRETCHES:
-            for _ in range(self._fires):
-                self._fire()
-            self._runs += self._fires * self._count
+        while len(self._ends) < _QUEUED_CHUNKS:
+            for _ in range(self._queue_calls):
+                self._queue()
+            self._runs += self._queue_calls * self._count
             (end,) = _events(1)
             end.record()
             self._ends.append(end)
 
     def end(self) -> float:
-        """Wait for what is queued; microseconds that a step took on the mean."""
+        """Wait for the queued steps, and return the mean time of a step in microseconds."""
         last = self._ends[-1]
         last.synchronize()
         return _elapsed_us(self._start, last) / self._runs
 
 
 def _batched(probe_us: float) -> int:
-    """Launches of a CUDA graph."""
-    return max(1, min(_MOST_IN_BATCH, round(_BATCH_US / probe_us)))
+    """Return the number of launches in a CUDA graph."""
+    return max(1, min(_MAX_BATCH_LAUNCHES, round(_BATCH_US / probe_us)))
 
 
-def _in_turn(steps: Sequence[Launch]) -> Launch:
-    def take() -> None:
+def _in_order(steps: Sequence[Launch]) -> Launch:
+    def queue() -> None:
         for step in steps:
             step()
 
-    return take
+    return queue
 
 
 def _capture(steps: Sequence[Launch], count: int) -> Launch:
-    """A CUDA graph that takes the steps ``count`` times; the current stream must not be the default one."""
+    """Capture ``count`` repetitions of the steps in a CUDA graph; the current stream must not be the default one."""
     stream = load_cupy().cuda.get_current_stream()
     stream.begin_capture()
     try:
@@ -189,28 +190,29 @@ def _elapsed_us(start: Any, stop: Any) -> float:
 
 _PROBE_SAMPLES = 3
 DISCARD_RATIO = 1.25
-"""A probe slower than the best by this is dropped: a 3-run race with this cut loses no winner at 0.8 % noise."""
+"""Ratio to the best time above which a probe is discarded. In simulation, 3 samples with this ratio lost no winner at
+0.8 % noise."""
 _TARGET_HALF_WIDTH = 0.005
-_LEAST_SAMPLES = 9
-"""Fewer than six samples have no distribution-free 95 % interval of the median; nine make it narrower."""
-_MOST_SAMPLES = 200
+_MIN_SAMPLES = 9
+"""A distribution-free 95 % interval of the median needs at least six samples; nine give a narrower one."""
+_MAX_SAMPLES = 200
 _QUEUED_SAMPLES = 16
-"""Samples queued before the host waits, so that the GPU never waits for the host."""
-_WARM_UP_S = 0.3
-_WARM_UP_LIMIT_S = 2.0
-_SETTLED = 0.01
+"""Samples that are queued before the host waits, so that the GPU does not idle."""
+_MIN_WARM_UP_S = 0.3
+_MAX_WARM_UP_S = 2.0
+_SETTLED_CHANGE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A measurement, and whether it was cut short because the candidate is clearly slower than the best."""
+    """A measurement, and whether it was stopped early because the candidate is clearly slower than the best."""
 
     measurement: Measurement
     discarded: bool
 
 
 def discard_reason(best_us: float) -> str:
-    """What is said of a candidate that was dropped."""
+    """Return the reason that is recorded for a discarded candidate."""
     return f"clearly slower than the best so far ({best_us:.4g} us)"
 
 
@@ -222,9 +224,10 @@ class Timer:
     l2_bytes
         Size of the device's L2 cache.
     l2
-        ``cold`` writes a buffer of the L2's size before each launch, so that inputs come from memory; ``hot`` does not.
+        ``cold``: a buffer of the size of the L2 cache is written before each launch, so that inputs are read from
+        memory; ``hot``: it is not.
     limit_s
-        Most GPU time that the samples of one measurement take, once there are nine.
+        Maximum GPU time of the samples of a measurement, beyond the first nine.
 
     Attributes
     ----------
@@ -241,96 +244,97 @@ class Timer:
         self._flush_memory: Any = cupy.cuda.alloc(self._flush_bytes)
 
     def warm_up(self, launch: Launch) -> None:
-        """Run until the clock has settled: at least 0.3 s, then until two medians in a row agree within 1 %."""
+        """Launch until the clock has settled: for at least 0.3 s, until two consecutive medians agree within 1 %."""
         start = time.perf_counter()
         last = float("inf")
         while True:
             median = float(np.median(self.samples(launch, 10)))
             elapsed = time.perf_counter() - start
-            settled = abs(median - last) <= _SETTLED * median
-            if (elapsed >= _WARM_UP_S and settled) or elapsed >= _WARM_UP_LIMIT_S:
+            settled = abs(median - last) <= _SETTLED_CHANGE * median
+            if (elapsed >= _MIN_WARM_UP_S and settled) or elapsed >= _MAX_WARM_UP_S:
                 return
             last = median
 
     def event_floor_us(self) -> float:
-        """What two events with nothing between them read, in microseconds: the least that can be seen."""
+        """Return the time between two consecutive events in microseconds, the shortest that can be measured."""
         return float(np.median(self.samples(lambda: None, 20)))
 
     def samples(self, launch: Launch, count: int) -> list[float]:
-        """Times of ``count`` single launches, in microseconds."""
+        """Return the times of ``count`` single launches, in microseconds."""
         with self._stream:
-            return self._sample([SingleShot(launch, self.flush) for _ in range(min(count, _QUEUED_SAMPLES))], count)
+            return self._sample([EventTimer(launch, self.flush) for _ in range(min(count, _QUEUED_SAMPLES))], count)
 
     def measure(self, launch: Launch, best_us: float | None) -> Timing:
-        """Median time with its interval, to half a percent or to the limits of time and samples.
+        """Measure the median time and its interval, to half a percent or until the limits of time and samples.
 
-        A kernel shorter than 50 us is timed in CUDA graphs of many launches.
+        Kernels shorter than 50 us are timed in CUDA graphs of many launches.
 
         Parameters
         ----------
         launch
-            Queues one launch.
+            Function that queues one launch.
         best_us
-            Best time so far; a candidate clearly slower is dropped after three samples and its value kept.
+            Best time so far, in microseconds; sampling stops after three samples of a clearly slower candidate.
         """
         times = self.samples(launch, _PROBE_SAMPLES)
         probe_us = float(np.median(times))
         with self._stream:
-            shots = self._shots(launch, probe_us)
+            timers = self._timers(launch, probe_us)
             if probe_us < BATCH_BELOW_US:
-                times = self._sample(shots, _PROBE_SAMPLES)
+                times = self._sample(timers, _PROBE_SAMPLES)
             typical_us = float(np.median(times))
-            resolution_us = shots[0].resolution_us
+            resolution_us = timers[0].resolution_us
             if best_us is not None and typical_us > DISCARD_RATIO * best_us:
                 return Timing(self._measurement(times, resolution_us), discarded=True)
-            affordable = int(np.clip(self._limit_us / probe_us, _LEAST_SAMPLES, _MOST_SAMPLES))
-            times += self._sample(shots, _LEAST_SAMPLES - len(times))
+            affordable = int(np.clip(self._limit_us / probe_us, _MIN_SAMPLES, _MAX_SAMPLES))
+            times += self._sample(timers, _MIN_SAMPLES - len(times))
             while not _is_precise(times, resolution_us) and len(times) < affordable:
-                times += self._sample(shots, min(len(times), affordable - len(times)))
+                times += self._sample(timers, min(len(times), affordable - len(times)))
         return Timing(self._measurement(times, resolution_us), discarded=False)
 
     def race(self, launches: Sequence[Launch], rounds: int, seed: int) -> list[list[float]]:
-        """Time several candidates in turn, in a new order each round; one row of microseconds a candidate.
+        """Time several candidates in rounds of random order; return a list of times in microseconds per candidate.
 
-        Drift of clock and temperature then hits all alike, and times of one round can be compared in pairs.
+        A drift of clock or temperature then affects all candidates alike, and the times of a round can be compared in
+        pairs.
         """
         generator = np.random.default_rng(seed)
         fastest_us = min(min(self.samples(launch, _PROBE_SAMPLES)) for launch in launches)
         times: list[list[float]] = [[] for _ in launches]
         with self._stream:
-            shots = [self._shots(launch, fastest_us)[0] for launch in launches]
+            timers = [self._timers(launch, fastest_us)[0] for launch in launches]
             for _ in range(rounds):
                 order = generator.permutation(len(launches))
                 for index in order:
-                    shots[index].fire()
+                    timers[index].start()
                 for index in order:
-                    times[index].append(shots[index].time_us())
+                    times[index].append(timers[index].time_us())
         return times
 
     @contextmanager
     def back_to_back(self, step: Sequence[Launch], probe_us: float) -> Iterator[BackToBack]:
-        """A step of about ``probe_us`` again and again; what is inside runs on the timer's stream."""
+        """Repeat a step of about ``probe_us``; the context makes the timer's stream the current one."""
         with self._stream:
             yield BackToBack(step, probe_us)
 
-    def _shots(self, launch: Launch, probe_us: float) -> Sequence[Shot]:
-        """What to fire for a launch of about ``probe_us``, several of it so that samples can queue up."""
+    def _timers(self, launch: Launch, probe_us: float) -> Sequence[LaunchTimer]:
+        """Return the timers of a launch of about ``probe_us``, whose samples can be queued one behind the other."""
         if probe_us < BATCH_BELOW_US:
-            return [BatchShot(launch, self.flush, probe_us)]
-        return [SingleShot(launch, self.flush) for _ in range(_QUEUED_SAMPLES)]
+            return [BatchTimer(launch, self.flush, probe_us)]
+        return [EventTimer(launch, self.flush) for _ in range(_QUEUED_SAMPLES)]
 
     @staticmethod
-    def _sample(shots: Sequence[Shot], count: int) -> list[float]:
+    def _sample(timers: Sequence[LaunchTimer], count: int) -> list[float]:
         times: list[float] = []
         while len(times) < count:
-            queued = shots[: count - len(times)]
-            for shot in queued:
-                shot.fire()
-            times += [shot.time_us() for shot in queued]
+            queued = timers[: count - len(times)]
+            for timer in queued:
+                timer.start()
+            times += [timer.time_us() for timer in queued]
         return times
 
     def flush(self) -> None:
-        """Queue what empties the L2 cache; nothing where it is to stay hot."""
+        """Queue a flush of the L2 cache; do nothing if it is to stay hot."""
         if self.l2 == "cold":
             self._flush_memory.memset_async(0, self._flush_bytes)
 
@@ -345,24 +349,24 @@ def _is_precise(times: Sequence[float], resolution_us: float) -> bool:
     return (interval.high - interval.low) / 2 <= max(_TARGET_HALF_WIDTH * interval.value, resolution_us / 2)
 
 
-_TURNS = 12_000
-"""About 60 us at 2 GHz: long enough for an event, short enough to go unnoticed beside a candidate's samples."""
-_SAMPLES = 3
+_SPIN_ITERATIONS = 12_000
+"""About 60 us at 2 GHz: long enough for events, and short compared with the samples of a candidate."""
+_DRIFT_SAMPLES = 3
 
 
 class DriftProbe:
-    """Times a kernel of dependent multiply-adds, one block an SM: it takes a fixed number of the SMs' clock cycles.
+    """Times a kernel of dependent multiply-adds, one block per SM, which takes a fixed number of clock cycles.
 
-    So its time moves with the clock, and with other load on the GPU, and with nothing that a candidate does.
+    Its time varies with the clock and with other load on the GPU, but not with the candidates.
 
     Parameters
     ----------
     support
-        The worker's own kernels.
+        Support kernels of the worker.
     timer
-        What candidates are timed with.
+        Timer of the candidates.
     sm_count
-        Of the device.
+        Number of SMs of the device.
     """
 
     def __init__(self, support: SupportKernels, timer: Timer, sm_count: int) -> None:
@@ -371,6 +375,6 @@ class DriftProbe:
         self._sm_count = sm_count
 
     def read_us(self) -> float:
-        """Its time now, in microseconds."""
-        samples = self._timer.samples(lambda: self._support.spin(self._sm_count, _TURNS), _SAMPLES)
+        """Return the current time of the kernel, in microseconds."""
+        samples = self._timer.samples(lambda: self._support.spin(self._sm_count, _SPIN_ITERATIONS), _DRIFT_SAMPLES)
         return round(float(np.median(samples)), 3)

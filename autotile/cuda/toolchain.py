@@ -1,4 +1,4 @@
-"""Load NVRTC and find the toolkit's headers, wherever they were installed from."""
+"""Load NVRTC and CuPy, and find the headers of the CUDA toolkit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NVRTC_WHEEL = "nvidia_cuda_nvrtc"
 
 @lru_cache
 def load_nvrtc() -> ModuleType:
-    """The ``cuda.bindings.nvrtc`` module, with its library found to load.
+    """Return the ``cuda.bindings.nvrtc`` module, after checking that its library can be loaded.
 
     Raises
     ------
@@ -43,11 +43,10 @@ def load_nvrtc() -> ModuleType:
 
 @lru_cache
 def nvrtc_version() -> str:
-    """Version of NVRTC, such as ``"13.0"``; part of every tuning key and cubin key.
+    """Return the version of NVRTC, such as ``"13.0"``, which is part of every tuning key and cubin key.
 
-    The wheel's name tells it, where there is one: what is compiled already is then served without loading NVRTC,
-    which takes longer than all the rest of serving it. The loader takes a wheel before anything else
-    (cuda.pathfinder, "Search order").
+    It is read from the metadata of the installed wheel, if there is one, as loading NVRTC takes longer than the rest of
+    serving a cached cubin. The loader prefers a wheel to any other installation (cuda.pathfinder, "Search order").
 
     Raises
     ------
@@ -62,14 +61,14 @@ def nvrtc_version() -> str:
 
 
 def _wheel_version() -> str | None:
-    """Version in the folder name of an installed wheel of NVRTC; None where there is none, or more than one."""
+    """Return the version of the installed NVRTC wheel; None if there is none or more than one."""
     found = {version for folder in sys.path if folder for version in _wheels(folder)}
     return found.pop() if len(found) == 1 else None
 
 
 def _wheels(folder: str) -> Iterator[str]:
-    with contextlib.suppress(OSError):  # a path that is no folder: an archive, say
-        for name in os.listdir(folder):  # noqa: PTH208 - a folder of packages holds hundreds of names
+    with contextlib.suppress(OSError):  # not a folder, for example a zip archive
+        for name in os.listdir(folder):  # noqa: PTH208 - Path objects for hundreds of names take long
             if name.startswith(_NVRTC_WHEEL) and (
                 match := re.fullmatch(_NVRTC_WHEEL + r"(?:_cu\d+)?-(\d+\.\d+)[\d.]*\.dist-info", name)
             ):
@@ -78,10 +77,10 @@ def _wheels(folder: str) -> Iterator[str]:
 
 @lru_cache
 def include_folders() -> tuple[str, ...]:
-    """Folders with the toolkit's headers, such as ``cuda_fp16.h`` and ``cuda/std``; empty where there are none."""
+    """Return the folders of the toolkit's headers, such as ``cuda_fp16.h`` and ``cuda/std``."""
     try:
         from cuda.pathfinder import find_nvidia_header_directory
-    except ImportError:  # it comes with the bindings of NVRTC
+    except ImportError:  # it is installed with the bindings of NVRTC
         return ()
     found = (find_nvidia_header_directory(library) for library in ("cudart", "cccl"))
     return tuple(folder for folder in found if folder)
@@ -89,7 +88,7 @@ def include_folders() -> tuple[str, ...]:
 
 @lru_cache
 def load_cupy() -> ModuleType:
-    """The ``cupy`` module.
+    """Return the ``cupy`` module.
 
     Raises
     ------

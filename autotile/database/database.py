@@ -1,4 +1,4 @@
-"""The tuning database: every trial is committed as it ends, and the best is read back from there."""
+"""The tuning database: every trial is committed when it ends, and the best results are read from the trials."""
 
 from __future__ import annotations
 
@@ -19,62 +19,60 @@ from autotile.database.engine import (
     DamagedDatabaseError,
     Location,
     parse_location,
-    reporting_errors,
     server_engine,
     sqlite_engine,
+    translated_errors,
 )
 from autotile.database.keys import TuningKey
-from autotile.database.paths import check_readable, check_writable, identity, network_notice, refuse_other_files
+from autotile.database.misses import StoredMiss, count_miss, read_misses
+from autotile.database.paths import check_is_database, check_readable, check_writable, file_identity, network_notice
 from autotile.database.schema import TRIALS, now_text
 from autotile.database.studies import (
     StoredBest,
-    StoredMiss,
     StoredRun,
     StudySummary,
-    count_miss,
+    ensure_study,
     find_study,
     finish_run,
     insert_run,
     list_studies,
-    make_study,
     read_best,
-    read_misses,
     read_runs,
 )
 from autotile.database.trials import Phase, StoredTrial, insert_trial, insert_trials, read_trials, trial_row
 from autotile.database.upgrade import (
     DatabaseCheck,
     check_database,
+    check_integrity,
     ensure_schema,
     is_current,
-    refuse_damage,
     schema_revision,
     set_aside,
 )
 from autotile.errors import DatabaseError
 
-_OPENINGS = 5
-"""Of a file that others find damaged at the same time: each of them may be in the middle of setting it aside."""
+_MAX_RETRIES = 5
+"""Retries of opening a damaged file, which other processes may be replacing at the same time."""
 
 
 class Database:
     """An open tuning database; safe to use from several threads, and from several processes that each open their own.
 
-    Open it with `Database.open` to write or `Database.open_readonly` to read; close it, or use it in a ``with`` block.
-    Each method is one transaction, and raises `DatabaseError` when the database cannot be read or written.
+    Open it with `Database.open` to write or `Database.open_readonly` to read, and close it or use it in a ``with``
+    block. Each method is one transaction, and raises `DatabaseError` if the database cannot be read or written.
 
     Attributes
     ----------
     location
         The path or URL, without a password.
     notices
-        What the user should be told, such as that a damaged file was set aside.
+        Messages for the user, such as that a damaged file was set aside.
     """
 
     def __init__(self, engine: Engine, location: Location, *, readonly: bool, notices: tuple[str, ...] = ()) -> None:
         self.location = str(location)
         self.notices = notices
-        self._place = location
+        self._location = location
         self._readonly = readonly
         self._engine = engine
         self._writer = engine.execution_options(**WRITE_OPTIONS)
@@ -82,93 +80,93 @@ class Database:
 
     @classmethod
     def open(cls, location: str | Path, *, set_damage_aside: bool = True) -> Self:
-        """Open a database for writing; it is made where it is missing, and brought to the present schema.
+        """Open a database for writing; create it if it does not exist, and upgrade it to the current schema.
 
-        A damaged SQLite file is renamed and reported in `notices`, and a fresh one is begun.
+        A damaged SQLite file is renamed and reported in `notices`, and a new one is created.
 
         Parameters
         ----------
         location
             Path of an SQLite file, or ``postgresql+psycopg://user:password@host/name``.
         set_damage_aside
-            False: raise where the file is damaged, and leave it as it is.
+            Whether to replace a damaged file; if False, raise instead and leave it unchanged.
 
         Raises
         ------
         DatabaseError
-            It cannot be made or written, is no database, belongs to another program or to a newer autotile, or the
-            driver of the server is not installed.
+            It cannot be created or written, is not a database, belongs to another program or a newer version of
+            autotile, or the driver of the server is not installed.
         """
-        place = parse_location(location)
-        if not isinstance(place, Path):
-            return cls._open_for_writing(place)
-        check_writable(place)
+        parsed = parse_location(location)
+        if not isinstance(parsed, Path):
+            return cls._open_for_writing(parsed)
+        check_writable(parsed)
         notices: tuple[str, ...] = ()
-        for _ in range(_OPENINGS):
-            seen = identity(place)
+        for _ in range(_MAX_RETRIES):
+            seen = file_identity(parsed)
             try:
                 if seen is not None:
-                    check_readable(place)
-                return cls._open_for_writing(place, notices)
+                    check_readable(parsed)
+                return cls._open_for_writing(parsed, notices)
             except DatabaseError as error:
-                if seen is None or identity(place) != seen:
-                    continue  # another process has set it aside meanwhile, or made it
+                if seen is None or file_identity(parsed) != seen:
+                    continue  # meanwhile another process has set it aside or created it
                 if not isinstance(error, DamagedDatabaseError):
                     raise
-                refuse_other_files(place)
+                check_is_database(parsed)
                 if not set_damage_aside:
                     raise
-                notices = set_aside(place, seen)
-        return cls._open_for_writing(place, notices)
+                notices = set_aside(parsed, seen)
+        return cls._open_for_writing(parsed, notices)
 
     @classmethod
     def open_readonly(cls, location: str | Path) -> Self | None:
-        """Open a database for reading; None where there is none, or none with tables yet. No file is made.
+        """Open a database for reading; return None if there is none, or none with tables. No file is created.
 
         Raises
         ------
         DatabaseError
-            It is there, but cannot be read or belongs to another program or to another version of autotile.
+            The database cannot be read, or belongs to another program or a newer version of autotile.
         """
-        place = parse_location(location)
-        if isinstance(place, Path):
-            if not place.exists():
+        parsed = parse_location(location)
+        if isinstance(parsed, Path):
+            if not parsed.exists():
                 return None
-            check_readable(place)
-        engine = _engine(place, readonly=True)
+            check_readable(parsed)
+        engine = _engine(parsed, readonly=True)
         try:
-            with reporting_errors(place), engine.connect() as connection:
+            with translated_errors(parsed), engine.connect() as connection:
                 revision = schema_revision(connection)
-                current = is_current(connection, place)
+                current = is_current(connection, parsed)
         except BaseException as error:
             engine.dispose()
-            if isinstance(error, DamagedDatabaseError) and isinstance(place, Path):
-                refuse_other_files(place)
+            if isinstance(error, DamagedDatabaseError) and isinstance(parsed, Path):
+                check_is_database(parsed)
             raise
         if current:
-            return cls(engine, place, readonly=True)
+            return cls(engine, parsed, readonly=True)
         engine.dispose()
         if revision is None:
             return None
-        cls.open(location).close()  # an older database is brought up to date first
-        return cls(_engine(place, readonly=True), place, readonly=True)
+        cls.open(location).close()  # upgrades an older database
+        return cls(_engine(parsed, readonly=True), parsed, readonly=True)
 
     @classmethod
-    def _open_for_writing(cls, place: Location, notices: tuple[str, ...] = ()) -> Self:
-        engine = _engine(place, readonly=False)
+    def _open_for_writing(cls, location: Location, notices: tuple[str, ...] = ()) -> Self:
+        engine = _engine(location, readonly=False)
         try:
-            with reporting_errors(place):
-                ensure_schema(engine, place)
-                if isinstance(place, Path):
-                    refuse_damage(engine, place)
+            with translated_errors(location):
+                ensure_schema(engine, location)
+                if isinstance(location, Path):
+                    check_integrity(engine, location)
         except BaseException:
             engine.dispose()
             raise
-        where = network_notice(place) if isinstance(place, Path) else ""
-        return cls(engine, place, readonly=False, notices=(*notices, *filter(None, [where])))
+        network = network_notice(location) if isinstance(location, Path) else ""
+        return cls(engine, location, readonly=False, notices=(*notices, *filter(None, [network])))
 
     def close(self) -> None:
-        """Let go of the database; a closed one opens itself again when it is used."""
+        """Close all connections; using the database afterwards opens new ones."""
         self._engine.dispose()
 
     def __enter__(self) -> Self:
@@ -180,23 +178,23 @@ class Database:
         self.close()
 
     def study(self, key: TuningKey, device: DeviceProperties | None) -> int:
-        """Number of the study of a key, made where it is missing.
+        """Return the id of the study of a key, created if it does not exist.
 
         Parameters
         ----------
         device
-            Kept with a new study; None where an imported result does not say.
+            Stored with a new study; None if an imported result does not state it.
         """
         with self.writing() as connection:
-            return make_study(connection, key, device)
+            return ensure_study(connection, key, device)
 
     def find_study(self, key: TuningKey) -> int | None:
-        """Number of the study of a key, or None; nothing is made."""
+        """Return the id of the study of a key, or None; nothing is created."""
         with self.reading() as connection:
             return find_study(connection, key)
 
     def studies(self, kernel: str | None = None) -> list[StudySummary]:
-        """Every study, or those of one kernel, by kernel and then oldest first."""
+        """Return the studies of one kernel, or of all, ordered by kernel and then oldest first."""
         with self.reading() as connection:
             return list_studies(connection, kernel)
 
@@ -211,7 +209,7 @@ class Database:
         host: str = "",
         gates: Mapping[str, Any] | None = None,
     ) -> int:
-        """Record that a run begins, and return its number; settings and gates are kept as JSON."""
+        """Record the start of a run, and return its id; settings and gates are stored as JSON."""
         row = {
             "study_id": study_id,
             "sampler": sampler,
@@ -225,51 +223,51 @@ class Database:
             return insert_run(connection, row)
 
     def end_run(self, run_id: int, summary: Mapping[str, Any] | None = None) -> None:
-        """Record that a run has finished; from now on the winner of its finals is the study's best."""
+        """Record the end of a run; the winner of its finals becomes the study's best."""
         with self.writing() as connection:
             found = finish_run(connection, run_id, summary or {})
         if not found:
-            raise DatabaseError(f"{self.location} has no run {run_id}; expected a number that start_run gave")
+            raise DatabaseError(f"{self.location} has no run {run_id}; expected an id that start_run returned")
 
     def runs(self, study_id: int) -> list[StoredRun]:
-        """Runs of a study, oldest first."""
+        """Return the runs of a study, oldest first."""
         with self.reading() as connection:
             return read_runs(connection, study_id)
 
     def add_trial(
         self, study_id: int, run_id: int, trial: Trial, *, phase: Phase = "search", rank: int | None = None
     ) -> int:
-        """Commit one trial and return its number; when this returns, the death of the process cannot lose it.
+        """Commit one trial and return its id; from then on the trial survives the death of the process.
 
         Parameters
         ----------
         rank
-            Place within the run's finals, 1 for the winner.
+            Rank in the run's finals, 1 for the winner.
         """
-        place = {"study_id": study_id, "run_id": run_id, "phase": phase, "rank": rank, "created_at": now_text()}
+        position = {"study_id": study_id, "run_id": run_id, "phase": phase, "rank": rank, "created_at": now_text()}
         with self.writing() as connection:
-            return insert_trial(connection, place | trial_row(trial))
+            return insert_trial(connection, position | trial_row(trial))
 
     def add_trials(self, study_id: int, run_id: int, trials: Iterable[Trial]) -> None:
-        """Commit many trials of a search in one transaction, as an import does."""
-        place = {"study_id": study_id, "run_id": run_id, "phase": "search", "rank": None, "created_at": now_text()}
-        rows = [place | trial_row(trial) for trial in trials]
+        """Commit trials of a search in one transaction."""
+        position = {"study_id": study_id, "run_id": run_id, "phase": "search", "rank": None, "created_at": now_text()}
+        rows = [position | trial_row(trial) for trial in trials]
         with self.writing() as connection:
             insert_trials(connection, rows)
 
     def stored_trials(
         self, study_id: int, *, run_id: int | None = None, phase: Phase | None = None
     ) -> list[StoredTrial]:
-        """Trials of a study with where and when they were recorded, oldest first."""
+        """Return the trials of a study with their positions in the database and times, oldest first."""
         with self.reading() as connection:
             return read_trials(connection, study_id, run_id, phase)
 
     def trials(self, study_id: int, *, run_id: int | None = None, phase: Phase | None = None) -> list[Trial]:
-        """Trials of a study, oldest first."""
+        """Return the trials of a study, oldest first."""
         return [stored.trial for stored in self.stored_trials(study_id, run_id=run_id, phase=phase)]
 
     def tried(self, study_id: int) -> dict[str, Trial]:
-        """Newest trial of each configuration of a study, by `config_key`, so that a killed run can go on."""
+        """Return the newest trial of each configuration, by `config_key`, from which a killed run is resumed."""
         return {config_key(trial.config): trial for trial in self.trials(study_id)}
 
     def best(
@@ -281,65 +279,65 @@ class Database:
         gpu_name: str | None = None,
         study_id: int | None = None,
     ) -> list[StoredBest]:
-        """Best result of each study that matches what is given, newest first."""
+        """Return the best result of each matching study, newest first."""
         with self.reading() as connection:
             return read_best(connection, kernel, dtype=dtype, sizes=sizes, gpu_name=gpu_name, study_id=study_id)
 
     def record_miss(self, problem: Problem, gpu_name: str, tier: str, count: int = 1) -> None:
-        """Count that a problem was asked for and that only ``tier`` could be served."""
+        """Count requests of a problem that were served by ``tier`` instead of an exact result."""
         with self.writing() as connection:
             count_miss(connection, problem, gpu_name, tier, count)
 
     def misses(self, kernel: str | None = None) -> list[StoredMiss]:
-        """Problems that were asked for in vain, most frequent first."""
+        """Return the requested problems that were not served exactly, most frequent first."""
         with self.reading() as connection:
             return read_misses(connection, kernel)
 
     def check(self) -> DatabaseCheck:
-        """Look for damage and orphaned rows."""
+        """Check for damage and orphaned rows."""
         try:
             with self.reading() as connection:
                 return check_database(connection, self.location)
-        except DamagedDatabaseError as error:  # so damaged that SQLite cannot even look through it
-            return DatabaseCheck.of_damage(self.location, [str(error)])
+        except DamagedDatabaseError as error:  # so damaged that SQLite's check itself fails
+            return DatabaseCheck.damaged(self.location, [str(error)])
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """One transaction that reads."""
-        self._leave_parents_connections()
-        with reporting_errors(self._place), self._engine.connect() as connection:
+        """Begin a transaction that reads."""
+        self._discard_inherited_connections()
+        with translated_errors(self._location), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """One transaction that writes."""
+        """Begin a transaction that writes."""
         if self._readonly:
-            raise DatabaseError(f"{self.location} was opened for reading only; expected Database.open to write")
-        self._leave_parents_connections()
-        with reporting_errors(self._place), self._writer.begin() as connection:
+            raise DatabaseError(f"{self.location} is open for reading only; open it with Database.open to write")
+        self._discard_inherited_connections()
+        with translated_errors(self._location), self._writer.begin() as connection:
             yield connection
 
-    def _leave_parents_connections(self) -> None:
-        """After a fork, forget the parent's connections unclosed: https://sqlite.org/howtocorrupt.html, section 2.6."""
+    def _discard_inherited_connections(self) -> None:
+        """After a fork, drop the parent's connections unclosed: https://sqlite.org/howtocorrupt.html, section 2.6."""
         if os.getpid() != self._process:
             self._engine.dispose(close=False)
             self._process = os.getpid()
 
 
-def _engine(place: Location, *, readonly: bool) -> Engine:
-    return sqlite_engine(place, readonly=readonly) if isinstance(place, Path) else server_engine(place)
+def _engine(location: Location, *, readonly: bool) -> Engine:
+    return sqlite_engine(location, readonly=readonly) if isinstance(location, Path) else server_engine(location)
 
 
 @dataclass(frozen=True, slots=True)
 class StudyTimes:
-    """What was measured of one problem.
+    """Times of one problem's configurations.
 
     Attributes
     ----------
     best
         `config_key` of the winner.
     times_us
-        Newest time of each configuration that ran to its end, by `config_key`; the finals' goes before the search's.
+        Newest time of each successful configuration, by `config_key`; a time of the finals precedes one of the search.
     """
 
     key: TuningKey
@@ -348,17 +346,17 @@ class StudyTimes:
 
     @property
     def best_us(self) -> float:
-        """The winner's time."""
+        """Time of the winner."""
         return self.times_us[self.best]
 
     def loss(self, config: str) -> float | None:
-        """Time of a configuration over the winner's, minus 1, at least 0; None where it was not measured."""
+        """Return the time of a configuration over the winner's, minus 1, at least 0; None if it was not measured."""
         time_us = self.times_us.get(config)
         return None if time_us is None else max(0.0, time_us / self.best_us - 1.0)
 
 
 def study_times(database: Database, kernel: str) -> list[StudyTimes]:
-    """Times of every study of a kernel that has a winner.
+    """Return the times of every study of a kernel that has a winner.
 
     Raises
     ------
@@ -376,7 +374,7 @@ def _times(database: Database, study_id: int) -> dict[str, float]:
     query = (
         select(TRIALS.c.config_key, TRIALS.c.time_us)
         .where(TRIALS.c.study_id == study_id, TRIALS.c.outcome == str(Outcome.OK), TRIALS.c.time_us.is_not(None))
-        .order_by(TRIALS.c.phase.desc(), TRIALS.c.id)  # the search's, then the finals'
+        .order_by(TRIALS.c.phase.desc(), TRIALS.c.id)  # times of the finals replace those of the search
     )
     with database.reading() as connection:
         return {row.config_key: row.time_us for row in connection.execute(query)}

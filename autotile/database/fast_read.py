@@ -1,131 +1,108 @@
-"""Read the winners and rules of a local database by the standard library alone.
+"""Read winners and rules from a local database with the standard library alone.
 
-Loading SQLAlchemy takes longer than all the rest of a process's first look-up, so dispatch reads an SQLite file of the
-present schema directly. Whatever is out of the ordinary is left to `Database`.
+Importing SQLAlchemy takes longer than the rest of a process's first look-up, so serving reads an SQLite file of the
+current schema directly. Every other case is left to `autotile.database.database.Database`.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import closing
-from dataclasses import fields
-from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Measurement, Resources
-from autotile.database.keys import TuningKey
-from autotile.database.winners import Winner
-
-if TYPE_CHECKING:
-    from autotile.database.winners import StoredRule
-
+from autotile.database.winners import JSON_COLUMNS, RULE_COLUMNS, WINNER_COLUMNS, StoredRule, Winner
 
 SCHEMA_REVISION = "0003"
-"""The newest migration. Revisions are four-digit numbers in order, so that a newer database can be told."""
+"""The newest migration. Revisions are four-digit numbers in order, so that a newer database can be recognized."""
 
 VERSION_TABLE = "autotile_schema"
-"""Where Alembic keeps the revision; its usual name would let another program's database pass for ours."""
+"""Table of Alembic's revision; with Alembic's default name, another program's database could pass for ours."""
+
+_BUSY_TIMEOUT_S = 1.0
+"""In WAL mode a reader never waits; in the other modes a commit takes milliseconds."""
 
 
-_RESOURCES = tuple(field.name for field in fields(Resources))
+def _names(columns: Mapping[str, Iterable[str]]) -> str:
+    return ", ".join(f"{table}.{name}" for table, names in columns.items() for name in names)
 
 
-def resources_of(row: Mapping[Any, Any]) -> Resources | None:
-    """What a trial was compiled to, from its row; None where it was not."""
-    return None if row["registers"] is None else Resources(**{name: row[name] for name in _RESOURCES})
-
-
-_BUSY_S = 1.0
-"""A reader waits for nobody in WAL mode; elsewhere a commit takes milliseconds."""
-_WINNERS = """
-    SELECT studies.kernel, studies.template_hash, studies.space_hash, studies.options, studies.dtype, studies.sizes,
-        studies.gpu_name, studies.compute_capability, studies.sm_count, studies.smem_per_block_optin_bytes,
-        studies.nvrtc_version, studies.l2_mode, studies.source, studies.device,
-        trials.config, trials.registers, trials.spill_store_bytes, trials.spill_load_bytes, trials.stack_bytes,
-        trials.static_smem_bytes, trials.time_us, trials.low_us, trials.high_us, trials.l2, trials.created_at,
-        runs.driver
-    FROM best JOIN trials ON trials.id = best.trial_id JOIN studies ON studies.id = best.study_id
-        JOIN runs ON runs.id = trials.run_id
+WINNERS_SQL = f"""
+    SELECT {_names(WINNER_COLUMNS)}
+    FROM studies
+    JOIN best ON studies.id = best.study_id
+    JOIN trials ON trials.id = best.trial_id
+    JOIN runs ON runs.id = trials.run_id
     WHERE studies.kernel = ? AND studies.dtype = ?
     ORDER BY trials.created_at DESC
 """
-_RULES = """
-    SELECT key, device, rule, learned_at FROM families
-    WHERE kernel = ? AND dtype = ? AND learned_at IS NOT NULL
-    ORDER BY learned_at DESC
+RULES_SQL = f"""
+    SELECT {_names({"families": RULE_COLUMNS})}
+    FROM families
+    WHERE families.learned_at IS NOT NULL AND families.kernel = ? AND families.dtype = ?
+    ORDER BY families.learned_at DESC
 """
+"""A test compares both statements with the ones that SQLAlchemy builds from the schema."""
 
 
-def read_winners_quickly(location: str, kernel: str, dtype: str) -> list[Winner] | None:
-    """Winners of a kernel, newest first; empty where there is no database.
+def read_winners_fast(location: str, kernel: str, dtype: str) -> list[Winner] | None:
+    """Return the winners of a kernel, newest first; an empty list if there is no database.
 
     Returns
     -------
     list of Winner or None
-        None where the database is not an SQLite file of the present schema that can simply be read.
+        None if the database is not a readable SQLite file of the current schema.
     """
-    rows = _rows(location, _WINNERS, kernel, dtype)
     try:
-        return [_winner(row) for row in rows] if rows is not None else None
+        rows = _rows(location, WINNERS_SQL, kernel, dtype)
+        return None if rows is None else [_winner(row) for row in rows]
     except (TypeError, ValueError, KeyError):
         return None
 
 
-def read_rules_quickly(location: str, kernel: str, dtype: str) -> list[StoredRule] | None:
-    """Rules of a kernel's families, newest first; what is returned where, as for `read_winners_quickly`."""
-    rows = _rows(location, _RULES, kernel, dtype)
+def read_rules_fast(location: str, kernel: str, dtype: str) -> list[StoredRule] | None:
+    """Return the rules of a kernel's families, newest first; the cases are those of `read_winners_fast`."""
     try:
-        return [_rule(row) for row in rows] if rows is not None else None
+        rows = _rows(location, RULES_SQL, kernel, dtype)
+        return None if rows is None else [StoredRule.from_json(_decoded(row, row.keys())) for row in rows]
     except (TypeError, ValueError, KeyError):
         return None
 
 
 def _rows(location: str, query: str, kernel: str, dtype: str) -> list[dict[str, Any]] | None:
-    path = Path(location).expanduser()
     if "://" in location:
         return None
+    path = Path(location).expanduser()
     if not path.exists():
         return []
     try:
         uri = f"file:{quote(str(path.absolute()))}?mode=ro"
-        with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_S)) as connection:
-            connection.row_factory = sqlite3.Row
+        with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S)) as connection:
             (revision,) = connection.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()
             if revision != SCHEMA_REVISION:
                 return None
+            connection.row_factory = sqlite3.Row
             return [dict(row) for row in connection.execute(query, (kernel, dtype))]
-    except (sqlite3.Error, TypeError):
+    except sqlite3.Error:
         return None
 
 
-def _rule(row: Mapping[str, Any]) -> StoredRule:
-    from autotile.database.winners import StoredRule
-
-    read = {name: json.loads(row[name]) for name in ("key", "device", "rule")}
-    return StoredRule.from_json({**read, "learned_at": row["learned_at"]})
+def _winner(row: dict[str, Any]) -> Winner:
+    return Winner.from_row(_decoded(row, row.keys() - {"device"}), _device(row["device"]))
 
 
-def _winner(row: Mapping[str, Any]) -> Winner:
-    key = {**row} | {name: json.loads(row[name]) for name in ("options", "sizes")}
-    timed = row["time_us"] is not None
-    return Winner(
-        TuningKey.from_json(key),
-        _device(row["device"], row["driver"]) if row["device"] else None,
-        json.loads(row["config"]),
-        resources_of(row),
-        Measurement(row["time_us"], row["low_us"], row["high_us"], l2=row["l2"]) if timed else None,
-        datetime.fromisoformat(row["created_at"]),
-    )
+def _decoded(row: dict[str, Any], columns: Set[str]) -> dict[str, Any]:
+    """Return a row with the JSON of some columns decoded."""
+    return row | {name: json.loads(row[name]) for name in columns & JSON_COLUMNS}
 
 
 @lru_cache(maxsize=16)
-def _device(text: str, driver: str) -> DeviceProperties | None:
-    """A study's device, which most studies share; a study may outlive the driver that it was begun with."""
-    device = json.loads(text)
-    return DeviceProperties.from_json({**device, "driver": driver or device.get("driver", "")}) if device else None
+def _device(text: str | None) -> DeviceProperties | None:
+    """Decode the device of a study; most studies of a database share one."""
+    device = json.loads(text) if text else None
+    return DeviceProperties.from_json(device) if device else None

@@ -1,8 +1,7 @@
-"""What a measured result belongs to: the key of a study, and the hash of what gives a configuration its meaning."""
+"""Keys of tuning results, and the hash of those parts of a search space that give a configuration its meaning."""
 
 from __future__ import annotations
 
-import ast
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
@@ -12,36 +11,27 @@ from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.model import L2Mode, Problem, canonical_json
 from autotile.core.text import sizes_text
-from autotile.kernel.array_expressions import ArrayExpression
-from autotile.kernel.expressions import Expression
 from autotile.kernel.library import Kernel
-from autotile.kernel.spec import (
-    Argument,
-    BufferArgument,
-    KernelSpec,
-    ScalarArgument,
-    TensorMapArgument,
-    WorkspaceArgument,
-)
+from autotile.kernel.spec import KernelSpec
 
 ResultSource = Literal["cuda", "replayed"]
 
 
 @dataclass(frozen=True, slots=True)
 class TuningKey:
-    """Results under equal keys may be compared and served for one another; under different keys they may not.
+    """The key of a study: results are comparable, and interchangeable for serving, exactly if their keys are equal.
 
-    The driver is no part of it: it is recorded with each run, and a change is worth a warning only.
-    Unknown figures of an imported result are ``""`` and ``0``.
+    The driver is not part of the key: it is recorded with each run, and a different one only causes a warning.
+    Fields that an imported result does not state are ``""`` and ``0``.
     """
 
     kernel: str
     template_hash: str
-    """SHA-256 of the template with the files that it includes in quotes."""
+    """SHA-256 of the template and of the files that it includes with quotes."""
     space_hash: str
     """See `space_hash`."""
     options: tuple[str, ...]
-    """NVRTC options beyond the ones that autotile always gives."""
+    """NVRTC options in addition to those that autotile always passes."""
     dtype: str
     sizes: Mapping[str, int]
     gpu_name: str
@@ -51,7 +41,7 @@ class TuningKey:
     nvrtc_version: str
     l2_mode: L2Mode
     source: ResultSource = "cuda"
-    """``"replayed"`` for what was read from a recording, so that it never mixes with what was measured here."""
+    """``"replayed"`` for times from a recording, which never mix with times that were measured."""
 
     @classmethod
     def for_device(
@@ -66,7 +56,7 @@ class TuningKey:
         l2_mode: L2Mode,
         source: ResultSource = "cuda",
     ) -> TuningKey:
-        """Key of a problem on a device."""
+        """Return the key of a problem on a device."""
         return cls(
             kernel=problem.kernel,
             template_hash=template_hash,
@@ -85,21 +75,21 @@ class TuningKey:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the whole key, equal for equal keys whatever the order of the sizes."""
+        """SHA-256 of all fields; the order of the sizes does not change it."""
         return hashlib.sha256(canonical_json(self.to_json()).encode()).hexdigest()
 
     @property
     def problem(self) -> Problem:
-        """The problem that the key is about."""
+        """Kernel, sizes and dtype."""
         return Problem(self.kernel, self.sizes, self.dtype)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary of every field."""
+        """Return every field as a JSON object."""
         return asdict(self) | {"options": list(self.options)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TuningKey:
-        """Inverse of `to_json`; entries that are no fields of a key are passed over.
+        """Invert `to_json`; entries that are not fields of a key are ignored.
 
         Raises
         ------
@@ -110,9 +100,9 @@ class TuningKey:
         return cls(**values | {"options": tuple(data["options"]), "sizes": dict(data["sizes"])})
 
 
-def key_differences(tuned: TuningKey, asked: TuningKey) -> tuple[tuple[str, str, str], ...]:
-    """Fields in which two keys differ, each with its value in the first and in the second, as text."""
-    pairs = ((f.name, getattr(tuned, f.name), getattr(asked, f.name)) for f in fields(TuningKey))
+def key_differences(tuned: TuningKey, requested: TuningKey) -> tuple[tuple[str, str, str], ...]:
+    """Return the fields in which two keys differ, each with both values as text."""
+    pairs = ((f.name, getattr(tuned, f.name), getattr(requested, f.name)) for f in fields(TuningKey))
     return tuple((name, _text(a), _text(b)) for name, a, b in pairs if a != b)
 
 
@@ -125,7 +115,7 @@ def _text(value: object) -> str:
 def key_of(
     kernel: Kernel, problem: Problem, device: DeviceProperties, *, nvrtc_version: str, l2_mode: L2Mode
 ) -> TuningKey:
-    """The key under which a kernel's results for a problem on a device are kept."""
+    """Return the key of a kernel's results for a problem on a device."""
     return TuningKey.for_device(
         problem,
         device,
@@ -139,17 +129,17 @@ def key_of(
 
 
 def space_hash(spec: KernelSpec) -> str:
-    """Hash what gives a measured configuration of a space its meaning.
+    """Return the hash of the parts of a search space that give a measured configuration its meaning.
 
-    That is the entry point, the launch, the arguments, the reference, the options, and the names of parameters and
-    sizes. The lists of values, the rules, the limits, the default and the estimates of static shared memory and
-    registers are left out: they only say which configurations are tried, so changing them must not invalidate what was
-    measured.
+    These are the entry point, the launch, the arguments, the reference, the options, and the names of parameters and
+    sizes. The values, the rules, the limits, the default and the estimates of static shared memory and registers are
+    not part of the hash: they only determine which configurations are tried, so changing them must not invalidate
+    earlier measurements.
 
     Returns
     -------
     str
-        SHA-256 in hexadecimal; spaces and needless parentheses in expressions do not change it.
+        SHA-256 in hexadecimal; spaces and redundant parentheses in expressions do not change it.
     """
     launch = spec.launch
     meaning = {
@@ -157,64 +147,18 @@ def space_hash(spec: KernelSpec) -> str:
         "options": list(spec.options),
         "sizes": sorted(spec.sizes),
         "parameters": sorted(parameter.name for parameter in spec.parameters),
-        "block": [_normal(e) for e in launch.block],
-        "grid": [_normal(e) for e in launch.grid],
-        "dynamic_smem_bytes": _normal(launch.dynamic_smem_bytes) if launch.dynamic_smem_bytes else "0",
-        "arguments": [_argument_meaning(argument) for argument in spec.arguments],
-        "outputs": {name: _normal(e) for name, e in spec.reference.outputs.items()},
-        "reduction": _normal(spec.reference.reduction),
+        "block": [e.canonical for e in launch.block],
+        "grid": [e.canonical for e in launch.grid],
+        "dynamic_smem_bytes": launch.dynamic_smem_bytes.canonical if launch.dynamic_smem_bytes else "0",
+        "arguments": [argument.meaning() for argument in spec.arguments],
+        "outputs": {name: e.canonical for name, e in spec.reference.outputs.items()},
+        "reduction": spec.reference.reduction.canonical,
         "tolerance": spec.reference.tolerance,
         **({"architecture": spec.architecture} if spec.architecture is not None else {}),
     }
     return hashlib.sha256(canonical_json(meaning).encode()).hexdigest()
 
 
-def _argument_meaning(argument: Argument) -> dict[str, Any]:
-    match argument:
-        case BufferArgument():
-            buffer = {
-                "buffer": argument.name,
-                "dtype": str(argument.dtype),
-                "shape": _normals(argument.shape),
-                "access": argument.access,
-                "init": argument.init,
-            }
-            return buffer if argument.passed else {**buffer, "pass": False}
-        case ScalarArgument():
-            value = argument.value
-            return {
-                "scalar": argument.name,
-                "dtype": argument.dtype,
-                "value": _normal(value) if isinstance(value, Expression) else value,
-                "check": argument.check_value,
-            }
-        case WorkspaceArgument():
-            return {
-                "workspace": argument.name,
-                "dtype": str(argument.dtype),
-                "shape": _normals(argument.shape),
-                "zeroed": argument.zeroed,
-            }
-        case TensorMapArgument():
-            return {
-                "tensor_map": argument.name,
-                "buffer": argument.buffer,
-                "box": _normals(argument.box),
-                "element_strides": _normals(argument.element_strides),
-                "swizzle_bytes": _normal(argument.swizzle_bytes),
-                "l2_promotion_bytes": _normal(argument.l2_promotion_bytes),
-            }
-
-
-def _normals(expressions: Iterable[Expression]) -> list[str]:
-    return [_normal(expression) for expression in expressions]
-
-
-def _normal(expression: Expression | ArrayExpression) -> str:
-    """One spelling for expressions that differ only in spaces and needless parentheses; it is parsed, never run."""
-    return ast.unparse(ast.parse(expression.text.strip(), mode="eval"))
-
-
 def key_text(key: TuningKey) -> str:
-    """What was tuned of a kernel: sizes, dtype, and the L2 mode where it is not the usual one."""
+    """Return sizes and dtype as text, and the L2 mode if it is not the default."""
     return f"{sizes_text(key.sizes)} {key.dtype}{' hot L2' if key.l2_mode == 'hot' else ''}"

@@ -1,25 +1,30 @@
-"""Copy everything that one database holds into another; what both hold is not doubled."""
+"""Merging of databases: rows that the target lacks are copied, then one winner per study is chosen to be served."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection, Table, func, select, update
 
-from autotile.core.model import canonical_json
+from autotile.core.model import Measurement, Trial, canonical_json, config_key
+from autotile.core.statistics import Interval, ratio_of, widen_by_session_spread
 from autotile.database.database import Database
+from autotile.database.keys import TuningKey
 from autotile.database.schema import FAMILIES, MISSES, RUNS, STUDIES, TRIALS, insert_for
+from autotile.database.studies import StoredBest
 
-_OF_A_RUN = ("started_at", "host", "sampler", "seed")
-"""What tells the runs of a study apart, beside the study; they begin a microsecond apart at least."""
-_OF_A_TRIAL = ("phase", "rank", "config_key", "outcome", "created_at", "time_us")
+_RUN_IDENTITY = ("started_at", "host", "sampler", "seed")
+"""Columns that identify a run within its study; runs of a study begin at least a microsecond apart."""
+_TRIAL_IDENTITY = ("phase", "rank", "config_key", "outcome", "created_at", "time_us")
+
+Decision = Literal["kept", "taken", "unresolved", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
-    """Rows that were new."""
+class CopiedRows:
+    """Numbers of rows that were new to the target."""
 
     studies: int
     runs: int
@@ -27,16 +32,70 @@ class Copied:
     rules: int
 
 
-def copy_all(source: Database, target: Database) -> Copied:
-    """Copy studies, runs, trials, families and misses that the target lacks, in one transaction.
+@dataclass(frozen=True, slots=True)
+class MergedStudy:
+    """A study for which the merged databases named different winners.
 
-    Nothing in the target is changed but these: a run that has ended meanwhile ends there too; a family takes the newer
-    rule; of misses that both count, the greater count stays, as a copied database counts the same ones.
+    Attributes
+    ----------
+    key
+        Key of the study.
+    served
+        Trial of the configuration that is served from now on.
+    other
+        Trial of the configuration that it was compared with.
+    ratio
+        Time of the slower over time of the faster of the two.
+    decision
+        ``kept``: the configuration that was served already is faster. ``taken``: the faster one of another database is
+        served now. ``unresolved``: the intervals of the times overlap, so the newest session's is served. ``refused``:
+        the faster one has failed verification once, and is not served.
+    """
+
+    key: TuningKey
+    served: Trial
+    other: Trial
+    ratio: Interval
+    decision: Decision
+
+
+def merge_databases(target: Database, sources: Sequence[Database]) -> tuple[list[CopiedRows], list[MergedStudy]]:
+    """Copy everything that the sources hold into the target, and choose what it serves where winners differ.
+
+    No trial is lost or duplicated. Of several winners of a study, the fastest is served if the intervals of the times
+    tell it from the one that would be served otherwise, that of the newest session.
+
+    Returns
+    -------
+    copied : list of CopiedRows
+        Rows that were new, one entry per source.
+    merged : list of MergedStudy
+        Studies for which the databases named different winners.
 
     Raises
     ------
     DatabaseError
-        One of them cannot be read or the other not be written.
+        A source cannot be read, or the target cannot be written.
+    """
+    winners: dict[str, list[StoredBest]] = {}
+    for best in (best for database in (target, *sources) for best in database.best()):
+        winners.setdefault(best.key.digest, []).append(best)
+    copied = [copy_missing_rows(source, target) for source in sources]
+    settled = [_settle(target, found) for found in winners.values()]
+    return copied, [study for study in settled if study is not None]
+
+
+def copy_missing_rows(source: Database, target: Database) -> CopiedRows:
+    """Copy the studies, runs, trials, families and misses that the target lacks, in one transaction.
+
+    Existing rows of the target change in three cases only: a run that has ended in the source ends in the target too, a
+    family takes the newer rule, and a miss that both have counted takes the greater count, as copies of one database
+    have counted the same calls.
+
+    Raises
+    ------
+    DatabaseError
+        The source cannot be read, or the target cannot be written.
     """
     with source.reading() as theirs, target.writing() as ours:
         studies = runs = trials = 0
@@ -48,46 +107,52 @@ def copy_all(source: Database, target: Database) -> Copied:
         rules = sum(_copy_family(ours, row) for row in theirs.execute(select(FAMILIES)).mappings())
         for row in theirs.execute(select(MISSES)).mappings():
             _copy_miss(ours, row)
-        return Copied(studies, runs, trials, rules)
+        return CopiedRows(studies, runs, trials, rules)
+
+
+def ratio_of_sessions(a: Measurement, b: Measurement) -> Interval:
+    """Return the ratio of time ``b`` to time ``a``, measured in different sessions, with its 95 % interval."""
+    first, second = (Interval(measured.time_us, measured.low_us, measured.high_us) for measured in (a, b))
+    return widen_by_session_spread(ratio_of(first, second))
 
 
 def _copy_study(ours: Connection, row: Mapping[Any, Any]) -> tuple[int, bool]:
-    wanted = select(STUDIES.c.id).where(STUDIES.c.digest == row["digest"])
-    known = ours.execute(wanted).scalar_one_or_none()
+    """Return the number of a study in the target, and whether it is new there."""
+    known = ours.execute(select(STUDIES.c.id).where(STUDIES.c.digest == row["digest"])).scalar_one_or_none()
     if known is not None:
         return known, False
     return int(ours.execute(STUDIES.insert().returning(STUDIES.c.id), _values(STUDIES, row)).scalar_one()), True
 
 
 def _copy_runs(theirs: Connection, ours: Connection, from_study: int, study_id: int) -> tuple[int, int]:
-    """Runs of a study with their trials, each in the order it was recorded."""
-    known = {_identity(row, _OF_A_RUN): row for row in _rows(ours, RUNS, study_id)}
+    """Copy the runs of a study with their trials, in the order they were recorded; return the numbers of new rows."""
+    known = {_identity(row, _RUN_IDENTITY): row for row in _rows(ours, RUNS, study_id)}
     run_ids: dict[int, int] = {}
-    new = 0
+    new_runs = 0
     for row in _rows(theirs, RUNS, from_study):
-        mine = known.get(_identity(row, _OF_A_RUN))
+        mine = known.get(_identity(row, _RUN_IDENTITY))
         if mine is None:
             values = _values(RUNS, row) | {"study_id": study_id}
             run_ids[row["id"]] = int(ours.execute(RUNS.insert().returning(RUNS.c.id), values).scalar_one())
-            new += 1
+            new_runs += 1
             continue
         run_ids[row["id"]] = mine["id"]
         if mine["ended_at"] is None and row["ended_at"] is not None:
             change = {"ended_at": row["ended_at"], "summary": row["summary"]}
             ours.execute(update(RUNS).where(RUNS.c.id == mine["id"]).values(**change))
-    held = {(row["run_id"], _identity(row, _OF_A_TRIAL)) for row in _rows(ours, TRIALS, study_id)}
+    present = {(row["run_id"], _identity(row, _TRIAL_IDENTITY)) for row in _rows(ours, TRIALS, study_id)}
     trials = [
         _values(TRIALS, row) | {"study_id": study_id, "run_id": run_ids[row["run_id"]]}
         for row in _rows(theirs, TRIALS, from_study)
-        if (run_ids[row["run_id"]], _identity(row, _OF_A_TRIAL)) not in held
+        if (run_ids[row["run_id"]], _identity(row, _TRIAL_IDENTITY)) not in present
     ]
     if trials:
         ours.execute(TRIALS.insert(), trials)
-    return new, len(trials)
+    return new_runs, len(trials)
 
 
 def _copy_family(ours: Connection, row: Mapping[Any, Any]) -> bool:
-    """Whether a rule was taken over: one that the target lacks, or a newer one."""
+    """Copy a family that the target lacks, or its rule if it is newer; return whether a rule was copied."""
     known = ours.execute(select(FAMILIES).where(FAMILIES.c.digest == row["digest"])).mappings().one_or_none()
     if known is None:
         ours.execute(FAMILIES.insert(), _values(FAMILIES, row))
@@ -119,5 +184,76 @@ def _values(table: Table, row: Mapping[Any, Any]) -> dict[str, Any]:
     return {column.name: row[column.name] for column in table.c if column.name != "id"}
 
 
-def _identity(row: Mapping[Any, Any], names: tuple[str, ...]) -> str:
+def _identity(row: Mapping[Any, Any], names: Iterable[str]) -> str:
     return canonical_json([row[name] for name in names])
+
+
+def _settle(target: Database, winners: Sequence[StoredBest]) -> MergedStudy | None:
+    """Choose which of several winners of a study the target serves; None if there was only one."""
+    key = winners[0].key
+    study_id = target.find_study(key)
+    confirmed = [best for best in winners if best.confirmed] or winners
+    candidates = {config_key(best.trial.config): best.trial for best in confirmed if best.trial.measurement}
+    served = _served(target, study_id) if study_id is not None else None
+    if study_id is None or len(candidates) < 2 or served is None or served.measurement is None:
+        return None
+    fastest = min(candidates.values(), key=_time_us)
+    if config_key(fastest.config) == config_key(served.config):
+        second = min((trial for trial in candidates.values() if trial is not fastest), key=_time_us)
+        ratio = _ratio(served, second)
+        return MergedStudy(key, served, second, ratio, "kept" if ratio.low > 1.0 else "unresolved")
+    ratio = _ratio(fastest, served)
+    if ratio.low <= 1.0:
+        return MergedStudy(key, served, fastest, ratio, "unresolved")
+    if _was_refused(target, study_id, fastest):
+        return MergedStudy(key, served, fastest, ratio, "refused")
+    _record_decision(target, study_id, fastest, rank=1)
+    return MergedStudy(key, fastest, served, ratio, "taken")
+
+
+def _served(target: Database, study_id: int) -> Trial | None:
+    """Return the trial that a study serves, after newer refusals of its configuration have taken effect.
+
+    A refusal applies to the trials with lower ids. Copied trials get their ids in the order of copying, so a refusal
+    may have been copied before the trial that it refuses; it is then recorded once more.
+    """
+    while found := target.best(study_id=study_id):
+        best = found[0]
+        refusals = [
+            stored
+            for stored in target.stored_trials(study_id, phase="final")
+            if not stored.trial.outcome.has_time
+            and config_key(stored.trial.config) == config_key(best.trial.config)
+            and stored.created_at > best.winner.tuned_at
+        ]
+        if not refusals:
+            return best.trial
+        _record_decision(target, study_id, refusals[-1].trial, rank=None)
+    return None
+
+
+def _was_refused(target: Database, study_id: int, trial: Trial) -> bool:
+    finals = target.trials(study_id, phase="final")
+    return any(not t.outcome.has_time and config_key(t.config) == config_key(trial.config) for t in finals)
+
+
+def _record_decision(target: Database, study_id: int, trial: Trial, rank: int | None) -> None:
+    """Record a run of its own with a copy of the trial: the winner at rank 1, or a refusal without a rank."""
+    run = next((run for run in reversed(target.runs(study_id)) if run.driver), None)
+    run_id = target.start_run(study_id, sampler="merge", driver=run.driver if run else "")
+    target.add_trial(study_id, run_id, trial, phase="final", rank=rank)
+    target.end_run(run_id)
+
+
+def _ratio(a: Trial, b: Trial) -> Interval:
+    return ratio_of_sessions(_measured(a), _measured(b))
+
+
+def _measured(trial: Trial) -> Measurement:
+    if trial.measurement is None:
+        raise ValueError(f"a winner has no measurement: {trial.config}")
+    return trial.measurement
+
+
+def _time_us(trial: Trial) -> float:
+    return _measured(trial).time_us

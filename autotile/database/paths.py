@@ -1,4 +1,4 @@
-"""Path checks for an SQLite file, and files that are written whole or not at all."""
+"""Checks of the path of an SQLite file, and atomic writes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,27 @@ from autotile.errors import DatabaseError
 DATABASE_MAGIC = b"SQLite format 3\0"
 """First bytes of every SQLite database: https://sqlite.org/fileformat.html, "The Database Header"."""
 
+_NETWORK_FILE_SYSTEMS = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "gfs2", "glusterfs", "gpfs", "lustre"}
+    | {"nfs", "nfs4", "ocfs2", "smb3", "smbfs"}
+)
+"""File systems that several hosts may mount; WAL needs memory shared by all writers: https://sqlite.org/wal.html."""
+
+_MIN_FREE_BYTES = 64 * 2**10
+"""Free space below which SQLite cannot create the files that it needs beside a database: the WAL index takes 32 KiB."""
+
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A stream whose content takes the place of a file when the block ends well.
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a binary stream whose content replaces a file when the block ends without an exception.
 
-    What is no ordinary file, such as ``/dev/stdout``, is written to as it is. A database is never replaced: it may
-    hold weeks of measurements, and a slip of the hand names it in place of an output.
+    A special file, such as ``/dev/stdout``, is written to directly. A database is never replaced: it may hold weeks of
+    measurements, and could be named as an output by mistake.
 
     Raises
     ------
     OSError
-        It cannot be written, or is a database; the file is as it was.
+        The file cannot be written, or is a database; it is left unchanged.
     """
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:
@@ -34,45 +43,30 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         return
     if path.exists() and _is_database(path):
         raise FileExistsError(errno.EEXIST, "it is a database, which is not overwritten", str(path))
-    place = path.resolve()  # a link stays one
-    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
+    target = path.resolve()  # keeps a symbolic link
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as stream:
             yield stream
             stream.flush()
-            os.fsync(stream.fileno())  # some file systems find out only now that they are full
-        partial.replace(place)
+            os.fsync(stream.fileno())  # some file systems report only now that they are full
+        partial.replace(target)
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
 
 
-def _is_database(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return stream.read(len(DATABASE_MAGIC)) == DATABASE_MAGIC
-
-
-_NETWORK_FILE_SYSTEMS = frozenset(
-    {"9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "gfs2", "glusterfs", "gpfs", "lustre"}
-    | {"nfs", "nfs4", "ocfs2", "smb3", "smbfs"}
-)
-"""Several hosts may have these mounted, and WAL needs memory shared by all writers: https://sqlite.org/wal.html."""
-
-_FULL_BELOW_BYTES = 64 * 2**10
-"""With less room SQLite cannot make the files that it needs beside a database: the index of its log takes 32 KiB."""
-
-
 def check_readable(path: Path) -> None:
-    """Refuse what cannot be a database, before SQLite gives a vaguer answer.
+    """Raise if the path cannot be a database, since SQLite's own message is less specific.
 
-    The file is not opened: when this process closed it again, its other connections to that database would lose their
-    locks, and what they write from then on: https://sqlite.org/howtocorrupt.html, section 2.2.
+    The file is not opened: closing it again would drop the locks of this process's other connections to the database,
+    and so lose what they write from then on: https://sqlite.org/howtocorrupt.html, section 2.2.
 
     Raises
     ------
     DatabaseError
-        The path is a folder, or cannot be read.
+        The path is a folder, or is not readable.
     """
     if path.is_dir():
         raise DatabaseError(f"{path} is a folder; expected the path of a database file, such as {path / 'autotile.db'}")
@@ -80,13 +74,13 @@ def check_readable(path: Path) -> None:
         raise DatabaseError(f"cannot read the database {path}: change its permissions, or name another database")
 
 
-def refuse_other_files(path: Path) -> None:
-    """Refuse what SQLite cannot read because it is something else, and not a damaged database.
+def check_is_database(path: Path) -> None:
+    """Raise if a file that SQLite cannot read is of another kind, rather than a damaged database.
 
     Raises
     ------
     DatabaseError
-        The file does not begin as an SQLite file does.
+        The file does not start like an SQLite file.
     """
     try:
         with path.open("rb") as stream:
@@ -94,42 +88,44 @@ def refuse_other_files(path: Path) -> None:
     except OSError as error:
         raise DatabaseError(f"cannot read the database {path}: {error.strerror}; check its permissions") from None
     if start and start != DATABASE_MAGIC:
-        raise DatabaseError(f"{path} is not a database, so it is left as it is: move it away, or name another database")
+        raise DatabaseError(
+            f"{path} is not a database, so it is left unchanged: move it away, or name another database"
+        )
 
 
 def check_writable(path: Path) -> None:
-    """Make the folder of a database, and see that the database can be written there.
+    """Create the folder of a database if needed, and raise if the database cannot be written there.
 
     Raises
     ------
     DatabaseError
-        The folder cannot be made, or folder or file cannot be written.
+        The folder cannot be created, or the folder or the file is not writable.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DatabaseError(f"cannot make the folder {path.parent}: {error.strerror}; name another database") from None
-    # SQLite keeps its log beside the file, so the folder must be writable too.
-    for place in (path.parent, path):
-        if place.exists() and not os.access(place, os.W_OK):
-            raise DatabaseError(
-                f"cannot write {place}: change its permissions, or name a database in a folder of your own"
-            )
+        raise DatabaseError(
+            f"cannot create the folder {path.parent}: {error.strerror}; name another database"
+        ) from None
+    # SQLite writes its log beside the file, so the folder must be writable too.
+    for checked in (path.parent, path):
+        if checked.exists() and not os.access(checked, os.W_OK):
+            raise DatabaseError(f"cannot write {checked}: change its permissions, or name a database in another folder")
 
 
 def network_notice(path: Path) -> str:
-    """What the user of a database on a network file system should know; empty where it lies on a local one."""
+    """Return a notice for the user of a database on a network file system; empty for a local one."""
     kind = network_file_system(path)
     if not kind:
         return ""
     return (
-        f"the database {path} lies on a network file system ({kind}): it is written without the log that lets others "
-        "read meanwhile; for several hosts at once name a PostgreSQL server"
+        f"the database {path} lies on a network file system ({kind}): it is used without write-ahead logging, so "
+        "readers wait for writers; for several hosts at once, use a PostgreSQL server"
     )
 
 
-def identity(path: Path) -> tuple[int, int] | None:
-    """What tells a file from another one that takes its place; None where there is none."""
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """Return device and inode, which differ if another file replaces this one; None if there is no file."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -137,28 +133,33 @@ def identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def has_log(path: Path) -> bool:
-    """Whether a log with entries that the file lacks lies beside it."""
+def has_wal(path: Path) -> bool:
+    """Return whether a write-ahead log with entries that the database file lacks lies beside it."""
     log = path.with_name(f"{path.name}-wal")
     return log.exists() and log.stat().st_size > 0
 
 
-def is_full(folder: Path) -> bool:
-    """Whether a disk has no room for what SQLite needs beside a database."""
+def is_disk_full(folder: Path) -> bool:
+    """Return whether the disk of a folder lacks room for the files that SQLite needs beside a database."""
     disk = os.statvfs(folder)
-    has_blocks = disk.f_blocks > 0  # /proc and its like have none, and are not full
-    return has_blocks and disk.f_bavail * disk.f_frsize < _FULL_BELOW_BYTES
+    has_blocks = disk.f_blocks > 0  # /proc and similar file systems report none, and are not full
+    return has_blocks and disk.f_bavail * disk.f_frsize < _MIN_FREE_BYTES
 
 
 def network_file_system(path: Path) -> str:
-    """Kind of the network file system that a file lies on, from Linux's table of mounts; empty for a local one."""
+    """Return the type of the network file system that holds a file, by Linux's mount table; empty for a local one."""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
         return ""
     folder = path.absolute().parent.resolve()
     mounts = [(fields[1].replace("\\040", " "), fields[2]) for line in lines if len(fields := line.split()) > 2]
-    # The longest mount point holds the folder; of several at one place, the last one covers the others.
+    # The longest mount point holds the folder; among equal mount points the last one hides the others.
     around = [(len(point), order, kind) for order, (point, kind) in enumerate(mounts) if folder.is_relative_to(point)]
     kind = max(around)[-1] if around else ""
     return kind if kind in _NETWORK_FILE_SYSTEMS else ""
+
+
+def _is_database(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(len(DATABASE_MAGIC)) == DATABASE_MAGIC

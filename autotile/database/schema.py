@@ -1,4 +1,4 @@
-"""The tables of the tuning database; a test compares them with the migrations."""
+"""Tables of the tuning database; a test compares them with the migrations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def insert_for(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
-    """An insert that knows ``ON CONFLICT``, spelled alike in SQLite and PostgreSQL."""
+    """Return an insert with ``ON CONFLICT``, which SQLite and PostgreSQL share, in the connection's dialect."""
     if connection.dialect.name == "postgresql":
         from sqlalchemy.dialects import postgresql
 
@@ -39,7 +39,7 @@ def insert_for(connection: Connection, table: Table) -> postgresql.Insert | sqli
 
 
 def now_text() -> str:
-    """The time in UTC, as it is stored: text that sorts by time in every database."""
+    """Return the current time (UTC) as it is stored: text whose order is that of time in every database."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
@@ -72,7 +72,7 @@ STUDIES = Table(
     Column("created_at", Text, nullable=False),
     Index("studies_by_kernel", "kernel"),
 )
-"""One row for each `TuningKey`, with the device's properties (null where an imported result lacks them)."""
+"""One row for each `TuningKey`, with the device's properties (null if an imported result does not state them)."""
 
 RUNS = Table(
     "runs",
@@ -91,7 +91,7 @@ RUNS = Table(
     _json("summary"),
     Index("runs_by_study", "study_id"),
 )
-"""One row for each tune command; ``ended_at`` is null while it runs, and stays null when it was killed."""
+"""One row for each run; ``ended_at`` is null during the run, and stays null if it was killed."""
 
 TRIALS = Table(
     "trials",
@@ -133,7 +133,7 @@ TRIALS = Table(
     Index("trials_by_rank", "study_id", "phase", "rank"),
     Index("trials_by_run", "run_id"),
 )
-"""Every trial. ``config`` keeps the parameters' order for people, ``config_key`` is canonical, for look-ups."""
+"""One row for each trial. ``config`` keeps the order of the parameters; ``config_key`` is canonical, for look-ups."""
 
 MISSES = Table(
     "misses",
@@ -148,7 +148,7 @@ MISSES = Table(
     Column("last_at", Text, nullable=False),
     UniqueConstraint("kernel", "sizes", "dtype", "gpu_name", "tier", name="one_row_a_miss"),
 )
-"""Problems that dispatch was asked for and had no exact result of; ``sizes`` is canonical JSON."""
+"""Requested problems that could not be served exactly; ``sizes`` is canonical JSON."""
 
 FAMILIES = Table(
     "families",
@@ -165,8 +165,8 @@ FAMILIES = Table(
     Column("learned_at", Text),
     Index("families_by_kernel", "kernel"),
 )
-"""One row for each family of problems that is tuned on a device: ``key`` is a `TuningKey` without sizes, ``progress``
-null where nothing is left to do, ``rule`` null before the first rule is learned."""
+"""One row for each family of problems and device: ``key`` is a `TuningKey` without sizes, ``progress`` is null if no
+tuning is unfinished, ``rule`` is null before the first rule is learned."""
 
 BEST = table("best", column("study_id"), column("trial_id"))
-"""The view of the best result of each study; it has more columns, for people who open the database by hand."""
+"""View of the best result of each study; its other columns are for people who open the database by hand."""

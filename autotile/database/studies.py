@@ -1,27 +1,26 @@
-"""Studies, runs, the best result of each study, and misses."""
+"""Studies, runs and the best result of each study."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Table, func, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, func, select, update
 
 from autotile import __version__
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Problem, Trial, canonical_json
+from autotile.core.model import Config, Trial
 from autotile.database.keys import TuningKey
-from autotile.database.schema import BEST, MISSES, RUNS, STUDIES, TRIALS, insert_for, now_text
+from autotile.database.schema import BEST, METADATA, RUNS, STUDIES, TRIALS, insert_for, now_text
 from autotile.database.trials import stored_trial
-from autotile.database.winners import Winner
+from autotile.database.winners import WINNER_COLUMNS, Winner
 
 
 @dataclass(frozen=True, slots=True)
 class StudySummary:
-    """One study, as it is listed."""
+    """One study in a listing."""
 
     study_id: int
     key: TuningKey
@@ -29,24 +28,24 @@ class StudySummary:
     created_at: datetime
     runs: int
     trials: int
-    """Configurations that were tried, however often each was measured."""
+    """Configurations that were tried, each counted once."""
     ok: int
     """Those of them that were verified and measured."""
     last_at: datetime | None
-    """When the newest trial was recorded."""
+    """Time at which the newest trial was recorded."""
     best_config: Config | None
     best_time_us: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """One tune command."""
+    """One run: a tuning session, an import, a merge or a verification."""
 
     run_id: int
     study_id: int
     started_at: datetime
     ended_at: datetime | None
-    """None while it runs, and for good when it was killed."""
+    """None during the run, and permanently if it was killed."""
     sampler: str
     seed: int | None
     settings: Mapping[str, Any]
@@ -54,17 +53,17 @@ class StoredRun:
     host: str
     autotile_version: str
     gates: Mapping[str, Any]
-    """Configurations that were left after each gate."""
+    """Number of configurations that passed each gate."""
     summary: Mapping[str, Any]
 
 
 def find_study(connection: Connection, key: TuningKey) -> int | None:
-    """Number of the study of a key, if there is one."""
+    """Return the id of the study of a key, or None."""
     return connection.execute(select(STUDIES.c.id).where(STUDIES.c.digest == key.digest)).scalar_one_or_none()
 
 
-def make_study(connection: Connection, key: TuningKey, device: DeviceProperties | None) -> int:
-    """Number of the study of a key, made where it is missing."""
+def ensure_study(connection: Connection, key: TuningKey, device: DeviceProperties | None) -> int:
+    """Return the id of the study of a key, created if it does not exist."""
     values = key.to_json() | {
         "digest": key.digest,
         "device": device.to_json() if device else None,
@@ -75,25 +74,27 @@ def make_study(connection: Connection, key: TuningKey, device: DeviceProperties 
 
 
 def insert_run(connection: Connection, values: Mapping[str, Any]) -> int:
-    """Begin a run and return its number."""
+    """Start a run and return its id."""
     row = {"started_at": now_text(), "autotile_version": __version__, "summary": {}, **values}
     return int(connection.execute(RUNS.insert().returning(RUNS.c.id), row).scalar_one())
 
 
 def finish_run(connection: Connection, run_id: int, summary: Mapping[str, Any]) -> bool:
-    """Mark a run as finished; False where there is no such run."""
+    """Mark a run as finished; return False if there is no such run."""
     change = update(RUNS).where(RUNS.c.id == run_id).values(ended_at=now_text(), summary=dict(summary))
     return connection.execute(change).rowcount == 1
 
 
 def read_runs(connection: Connection, study_id: int) -> list[StoredRun]:
-    """Runs of a study, oldest first."""
+    """Return the runs of a study, oldest first."""
     rows = connection.execute(select(RUNS).where(RUNS.c.study_id == study_id).order_by(RUNS.c.id))
-    return [stored_run(row) for row in rows.mappings()]
+    return [_run(row) for row in rows.mappings()]
 
 
-def stored_run(row: Mapping[Any, Any]) -> StoredRun:
-    """A run from a row of the table."""
+_PLAIN_RUN_COLUMNS = ("sampler", "seed", "settings", "driver", "host", "autotile_version", "gates", "summary")
+
+
+def _run(row: Mapping[Any, Any]) -> StoredRun:
     ended_at = row["ended_at"]
     return StoredRun(
         run_id=row["id"],
@@ -104,16 +105,8 @@ def stored_run(row: Mapping[Any, Any]) -> StoredRun:
     )
 
 
-_PLAIN_RUN_COLUMNS = ("sampler", "seed", "settings", "driver", "host", "autotile_version", "gates", "summary")
-
-
-def stored_device(row: Mapping[Any, Any]) -> DeviceProperties | None:
-    """Device of a study's row; None where an imported result does not say."""
-    return DeviceProperties.from_json(row["device"]) if row["device"] else None
-
-
 def list_studies(connection: Connection, kernel: str | None) -> list[StudySummary]:
-    """Studies of one kernel, or of all, by kernel and then oldest first."""
+    """Return the studies of one kernel, or of all, ordered by kernel and then oldest first."""
     searched, configurations = TRIALS.c.phase == "search", func.count(TRIALS.c.config_key.distinct())
     counts = (
         select(
@@ -150,7 +143,7 @@ def _summary(row: Mapping[Any, Any]) -> StudySummary:
     return StudySummary(
         study_id=row["id"],
         key=TuningKey.from_json(row),
-        device=stored_device(row),
+        device=_device(row["device"]),
         created_at=datetime.fromisoformat(row["created_at"]),
         runs=row["runs"],
         trials=row["trials"],
@@ -161,26 +154,47 @@ def _summary(row: Mapping[Any, Any]) -> StudySummary:
     )
 
 
+def _device(value: Mapping[str, Any] | None) -> DeviceProperties | None:
+    return DeviceProperties.from_json(value) if value else None
+
+
 @dataclass(frozen=True, slots=True)
 class StoredBest:
-    """What a study would serve, and where it comes from."""
+    """The best result of a study, with its trial and run."""
 
     study_id: int
-    key: TuningKey
-    device: DeviceProperties | None
+    winner: Winner
     trial: Trial
     confirmed: bool
-    """Whether it won a finished run's finals; otherwise it is only the fastest that a search has seen."""
+    """Whether it won the finals of a finished run; otherwise it is only the fastest configuration of a search."""
     run: StoredRun
-    created_at: datetime
 
     @property
-    def winner(self) -> Winner:
-        """What dispatch needs of it."""
-        trial, device = self.trial, self.device
-        if device is not None and self.run.driver:
-            device = replace(device, driver=self.run.driver)  # a study may outlive the driver that it was begun with
-        return Winner(self.key, device, trial.config, trial.resources, trial.measurement, self.created_at)
+    def key(self) -> TuningKey:
+        """The study's key."""
+        return self.winner.key
+
+    @property
+    def device(self) -> DeviceProperties | None:
+        """The winner's device."""
+        return self.winner.device
+
+    @property
+    def created_at(self) -> datetime:
+        """Time at which the trial was recorded."""
+        return self.winner.tuned_at
+
+
+def best_query(*selected: ColumnElement[Any] | Table) -> Select[Any]:
+    """Return the query of columns of the best trial of each study, its study and its run, newest first."""
+    return (
+        select(*selected)
+        .select_from(STUDIES)
+        .join(BEST, STUDIES.c.id == BEST.c.study_id)
+        .join(TRIALS, TRIALS.c.id == BEST.c.trial_id)
+        .join(RUNS, RUNS.c.id == TRIALS.c.run_id)
+        .order_by(TRIALS.c.created_at.desc())
+    )
 
 
 def read_best(
@@ -192,79 +206,33 @@ def read_best(
     gpu_name: str | None = None,
     study_id: int | None = None,
 ) -> list[StoredBest]:
-    """Best result of each study that matches, newest first."""
-    query = (
-        select(STUDIES, TRIALS, RUNS)
-        .join(BEST, BEST.c.study_id == STUDIES.c.id)
-        .join(TRIALS, TRIALS.c.id == BEST.c.trial_id)
-        .join(RUNS, RUNS.c.id == TRIALS.c.run_id)
-        .order_by(TRIALS.c.created_at.desc())
-    )
+    """Return the best result of each matching study, newest first."""
     filters = (
         (STUDIES.c.kernel, kernel),
         (STUDIES.c.dtype, dtype),
         (STUDIES.c.gpu_name, gpu_name),
         (STUDIES.c.id, study_id),
     )
+    query = best_query(STUDIES, TRIALS, RUNS)
     query = query.where(*(column == value for column, value in filters if value is not None))
-    found = [_stored_best(row) for row in connection.execute(query).mappings()]
+    found = [_best(row) for row in connection.execute(query).mappings()]
     return [best for best in found if sizes is None or best.key.sizes == dict(sizes)]
 
 
-def _stored_best(row: RowMapping) -> StoredBest:
-    study, trial = _columns_of(STUDIES, row), stored_trial(_columns_of(TRIALS, row))
+WINNER_SELECTION = tuple(METADATA.tables[table].c[name] for table, names in WINNER_COLUMNS.items() for name in names)
+
+
+def _best(row: RowMapping) -> StoredBest:
+    stored = stored_trial(_columns_of(TRIALS, row))
+    columns = {column.name: row[column] for column in WINNER_SELECTION}
     return StoredBest(
-        study_id=trial.study_id,
-        key=TuningKey.from_json(study),
-        device=stored_device(study),
-        trial=trial.trial,
-        confirmed=trial.phase == "final",
-        run=stored_run(_columns_of(RUNS, row)),
-        created_at=trial.created_at,
+        study_id=stored.study_id,
+        winner=Winner.from_row(columns, _device(columns["device"])),
+        trial=stored.trial,
+        confirmed=stored.phase == "final",
+        run=_run(_columns_of(RUNS, row)),
     )
 
 
 def _columns_of(table: Table, row: RowMapping) -> dict[str, Any]:
     return {column.name: row[column] for column in table.c}
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMiss:
-    """One problem on one GPU, and what was served in place of an exact result."""
-
-    problem: Problem
-    gpu_name: str
-    tier: str
-    count: int
-    last_at: datetime
-
-
-def count_miss(connection: Connection, problem: Problem, gpu_name: str, tier: str, count: int) -> None:
-    """Add to the count of a problem."""
-    row = {
-        "kernel": problem.kernel,
-        "sizes": canonical_json(dict(problem.sizes)),
-        "dtype": problem.dtype,
-        "gpu_name": gpu_name,
-        "tier": tier,
-    }
-    insert = insert_for(connection, MISSES).values(**row, count=count, last_at=now_text())
-    change = {"count": MISSES.c.count + insert.excluded.count, "last_at": insert.excluded.last_at}
-    connection.execute(insert.on_conflict_do_update(index_elements=list(row), set_=change))
-
-
-def read_misses(connection: Connection, kernel: str | None) -> list[StoredMiss]:
-    """Misses of one kernel, or of all, most frequent first."""
-    query = select(MISSES).order_by(MISSES.c.count.desc(), MISSES.c.id)
-    if kernel is not None:
-        query = query.where(MISSES.c.kernel == kernel)
-    return [
-        StoredMiss(
-            problem=Problem(row["kernel"], json.loads(row["sizes"]), row["dtype"]),
-            gpu_name=row["gpu_name"],
-            tier=row["tier"],
-            count=row["count"],
-            last_at=datetime.fromisoformat(row["last_at"]),
-        )
-        for row in connection.execute(query).mappings()
-    ]

@@ -1,4 +1,4 @@
-"""A trial as a row of the database, and back, with nothing lost."""
+"""Lossless conversion between trials and rows of the database."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any, Literal
 from sqlalchemy import Connection, select
 
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial, config_key
-from autotile.database.fast_read import resources_of
 from autotile.database.schema import TRIALS
+from autotile.database.winners import RESOURCE_COLUMNS, measurement_from_row, resources_from_row
 
 Phase = Literal["search", "final"]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTrial:
-    """A trial with where and when it was recorded."""
+    """A trial with its position in the database and the time at which it was recorded."""
 
     trial_id: int
     study_id: int
     run_id: int
     phase: Phase
     rank: int | None
-    """Place within the run's finals, 1 for the winner; None in the search."""
+    """Rank in the run's finals, 1 for the winner; None for trials of the search."""
     created_at: datetime
     trial: Trial
 
 
 def trial_row(trial: Trial) -> dict[str, Any]:
-    """Columns of the table ``trials`` that come from the trial itself."""
+    """Return the columns of the table ``trials`` that the trial itself determines."""
     return {
         "config_key": config_key(trial.config),
         "config": dict(trial.config),
@@ -50,7 +50,7 @@ def trial_row(trial: Trial) -> dict[str, Any]:
 
 
 def stored_trial(row: Mapping[Any, Any]) -> StoredTrial:
-    """Inverse of `trial_row`, for a whole row of the table."""
+    """Invert `trial_row`, for a complete row of the table."""
     return StoredTrial(
         trial_id=row["id"],
         study_id=row["study_id"],
@@ -64,9 +64,9 @@ def stored_trial(row: Mapping[Any, Any]) -> StoredTrial:
             reason=row["reason"],
             stage=row["stage"],
             geometry=_geometry(row),
-            resources=resources_of(row),
+            resources=resources_from_row(row),
             occupancy=_occupancy(row),
-            measurement=_measurement(row),
+            measurement=measurement_from_row(row, tuple(row["samples_us"] or ())),
             cubin_hash=row["cubin_hash"],
             source=row["source"],
             seconds=row["seconds"],
@@ -76,18 +76,18 @@ def stored_trial(row: Mapping[Any, Any]) -> StoredTrial:
 
 
 def insert_trial(connection: Connection, row: Mapping[str, Any]) -> int:
-    """Insert one trial and return its number."""
+    """Insert one trial and return its id."""
     return int(connection.execute(TRIALS.insert().returning(TRIALS.c.id), row).scalar_one())
 
 
 def insert_trials(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert many trials."""
+    """Insert trials."""
     if rows:
         connection.execute(TRIALS.insert(), rows)
 
 
 def read_trials(connection: Connection, study_id: int, run_id: int | None, phase: Phase | None) -> list[StoredTrial]:
-    """Trials of a study, of one run or phase where given, oldest first."""
+    """Return the trials of a study, optionally of one run or one phase, oldest first."""
     query = select(TRIALS).where(TRIALS.c.study_id == study_id).order_by(TRIALS.c.id)
     if run_id is not None:
         query = query.where(TRIALS.c.run_id == run_id)
@@ -97,7 +97,7 @@ def read_trials(connection: Connection, study_id: int, run_id: int | None, phase
 
 
 def _storable(text: str) -> str:
-    """Text that every database takes: a compiler's log may hold lone surrogates, and PostgreSQL refuses NUL."""
+    """Return text that every database accepts: a compiler log may hold lone surrogates, and PostgreSQL rejects NUL."""
     return text.replace("\0", "").encode("utf-8", "replace").decode()
 
 
@@ -116,8 +116,7 @@ def _geometry(row: Mapping[Any, Any]) -> LaunchGeometry | None:
 
 
 def _resource_columns(resources: Resources | None) -> dict[str, Any]:
-    names = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "static_smem_bytes")
-    return {name: getattr(resources, name) if resources else None for name in names}
+    return {name: getattr(resources, name) if resources else None for name in RESOURCE_COLUMNS}
 
 
 def _occupancy_columns(occupancy: Occupancy | None) -> dict[str, Any]:
@@ -150,9 +149,3 @@ def _measurement_columns(measurement: Measurement | None) -> dict[str, Any]:
         "samples_us": list(measurement.samples_us) if measurement else None,
         "l2": measurement.l2 if measurement else None,
     }
-
-
-def _measurement(row: Mapping[Any, Any]) -> Measurement | None:
-    if row["time_us"] is None:
-        return None
-    return Measurement(row["time_us"], row["low_us"], row["high_us"], tuple(row["samples_us"]), row["l2"])

@@ -1,4 +1,4 @@
-"""Bring a database to the current schema, and check that it is whole."""
+"""Upgrade a database to the current schema, and check its integrity."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from sqlalchemy import Connection, Engine, Table, func, inspect, select, text
 
 from autotile.database.engine import WRITE_OPTIONS, DamagedDatabaseError, Location
 from autotile.database.fast_read import SCHEMA_REVISION, VERSION_TABLE
-from autotile.database.paths import identity
+from autotile.database.paths import file_identity
 from autotile.database.schema import METADATA, RUNS, STUDIES, TRIALS
 from autotile.errors import DatabaseError
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
 
-_CHECKED_BYTES = 64 * 2**20
-"""Files up to this size are looked through when they are opened for writing, which takes about 1 ms a MiB."""
+_MAX_CHECKED_BYTES = 64 * 2**20
+"""Files up to this size are checked when they are opened for writing, which takes about 1 ms per MiB."""
 
-_LOCK_NUMBER = 0x6175746F74696C65
-"""PostgreSQL advisory lock held while migrating: "autotile" in ASCII."""
+_LOCK_KEY = 0x6175746F74696C65
+"""Key of the PostgreSQL advisory lock that is held while migrating: "autotile" in ASCII."""
 
 
 def ensure_schema(engine: Engine, location: Location) -> None:
-    """Make the tables, or run the steps that an older database lacks, in one transaction.
+    """Create the tables, or run the migrations that an older database lacks, in one transaction.
 
     Raises
     ------
@@ -39,13 +39,13 @@ def ensure_schema(engine: Engine, location: Location) -> None:
             return
     with engine.execution_options(**WRITE_OPTIONS).begin() as connection:
         if connection.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _LOCK_NUMBER})
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
         if not is_current(connection, location):  # another process may have been first
             _migrate(connection)
 
 
 def is_current(connection: Connection, location: Location) -> bool:
-    """Whether the database has the present schema; False where it is empty or older.
+    """Return whether the database has the current schema; False if it is empty or older.
 
     Raises
     ------
@@ -65,21 +65,21 @@ def is_current(connection: Connection, location: Location) -> bool:
 
 
 def schema_revision(connection: Connection) -> str | None:
-    """Revision that the database says it has; None where it has none of our tables."""
+    """Return the schema revision of a database; None if it has no tables of autotile."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
 
 
-def refuse_damage(engine: Engine, path: Path) -> None:
-    """Look through a file that is not too large, so that a tuning session does not begin on a damaged one.
+def check_integrity(engine: Engine, path: Path) -> None:
+    """Raise if a file of moderate size is damaged, so that a tuning session does not start on it.
 
     Raises
     ------
     DamagedDatabaseError
-        SQLite finds a page that is not as it should be.
+        SQLite's quick check finds a fault.
     """
-    if path.stat().st_size > _CHECKED_BYTES:
+    if path.stat().st_size > _MAX_CHECKED_BYTES:
         return
     with engine.connect() as connection:
         finding = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
@@ -88,32 +88,32 @@ def refuse_damage(engine: Engine, path: Path) -> None:
 
 
 def set_aside(path: Path, seen: tuple[int, int]) -> tuple[str, ...]:
-    """Rename a damaged file, with its log, so that a fresh one can be made; nothing is deleted.
+    """Rename a damaged file, with its log, so that a new one can be created; nothing is deleted.
 
     Parameters
     ----------
     seen
-        Identity of the file that was found damaged. Where another process has replaced it since, nothing is done.
+        `file_identity` of the damaged file. If another process has replaced it since, nothing is done.
 
     Returns
     -------
     tuple of str
-        A sentence for the user, or nothing where nothing was done.
+        A notice for the user; empty if nothing was done.
 
     Raises
     ------
     DatabaseError
-        It cannot be renamed.
+        The file cannot be renamed.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
     aside = path.with_name(f"{path.name}.corrupt-{stamp}")
     try:
         with path.open("rb") as file:
-            # Of several processes that found it damaged one renames it; the others then see that it is gone.
+            # If several processes found it damaged, one renames it and the others then see another identity.
             fcntl.flock(file, fcntl.LOCK_EX)
-            if identity(path) != seen:
+            if file_identity(path) != seen:
                 return ()
-            for suffix in ("-wal", "-shm", ""):  # the file last: a new one must not find the old one's log
+            for suffix in ("-wal", "-shm", ""):  # the file last: a new one must not find the old log
                 with suppress(FileNotFoundError):
                     path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
     except FileNotFoundError:
@@ -122,11 +122,11 @@ def set_aside(path: Path, seen: tuple[int, int]) -> tuple[str, ...]:
         raise DatabaseError(
             f"the database {path} is damaged and cannot be renamed: {error.strerror}; move it away, or name another one"
         ) from None
-    return (f"the database {path} was damaged: it is kept as {aside}, and a new one was begun",)
+    return (f"the database {path} was damaged: it is kept as {aside}, and a new one was created",)
 
 
 def _refuse_foreign(connection: Connection, location: Location) -> None:
-    """A server's database may be shared with other programs, as long as no table's name is taken; a file may not."""
+    """Raise if a file has tables of another program, or a server's database a foreign table with a name of ours."""
     tables = set(inspect(connection).get_table_names())
     foreign = sorted(tables if isinstance(location, Path) else tables & METADATA.tables.keys())
     if foreign:
@@ -149,34 +149,34 @@ _MAX_PROBLEMS = 20
 
 @dataclass(frozen=True, slots=True)
 class DatabaseCheck:
-    """What was found."""
+    """Result of an integrity check."""
 
     location: str
     revision: str
     counts: Mapping[str, int]
-    """Rows of each table."""
+    """Number of rows by table."""
     unfinished_runs: int
-    """Runs without an end: still going, or killed."""
+    """Runs without an end: in progress, or killed."""
     problems: tuple[str, ...]
-    """One line a fault; empty when the database is whole."""
+    """One line for each fault; empty if there is none."""
 
     @property
-    def whole(self) -> bool:
-        """Whether nothing is wrong."""
+    def ok(self) -> bool:
+        """Whether no fault was found."""
         return not self.problems
 
     @classmethod
-    def of_damage(cls, location: str, problems: Sequence[str]) -> DatabaseCheck:
-        """Report damage that makes the rest unreadable."""
+    def damaged(cls, location: str, problems: Sequence[str]) -> DatabaseCheck:
+        """Return the result for damage that makes the rest unreadable."""
         return cls(location, revision="unknown", counts={}, unfinished_runs=0, problems=tuple(problems))
 
 
 def check_database(connection: Connection, location: str) -> DatabaseCheck:
-    """Look for damaged pages, and for rows whose study or run is missing."""
+    """Check for damaged pages, and for rows whose study or run is missing."""
     problems = _damaged_pages(connection)
     if problems:
-        # Counting reads the damaged pages again, and would fail in place of reporting.
-        return DatabaseCheck.of_damage(location, problems)
+        # Counting would read the damaged pages again and raise.
+        return DatabaseCheck.damaged(location, problems)
     counts = {name: _count(connection, table) for name, table in METADATA.tables.items()}
     unfinished = connection.execute(select(func.count()).where(RUNS.c.ended_at.is_(None))).scalar_one()
     return DatabaseCheck(

@@ -1,87 +1,49 @@
-"""Winners and family rules as dispatch needs them, and the JSON files that ship them.
+"""Winners and rules: the results that are served, their JSON and the database columns that they are read from.
 
-A file of winners is JSON that a person can read and compare: one GPU, and for each tuned problem the configuration,
-its time and what it was compiled to. Files of this kind come with autotile, so that a user of such a GPU is served
-well before tuning anything.
+The database (`autotile.database.fast_read`, `autotile.database.studies`), the files that ship with autotile
+(`autotile.exchange.shipped`) and bundles (`autotile.exchange.bundle`) all use the conversions of this module.
+It does not import SQLAlchemy, whose import takes longer than the rest of a process's first look-up.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
 from datetime import datetime
-from functools import lru_cache
-from glob import escape
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Measurement, Resources
 from autotile.database.keys import TuningKey
-from autotile.database.paths import whole_file
-from autotile.errors import InputError
 from autotile.families.rule import FamilyRule
-from autotile.settings import data_folder
 
-Content = TypeVar("Content")
+RESOURCE_COLUMNS = tuple(field.name for field in fields(Resources))
 
+WINNER_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "studies": (*(field.name for field in fields(TuningKey)), "device"),
+    "trials": ("config", *RESOURCE_COLUMNS, "time_us", "low_us", "high_us", "l2", "created_at"),
+    "runs": ("driver",),
+}
+"""Columns that `Winner.from_row` reads, by table; no name occurs twice."""
 
-def rule_files(kernel: str) -> list[Path]:
-    """Files with rules of a kernel's families, ``GPU.KERNEL.json``; none is read to tell which they are."""
-    return sorted((data_folder("tuned") / "families").glob(f"*.{escape(kernel)}.json"))
+RULE_COLUMNS = ("key", "device", "rule", "learned_at")
+"""Columns of the table ``families`` that `StoredRule.from_json` reads."""
 
-
-def read_document(path: Path, what: str, written: int, content: Callable[[Any], Content]) -> Content:
-    """Read a document.
-
-    Parameters
-    ----------
-    path
-        Of the file.
-    what
-        What it holds, for the error: ``winners``.
-    written
-        The ``format`` that this autotile writes.
-    content
-        Makes the document's content of its JSON values; raises KeyError, TypeError or ValueError where it is damaged.
-
-    Raises
-    ------
-    InputError
-        It cannot be read, is damaged, or was written by a newer autotile.
-    """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        found = document["format"]
-    except OSError as error:
-        raise InputError(f"cannot read the {what} in {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, what, error) from None
-    if found != written:
-        raise InputError(f"{path} has format {found!r}, this autotile reads {written}; upgrade it")
-    return understood(path, what, document, content)
+JSON_COLUMNS = frozenset({"options", "sizes", "device", "config", "key", "rule"})
+"""Those of the columns above that hold JSON."""
 
 
-def understood(path: Path, what: str, document: Any, content: Callable[[Any], Content]) -> Content:
-    """What a document that was read holds, or a part of that; parameters and errors as for `read_document`."""
-    try:
-        return content(document)
-    except InputError:
-        raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, what, error) from None
+def resources_from_row(row: Mapping[Any, Any]) -> Resources | None:
+    """Return the resources in a row of the table ``trials``; None if the configuration was not compiled."""
+    return None if row["registers"] is None else Resources(**{name: row[name] for name in RESOURCE_COLUMNS})
 
 
-def _damaged(path: Path, what: str, error: Exception) -> InputError:
-    fault = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-    return InputError(f"{path} is no file of {what}: {fault}; fetch it again or delete it")
-
-
-_WINNERS_FORMAT = 1
-_OF_THE_DEVICE = ("gpu_name", "compute_capability", "sm_count", "smem_per_block_optin_bytes", "source")
-"""Fields of a key that are stated once a file."""
+def measurement_from_row(row: Mapping[Any, Any], samples_us: tuple[float, ...] = ()) -> Measurement | None:
+    """Return the measurement in a row of the table ``trials``; None if the configuration was not measured."""
+    if row["time_us"] is None:
+        return None
+    return Measurement(row["time_us"], row["low_us"], row["high_us"], samples_us, row["l2"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +53,17 @@ class Winner:
     Attributes
     ----------
     key
-        What it was tuned for.
+        The key that it was tuned under.
     device
-        Properties of the GPU that it was tuned on; None where an imported result does not say.
+        Properties of the GPU that it was tuned on; None if an imported result does not state them.
     resources
-        What it was compiled to; None where that is unknown.
+        Resources of the compiled kernel; None if unknown.
+    measurement
+        Time without its samples; None if unknown.
     tuned_at
-        When it was measured (UTC).
+        Time of the measurement (UTC).
     shipped
-        Whether it came with autotile and was not tuned by the user.
+        Whether it ships with autotile rather than having been tuned by the user.
     """
 
     key: TuningKey
@@ -110,161 +74,107 @@ class Winner:
     tuned_at: datetime
     shipped: bool = False
 
+    def to_json(self) -> dict[str, Any]:
+        """Return every field as a JSON object."""
+        return {
+            "key": self.key.to_json(),
+            "device": self.device.to_json() if self.device else None,
+            **self.result_to_json(),
+            "shipped": self.shipped,
+        }
 
-def shipped_winners(kernel: str, dtype: str) -> list[Winner]:
-    """Winners of a kernel that come with autotile, of every GPU.
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Winner:
+        """Invert `to_json`.
 
-    Raises
-    ------
-    InputError
-        One of the files is damaged.
-    """
-    files = sorted(data_folder("tuned").glob("*.json"))
-    return [winner for path in files for winner in _shipped(path, kernel, dtype)]
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            ``entry`` is not a winner.
+        """
+        device = DeviceProperties.from_json(entry["device"]) if entry["device"] else None
+        return cls.from_result_json(entry, TuningKey.from_json(entry["key"]), device, shipped=bool(entry["shipped"]))
 
+    def result_to_json(self) -> dict[str, Any]:
+        """Return the fields that are specific to one result, without key and device, as a JSON object."""
+        return {
+            "config": dict(self.config),
+            "resources": asdict(self.resources) if self.resources else None,
+            "measurement": self.measurement.to_json() if self.measurement else None,
+            "tuned_at": self.tuned_at.isoformat(timespec="seconds"),
+        }
 
-def read_winners(path: Path) -> list[Winner]:
-    """Read a file of winners.
+    @classmethod
+    def from_result_json(
+        cls, entry: Mapping[str, Any], key: TuningKey, device: DeviceProperties | None, *, shipped: bool
+    ) -> Winner:
+        """Invert `result_to_json`; other entries are ignored.
 
-    Raises
-    ------
-    InputError
-        It cannot be read, is damaged, or was written by a newer autotile.
-    """
-    return read_document(path, "winners", _WINNERS_FORMAT, _winners)
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            ``entry`` is not a result.
+        """
+        resources, measurement = entry["resources"], entry["measurement"]
+        return cls(
+            key=key,
+            device=device,
+            config=entry["config"],
+            resources=Resources(**resources) if resources else None,
+            measurement=_measurement_from_json(measurement) if measurement else None,
+            tuned_at=datetime.fromisoformat(entry["tuned_at"]),
+            shipped=shipped,
+        )
 
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any], device: DeviceProperties | None) -> Winner:
+        """Return the winner in a row of the database.
 
-def winner_to_json(winner: Winner) -> dict[str, Any]:
-    """Plain dictionary of a winner by itself."""
-    return {
-        "key": winner.key.to_json(),
-        "device": winner.device.to_json() if winner.device else None,
-        "config": dict(winner.config),
-        "resources": asdict(winner.resources) if winner.resources else None,
-        "measurement": winner.measurement.to_json() if winner.measurement else None,
-        "tuned_at": winner.tuned_at.isoformat(timespec="seconds"),
-        "shipped": winner.shipped,
-    }
+        Parameters
+        ----------
+        row
+            Values of `WINNER_COLUMNS`, those of JSON columns decoded.
+        device
+            The study's device, decoded by the caller since many rows share it. A study may outlive the driver that it
+            was started with, so the driver of the winner's run takes the place of the device's.
 
-
-def winner_from_json(entry: Mapping[str, Any]) -> Winner:
-    """Inverse of `winner_to_json`.
-
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        The entry is none.
-    """
-    resources, measurement = entry["resources"], entry["measurement"]
-    return Winner(
-        key=TuningKey.from_json(entry["key"]),
-        device=DeviceProperties.from_json(entry["device"]) if entry["device"] else None,
-        config=entry["config"],
-        resources=Resources(**resources) if resources else None,
-        measurement=_measurement(measurement) if measurement else None,
-        tuned_at=datetime.fromisoformat(entry["tuned_at"]),
-        shipped=bool(entry["shipped"]),
-    )
-
-
-def write_winners(path: Path, winners: Iterable[Winner]) -> int:
-    """Write winners of one GPU, sorted by kernel, dtype and sizes; return how many.
-
-    Raises
-    ------
-    InputError
-        They are of several GPUs or of none that is known, or the file cannot be written.
-    """
-    ordered = sorted(winners, key=lambda w: (w.key.kernel, w.key.dtype, *w.key.sizes.values()))
-    devices = {winner.device for winner in ordered}
-    device = devices.pop() if len(devices) == 1 else None
-    if device is None:
-        raise InputError(f"a file of winners holds those of one known GPU; got {len(devices)} GPUs")
-    lines = ",\n".join(json.dumps(_entry(winner)) for winner in ordered)
-    head = json.dumps({"format": _WINNERS_FORMAT, "device": device.to_json()}, indent=1)[:-2]
-    text = f'{head},\n "winners": [\n{lines}\n ]\n}}\n'
-    try:
-        with whole_file(path) as stream:
-            stream.write(text.encode())
-    except OSError as error:
-        raise InputError(f"cannot write the winners to {path}: {error.strerror}; name another file") from None
-    return len(ordered)
-
-
-def _shipped(path: Path, kernel: str, dtype: str) -> list[Winner]:
-    """Winners of a kernel in a file that comes with autotile; the others of the file are not looked at."""
-
-    def winners(document: Mapping[str, Any]) -> list[Winner]:
-        return _winners(document, lambda entry: (entry["kernel"], entry["dtype"]) == (kernel, dtype), shipped=True)
-
-    return understood(path, "winners", _document(path), winners)
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            A value is missing or damaged.
+        """
+        driver = row["driver"]
+        if device is not None and driver and driver != device.driver:
+            device = replace(device, driver=driver)
+        return cls(
+            key=TuningKey.from_json(row),
+            device=device,
+            config=row["config"],
+            resources=resources_from_row(row),
+            measurement=measurement_from_row(row),
+            tuned_at=datetime.fromisoformat(row["created_at"]),
+        )
 
 
-@lru_cache
-def _document(path: Path) -> Mapping[str, Any]:
-    """A file's content, read once a process."""
-    return read_document(path, "winners", _WINNERS_FORMAT, dict)
-
-
-def _winners(
-    document: Mapping[str, Any], wanted: Callable[[Mapping[str, Any]], bool] = lambda _: True, *, shipped: bool = False
-) -> list[Winner]:
-    device = DeviceProperties.from_json(document["device"])
-    return [_winner(entry, device, shipped=shipped) for entry in document["winners"] if wanted(entry)]
-
-
-def _entry(winner: Winner) -> dict[str, Any]:
-    key = {name: value for name, value in winner.key.to_json().items() if name not in _OF_THE_DEVICE}
-    return key | {
-        "config": dict(winner.config),
-        "resources": asdict(winner.resources) if winner.resources else None,
-        "measurement": winner.measurement.to_json() if winner.measurement else None,
-        "tuned_at": winner.tuned_at.isoformat(timespec="seconds"),
-    }
-
-
-def _winner(entry: Mapping[str, Any], device: DeviceProperties, *, shipped: bool) -> Winner:
-    of_device = {
-        "gpu_name": device.name,
-        "compute_capability": device.compute_capability,
-        "sm_count": device.sm_count,
-        "smem_per_block_optin_bytes": device.smem_per_block_optin_bytes,
-        "source": "cuda",
-    }
-    resources, measurement = entry["resources"], entry["measurement"]
-    return Winner(
-        key=TuningKey.from_json({**entry, **of_device}),
-        device=device,
-        config=entry["config"],
-        resources=Resources(**resources) if resources else None,
-        measurement=_measurement(measurement) if measurement else None,
-        tuned_at=datetime.fromisoformat(entry["tuned_at"]),
-        shipped=shipped,
-    )
-
-
-def _measurement(entry: Mapping[str, Any]) -> Measurement:
+def _measurement_from_json(entry: Mapping[str, Any]) -> Measurement:
     low_us, high_us = entry["interval_us"]
     return Measurement(entry["time_us"], low_us, high_us, l2=entry["l2"])
 
 
-_RULES_FORMAT = 1
-
-
 @dataclass(frozen=True, slots=True)
 class StoredRule:
-    """A rule that was learned.
+    """The rule of a family with the key and device that it was learned on.
 
     Attributes
     ----------
     key
-        What it was learned for; its ``sizes`` are empty, the rule's family stands for them.
+        Key of the family; its ``sizes`` are empty, since the rule states the family's.
     device
         Properties of the GPU that it was learned on.
     learned_at
-        When (UTC).
+        Time at which it was learned (UTC).
     shipped
-        Whether it came with autotile and was not learned by the user.
+        Whether it ships with autotile rather than having been learned by the user.
     """
 
     key: TuningKey
@@ -274,7 +184,7 @@ class StoredRule:
     shipped: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary of everything."""
+        """Return every field but `shipped` as a JSON object."""
         return {
             "key": self.key.to_json(),
             "device": self.device.to_json(),
@@ -284,12 +194,12 @@ class StoredRule:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> StoredRule:
-        """Inverse of `to_json`; other entries are passed over.
+        """Invert `to_json`, or read the same fields from a row of the table ``families``; other entries are ignored.
 
         Raises
         ------
         KeyError, TypeError, ValueError
-            The entry is none.
+            ``entry`` is not a rule.
         """
         return cls(
             TuningKey.from_json(entry["key"]),
@@ -297,53 +207,3 @@ class StoredRule:
             FamilyRule.from_json(entry["rule"]),
             datetime.fromisoformat(entry["learned_at"]),
         )
-
-
-def shipped_rules(files: Iterable[Path], kernel: str, dtype: str) -> list[StoredRule]:
-    """Rules of a kernel that come with autotile, of every GPU.
-
-    Parameters
-    ----------
-    files
-        As `autotile.database.winners.rule_files` finds them.
-
-    Raises
-    ------
-    InputError
-        One of the files is damaged.
-    """
-    found = (rule for path in files for rule in read_rules_file(path))
-    return [replace(rule, shipped=True) for rule in found if (rule.key.kernel, rule.key.dtype) == (kernel, dtype)]
-
-
-@lru_cache
-def read_rules_file(path: Path) -> tuple[StoredRule, ...]:
-    """Read a file of rules, once a process.
-
-    Raises
-    ------
-    InputError
-        It cannot be read, is damaged, or was written by a newer autotile.
-    """
-
-    def rules(document: Any) -> tuple[StoredRule, ...]:
-        return tuple(StoredRule.from_json(entry) for entry in document["rules"])
-
-    return read_document(path, "rules", _RULES_FORMAT, rules)
-
-
-def write_rules_file(path: Path, rules: Iterable[StoredRule]) -> int:
-    """Write a file of rules, and return how many.
-
-    Raises
-    ------
-    InputError
-        It cannot be written.
-    """
-    entries = [rule.to_json() for rule in rules]
-    try:
-        with whole_file(path) as stream:
-            stream.write((json.dumps({"format": _RULES_FORMAT, "rules": entries}, indent=1) + "\n").encode())
-    except OSError as error:
-        raise InputError(f"cannot write the rules to {path}: {error.strerror}") from None
-    return len(entries)

@@ -1,10 +1,11 @@
-"""A bundle: one file that serves kernels with neither compiler nor database.
+"""Bundles: single files from which kernels are served without a compiler or a database.
 
-It is a zip archive. ``manifest.json`` names its format and every other member with length and SHA-256, and holds the
-SHA-256 of itself; so a changed byte anywhere is found when it is read. Beside it lie, for each kernel, the search-space
-file as it was, a document of winners and cubins, and the cubins, which are read when they are launched.
+A bundle is a zip archive. ``manifest.json`` states the format, the length and SHA-256 of every other member, and its
+own SHA-256, so a changed byte anywhere is detected on reading. The other members are, for each kernel, its unchanged
+search-space file, a JSON document of its winners, rules and cubins, and the cubins themselves, which are read when they
+are launched.
 
-What is found is damage and change, not forgery: who writes a whole new bundle writes new hashes too.
+The hashes detect damage and modification, not forgery: a forged bundle can carry matching hashes.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from autotile.core.model import Config, Resources, canonical_json
-from autotile.database.paths import whole_file
-from autotile.database.winners import StoredRule, Winner, winner_from_json, winner_to_json
+from autotile.database.paths import atomic_write
+from autotile.database.winners import StoredRule, Winner
 from autotile.errors import BundleError, SpecError
 from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec
@@ -29,11 +30,11 @@ from autotile.kernel.problem import capability_of
 
 BUNDLE_FORMAT = 1
 MANIFEST = "manifest.json"
-_MOST_MANIFEST_BYTES = 64 * 2**20
+_MAX_MANIFEST_BYTES = 64 * 2**20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The least date of a zip archive: equal contents make equal files."""
+"""Timestamp of every member, the earliest that zip supports, so that equal contents give equal files."""
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
-"""What `zipfile` raises of a damaged archive; the last two of one that claims to be compressed or encrypted oddly."""
+"""Exceptions of `zipfile` for a damaged archive; the last two for an unsupported compression or encryption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,11 @@ class BundledCubin:
     Attributes
     ----------
     target
-        What it was compiled for, such as ``sm_90`` or ``sm_90a``.
+        Target that it was compiled for, such as ``sm_90`` or ``sm_90a``.
     flags
-        The kernel's flags that it was compiled with.
+        Values of the kernel's flags that it was compiled with.
     member
-        Where the cubin lies in the bundle.
+        Name of the cubin's member in the bundle.
     """
 
     target: str
@@ -60,12 +61,14 @@ class BundledCubin:
 
 @dataclass(frozen=True, slots=True)
 class BundledKernel:
-    """A kernel as a bundle holds it: what its search-space file says, without the template.
+    """A kernel in a bundle.
 
     Attributes
     ----------
+    kernel
+        Content of its search-space file, without the template's source.
     nvrtc_version
-        Of the compiler that made the cubins.
+        Version of the compiler that produced the cubins.
     """
 
     kernel: Kernel
@@ -76,24 +79,24 @@ class BundledKernel:
 
 
 class Bundle:
-    """A bundle that is open for reading; safe to use from threads and after a fork, as no file stays open.
+    """Reader of a bundle; safe to use from several threads and after a fork, since it keeps no file open.
 
     Parameters
     ----------
     path
-        The file. Only its manifest is read now.
+        Path of the file. The constructor reads only the manifest.
 
     Attributes
     ----------
     digest
-        SHA-256 that stands for the whole content.
+        SHA-256 of the manifest, and so of the whole content.
     kernels
-        Names of the kernels that it holds.
+        Names of the kernels in the bundle.
 
     Raises
     ------
     BundleError
-        It cannot be read, is damaged or no bundle, or was written by a newer autotile.
+        The file cannot be read, is damaged or not a bundle, or was written by a newer autotile.
     """
 
     def __init__(self, path: Path) -> None:
@@ -112,42 +115,42 @@ class Bundle:
         self._check_members()
 
     def kernel(self, name: str) -> BundledKernel:
-        """A kernel with its winners and what is known of its cubins; the cubins themselves are not read.
+        """Return a kernel with its winners, rules and list of cubins; the cubins themselves are not read.
 
         Raises
         ------
         BundleError
-            The bundle holds no such kernel, or is damaged.
+            The bundle does not contain the kernel, or is damaged.
         """
         if name not in self.kernels:
-            raise BundleError(f"{self.path} holds no kernel {name!r}, only {', '.join(self.kernels)}")
+            raise BundleError(f"{self.path} does not contain the kernel {name!r}, only {', '.join(self.kernels)}")
         return _read_kernel(self, name)
 
     def read(self, member: str) -> bytes:
-        """A member's content, whole and unchanged.
+        """Return the content of a member.
 
         Raises
         ------
         BundleError
-            It is missing or not what it was.
+            The member is missing, or differs from the manifest's length or hash.
         """
         size, digest = self._members.get(member, (0, ""))
         data = self._read(member, size)
         if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
-            raise self._damaged(f"{member} is not what was put in")
+            raise self._damaged(f"{member} was changed")
         return data
 
     def _manifest(self) -> dict[str, Any]:
-        text = self._read(MANIFEST, _MOST_MANIFEST_BYTES)
+        text = self._read(MANIFEST, _MAX_MANIFEST_BYTES)
         try:
             manifest: dict[str, Any] = json.loads(text)
-            written = manifest["format"]
+            found = manifest["format"]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise self._damaged("its manifest cannot be read") from None
-        if written != BUNDLE_FORMAT:
+        if found != BUNDLE_FORMAT:
             raise BundleError(
-                f"{self.path} is a bundle of format {written!r}, this autotile reads {BUNDLE_FORMAT}: upgrade "
-                "autotile, or make the bundle with this version"
+                f"{self.path} is a bundle of format {found!r}, this version of autotile reads {BUNDLE_FORMAT}: upgrade "
+                "autotile, or create the bundle with this version"
             )
         if manifest.get("digest") != manifest_digest(manifest):
             raise self._damaged("its manifest was changed")
@@ -156,22 +159,22 @@ class Bundle:
     def _check_members(self) -> None:
         try:
             with zipfile.ZipFile(self.path) as archive:
-                held = archive.namelist()
+                found = archive.namelist()
         except (OSError, *_UNREADABLE) as error:
             raise self._unreadable(error) from None
-        if sorted(held) != sorted([MANIFEST, *self._members]):
+        if sorted(found) != sorted([MANIFEST, *self._members]):
             raise self._damaged("its members are not those of its manifest")
 
-    def _read(self, member: str, most: int) -> bytes:
+    def _read(self, member: str, max_bytes: int) -> bytes:
         try:
             with zipfile.ZipFile(self.path) as archive, archive.open(member) as stream:
-                data = stream.read(most + 1)
+                data = stream.read(max_bytes + 1)
         except KeyError:
-            raise self._damaged(f"it has no {member}") from None
+            raise self._damaged(f"it lacks {member}") from None
         except (OSError, *_UNREADABLE) as error:
             raise self._unreadable(error) from None
-        if len(data) > most:
-            raise self._damaged(f"{member} is longer than it was")
+        if len(data) > max_bytes:
+            raise self._damaged(f"{member} is longer than expected")
         return data
 
     def _unreadable(self, error: Exception) -> BundleError:
@@ -179,16 +182,16 @@ class Bundle:
             return BundleError(f"cannot read the bundle {self.path}: {error.strerror}. {FALLBACK}")
         return self._damaged(str(error))
 
-    def _damaged(self, what: str) -> BundleError:
-        return BundleError(f"{self.path} is damaged, changed or no bundle: {what}; fetch it again. {FALLBACK}")
+    def _damaged(self, fault: str) -> BundleError:
+        return BundleError(f"{self.path} is damaged, changed or not a bundle: {fault}; fetch it again. {FALLBACK}")
 
 
-FALLBACK = "Without bundle=, the database and the compiler of this machine serve"
-"""What a refusal says of the way out."""
+FALLBACK = "Without bundle=, kernels are served from the database and the compiler of this machine"
+"""Hint at the end of each error message."""
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 of a manifest's canonical form, without the entry that holds it."""
+    """Return the SHA-256 of a manifest's canonical form without its ``digest`` entry."""
     content = {name: entry for name, entry in manifest.items() if name != "digest"}
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
@@ -196,12 +199,14 @@ def manifest_digest(manifest: Mapping[str, Any]) -> str:
 def write_bundle(
     path: Path, kernels: Iterable[BundledKernel], images: Mapping[str, bytes], autotile_version: str
 ) -> str:
-    """Write a bundle and return its digest; equal contents make equal files.
+    """Write a bundle and return its digest; equal contents give equal files.
 
     Parameters
     ----------
     images
-        Cubins by their members' names.
+        Cubins, by the names of their members.
+    autotile_version
+        Version that the manifest states.
 
     Raises
     ------
@@ -210,11 +215,12 @@ def write_bundle(
     """
     members = dict(images)
     names = []
-    for held in sorted(kernels, key=lambda held: held.kernel.name):
-        names.append(held.kernel.name)
-        members[_space_member(held.kernel.name)] = held.kernel.spec.text.encode()
-        document = json.dumps(_kernel_to_json(held), separators=(",", ":"))  # parameters keep their order
-        members[_kernel_member(held.kernel.name)] = document.encode()
+    for bundled in sorted(kernels, key=lambda bundled: bundled.kernel.name):
+        name = bundled.kernel.name
+        names.append(name)
+        members[_space_member(name)] = bundled.kernel.spec.text.encode()
+        document = json.dumps(_kernel_to_json(bundled), separators=(",", ":"))  # parameters keep their order
+        members[_kernel_member(name)] = document.encode()
     manifest: dict[str, Any] = {
         "format": BUNDLE_FORMAT,
         "autotile": autotile_version,
@@ -225,7 +231,7 @@ def write_bundle(
     }
     manifest["digest"] = manifest_digest(manifest)
     try:
-        with whole_file(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        with atomic_write(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, data in [(MANIFEST, canonical_json(manifest).encode()), *sorted(members.items())]:
                 archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
     except OSError as error:
@@ -234,7 +240,7 @@ def write_bundle(
 
 
 def cubin_member(image: bytes) -> str:
-    """Where a cubin lies in a bundle: configurations that compile to the same code share it."""
+    """Return the name of a cubin's member; configurations that compile to the same code share it."""
     return f"cubins/{hashlib.sha256(image).hexdigest()}.cubin"
 
 
@@ -245,7 +251,7 @@ def _read_kernel(bundle: Bundle, name: str) -> BundledKernel:
         text = bundle.read(_space_member(name)).decode()
         spec = parse_spec(text, f"{bundle.path}:{_space_member(name)}")
         cubins = tuple(_cubin(entry) for entry in document["cubins"])
-        winners = tuple(winner_from_json(entry) for entry in document["winners"])
+        winners = tuple(Winner.from_json(entry) for entry in document["winners"])
         rules = tuple(StoredRule.from_json(entry) for entry in document["rules"])
         kernel = Kernel(spec, "", bundle.path, document["source_hash"])
         return BundledKernel(kernel, document["nvrtc_version"], winners, cubins, rules)
@@ -254,22 +260,24 @@ def _read_kernel(bundle: Bundle, name: str) -> BundledKernel:
             raise
         reason = str(error) if isinstance(error, SpecError) else repr(error)
         raise BundleError(
-            f"{bundle.path}: what it holds of {name} is not as expected: {reason}; make it again. {FALLBACK}"
+            f"{bundle.path}: the entry of {name} is malformed: {reason}; create the bundle again. {FALLBACK}"
         ) from None
 
 
 def _cubin(entry: Mapping[str, Any]) -> BundledCubin:
-    capability_of(entry["target"])  # raises where it is no target
+    capability_of(entry["target"])  # raises if it is not a target
     return BundledCubin(**{**entry, "resources": Resources(**entry["resources"])})
 
 
-def _kernel_to_json(held: BundledKernel) -> dict[str, Any]:
+def _kernel_to_json(bundled: BundledKernel) -> dict[str, Any]:
     return {
-        "source_hash": held.kernel.source_hash,
-        "nvrtc_version": held.nvrtc_version,
-        "winners": [winner_to_json(winner) for winner in held.winners],
-        "rules": [stored.to_json() for stored in held.rules],
-        "cubins": [asdict(replace(cubin, config=dict(cubin.config), flags=dict(cubin.flags))) for cubin in held.cubins],
+        "source_hash": bundled.kernel.source_hash,
+        "nvrtc_version": bundled.nvrtc_version,
+        "winners": [winner.to_json() for winner in bundled.winners],
+        "rules": [stored.to_json() for stored in bundled.rules],
+        "cubins": [
+            asdict(replace(cubin, config=dict(cubin.config), flags=dict(cubin.flags))) for cubin in bundled.cubins
+        ],
     }
 
 

@@ -1,4 +1,4 @@
-"""C++ code of a search-space file's expressions and of a kernel's arguments."""
+"""Translation of a kernel's expressions and arguments to C++."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from typing import assert_never
 
 import numpy as np
 
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Value
+from autotile.kernel.arguments import BufferArgument, ScalarArgument, WorkspaceArgument
+from autotile.kernel.element_type import PROBLEM_DTYPE, ElementType
 from autotile.kernel.expressions import Expression
-from autotile.kernel.spec import (
-    PROBLEM_DTYPE,
-    BufferArgument,
-    ElementType,
-    KernelSpec,
-    ScalarArgument,
-    TensorMapArgument,
-    WorkspaceArgument,
-)
+from autotile.kernel.spec import KernelSpec
+from autotile.kernel.tensor_maps import TensorMapArgument
 
 _ARITHMETIC: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 _FUNCTIONS: Mapping[type[ast.operator], str] = {
@@ -50,35 +46,34 @@ _FOLDS: Mapping[type[ast.operator], Callable[[int, int], int | None]] = {
     ast.Mod: lambda a, b: a % b if b else None,
     ast.Pow: lambda a, b: int(a**b) if 0 <= b <= 63 else None,
 }
-_LARGEST_INT = 2**31 - 1
+_MAX_INT = 2**31 - 1
 
 
 def to_cpp(expression: Expression, places: Mapping[str, str]) -> str:
-    """An expression over 64-bit integers, booleans and ``std::string_view``, of the same value wherever it has one.
+    """Return a C++ expression over 64-bit integers, booleans and ``std::string_view`` with the same value.
 
     Parameters
     ----------
     expression
-        Parsed and checked, so that its text is known to be in the language.
+        A parsed and checked expression, so that its text is known to be in the language.
     places
-        What each name is in C++: ``{"BM": "config.BM"}``; properties of the device are ``device.NAME`` in both.
+        C++ expression of each name: ``{"BM": "config.BM"}``; device properties are ``device.NAME`` in both languages.
 
     Notes
     -----
-    Where the language has no value (a division by zero, a result beyond 64 bits), C++ has none either, but does not say
-    so.
+    Expressions that raise in Python (division by zero, results beyond 64 bits) have undefined behavior in C++.
     """
     return _Writer(places).write(ast.parse(expression.text, mode="eval").body)
 
 
 def literal(value: Value) -> str:
-    """A constant in C++."""
+    """Return a C++ literal."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return f'"{escaped}"'
-    return str(value) if abs(value) <= _LARGEST_INT else f"{value}LL"
+    return str(value) if abs(value) <= _MAX_INT else f"{value}LL"
 
 
 class _Writer:
@@ -86,7 +81,7 @@ class _Writer:
         self._places = places
 
     def write(self, tree: ast.expr) -> str:
-        """Any part of an expression; whatever combines others stands in parentheses where it needs them."""
+        """Translate a subexpression; its operands are parenthesized where needed."""
         match tree:
             case ast.Constant(value=str() as text):
                 written = f"std::string_view({literal(text)})"
@@ -109,18 +104,18 @@ class _Writer:
             case ast.Call(func=ast.Name(id=name), args=arguments):
                 written = _CALLS[name].format(", ".join(map(self.write, arguments)))
             case _:
-                raise ValueError(f"{ast.unparse(tree)} is no part of the expression language")
+                raise ValueError(f"{ast.unparse(tree)} is not supported by the expression language")
         return written
 
     def _part(self, tree: ast.expr) -> str:
-        """A part as an operand."""
+        """Translate a subexpression that is an operand."""
         text = self.write(tree)
         functions = isinstance(tree, ast.BinOp) and type(tree.op) in _FUNCTIONS
         simple = isinstance(tree, ast.Constant | ast.Name | ast.Attribute | ast.Call) or functions
         return text if simple or text.isidentifier() or text.isdecimal() else f"({text})"
 
     def _binary(self, tree: ast.BinOp) -> str:
-        folded = _folded(tree)  # literals are ints in C++, and products of them may need 64 bits
+        folded = _folded(tree)  # C++ literals are ints, and products of them may need 64 bits
         if folded is not None:
             return literal(folded)
         if type(tree.op) in _FUNCTIONS:
@@ -139,7 +134,7 @@ class _Writer:
 
 
 def _folded(tree: ast.expr) -> int | None:
-    """Value of arithmetic on literals alone."""
+    """Return the value of arithmetic on integer literals; None for any other expression."""
     match tree:
         case ast.Constant(value=int() as value):
             return int(value)
@@ -154,46 +149,48 @@ def _folded(tree: ast.expr) -> int | None:
 
 _C_TYPES = {"float32": "float", "float64": "double", "float16": "std::uint16_t", "bfloat16": "std::uint16_t"}
 _MAP_TYPES = {"int8": "UINT8", "int16": "UINT16"}
-"""Bits are moved as they are, so what the driver has no name for goes by the unsigned type."""
+"""Driver types of dtypes that lack their own; copies preserve bits, so the unsigned type is equivalent."""
 
 
 def argument_fields(spec: KernelSpec, dtype: str) -> Iterator[str]:
-    """One field for each array and each scalar that a caller may set."""
+    """Yield a field for each array and for each scalar that the caller may set."""
     for buffer in spec.buffers:
         shape = ", ".join(extent.text for extent in buffer.shape)
         yield f"CUdeviceptr {buffer.name} = 0;  ///< {buffer.access}, {_named(buffer.dtype, dtype)}[{shape}]"
-    for scalar in _free(spec):
-        name = scalar.element_type(dtype)
-        bits = f"  ///< the bits of a {name}" if name in ("float16", "bfloat16") else ""
-        yield f"{c_type(name)} {scalar.name} = {_constant(scalar, name)};{bits}"
+    for scalar in spec.scalars:
+        if scalar.default is not None:
+            name = scalar.element_type(dtype)
+            bits = f"  ///< the bits of a {name}" if name in ("float16", "bfloat16") else ""
+            yield f"{c_type(name)} {scalar.name} = {_constant(scalar.default, name)};{bits}"
 
 
 def launch_values(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> dict[str, str]:
-    """Local variables of a launch, and the pointers to every argument in order."""
+    """Return the local variables of a launch, and the pointers to all arguments in order."""
     lines: list[str] = []
     pointers: list[str] = []
     for argument in spec.arguments:
         name = argument.name
+        if not argument.is_passed:
+            continue
         match argument:
             case BufferArgument():
-                if not argument.passed:
-                    continue
                 lines.append(f"CUdeviceptr value_{name} = arguments.{name};")
-            case ScalarArgument() if isinstance(argument.value, Expression):
-                kind = c_type(argument.element_type(dtype))
-                lines.append(f"{kind} value_{name} = static_cast<{kind}>({to_cpp(argument.value, places)});")
             case ScalarArgument():
-                lines.append(f"{c_type(argument.element_type(dtype))} value_{name} = arguments.{name};")
+                kind, bound = c_type(argument.element_type(dtype)), argument.binding
+                value = f"arguments.{name}" if bound is None else f"static_cast<{kind}>({to_cpp(bound, places)})"
+                lines.append(f"{kind} value_{name} = {value};")
             case WorkspaceArgument():
                 lines += _workspace(argument, dtype, places)
             case TensorMapArgument():
-                lines += _tensor_map(spec, argument, dtype, places)
+                lines += _tensor_map(argument, dtype, places)
+            case _:
+                assert_never(argument)
         pointers.append(f"&value_{name}")
     return {"values": "\n".join(f"        {line}" for line in lines), "value_pointers": ", ".join(pointers)}
 
 
 def workspace_code(spec: KernelSpec) -> dict[str, str]:
-    """What the class needs beside, where the kernel has workspaces."""
+    """Return the members that the class needs if the kernel has workspaces."""
     if not spec.workspaces:
         return {"workspace_methods": "", "workspace_members": "", "free_workspaces": ""}
     return {
@@ -209,7 +206,7 @@ _WORKSPACE_METHOD = """
         std::size_t bytes;
     };
 
-    /// Memory that the kernel needs for itself, one piece a stream, kept until it has to grow; null where it is empty.
+    /// Workspace of a stream, kept until a larger one is needed; null if its size is 0.
     CUdeviceptr workspace(CUstream stream, const std::string& name, std::size_t bytes, bool zeroed) {
         if (bytes == 0) return 0;
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -230,33 +227,27 @@ _WORKSPACE_METHOD = """
 
 
 def c_type(dtype: str) -> str:
-    """C++ type that holds a value of an element type."""
+    """Return the C++ type that holds a value of an element type."""
     return _C_TYPES.get(dtype) or f"std::{dtype}_t"
-
-
-def _free(spec: KernelSpec) -> Iterator[ScalarArgument]:
-    return (scalar for scalar in spec.scalars if not isinstance(scalar.value, Expression))
 
 
 def _named(kind: ElementType, dtype: str) -> str:
     return str(kind).replace(PROBLEM_DTYPE, dtype)
 
 
-def _constant(scalar: ScalarArgument, name: str) -> str:
-    if isinstance(scalar.value, Expression):
-        raise TypeError(f"{scalar.name} is bound by the sizes")
+def _constant(value: float, name: str) -> str:
     dtype = DTYPES[name]
     if name in ("float16", "bfloat16"):
-        return f"0x{int(dtype.encode(np.array([float(scalar.value)])).view(np.uint16)[0]):04x}"
+        return f"0x{int(dtype.encode(np.array([float(value)])).view(np.uint16)[0]):04x}"
     if dtype.is_integer:
-        return str(int(scalar.value))
-    if not math.isfinite(scalar.value):
-        return 'std::nan("")' if math.isnan(scalar.value) else f"{'-' if scalar.value < 0 else ''}HUGE_VAL"
-    return repr(float(scalar.value)) + ("f" if name == "float32" else "")
+        return str(int(value))
+    if not math.isfinite(value):
+        return 'std::nan("")' if math.isnan(value) else f"{'-' if value < 0 else ''}HUGE_VAL"
+    return repr(float(value)) + ("f" if name == "float32" else "")
 
 
 def _by_type(kind: ElementType, dtype: str, places: Mapping[str, str], text: Callable[[str], str]) -> str:
-    """What depends on an element type, which flags may choose."""
+    """Return text that depends on an element type, which flags may select."""
     named = [text(dtype if name == PROBLEM_DTYPE else name) for name in kind.names]
     if kind.condition is None:
         return named[0]
@@ -276,9 +267,9 @@ def _workspace(argument: WorkspaceArgument, dtype: str, places: Mapping[str, str
     yield f'CUdeviceptr value_{name} = workspace(stream, "{name}", static_cast<std::size_t>(bytes_{name}), {zeroed});'
 
 
-def _tensor_map(spec: KernelSpec, argument: TensorMapArgument, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
-    """The driver counts axes from the innermost one."""
-    name, buffer = argument.name, spec.buffer(argument.buffer)
+def _tensor_map(argument: TensorMapArgument, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
+    """Yield the code that encodes a tensor map; the driver orders axes from the innermost."""
+    name, buffer = argument.name, argument.buffer
     rank = len(buffer.shape)
     kind = _by_type(buffer.dtype, dtype, places, lambda n: f"CU_TENSOR_MAP_DATA_TYPE_{_MAP_TYPES.get(n, n.upper())}")
     element = _element_bytes(buffer.dtype, dtype, places)
@@ -292,17 +283,17 @@ def _tensor_map(spec: KernelSpec, argument: TensorMapArgument, dtype: str, place
     yield f"const cuuint64_t strides_{name}[] = {{{', '.join(strides) or '0'}}};"
     yield listed("cuuint32_t", "box", argument.box)
     yield listed("cuuint32_t", "steps", argument.element_strides)
-    yield f"CUtensorMap value_{name}{{}};  // zeros where the configuration has no use for it"
+    yield f"CUtensorMap value_{name}{{}};  // zeros if the configuration does not use it"
     yield f"if ({_is_present(argument, places)}) {{"
     yield f"    detail::check(cuTensorMapEncodeTiled(&value_{name}, {kind}, {rank},"
-    yield f"                                         reinterpret_cast<void*>(arguments.{argument.buffer}),"
+    yield f"                                         reinterpret_cast<void*>(arguments.{buffer.name}),"
     yield f"                                         extents_{name}, strides_{name}, box_{name}, steps_{name},"
     yield "                                         CU_TENSOR_MAP_INTERLEAVE_NONE,"
     yield f"                                         {_choice(_SWIZZLES, to_cpp(argument.swizzle_bytes, places))},"
     promotion = _choice(_PROMOTIONS, to_cpp(argument.l2_promotion_bytes, places))
     yield f"                                         {promotion},"
     yield "                                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),"
-    yield f'                  "the tensor map of {argument.buffer}");'
+    yield f'                  "the tensor map of {buffer.name}");'
     yield "}"
 
 
@@ -311,9 +302,9 @@ def _is_present(argument: TensorMapArgument, places: Mapping[str, str]) -> str:
 
 
 def map_rules(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
-    """What tensor maps ask of the sizes: rows of whole 16 bytes."""
+    """Yield the constraints of tensor maps on the sizes: rows are multiples of 16 bytes."""
     for argument in spec.tensor_maps:
-        buffer = spec.buffer(argument.buffer)
+        buffer = argument.buffer
         row = f"({to_cpp(buffer.shape[-1], places)}) * {_element_bytes(buffer.dtype, dtype, places)}"
         yield f"if ({_is_present(argument, places)} && {row} % 16 != 0) return false;  // {argument.name}"
 

@@ -1,4 +1,4 @@
-"""Write a C++ header that chooses a configuration from the sizes and launches it through the driver API."""
+"""Generate a C++ header that chooses a configuration from the sizes and launches it through the driver API."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ from autotile.kernel.spec import KernelSpec
 
 
 def family_code(spec: KernelSpec, rules: Sequence[StoredRule], numbers: Mapping[str, int]) -> dict[str, str]:
-    """Functions of the rules, and where `choose` asks them; a rule with a configuration that is not here is left out.
+    """Return the functions of family rules, and the code of `choose` that calls them.
+
+    A rule with a configuration that the header lacks is left out.
 
     Parameters
     ----------
     numbers
-        Of the header's configurations, by their keys.
+        Indices of the header's configurations, by `config_key`.
     """
     known = [stored for stored in rules if all(config_key(one.config) in numbers for one in stored.rule.configs)]
     functions = [line for number, stored in enumerate(known) for line in _Family(spec, stored, numbers, number).lines()]
-    asked = [line for number, stored in enumerate(known) for line in _question(stored, number)]
+    calls = [line for number, stored in enumerate(known) for line in _call(stored, number)]
     return {
         "families": "\n".join(["", *functions, ""]) if functions else "",
-        "by_family": "".join(f"    {line}\n" for line in asked),
+        "by_family": "".join(f"    {line}\n" for line in calls),
     }
 
 
-def _question(stored: StoredRule, number: int) -> Iterator[str]:
-    here = f"device.name == {literal(stored.device.name)}"
-    yield f"if (best.tier != Tier::exact && {here} && family_{number}::holds(sizes)) {{"
+def _call(stored: StoredRule, number: int) -> Iterator[str]:
+    same_gpu = f"device.name == {literal(stored.device.name)}"
+    yield f"if (best.tier != Tier::exact && {same_gpu} && family_{number}::holds(sizes)) {{"
     yield f"    for (const std::size_t config : family_{number}::order(sizes, device)) {{"
     yield "        const Cubin* cubin = detail::usable(config, sizes, device);"
     yield "        if (cubin != nullptr) return {config, cubin, Tier::family};"
@@ -47,7 +49,7 @@ def _question(stored: StoredRule, number: int) -> Iterator[str]:
 
 
 class _Family:
-    """One rule as a namespace of two functions."""
+    """C++ code of one rule: a namespace with two functions."""
 
     def __init__(self, spec: KernelSpec, stored: StoredRule, numbers: Mapping[str, int], number: int) -> None:
         self._spec = spec
@@ -61,7 +63,7 @@ class _Family:
         self._traits = Traits.of(spec, stored.device, configs, resident, [stored.rule.family.largest])
 
     def lines(self) -> Iterator[str]:
-        """The namespace."""
+        """Yield the lines of the namespace."""
         rule, names = self._rule, self._spec.sizes
         yield f"/// {rule.family} on {self._gpu}, learned from {len(rule.points)} of its problems."
         yield f"namespace family_{self._number} {{"
@@ -70,7 +72,7 @@ class _Family:
         yield f"    return {' && '.join(self._holds(name) for name in names)};"
         yield "}"
         yield ""
-        yield "/// Configurations, the best first: where one breaks a rule or a limit, the next is launched."
+        yield "/// Configurations, best first: if one violates a rule or a limit, the next is launched."
         size = len(self._numbers)
         yield f"inline std::array<std::size_t, {size}> order([[maybe_unused]] const Sizes& sizes,"
         yield "                                         [[maybe_unused]] const Device& device) {"
@@ -82,8 +84,8 @@ class _Family:
     def _holds(self, name: str) -> str:
         parts = []
         for low, high in self._rule.family.extents[name].parts:
-            here = f"sizes.{name}"
-            parts.append(f"{here} == {low}" if low == high else f"({low} <= {here} && {here} <= {high})")
+            size = f"sizes.{name}"
+            parts.append(f"{size} == {low}" if low == high else f"({low} <= {size} && {size} <= {high})")
         return f"({' || '.join(parts)})"
 
     def _branch(self, tree: Leaf | Split, indent: str) -> Iterator[str]:
@@ -96,7 +98,7 @@ class _Family:
         yield from self._branch(tree.otherwise, indent)
 
     def _value(self, feature: Feature) -> str:
-        """A feature as a double."""
+        """Return a feature as an expression of type double."""
         match feature.kind:
             case "size":
                 value = f"double(sizes.{feature.of})"
@@ -113,11 +115,11 @@ class _Family:
             case "work_ratio":
                 value = f"{self._rounds(feature.config)} / ({self._rounds(feature.over)})"
             case unknown:
-                raise ValueError(f"no feature of a rule is of the kind {unknown!r}")
+                raise ValueError(f"unsupported kind of feature {unknown!r}")
         return value
 
     def _outputs(self) -> str:
-        written = [buffer for buffer in self._spec.buffers if buffer.access != "in"]
+        written = [buffer for buffer in self._spec.buffers if buffer.is_written]
         products = (" * ".join(f"double({to_cpp(e, self._places)})" for e in buffer.shape) for buffer in written)
         return " + ".join(products)
 
@@ -129,12 +131,12 @@ class _Family:
         return f"detail::blocks({self._numbers[config]}, sizes, device)"
 
     def _rounds(self, config: int) -> str:
-        """Outputs that the busiest SM makes room for."""
+        """Return the number of outputs of the busiest SM, as a C++ expression."""
         tile, sms = float(self._traits.tile[config]), float(self._traits.sm_count)
         return f"std::ceil({self._blocks(config)} / {sms!r}) * {tile!r}"
 
 
-_PLACE = re.compile(r"@@(\w+)@@")
+_PLACEHOLDER = re.compile(r"@@(\w+)@@")
 _KINDS = {bool: "bool", int: "std::int64_t", str: "std::string_view"}
 _QUERIED = {
     "sm_count": "MULTIPROCESSOR_COUNT",
@@ -150,14 +152,14 @@ _QUERIED = {
     "smem_reserved_per_block_bytes": "RESERVED_SHARED_MEMORY_PER_BLOCK",
     "l2_bytes": "L2_CACHE_SIZE",
 }
-"""Properties of a device and the driver's names of them."""
+"""Device properties that the driver can be queried for, with the suffix of the driver's attribute."""
 _ALWAYS = ("max_threads_per_block", "registers_per_block", "smem_per_block_optin_bytes")
-"""What the limits of any launch ask for."""
+"""Properties that are needed to check the limits of any launch."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderCubin:
-    """A compiled configuration and the file, beside the header, that holds it."""
+    """A compiled configuration, and the name of the cubin file beside the header."""
 
     target: str
     flags: Mapping[str, int]
@@ -176,27 +178,28 @@ def write_header(
     stem: str,
     version: str,
 ) -> str:
-    """The text of the header.
+    """Return the text of the header.
 
     Parameters
     ----------
     spec, dtype
         The kernel, and the element type that it is compiled for.
     winners
-        Newest and most trusted first: of those at one distance the first is taken.
+        Winners in order of preference: among those at equal distance the first is chosen.
     cubins
-        Of every winner's configuration that is to be launched, and of the default.
+        Cubins of the default configuration and of the winners' configurations; a winner without one is left out.
     rules
-        Of the kernel's families, the newest first.
+        Rules of the kernel's families, newest first.
     stem
-        What the cubins' names begin with.
+        Prefix of the cubins' file names.
     version
-        Of autotile.
+        Version of autotile.
 
     Raises
     ------
     InputError
-        The kernel asks for a property of the device that neither the driver tells nor all architectures share.
+        The kernel uses a device property that the driver cannot be queried for and that differs between the
+        architectures.
     """
     configs = {config_key(config): config for config in (*(c.config for c in cubins), spec.default)}
     numbers = {key: number for number, key in enumerate(configs)}
@@ -234,11 +237,11 @@ def write_header(
         **family_code(spec, rules, numbers),
     }
     template = files("autotile.exchange").joinpath("header_template.hpp").read_text(encoding="utf-8")
-    return _PLACE.sub(lambda place: filled[place[1]], template)
+    return _PLACEHOLDER.sub(lambda match: filled[match[1]], template)
 
 
 def namespace_of(spec: KernelSpec, dtype: str) -> str:
-    """The kernel's namespace below ``autotile``; a kernel of several element types has one for each."""
+    """Return the kernel's namespace within ``autotile``; a kernel with several element types has one for each."""
     name = spec.name.replace("-", "_")
     return name if len(spec.dtypes) == 1 else f"{name}_{dtype}"
 
@@ -262,16 +265,22 @@ def _tuned(spec: KernelSpec, winner: Winner, numbers: Mapping[str, int]) -> str:
 def _cubin(spec: KernelSpec, cubin: HeaderCubin, numbers: Mapping[str, int]) -> str:
     capability = capability_of(cubin.target)
     major = capability.partition(".")[0]
-    alone = not runs_on(cubin.target, f"{major}.9")
+    this_capability_only = not runs_on(cubin.target, f"{major}.9")
     used = cubin.resources
     flags = "".join(f"{cubin.flags[name]}, " for name in spec.flags)
     number = numbers[config_key(cubin.config)]
-    figures = f"{number}, {capability.replace('.', '')}, {literal(alone)}, {used.registers}, {used.static_smem_bytes}"
-    return f"    {{{figures}, {flags}{literal(cubin.file)}}},"
+    fields = (
+        number,
+        capability.replace(".", ""),
+        literal(this_capability_only),
+        used.registers,
+        used.static_smem_bytes,
+    )
+    return f"    {{{', '.join(map(str, fields))}, {flags}{literal(cubin.file)}}},"
 
 
 def _rules(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
-    """The kernel's own rules, then what clusters and tensor maps ask of the sizes."""
+    """Yield the kernel's rules, then the constraints of clusters and tensor maps on the sizes."""
     for rule in spec.rules:
         yield f"if (!({to_cpp(rule.expression, places)})) return false;  // {rule.name}"
     for blocks, cluster in zip(spec.launch.grid, spec.launch.cluster, strict=False):
@@ -290,7 +299,7 @@ def _size_distance(spec: KernelSpec) -> str:
 
 
 def _device(spec: KernelSpec, targets: Sequence[str]) -> dict[str, str]:
-    """Fields of the device that this kernel's expressions name, and how each is had."""
+    """Return the device fields that the kernel's expressions use, and the code that queries them."""
     used = {name.removeprefix("device.") for e in _expressions(spec) for name in e.names if name.startswith("device.")}
     fields, queries = [], []
     for name in EXPRESSION_NAMES:
@@ -311,8 +320,8 @@ def _shared(name: str, targets: Sequence[str]) -> int:
     values = {int(getattr(limits_for(capability_of(target)), name)) for target in targets}
     if len(values) > 1:
         raise InputError(
-            f"the kernel asks for device.{name}, which the driver does not tell and which differs between "
-            f"{', '.join(dict.fromkeys(targets))}; write one header an architecture, with --arch"
+            f"the kernel uses device.{name}, which the driver cannot be queried for and which differs between "
+            f"{', '.join(dict.fromkeys(targets))}; write one header per architecture, with --arch"
         )
     return values.pop()
 
@@ -320,14 +329,11 @@ def _shared(name: str, targets: Sequence[str]) -> int:
 def _expressions(spec: KernelSpec) -> list[Expression]:
     launch = spec.launch
     shared = [launch.dynamic_smem_bytes] if launch.dynamic_smem_bytes is not None else []
-    inside = [e for w in spec.workspaces for e in w.shape]
-    maps = [e for m in spec.tensor_maps for e in (*m.box, *m.element_strides, m.swizzle_bytes, m.l2_promotion_bytes)]
     return [
         *(rule.expression for rule in spec.rules),
         *launch.grid,
         *launch.block,
         *launch.cluster,
         *shared,
-        *inside,
-        *maps,
+        *(expression for argument in spec.arguments for expression in argument.expressions),
     ]

@@ -1,7 +1,7 @@
-"""Cache files of Kernel Tuner: export for its simulation mode, import of its results.
+"""Cache files of Kernel Tuner: export for its simulation mode, and import of its results.
 
-Kernel Tuner leaves the last two braces out until a session ends, so a file of a killed session is read too. Nothing in
-a file is executed.
+Kernel Tuner omits the last two braces until a session ends, so files of killed sessions are readable too. Nothing in a
+file is executed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autotile.database.trials import StoredTrial
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.t4 import write_text
-from autotile.kernel.problem import LARGEST_SIZE
+from autotile.kernel.problem import MAX_SIZE
 from autotile.kernel.spec import Parameter
 
 STAGES: Mapping[str, str] = {
@@ -32,10 +32,10 @@ STAGES: Mapping[str, str] = {
     "search": "strategy_time",
     "framework": "framework_time",
 }
-"""Kernel Tuner's name for the time of each of our stages; those that it does not know are its framework's."""
+"""Kernel Tuner's name for the time of each stage; stages that it lacks count as framework time."""
 
 _RESERVED = frozenset({"grid_size_x", "grid_size_y", "grid_size_z", "time"})
-"""Names that Kernel Tuner refuses for parameters: ``check_tune_params_list`` in its util.py."""
+"""Names that Kernel Tuner rejects for parameters: ``check_tune_params_list`` in its util.py."""
 
 _ERRORS: Mapping[Outcome, str] = {
     Outcome.INFEASIBLE: "InvalidConfig",
@@ -51,16 +51,16 @@ _ERRORS: Mapping[Outcome, str] = {
 def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], trials: Sequence[StoredTrial]) -> None:
     """Write trials as a cache file that ``kernel_tuner.interface.tune_cache`` replays.
 
-    Of several trials of a configuration the last one counts, so that finals replace the search.
+    The last trial of each configuration is written, so finals replace the search.
 
     Raises
     ------
     InputError
-        A parameter has a name that Kernel Tuner keeps for itself, or the file cannot be written.
+        A parameter has a name that Kernel Tuner reserves, or the file cannot be written.
     """
     names = [parameter.name for parameter in parameters]
     if taken := sorted(_RESERVED.intersection(names)):
-        raise InputError(f"Kernel Tuner keeps the name {taken[0]!r} for itself; rename the parameter to export results")
+        raise InputError(f"Kernel Tuner reserves the name {taken[0]!r}; rename the parameter to export results")
     head = {
         "device_name": key.gpu_name,
         "kernel_name": key.kernel,
@@ -74,7 +74,7 @@ def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], tri
         f"{json.dumps(','.join(str(one.trial.config[name]) for name in names))}: {json.dumps(_entry(one))}"
         for one in newest.values()
     ]
-    # Laid out as Kernel Tuner does, because it looks at the last three characters to tell a finished file.
+    # Kernel Tuner's own layout, since it recognizes a finished file by the last three characters.
     text = json.dumps(head, indent="")[:-2] + ',\n"cache": {\n' + ",\n".join(entries) + "}\n}"
     write_text(path, text)
 
@@ -103,52 +103,51 @@ _FAILURES: Mapping[str, tuple[Outcome, str, str]] = {
     "RuntimeFailedConfig": (Outcome.RESOURCE_EXCEEDED, "load", "too many resources requested for launch"),
     "ErrorConfig": (Outcome.CRASHED, "measure", "failed for a reason that was not recorded"),
 }
-"""What each of Kernel Tuner's error marks means: core.py goes on after these failures only, and ends at any other."""
+"""Meaning of Kernel Tuner's error marks: its core.py continues after these failures only."""
 
 _OWN_ENTRIES = frozenset({"time", "times", "timestamp", "__error__", *STAGES.values()})
 
-_CURE = "expected a file that tune_kernel(..., cache=...) wrote"
+_EXPECTED = "expected a file that tune_kernel(..., cache=...) wrote"
 
 _MAX_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTunerCache:
-    """What a cache file says."""
+    """Content of a cache file."""
 
     path: Path
     kernel: str
     gpu_name: str
     device: DeviceProperties | None
-    """From a profile of that name; None where there is none."""
+    """Properties from the profile of that GPU; None if there is none."""
     problem_size: tuple[int, ...]
-    """Empty where Kernel Tuner computed it with a function."""
+    """Empty if Kernel Tuner computed it with a function."""
     parameters: tuple[Parameter, ...]
     trials: tuple[Trial, ...]
-    """One for each entry, with the source ``"replayed"``."""
+    """One trial for each entry, with the source ``"replayed"``."""
 
     def key(self, sizes: Mapping[str, int] | None = None, dtype: str = "float32") -> TuningKey:
-        """Key of these results: never equal to one of ours, since the template's hash is not known.
+        """Return the key of these results, which equals no key of autotile's own since the template hash is unknown.
 
         Parameters
         ----------
         sizes
-            The sizes by name; where they are not given, the problem size's numbers are named x, y and z.
+            Sizes by name; None to name the components of the problem size x, y and z.
 
         Raises
         ------
         InputError
-            No sizes are given, and the file does not say them either; or a size or the dtype is none that a kernel
-            can have.
+            Neither ``sizes`` nor the file states the sizes, or a size or the dtype is invalid.
         """
         if sizes is None and not self.problem_size:
-            raise InputError(f"{self.path} does not say what problem size it is for; give the sizes, such as N=1024")
+            raise InputError(f"{self.path} does not state its problem size; give the sizes, such as N=1024")
         if dtype not in DTYPES:
             raise InputError(f"there is no dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
         named = dict(zip("xyz", self.problem_size, strict=False) if sizes is None else sizes)
         for name, value in named.items():
-            if not 0 < value <= LARGEST_SIZE:
-                raise InputError(f"size {name} is {value}, expected 1 to {LARGEST_SIZE}")
+            if not 0 < value <= MAX_SIZE:
+                raise InputError(f"size {name} is {value}, expected 1 to {MAX_SIZE}")
         device = self.device
         return TuningKey(
             kernel=self.kernel,
@@ -168,12 +167,12 @@ class KernelTunerCache:
 
 
 def read_cache(path: Path) -> KernelTunerCache:
-    """Read a cache file; nothing in it is executed.
+    """Read a cache file without executing anything in it.
 
     Raises
     ------
     InputError
-        The file cannot be read, or is no cache file; the message names the entry.
+        The file cannot be read, or is not a cache file; the message names the entry.
     """
     data = _load(path)
     names = data.get("tune_params_keys")
@@ -183,7 +182,7 @@ def read_cache(path: Path) -> KernelTunerCache:
         raise _malformed(path, "it lacks 'tune_params_keys', 'tune_params' or 'cache'")
     gpu_name, kernel = data.get("device_name"), data.get("kernel_name")
     if not (isinstance(gpu_name, str) and isinstance(kernel, str)):
-        raise _malformed(path, "its 'device_name' or 'kernel_name' is no text")
+        raise _malformed(path, "its 'device_name' or 'kernel_name' is not a string")
     parameters = tuple(_parameter(path, name, values.get(name)) for name in names)
     return KernelTunerCache(
         path=path,
@@ -197,7 +196,7 @@ def read_cache(path: Path) -> KernelTunerCache:
 
 
 def import_into_database(database: Database, cache: KernelTunerCache, key: TuningKey) -> int:
-    """Add a cache file's results as one finished run; return the number of its study."""
+    """Store the results of a cache file as one finished run, and return the id of its study."""
     study = database.study(key, cache.device)
     run = database.start_run(study, sampler="kernel_tuner", settings={"imported_from": cache.path.name})
     database.add_trials(study, run, cache.trials)
@@ -206,7 +205,7 @@ def import_into_database(database: Database, cache: KernelTunerCache, key: Tunin
 
 
 def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -> None:
-    """Write a cache file's results as a recording, which our replay plays.
+    """Write the results of a cache file as a recording, for replay.
 
     Raises
     ------
@@ -229,7 +228,7 @@ def _load(path: Path) -> dict[str, Any]:
             raise InputError(f"{path} is larger than any cache file ({_MAX_BYTES:,} bytes)")
         text = path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; {_CURE}") from None
+        raise InputError(f"cannot read {path}: {error.strerror}; {_EXPECTED}") from None
     except UnicodeDecodeError:
         raise _malformed(path, "it is not UTF-8 text") from None
     closed = text.removesuffix(",") + "}\n}"
@@ -241,11 +240,11 @@ def _load(path: Path) -> dict[str, Any]:
             continue
         if isinstance(data, dict):
             return data
-    raise _malformed(path, "it is not the JSON of one")
+    raise _malformed(path, "it is not a JSON object")
 
 
 def _malformed(path: Path, problem: str) -> InputError:
-    return InputError(f"{path} cannot be read as a cache file of Kernel Tuner: {problem}; {_CURE}")
+    return InputError(f"{path} cannot be read as a cache file of Kernel Tuner: {problem}; {_EXPECTED}")
 
 
 def _known_device(name: str) -> DeviceProperties | None:
@@ -260,13 +259,13 @@ def _problem_size(path: Path, value: Any) -> tuple[int, ...]:
         return ()
     numbers = value if isinstance(value, list) else [value]
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
-        raise _malformed(path, f"its 'problem_size' is {value!r:.80}, expected whole numbers")
+        raise _malformed(path, f"its 'problem_size' is {value!r:.80}, expected integers")
     return tuple(numbers)
 
 
 def _parameter(path: Path, name: Any, values: Any) -> Parameter:
     if not isinstance(name, str) or not isinstance(values, list) or not values:
-        raise _malformed(path, f"'tune_params' has no values of {name!r:.80}")
+        raise _malformed(path, f"'tune_params' lacks values for {name!r:.80}")
     for value in values:
         if not isinstance(value, int | str):
             raise _malformed(path, f"{name} has the value {value!r:.80}, expected integers, booleans or strings")
@@ -275,11 +274,11 @@ def _parameter(path: Path, name: Any, values: Any) -> Parameter:
 
 def _trial(path: Path, label: str, entry: Any, parameters: tuple[Parameter, ...]) -> Trial:
     if not isinstance(entry, dict):
-        raise _malformed(path, f"the entry {label!r:.80} is no object")
+        raise _malformed(path, f"the entry {label!r:.80} is not an object")
     for parameter in parameters:
         value = entry.get(parameter.name)
         if not any(value == listed and type(value) is type(listed) for listed in parameter.values):
-            raise _malformed(path, f"the entry {label!r:.80} has no value that is listed for {parameter.name!r}")
+            raise _malformed(path, f"the entry {label!r:.80} lacks a listed value of {parameter.name!r}")
     config = {parameter.name: entry[parameter.name] for parameter in parameters}
     extra = {name: value for name, value in entry.items() if name not in config and name not in _OWN_ENTRIES}
     mark = next((value for value in entry.values() if isinstance(value, str) and value in _FAILURES), None)
@@ -297,7 +296,7 @@ def _trial(path: Path, label: str, entry: Any, parameters: tuple[Parameter, ...]
 
 
 def _measurement(path: Path, label: str, entry: Mapping[str, Any]) -> Measurement:
-    """Kernel Tuner's time with the range of its runs, which holds the median of 6 or more with over 95 %."""
+    """Return Kernel Tuner's time with the range of its runs, which for 6 or more holds the median with over 95 %."""
     time_ms = entry.get("time")
     if not _is_number(time_ms) or time_ms <= 0:
         raise _malformed(path, f"the entry {label!r:.80} has the time {time_ms!r:.80}, expected milliseconds")

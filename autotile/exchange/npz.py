@@ -1,7 +1,7 @@
-"""A strict reader and writer of ``.npz`` files: known arrays of known types, nothing pickled, sizes bounded.
+"""Strict reader and writer of ``.npz`` files: known arrays of known types, nothing pickled, sizes bounded.
 
-`numpy.load` would trust the sizes that a file declares; here they are compared with the bytes that are there before
-any memory is taken.
+`numpy.load` trusts the sizes that a file declares; this reader compares them with the actual number of bytes before it
+allocates memory.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from autotile.database.paths import whole_file
+from autotile.database.paths import atomic_write
 from autotile.errors import RecordingError
 
 MAX_BYTES = 256 * 2**20
-"""Most that a file may hold once decompressed: ten times a recording of a million configurations."""
+"""Maximum decompressed size of a file: ten times that of a recording of a million configurations."""
 
 _FAULTS = (
     zipfile.BadZipFile,
     zlib.error,
     struct.error,
     EOFError,
-    NotImplementedError,  # a compression that zipfile does not know
+    NotImplementedError,  # an unsupported compression
     RuntimeError,  # an encrypted member
     ValueError,
     OSError,
@@ -36,7 +36,7 @@ _FAULTS = (
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write compressed arrays; a reader sees the whole file or none of it.
+    """Write compressed arrays atomically.
 
     Raises
     ------
@@ -45,14 +45,14 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as stream:
+        with atomic_write(path) as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
     except OSError as error:
-        raise RecordingError(f"cannot write the recording {path}: {error.strerror}; name another place") from None
+        raise RecordingError(f"cannot write the recording {path}: {error.strerror}; name another path") from None
 
 
 class NpzReader:
-    """Reads arrays by name out of an ``.npz`` file; use it in a ``with`` block.
+    """Reader of the arrays of an ``.npz`` file, as a context manager.
 
     Raises
     ------
@@ -66,16 +66,16 @@ class NpzReader:
             self._archive = zipfile.ZipFile(path)
         except FileNotFoundError:
             raise RecordingError(
-                f"there is no recording {path}; `autotile list --recordings` shows those that are installed"
+                f"there is no recording {path}; `autotile list --recordings` shows the installed ones"
             ) from None
         except IsADirectoryError:
             raise RecordingError(f"{path} is a folder; expected the path of a recording (.npz)") from None
         except _FAULTS as error:
-            raise self.damaged(f"it is no zip archive ({error})") from None
+            raise self.damaged(f"it is not a zip archive ({error})") from None
         size = sum(member.file_size for member in self._archive.infolist())
         if size > MAX_BYTES:
             self._archive.close()
-            raise self.damaged(f"it claims to hold {size:,} bytes, and {MAX_BYTES:,} are allowed")
+            raise self.damaged(f"it declares {size:,} bytes, but at most {MAX_BYTES:,} are allowed")
 
     def __enter__(self) -> NpzReader:
         return self
@@ -89,16 +89,25 @@ class NpzReader:
         return frozenset(name.removesuffix(".npy") for name in self._archive.namelist())
 
     def damaged(self, problem: str) -> RecordingError:
-        """Describe a fault of the file, for the caller to raise."""
+        """Return the error for a fault of the file, for the caller to raise."""
         return RecordingError(f"the recording {self.path} is damaged: {problem}; fetch or record it again")
 
     def read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None) -> np.ndarray:
-        """Read one array, of exactly this type and shape (any length, where no shape is given).
+        """Return one array.
+
+        Parameters
+        ----------
+        name
+            Name of the array.
+        dtype
+            Expected dtype.
+        shape
+            Expected shape; None for one axis of any length.
 
         Raises
         ------
         RecordingError
-            It is missing, damaged or of another type or shape.
+            The array is missing, damaged or of another dtype or shape.
         """
         try:
             data = self._archive.read(f"{name}.npy")
@@ -114,5 +123,5 @@ class NpzReader:
         if found_dtype != dtype or fortran_order or not fits:
             raise self.damaged(f"{name!r} is {found_dtype} {found_shape}, expected {dtype} {shape or '(n,)'}")
         if len(data) - stream.tell() != math.prod(found_shape) * dtype.itemsize:
-            raise self.damaged(f"{name!r} has not the length that it claims")
+            raise self.damaged(f"{name!r} does not have the length that it declares")
         return np.frombuffer(data, dtype, offset=stream.tell()).reshape(found_shape)

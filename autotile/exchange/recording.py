@@ -1,7 +1,7 @@
-"""A measured space in one small file, for replay where there is no GPU.
+"""Recordings: a measured search space in one small file, for replay without a GPU.
 
-A recording says of each configuration how it ended, why, what it used and how long it took. It is a compressed
-``.npz`` with a JSON header; nothing in it is executed, and a damaged one is refused.
+A recording holds the outcome, reason, resources and time of each configuration. It is a compressed ``.npz`` file with a
+JSON header; nothing in it is executed, and a damaged file is rejected.
 """
 
 from __future__ import annotations
@@ -28,24 +28,48 @@ from autotile.kernel.spec import Parameter
 FORMAT_VERSION = 1
 _FORMAT = "autotile recording"
 
+_COLUMNS: Mapping[str, np.dtype[Any]] = {
+    "outcome": np.dtype("u1"),
+    "stage": np.dtype("u1"),
+    "reason": np.dtype("<u4"),
+    "time_us": np.dtype("<f4"),
+    "low_us": np.dtype("<f4"),
+    "high_us": np.dtype("<f4"),
+    "samples": np.dtype("<u4"),
+    "registers": np.dtype("<u2"),
+    "spill_store_bytes": np.dtype("<u4"),
+    "spill_load_bytes": np.dtype("<u4"),
+    "stack_bytes": np.dtype("<u4"),
+    "static_smem_bytes": np.dtype("<u4"),
+    "dynamic_smem_bytes": np.dtype("<u4"),
+    "blocks_per_sm": np.dtype("<u2"),
+    "occupancy": np.dtype("<f4"),
+    "seconds": np.dtype("<f4"),
+}
+"""Arrays with one value for each configuration. Outcome, stage and reason are indices into the header's lists. A time
+of NaN means not measured, 0 registers not compiled. Single precision is far finer than the noise of any timing."""
+
+_LABELS = ("outcome", "stage", "reason")
+_RESOURCE_COLUMNS = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "static_smem_bytes")
+
 
 @dataclass(frozen=True, slots=True)
 class RecordingHeader:
-    """What a recording says of itself."""
+    """Metadata of a recording."""
 
     key: TuningKey
-    """What the measurements belong to, with the source ``"cuda"``."""
+    """Key of the measurements, with the source ``"cuda"``."""
     parameters: tuple[Parameter, ...]
-    """The space's parameters with their values, in the space's order."""
+    """Parameters of the search space with their values, in its order."""
     device: DeviceProperties | None
-    """None where an imported result names a GPU that is not known."""
+    """None if an imported result names an unknown GPU."""
     driver: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """How it was measured."""
+    """Settings of the measurement."""
     valid_configs: int = 0
-    """Valid configurations of the whole space; 0 where that is not known."""
+    """Number of valid configurations in the whole space; 0 if unknown."""
     chosen: str = "all"
-    """How the recorded configurations were chosen among the valid ones: ``"all"``, or a sentence."""
+    """How the recorded configurations were chosen among the valid ones: ``"all"``, or a description."""
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     autotile_version: str = __version__
 
@@ -55,7 +79,7 @@ class RecordingHeader:
         return self.key.problem
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary, with the format's name and version."""
+        """Return every field as a JSON object, with the name and version of the format."""
         return {
             "format": _FORMAT,
             "format_version": FORMAT_VERSION,
@@ -72,18 +96,18 @@ class RecordingHeader:
 
     @classmethod
     def from_json(cls, data: Any, path: Path) -> RecordingHeader:
-        """Inverse of `to_json`; ``path`` is for messages.
+        """Invert `to_json`; ``path`` is for messages.
 
         Raises
         ------
         RecordingError
-            Another format version; the message says which one, and what to do.
+            The header has another format version.
         ValueError
             An entry is missing or of the wrong type.
         """
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise ValueError(f"it is not the header of an {_FORMAT}")
-        _refuse_other_version(data.get("format_version"), path)
+        _check_version(data.get("format_version"), path)
         _check_fields(cls, data)
         _check_fields(TuningKey, data["key"])
         if data["device"] is not None:
@@ -101,20 +125,20 @@ class RecordingHeader:
         )
 
 
-def _refuse_other_version(version: object, path: Path) -> None:
+def _check_version(version: object, path: Path) -> None:
     if version == FORMAT_VERSION:
         return
     newer = isinstance(version, int) and version > FORMAT_VERSION
-    cure = "pip install --upgrade autotile" if newer else "record it again"
-    raise RecordingError(f"the recording {path} has format version {version!r}, expected {FORMAT_VERSION}: {cure}")
+    remedy = "pip install --upgrade autotile" if newer else "record it again"
+    raise RecordingError(f"the recording {path} has format version {version!r}, expected {FORMAT_VERSION}: {remedy}")
 
 
 def _check_fields(kind: type[Any], data: Mapping[str, Any]) -> None:
-    """See that a dictionary read from JSON has every field of a dataclass, each of the declared type."""
-    for entry in fields(kind):
-        value = data.get(entry.name)
-        if not _CHECKS[str(entry.type)](value):
-            raise ValueError(f"{entry.name!r} is {value!r:.80}, expected {entry.type}")
+    """Raise ValueError unless a JSON object has every field of a dataclass, each of the declared type."""
+    for declared in fields(kind):
+        value = data.get(declared.name)
+        if not _TYPE_CHECKS[str(declared.type)](value):
+            raise ValueError(f"{declared.name!r} is {value!r:.80}, expected {declared.type}")
 
 
 def _is_int(value: Any) -> bool:
@@ -134,7 +158,7 @@ def _is_parameter(entry: Any) -> bool:
             return False
 
 
-_CHECKS: Mapping[str, Callable[[Any], bool]] = {
+_TYPE_CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "int": _is_int,
     "str": _is_text,
     "float": lambda value: isinstance(value, float) or _is_int(value),
@@ -150,42 +174,12 @@ _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "tuple[int, int, int]": lambda value: isinstance(value, list) and len(value) == 3 and all(map(_is_int, value)),
     "tuple[Parameter, ...]": lambda value: isinstance(value, list) and all(map(_is_parameter, value)),
 }
-"""How each declared type looks in JSON, by the type's text."""
-
-
-_COLUMNS: Mapping[str, np.dtype[Any]] = {
-    "outcome": np.dtype("u1"),
-    "stage": np.dtype("u1"),
-    "reason": np.dtype("<u4"),
-    "time_us": np.dtype("<f4"),
-    "low_us": np.dtype("<f4"),
-    "high_us": np.dtype("<f4"),
-    "samples": np.dtype("<u4"),
-    "registers": np.dtype("<u2"),
-    "spill_store_bytes": np.dtype("<u4"),
-    "spill_load_bytes": np.dtype("<u4"),
-    "stack_bytes": np.dtype("<u4"),
-    "static_smem_bytes": np.dtype("<u4"),
-    "dynamic_smem_bytes": np.dtype("<u4"),
-    "blocks_per_sm": np.dtype("<u2"),
-    "occupancy": np.dtype("<f4"),
-    "seconds": np.dtype("<f4"),
-}
-"""One value a configuration. Outcome, stage and reason are positions in the header's lists. NaN microseconds: not
-measured; 0 registers: not compiled. Single precision is far finer than the noise of any timing."""
-
-_LABELS = ("outcome", "stage", "reason")
-_RESOURCES = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "static_smem_bytes")
-
-_Positions = Mapping[str, Mapping[tuple[type, Value], int]]
-"""For each parameter, where each of its values stands; the type is part of the key because True equals 1."""
-
-_Labels = tuple[tuple[Outcome, ...], tuple[str, ...], tuple[str, ...]]
+"""Checks of JSON values, by the text of the declared type."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedResult:
-    """What a recording says of one configuration."""
+    """Recorded result of one configuration."""
 
     outcome: Outcome
     reason: str
@@ -195,27 +189,27 @@ class RecordedResult:
     blocks_per_sm: int
     occupancy: float
     measurement: Measurement | None
-    """Without its samples, which are not kept."""
+    """Time without its samples, which are not recorded."""
     samples: int
-    """How many times it was measured."""
+    """Number of timing samples."""
     seconds: float
-    """Wall time of all stages, from compiling to the last sample."""
+    """Wall time of all stages from compilation to the last sample."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A recorded space; its length is the number of configurations.
+    """A recorded search space; its length is the number of configurations.
 
     Attributes
     ----------
     header
-        What was measured, where and how.
+        Metadata.
     codes
-        Shape (configurations, parameters), unsigned: positions in each parameter's values.
+        Indices into each parameter's values, shape (configurations, parameters), unsigned.
     columns
-        Arrays of shape (configurations,): ``outcome``, ``time_us``, ``registers`` and so on.
+        Arrays of shape (configurations,) by name: ``outcome``, ``time_us``, ``registers`` and so on.
     outcomes, stages, reasons
-        What the numbers in the columns ``outcome``, ``stage`` and ``reason`` stand for.
+        Values that the columns ``outcome``, ``stage`` and ``reason`` are indices into.
     """
 
     header: RecordingHeader
@@ -230,27 +224,27 @@ class Recording:
 
     @property
     def ok(self) -> np.ndarray:
-        """Shape (configurations,), bool: which ones were verified and measured."""
+        """Mask of the configurations that were verified and measured, shape (configurations,), bool."""
         ok_codes = [code for code, outcome in enumerate(self.outcomes) if outcome is Outcome.OK]
         return np.isin(self.columns["outcome"], ok_codes)
 
     def config(self, row: int) -> dict[str, Value]:
-        """Configuration of a row."""
+        """Return the configuration of a row."""
         pairs = zip(self.header.parameters, self.codes[row].tolist(), strict=True)
         return {parameter.name: parameter.values[code] for parameter, code in pairs}
 
     def row_of(self, config: Config) -> int | None:
-        """Row of a configuration; None where it was not recorded."""
+        """Return the row of a configuration; None if it was not recorded."""
         codes = _codes_of(config, self._positions)
         return None if codes is None else self.rows.get(bytes(np.array(codes, self.codes.dtype)))
 
     def lookup(self, config: Config) -> RecordedResult | None:
-        """Find what was recorded of a configuration; None where it was not recorded."""
+        """Return the result of a configuration; None if it was not recorded."""
         row = self.row_of(config)
         return None if row is None else self.result(row)
 
     def result(self, row: int) -> RecordedResult:
-        """What was recorded in a row."""
+        """Return the result in a row."""
         values = {name: column[row].item() for name, column in self.columns.items()}
         measured = not np.isnan(values["time_us"])
         times = (values["time_us"], values["low_us"], values["high_us"])
@@ -258,7 +252,7 @@ class Recording:
             outcome=self.outcomes[values["outcome"]],
             reason=self.reasons[values["reason"]],
             stage=self.stages[values["stage"]],
-            resources=Resources(**{name: values[name] for name in _RESOURCES}) if values["registers"] else None,
+            resources=Resources(**{name: values[name] for name in _RESOURCE_COLUMNS}) if values["registers"] else None,
             dynamic_smem_bytes=values["dynamic_smem_bytes"],
             blocks_per_sm=values["blocks_per_sm"],
             occupancy=values["occupancy"],
@@ -273,17 +267,37 @@ class Recording:
 
     @cached_property
     def rows(self) -> Mapping[bytes, int]:
-        """Row of each configuration, by the bytes of its codes."""
+        """Rows by the bytes of the configuration's codes."""
         return {code.tobytes(): row for row, code in enumerate(self.codes)}
 
 
+_Positions = Mapping[str, Mapping[tuple[type, Value], int]]
+"""Index of each value, by parameter; the type is part of the key because True equals 1."""
+
+
+def _positions_of(parameters: Sequence[Parameter]) -> _Positions:
+    return {p.name: {(type(value), value): code for code, value in enumerate(p.values)} for p in parameters}
+
+
+def _codes_of(config: Config, positions: _Positions) -> tuple[int, ...] | None:
+    """Return the indices of a configuration's values in the parameters' order; None if it is not in the space."""
+    if config.keys() != positions.keys():
+        return None
+    codes = tuple(codes.get((type(config[name]), config[name]), -1) for name, codes in positions.items())
+    return None if -1 in codes else codes
+
+
+def _code_dtype(parameters: Sequence[Parameter]) -> np.dtype[Any]:
+    return np.min_scalar_type(max((len(parameter.values) - 1 for parameter in parameters), default=0)).newbyteorder("<")
+
+
 def write_recording(path: Path, header: RecordingHeader, trials: Sequence[Trial]) -> None:
-    """Write trials as a recording; of several trials of a configuration the last one counts.
+    """Write trials as a recording; only the last trial of each configuration is recorded.
 
     Raises
     ------
     RecordingError
-        A configuration is not one of the header's parameters and values, or the file cannot be written.
+        A configuration is not in the header's search space, or the file cannot be written.
     """
     positions = _positions_of(header.parameters)
     newest: dict[tuple[int, ...], Trial] = {}
@@ -308,24 +322,24 @@ def write_recording(path: Path, header: RecordingHeader, trials: Sequence[Trial]
 
 
 def read_recording(path: Path, *, kernel: str | None = None) -> Recording:
-    """Read and check a whole recording.
+    """Read and validate a recording.
 
     Parameters
     ----------
     kernel
-        The kernel that it is expected to be of.
+        Name of the expected kernel; None for any.
 
     Raises
     ------
     RecordingError
-        It is missing, damaged, of another format version or of another kernel.
+        The recording is missing, damaged, of another format version or of another kernel.
     """
     with NpzReader(path) as reader:
         header, (outcomes, stages, reasons) = _read_header(reader)
         if kernel is not None and header.key.kernel != kernel:
             raise RecordingError(f"{path} is a recording of {header.key.kernel!r}, expected one of {kernel!r}")
         if reader.names != {"header", "codes", *_COLUMNS}:
-            raise reader.damaged("it holds other arrays than a recording does")
+            raise reader.damaged("it contains other arrays than a recording")
         outcome = reader.read("outcome", _COLUMNS["outcome"])
         shape = (len(outcome), len(header.parameters))
         recording = Recording(
@@ -342,31 +356,15 @@ def read_recording(path: Path, *, kernel: str | None = None) -> Recording:
 
 
 def read_recording_header(path: Path) -> RecordingHeader:
-    """Read only what a recording says of itself.
+    """Read the header of a recording only.
 
     Raises
     ------
     RecordingError
-        It is missing, damaged or of another format version.
+        The recording is missing, damaged or of another format version.
     """
     with NpzReader(path) as reader:
         return _read_header(reader)[0]
-
-
-def _positions_of(parameters: Sequence[Parameter]) -> _Positions:
-    return {p.name: {(type(value), value): code for code, value in enumerate(p.values)} for p in parameters}
-
-
-def _codes_of(config: Config, positions: _Positions) -> tuple[int, ...] | None:
-    """Positions of a configuration's values, in the parameters' order; None where it is not of the space."""
-    if config.keys() != positions.keys():
-        return None
-    codes = tuple(codes.get((type(config[name]), config[name]), -1) for name, codes in positions.items())
-    return None if -1 in codes else codes
-
-
-def _code_dtype(parameters: Sequence[Parameter]) -> np.dtype[Any]:
-    return np.min_scalar_type(max((len(parameter.values) - 1 for parameter in parameters), default=0)).newbyteorder("<")
 
 
 def _row(trial: Trial) -> dict[str, Any]:
@@ -379,12 +377,15 @@ def _row(trial: Trial) -> dict[str, Any]:
         "low_us": measurement.low_us if measurement else np.nan,
         "high_us": measurement.high_us if measurement else np.nan,
         "samples": len(measurement.samples_us) if measurement else 0,
-        **{name: getattr(resources, name) if resources else 0 for name in _RESOURCES},
+        **{name: getattr(resources, name) if resources else 0 for name in _RESOURCE_COLUMNS},
         "dynamic_smem_bytes": trial.geometry.dynamic_smem_bytes if trial.geometry else 0,
         "blocks_per_sm": occupancy.blocks_per_sm if occupancy else 0,
         "occupancy": occupancy.occupancy if occupancy else 0.0,
         "seconds": sum(trial.seconds.values()),
     }
+
+
+_Labels = tuple[tuple[Outcome, ...], tuple[str, ...], tuple[str, ...]]
 
 
 def _read_header(reader: NpzReader) -> tuple[RecordingHeader, _Labels]:
@@ -400,12 +401,12 @@ def _read_header(reader: NpzReader) -> tuple[RecordingHeader, _Labels]:
 def _labels(data: Any) -> _Labels:
     outcomes, stages, reasons = (data[name] for name in _LABELS)
     if not all(isinstance(text, str) for text in (*stages, *reasons)):
-        raise ValueError("a stage or reason is no text")
+        raise ValueError("a stage or reason is not a string")
     return tuple(Outcome(text) for text in outcomes), tuple(stages), tuple(reasons)
 
 
 def _inconsistency(recording: Recording) -> str:
-    """First contradiction between a recording's parts; empty where there is none."""
+    """Return the first inconsistency between the parts of a recording; empty if there is none."""
     columns = recording.columns
     counts = [len(parameter.values) for parameter in recording.header.parameters]
     if (recording.codes >= np.array(counts)).any():
@@ -422,33 +423,33 @@ def _inconsistency(recording: Recording) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RecordingFile:
-    """A recording of which only the header was read."""
+    """Path and header of a recording."""
 
     path: Path
     header: RecordingHeader | None
     problem: str = ""
-    """Why the header could not be read; empty when it could."""
+    """Why the header could not be read; empty if it was read."""
 
 
 def list_recordings(folders: Sequence[Path]) -> list[RecordingFile]:
-    """Recordings in folders, in order of folder and name; a damaged one is listed with its problem."""
+    """Return the recordings in folders, ordered by folder and name; damaged ones are listed with their problem."""
     return [_open(path) for folder in folders for path in sorted(folder.glob("*.npz"))]
 
 
 def find_recording(
     folders: Sequence[Path], kernel: str, sizes: Mapping[str, int], dtype: str, gpu_name: str | None = None
 ) -> RecordingFile | None:
-    """Newest recording of a problem, on one GPU where it is named; None where there is none."""
-    fits = [
+    """Return the newest recording of a problem, optionally on one GPU; None if there is none."""
+    matching = [
         (found.header.created_at, number, found)
         for number, found in enumerate(list_recordings(folders))
-        if found.header is not None and _fits(found.header, kernel, sizes, dtype, gpu_name)
+        if found.header is not None and _matches(found.header, kernel, sizes, dtype, gpu_name)
     ]
-    return max(fits)[-1] if fits else None
+    return max(matching)[-1] if matching else None
 
 
 def recording_name(header: RecordingHeader) -> str:
-    """File name that says what a recording holds: ``sgemm-nvidia-h200-4096x4096x4096-float32.npz``."""
+    """Return the file name of a recording: ``sgemm-nvidia-h200-4096x4096x4096-float32.npz``."""
     words = [header.key.kernel, header.key.gpu_name, "x".join(map(str, header.key.sizes.values())), header.key.dtype]
     return "-".join(re.sub(r"[^a-z0-9_.]+", "-", word.lower()).strip("-") for word in words) + ".npz"
 
@@ -460,7 +461,7 @@ def _open(path: Path) -> RecordingFile:
         return RecordingFile(path, None, str(error))
 
 
-def _fits(header: RecordingHeader, kernel: str, sizes: Mapping[str, int], dtype: str, gpu_name: str | None) -> bool:
+def _matches(header: RecordingHeader, kernel: str, sizes: Mapping[str, int], dtype: str, gpu_name: str | None) -> bool:
     key = header.key
     same_problem = key.kernel == kernel and key.dtype == dtype and dict(key.sizes) == dict(sizes)
     return same_problem and gpu_name in (None, key.gpu_name)

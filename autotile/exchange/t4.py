@@ -1,6 +1,6 @@
-"""Export in T4, the auto-tuning community's JSON format for results, version 1.0.0.
+"""Export in T4, a JSON format of the auto-tuning community for results, version 1.0.0.
 
-The schema is https://github.com/odgaard/TuningSchema (branch T4), which Kernel Tuner 1.5.0 ships and writes.
+The schema is defined in https://github.com/odgaard/TuningSchema (branch T4), which Kernel Tuner 1.5.0 ships and writes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from autotile import __version__
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Trial
-from autotile.database.paths import whole_file
+from autotile.database.paths import atomic_write
 from autotile.database.trials import StoredTrial
 from autotile.errors import InputError
 
@@ -31,14 +31,14 @@ _INVALIDITY: Mapping[Outcome, str] = {
     Outcome.CRASHED: "runtime",
     Outcome.TIMED_OUT: "timeout",
 }
-"""The schema's word for each outcome; what a recording did not hold was never tried, and is left out."""
+"""The schema's term for each outcome; configurations that a recording lacks were never tried, and are left out."""
 
 _TIMES = {"compile": "compilation", "verify": "validation", "measure": "benchmark", "search": "search_algorithm"}
-"""The names under which Kernel Tuner 1.5.0 writes the time of each stage; the others are its ``framework``."""
+"""Names under which Kernel Tuner 1.5.0 writes the time of each stage; it calls all others ``framework``."""
 
 
 def t4_results(trials: Iterable[StoredTrial]) -> dict[str, Any]:
-    """Trials as a T4 results document; times are in milliseconds, as Kernel Tuner's are."""
+    """Return trials as a T4 results document; times are in milliseconds, as in Kernel Tuner."""
     return {
         "results": [_result(stored) for stored in trials if stored.trial.outcome in _INVALIDITY],
         "schema_version": SCHEMA_VERSION,
@@ -47,7 +47,7 @@ def t4_results(trials: Iterable[StoredTrial]) -> dict[str, Any]:
 
 
 def t4_metadata(device: DeviceProperties | None) -> dict[str, Any]:
-    """The hardware and software of the results as a T4 metadata document."""
+    """Return the hardware and software as a T4 metadata document."""
     return {
         "metadata": {
             "hardware": {
@@ -61,12 +61,12 @@ def t4_metadata(device: DeviceProperties | None) -> dict[str, Any]:
 
 
 def write_t4(path: Path, trials: Iterable[StoredTrial], device: DeviceProperties | None) -> tuple[Path, Path]:
-    """Write both documents: results to ``path``, metadata beside it with ``-metadata`` before the ending.
+    """Write both documents: the results to ``path``, the metadata beside it with ``-metadata`` before the suffix.
 
     Returns
     -------
     tuple of Path
-        The two files.
+        Paths of the two files.
 
     Raises
     ------
@@ -74,21 +74,21 @@ def write_t4(path: Path, trials: Iterable[StoredTrial], device: DeviceProperties
         A file cannot be written.
     """
     metadata = path.with_name(f"{path.stem}-metadata{path.suffix}")
-    for place, document in ((path, t4_results(trials)), (metadata, t4_metadata(device))):
-        write_text(place, json.dumps(document, indent=1) + "\n")
+    for target, document in ((path, t4_results(trials)), (metadata, t4_metadata(device))):
+        write_text(target, json.dumps(document, indent=1) + "\n")
     return path, metadata
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write an exported file, whole or not at all.
+    """Write a text file atomically.
 
     Raises
     ------
     InputError
-        It cannot be written.
+        The file cannot be written.
     """
     try:
-        with whole_file(path) as stream:
+        with atomic_write(path) as stream:
             stream.write(text.encode())
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; name another file") from None
@@ -112,7 +112,7 @@ def _times(trial: Trial) -> dict[str, Any]:
     for stage, seconds in trial.seconds.items():
         times[_TIMES.get(stage, "framework")] += 1e3 * seconds
     samples_us = trial.measurement.samples_us if trial.measurement else ()
-    # The schema calls the first one compilation_time, Kernel Tuner compilation: readers of either are served.
+    # The schema names it compilation_time, Kernel Tuner compilation; both are written for readers of either.
     return {**times, "compilation_time": times["compilation"], "runtimes": [time_us / 1e3 for time_us in samples_us]}
 
 

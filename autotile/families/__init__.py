@@ -1,1 +1,1 @@
-"""Rules over problem sizes: features, decision tree, time model, learning."""
+"""Families of problems and their rules: point selection, features, tree learning, time model."""

@@ -1,7 +1,7 @@
-"""Families of problems, and the few of each that represent the others.
+"""Families of problems, and the selection of points to tune.
 
-Near means in the logarithms of the sizes, since a size matters by its ratio to a tile. Ragged sizes are among them:
-programs call with 1999 as well as with 2048, and a tile that does not divide a size takes other paths.
+Distances between problems are in the logarithms of the sizes, since a size matters relative to a tile. Points include
+ragged sizes: programs call with 1999 as well as with 2048, and a tile that does not divide a size takes other paths.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from autotile.core.frozen import dataclass
 from autotile.errors import ProblemError
 from autotile.kernel.spec import KernelSpec
 
-_LARGEST_SIZE = 2**31 - 1
+_MAX_SIZE = 2**31 - 1
 _PART = re.compile(r"(\d{1,10})(?:\.\.(\d{1,10}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The values of one size: whole numbers from ``low`` to ``high`` of each part, ascending and apart.
+    """The values of one size: integers in disjoint closed intervals.
 
-    A single value is a part whose ends are equal.
+    Attributes
+    ----------
+    parts
+        Ends of the intervals, in ascending order; a single value has equal ends.
     """
 
     parts: tuple[tuple[int, int], ...]
@@ -40,7 +43,7 @@ class Extent:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Every listed value and both ends of every range, ascending."""
+        """Every listed value and both ends of every range, in ascending order."""
         return tuple(sorted({end for part in self.parts for end in part}))
 
 
@@ -51,7 +54,7 @@ class Family:
     Attributes
     ----------
     extents
-        One for every size and flag of the kernel, in the order of its file.
+        Extent of every size and flag of the kernel, in the order of its file.
     """
 
     extents: Mapping[str, Extent]
@@ -66,40 +69,40 @@ class Family:
 
     @property
     def largest(self) -> dict[str, int]:
-        """The member with every size at its greatest."""
+        """The member with every size at its maximum."""
         return {name: extent.ends[-1] for name, extent in self.extents.items()}
 
     def to_json(self) -> dict[str, list[list[int]]]:
-        """Parts of each extent by name."""
+        """Return the parts of each extent by name."""
         return {name: [list(part) for part in extent.parts] for name, extent in self.extents.items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Family:
-        """Inverse of `to_json`.
+        """Invert `to_json`.
 
         Raises
         ------
         ValueError
-            A part is not a pair of whole numbers, or its ends are the wrong way round.
+            A part is not a pair of integers, smaller one first.
         """
         return cls({str(name): Extent(tuple(_part(part) for part in parts)) for name, parts in data.items()})
 
 
 def parse_family(spec: KernelSpec, words: Iterable[str]) -> Family:
-    """Read a family as it is typed: ``M=1..8192 N=4096 K=4096,7168``.
+    """Parse a family from words such as ``M=1..8192 N=4096 K=4096,7168``.
 
     Parameters
     ----------
     spec
-        The kernel.
+        Specification of the kernel.
     words
-        One a size: a value, a range ``a..b`` with both ends in it, or several of them joined by commas. Flags, and
-        sizes whose default is 1, may be left out and take their default.
+        One word for each size: a value, a range ``a..b`` including both ends, or several of them separated by commas.
+        Flags, and sizes whose default is 1, are optional and take their default.
 
     Raises
     ------
     ProblemError
-        A word cannot be read, a size is missing, unknown, given twice or out of bounds, or a range is empty.
+        A word cannot be parsed; a size is missing, unknown, given twice or out of bounds; or a range is empty.
     """
     given: dict[str, Extent] = {}
     for word in words:
@@ -112,7 +115,7 @@ def parse_family(spec: KernelSpec, words: Iterable[str]) -> Family:
         if name in given:
             raise ProblemError(f"{name} is given twice, as {given[name]} and as {text}; join values by commas")
         given[name] = _extent(spec, name, text)
-    missing = [name for name in spec.sizes if name not in given and not spec.may_be_left_out(name)]
+    missing = [name for name in spec.sizes if name not in given and not spec.is_optional(name)]
     if missing:
         raise ProblemError(f"the family needs the size {missing[0]}, such as {missing[0]}=1..{spec.sizes[missing[0]]}")
     defaults = {name: Extent(((value, value),)) for name, value in spec.sizes.items()}
@@ -120,9 +123,14 @@ def parse_family(spec: KernelSpec, words: Iterable[str]) -> Family:
 
 
 def family_of(spec: KernelSpec, sizes: Mapping[str, int | str | Sequence[int] | range]) -> Family:
-    """The family that a program describes.
+    """Return the family that a program describes.
 
-    Each size is a number, a list of numbers, text such as ``1..8192``, or a `range` of step 1.
+    Parameters
+    ----------
+    spec
+        Specification of the kernel.
+    sizes
+        For each size a number, a list of numbers, text such as ``1..8192``, or a `range` of step 1.
 
     Raises
     ------
@@ -133,7 +141,7 @@ def family_of(spec: KernelSpec, sizes: Mapping[str, int | str | Sequence[int] | 
 
 
 def _extent(spec: KernelSpec, name: str, text: str) -> Extent:
-    low, high = (0, 1) if name in spec.flags else (1, _LARGEST_SIZE)
+    low, high = (0, 1) if name in spec.flags else (1, _MAX_SIZE)
     parts = []
     for piece in text.split(","):
         match = _PART.fullmatch(piece)
@@ -148,11 +156,11 @@ def _extent(spec: KernelSpec, name: str, text: str) -> Extent:
         if first < low or last > high:
             raise ProblemError(f"{name}={piece} is out of bounds, expected values from {low} to {high}")
         parts.append((first, last))
-    return Extent(_merged(parts))
+    return Extent(_merge(parts))
 
 
-def _merged(parts: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The same values in parts that are ascending and do not overlap; values side by side stay values."""
+def _merge(parts: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return the same values in ascending, disjoint parts; adjacent values are not joined into ranges."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(parts):
         if merged and low <= merged[-1][1]:
@@ -175,43 +183,50 @@ def _text(name: str, value: object) -> str:
 def _part(part: Any) -> tuple[int, int]:
     low, high = part
     if not (type(low) is type(high) is int and 0 <= low <= high):
-        raise ValueError(f"{part!r} is no part of an extent, expected two whole numbers, the smaller one first")
+        raise ValueError(f"{part!r} is not a part of an extent, expected two whole numbers, the smaller one first")
     return low, high
 
 
 _CANDIDATES = 1024
-"""Problems of the family to choose from. Twice as many change no distance by more than a few percent."""
+"""Number of problems among which points are selected. Twice as many change no distance by more than a few percent."""
 _MEMBERS = 4096
-"""Problems of the family that a rule is learned for. Of 1,024, two lay in the sixteen sizes behind a row of tiles where
-other configurations win than in the rest of the next row: too few to tell them apart."""
+"""Number of problems for which a rule is learned. Of 1,024, only two lay among the sixteen sizes just beyond a row of
+tiles, where other configurations win than in the rest of the next row: too few to separate the two."""
 _FLAG_DOUBLINGS = 4.0
-"""A flag that differs counts like a size sixteen times as large: it selects another code path."""
+"""Distance between two values of a flag, in doublings of a size: a flag selects another code path."""
 _RAGGED_DOUBLINGS = 0.5
-"""So does, to a lesser degree, whether vectors of eight elements fit a size."""
+"""Distance between a multiple of the vector length and another size, in doublings."""
 _VECTOR = 8
-_STEPS = 4
+"""Elements of the widest memory access: 16 bytes of a 16-bit type."""
+_ROUND_STEPS = 4
 """Round sizes are 4, 5, 6 or 7 times a power of two."""
 _KINDS = ("round", "odd", "vector", "odd")
-"""Of four candidates, how each size is shaped. Of all numbers seven in eight are no multiple of a vector."""
+"""Kinds of a size in turn, over the candidates. Seven in eight integers are not a multiple of the vector length."""
 
 Points = NDArray[np.float64]
 
 
-def choose_representatives(
+def select_points(
     family: Family, count: int, is_possible: Callable[[Mapping[str, int]], bool] = lambda _: True
 ) -> list[dict[str, int]]:
-    """Problems to tune, chosen one by one so that the mean distance from the family to the nearest one falls most.
+    """Select the problems of a family to tune, greedily by the mean distance of the family to the nearest point.
 
-    Both ends of every range and every listed value are among them. The choice is deterministic.
+    Both ends of every range and every listed value are among them. The selection is deterministic.
 
     Parameters
     ----------
     family
         The family.
     count
-        How many, at least as many as some size has ends and listed values. A family with fewer members gives all.
+        Number of points, at least the number of ends and listed values of any size. A smaller family is returned
+        whole.
     is_possible
-        Whether the kernel has any configuration for a problem; others are not chosen.
+        Whether the kernel has a valid configuration for a problem; other problems are not selected.
+
+    Returns
+    -------
+    list of dict
+        Sizes of each point.
 
     Raises
     ------
@@ -227,25 +242,29 @@ def choose_representatives(
         )
     candidates = _candidates(family, _CANDIDATES)
     members = [dict(zip(family.extents, values, strict=True)) for values in candidates]
-    chosen = choose_among(family, members, count, is_possible, np.array(list(candidates.values()), float))
+    chosen = select_points_from(family, members, count, is_possible, np.array(list(candidates.values()), float))
     if not chosen:
         raise ProblemError(f"the kernel has no valid configuration for any of {len(members)} problems of {family}")
     return chosen
 
 
-def choose_among(
+def select_points_from(
     family: Family,
     members: Sequence[Mapping[str, int]],
     count: int,
     is_possible: Callable[[Mapping[str, int]], bool] = lambda _: True,
     weights: Points | None = None,
 ) -> list[dict[str, int]]:
-    """`choose_representatives` from given members, such as those that were recorded; fewer where there are fewer.
+    """Select points as `select_points` does, among given members, such as those that were recorded.
 
     Parameters
     ----------
+    family, count, is_possible
+        As for `select_points`; fewer points are returned where there are fewer members.
+    members
+        Problems of the family.
     weights
-        What each member counts in the mean distance, shape (members,); None: all the same.
+        Weight of each member in the mean distance, shape (members,); None for equal weights.
     """
     counted = np.ones(len(members)) if weights is None else weights
     positions = np.array([_position(family, member) for member in members])
@@ -268,7 +287,7 @@ def choose_among(
 
 
 def _preferred(remaining: Points, newly_covered: NDArray[np.int64]) -> list[int]:
-    """Members that cover most of what is not covered yet first; of equals those that leave the least distance."""
+    """Return the members in order of preference: newly covered ends and values first, then the remaining distance."""
     return [int(number) for number in np.lexsort((remaining, -newly_covered))]
 
 
@@ -277,7 +296,7 @@ def _ends(family: Family) -> list[tuple[str, int]]:
 
 
 def _position(family: Family, sizes: Mapping[str, int]) -> list[float]:
-    """Coordinates whose differences add up to the distance of two problems, in doublings."""
+    """Return coordinates whose absolute differences sum to the distance of two problems, in doublings."""
     found: list[float] = []
     for name, extent in family.extents.items():
         value = sizes[name]
@@ -287,15 +306,15 @@ def _position(family: Family, sizes: Mapping[str, int]) -> list[float]:
     return found
 
 
-def members_of(family: Family) -> list[dict[str, int]]:
-    """Members that fill the family evenly, round and ragged ones, and those at its corners and edges."""
+def sample_members(family: Family) -> list[dict[str, int]]:
+    """Return members that cover the family evenly, with round and ragged sizes, and its corners and edges."""
     return [dict(zip(family.extents, values, strict=True)) for values in _candidates(family, _MEMBERS)]
 
 
 def _candidates(family: Family, count: int) -> dict[tuple[int, ...], int]:
-    """Members, each with how many of the problems that fill the family evenly it stands for.
+    """Return members by their sizes, each with the number of evenly distributed problems that it stands for.
 
-    Small sizes stand for many, since few whole numbers lie in an octave; those at corners and edges for none.
+    Small sizes stand for many, since an octave holds few integers; members at corners and edges stand for none.
     """
     extents = family.extents.values()
     found: Counter[tuple[int, ...]] = Counter()
@@ -315,11 +334,11 @@ def _candidates(family: Family, count: int) -> dict[tuple[int, ...], int]:
 
 
 def _corners(ends: Sequence[Sequence[int]]) -> Iterable[tuple[int, ...]]:
-    """Members whose every size is an end or a listed value: as many as cover each of them."""
-    most = max(len(one) for one in ends)
-    for number in range(most):
+    """Yield members whose sizes are all ends or listed values, so that each of these occurs."""
+    count = max(len(one) for one in ends)
+    for number in range(count):
         yield tuple(one[min(number, len(one) - 1)] for one in ends)
-    for number in range(most):
+    for number in range(count):
         yield tuple(
             one[-1 - min(number, len(one) - 1)] if place % 2 else one[min(number, len(one) - 1)]
             for place, one in enumerate(ends)
@@ -327,10 +346,10 @@ def _corners(ends: Sequence[Sequence[int]]) -> Iterable[tuple[int, ...]]:
 
 
 def _even_fractions(count: int, dimensions: int) -> Points:
-    """Points that fill the unit cube evenly, shape (count, dimensions).
+    """Return points that cover the unit cube evenly, shape (count, dimensions).
 
-    Multiples of powers of the root of ``x ** (d + 1) = x + 1`` modulo 1: M. Roberts, "The unreasonable effectiveness of
-    quasirandom sequences" (2018).
+    They are multiples, modulo 1, of the inverse powers of the root of ``x ** (d + 1) = x + 1``: M. Roberts, "The
+    unreasonable effectiveness of quasirandom sequences" (2018).
     """
     root = 2.0
     for _ in range(64):
@@ -340,24 +359,24 @@ def _even_fractions(count: int, dimensions: int) -> Points:
 
 
 def _kind(number: int, place: int) -> str:
-    """How the size at a place is shaped in a candidate; the kinds mix over the sizes."""
+    """Return the kind of the size at a position in a candidate; all combinations of kinds occur."""
     return _KINDS[number // len(_KINDS) ** place % len(_KINDS)]
 
 
 def _value(extent: Extent, fraction: float, kind: str) -> int:
-    """The value at a fraction of an extent, in logarithms; one part is as likely as another."""
+    """Return the value at a fraction of an extent, in logarithms; every part gets an equal share."""
     place = fraction * len(extent.parts)
     low, high = extent.parts[int(place)]
     if low in (high, 0):
         return high if place % 1.0 >= 0.5 else low
     value = round(low * (high / low) ** (place % 1.0))
-    return _shaped(value, low, high, kind)
+    return _rounded(value, low, high, kind)
 
 
-def _shaped(value: int, low: int, high: int, kind: str) -> int:
-    """The value made round, a multiple of a vector, or odd, where that is in the range."""
+def _rounded(value: int, low: int, high: int, kind: str) -> int:
+    """Return the nearest value that is round, a multiple of the vector length, or odd, if it is within the range."""
     if kind == "odd":
         return value if value % 2 or value + 1 > high else value + 1
-    unit = _VECTOR if kind == "vector" else max(1, 2 ** (value.bit_length() - 1) // _STEPS)
+    unit = _VECTOR if kind == "vector" else max(1, 2 ** (value.bit_length() - 1) // _ROUND_STEPS)
     rounded = (value + unit // 2) // unit * unit
     return rounded if low <= rounded <= high else value

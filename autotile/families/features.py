@@ -1,4 +1,4 @@
-"""What a rule may ask of a problem: its sizes, and how the blocks of its configurations would fill the device."""
+"""Features of a problem for a decision tree: its sizes, and how the blocks of each configuration fill the device."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ _NEEDS: Mapping[Kind, Sequence[str]] = {
     "waves": ("config",),
     "work_ratio": ("config", "over"),
 }
-_MOST_ALIGNED = 256
-"""No tile is divided by a larger power of two."""
-_ENDLESS = 2**14
-"""A size at which what hangs over the edges of the grid no longer counts."""
-_ENDLESS_SMS = 2**40
-"""So many multiprocessors that no grid is cut to what they hold."""
+_MAX_ALIGNMENT = 256
+"""Largest power of two that divides any tile."""
+_LARGE_SIZE = 2**14
+"""Size at which partial tiles at the edges of the grid are negligible."""
+_UNLIMITED_SMS = 2**40
+"""Number of SMs at which no persistent kernel limits its grid."""
 
 Column = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One number that a rule may ask of a problem.
+    """One feature of a problem.
 
     Attributes
     ----------
     kind
         ``size``: a size or flag. ``alignment``: the largest power of two that divides a size, 256 at most. ``outputs``:
         elements of all written arrays. ``intensity``: operations over bytes, as the kernel's file states them.
-        ``blocks``: of a configuration's grid; where that is cut to what the device holds at once, as in persistent
-        kernels, what it would be without the cut. ``waves``: those blocks over what the device holds at once.
-        ``work_ratio``: the work of the busiest SM under a configuration over that under another one, where each SM is
-        given whole blocks and a block makes whole tiles: what hangs over edges and in the last round is in it.
+        ``blocks``: blocks in the grid of a configuration; for a persistent kernel, whose grid is limited to the blocks
+        resident on the device, the blocks without that limit. ``waves``: those blocks over the resident blocks.
+        ``work_ratio``: the work of the busiest SM under one configuration over that under another, counted in whole
+        blocks of whole tiles, so that partial tiles at the edges and a partial last round are included.
     of
-        Name of the size, where the kind needs one.
+        Name of the size, for ``size`` and ``alignment``.
     config, over
-        Numbers of the configuration and, for a ``work_ratio``, of the other one, where the kind needs them.
+        Numbers of the configuration and, for a ``work_ratio``, of the other one.
     """
 
     kind: Kind
@@ -73,51 +73,54 @@ class Feature:
         return self.kind
 
     def to_json(self) -> dict[str, Any]:
-        """The kind, and what it needs."""
+        """Return the kind and the attributes that it needs."""
         needed = {name: getattr(self, name) for name in _NEEDS.get(self.kind, ())}
         return {"feature": self.kind, **needed}
 
     @classmethod
     def from_json(cls, data: Any, sizes: Iterable[str], configs: int) -> Feature:
-        """Inverse of `to_json`.
+        """Invert `to_json`.
 
         Parameters
         ----------
+        data
+            The JSON value.
         sizes
-            Names that ``of`` may have.
+            Names of the sizes and flags.
         configs
-            Numbers below this may be named.
+            Number of configurations.
 
         Raises
         ------
         ValueError
-            There is no such feature.
+            The value is not a feature of these sizes and configurations.
         """
         is_plain = isinstance(data, Mapping) and all(isinstance(value, str | int) for value in data.values())
         known = _by_json(tuple(sizes), configs).get(frozenset(data.items())) if is_plain else None
         if known is not None:
             return known
-        raise ValueError(f"{data} is no feature of a problem")
+        raise ValueError(f"{data} is not a feature of a problem")
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What features are computed from: problems in rows, configurations in columns.
+    """The quantities that features are computed from: problems in rows, configurations in columns.
 
     Attributes
     ----------
     sizes
         Values of each size and flag, shape (problems,).
     outputs, flops, bytes
-        Of each problem, shape (problems,); zeros where the kernel's file does not state its work.
+        Elements written, operations and bytes moved of each problem, shape (problems,); zeros where the kernel's file
+        does not state its work.
     blocks
-        See `Feature`; at least 1, shape (problems, configurations).
+        Blocks as in `Feature`, at least 1, shape (problems, configurations).
     slots
-        Blocks that the device holds at once, shape (configurations,).
+        Blocks resident on the device at once, shape (configurations,).
     tile
-        Outputs that a whole block makes, shape (configurations,).
+        Outputs of a full block, shape (configurations,).
     sm_count
-        Multiprocessors of the device.
+        Number of SMs of the device.
     """
 
     sizes: Mapping[str, Column]
@@ -138,22 +141,22 @@ class Traits:
         blocks_per_sm: Sequence[int],
         problems: Sequence[Mapping[str, int]],
     ) -> Traits:
-        """Work the traits out.
+        """Compute the traits.
 
         Parameters
         ----------
         spec, device
-            The kernel, and where it runs.
+            Kernel, and device that it runs on.
         configs, blocks_per_sm
-            Configurations, and how many blocks of each an SM holds.
+            Configurations, and resident blocks of each on one SM.
         problems
             Sizes and flags of each problem.
         """
         table = _Problems(spec, device, problems)
         proper = [name for name in spec.sizes if name not in spec.flags]
-        uncut = replace(device, sm_count=_ENDLESS_SMS)
-        grids = _Problems(spec, uncut, problems)
-        endless = _Problems(spec, uncut, [{**problems[0], **dict.fromkeys(proper, _ENDLESS)}])
+        unlimited = replace(device, sm_count=_UNLIMITED_SMS)
+        grids = _Problems(spec, unlimited, problems)
+        large = _Problems(spec, unlimited, [{**problems[0], **dict.fromkeys(proper, _LARGE_SIZE)}])
         return cls(
             sizes={name: column.astype(float) for name, column in table.sizes.items()},
             outputs=table.outputs(),
@@ -161,12 +164,12 @@ class Traits:
             bytes=table.column(spec.work.bytes),
             blocks=np.stack([grids.blocks(config) for config in configs], axis=1),
             slots=device.sm_count * np.maximum(np.array(blocks_per_sm, float), 1.0),
-            tile=np.array([float((endless.outputs() / endless.blocks(config))[0]) for config in configs]),
+            tile=np.array([float((large.outputs() / large.blocks(config))[0]) for config in configs]),
             sm_count=device.sm_count,
         )
 
     def select(self, configs: Sequence[int]) -> Traits:
-        """The same for some of the configurations, in the given order."""
+        """Return the traits of some of the configurations, in the given order."""
         chosen = list(configs)
         return replace(
             self,
@@ -176,7 +179,7 @@ class Traits:
         )
 
     def rows(self, problems: NDArray[np.int64]) -> Traits:
-        """The same for some of the problems."""
+        """Return the traits of some of the problems."""
         return replace(
             self,
             sizes={name: column[problems] for name, column in self.sizes.items()},
@@ -188,22 +191,22 @@ class Traits:
 
     @property
     def waves(self) -> Column:
-        """Blocks over slots, shape (problems, configurations)."""
+        """Blocks over resident blocks, shape (problems, configurations)."""
         return np.asarray(self.blocks / self.slots)
 
     @property
     def rounds(self) -> Column:
-        """Blocks that the busiest SM is given, shape (problems, configurations)."""
+        """Blocks of the busiest SM, shape (problems, configurations)."""
         return np.asarray(np.ceil(self.blocks / self.sm_count))
 
     def column(self, feature: Feature) -> Column:
-        """Value of a feature for each problem, shape (problems,)."""
+        """Return the value of a feature for each problem, shape (problems,)."""
         match feature.kind:
             case "size":
                 found = self.sizes[feature.of]
             case "alignment":
                 values = np.maximum(self.sizes[feature.of].astype(np.int64), 1)
-                found = np.minimum(values & -values, _MOST_ALIGNED).astype(float)
+                found = np.minimum(values & -values, _MAX_ALIGNMENT).astype(float)
             case "outputs":
                 found = self.outputs
             case "intensity":
@@ -218,20 +221,20 @@ class Traits:
         return found
 
     def table(self, features: Sequence[Feature]) -> Column:
-        """Values of features, shape (problems, features)."""
+        """Return the values of features, shape (problems, features)."""
         return np.stack([self.column(feature) for feature in features], axis=1)
 
 
 def meet_rules(
     spec: KernelSpec, device: DeviceProperties, configs: Sequence[Config], problems: Sequence[Mapping[str, int]]
 ) -> NDArray[np.bool_]:
-    """Whether configurations meet the rules of the kernel's file, shape (problems, configurations)."""
+    """Return whether configurations meet the rules of the kernel's file, shape (problems, configurations)."""
     table = _Problems(spec, device, problems)
     return np.stack([table.meets_rules(config) for config in configs], axis=1)
 
 
-def features_of(spec: KernelSpec, configs: int) -> list[Feature]:
-    """Every feature that a rule over so many configurations may ask for, the plainest first."""
+def list_features(spec: KernelSpec, configs: int) -> list[Feature]:
+    """Return the features for a rule over ``configs`` configurations, simplest first."""
     states_work = spec.work.flops is not None and spec.work.bytes is not None
     found = _all_features(tuple(spec.sizes), spec.flags, configs)
     return [feature for feature in found if feature.kind != "intensity" or states_work]
@@ -251,39 +254,39 @@ def _all_features(sizes: Sequence[str], flags: Sequence[str], configs: int) -> l
 
 @lru_cache(maxsize=8)
 def _by_json(sizes: tuple[str, ...], configs: int) -> Mapping[frozenset[tuple[str, Any]], Feature]:
-    """Features by what `Feature.to_json` gives for them: a tree asks for one at every node."""
+    """Return features by the items of their JSON values: a tree looks one up at every node."""
     return {frozenset(feature.to_json().items()): feature for feature in _all_features(sizes, (), configs)}
 
 
 class _Problems:
-    """Problems as columns, and expressions over them."""
+    """Problems as columns, and the evaluation of expressions over them."""
 
     def __init__(self, spec: KernelSpec, device: DeviceProperties, problems: Sequence[Mapping[str, int]]) -> None:
         self._spec = spec
         self._count = len(problems)
         self.sizes = {name: np.array([problem[name] for problem in problems], np.int64) for name in spec.sizes}
-        own = self.sizes if self._count > 1 else {}  # a single problem's numbers cost a tenth of columns
+        own = self.sizes if self._count > 1 else {}  # for a single problem, scalars cost a tenth of columns
         self._names = {**fixed_names(spec, problems[0], device), **own}
 
     def column(self, expression: Expression | None, config: Config | None = None) -> Column:
-        """Values of an expression, float64, shape (problems,); zeros where there is none."""
+        """Return the values of an expression, float64, shape (problems,); zeros without an expression."""
         if expression is None:
             return np.zeros(self._count)
         values = expression.evaluate({**self._names, **(config or {})})
         return np.broadcast_to(np.asarray(values, float), (self._count,))
 
     def blocks(self, config: Config) -> Column:
-        """Blocks of the grid; 1 where a dimension is not positive, which is not served."""
+        """Return the blocks of the grid; 1 where a dimension is not positive, which is never served."""
         dimensions = (np.maximum(self.column(extent, config), 1.0) for extent in self._spec.launch.grid)
         return reduce(np.multiply, dimensions)
 
     def meets_rules(self, config: Config) -> NDArray[np.bool_]:
-        """Whether every rule holds."""
+        """Return whether every rule holds, shape (problems,)."""
         rules = (self.column(rule.expression, config) != 0 for rule in self._spec.rules)
         return reduce(np.logical_and, rules, np.ones(self._count, np.bool_))
 
     def outputs(self) -> Column:
-        """Elements of all written arrays."""
+        """Return the elements of all written arrays, shape (problems,)."""
         written = [buffer for buffer in self._spec.buffers if buffer.access != "in"]
         extents = (reduce(np.multiply, (self.column(extent) for extent in buffer.shape)) for buffer in written)
         return reduce(np.add, extents, np.zeros(self._count))

@@ -1,7 +1,8 @@
-"""Learn a family's rule: select a few configurations and grow a decision tree between them.
+"""Learning of a family's rule: select a few configurations, and learn a decision tree between them.
 
-What is minimised is the mean loss: the time of what is served over the fastest known at the point, minus 1. The few
-points are filled up with many more problems of the family, for which `autotile.ground.costs` says what to expect.
+The objective is the mean loss: the time of the served configuration over the fastest known one at the point, minus 1.
+The few measured points are complemented by many more problems of the family, with times predicted by
+`autotile.families.time_model`.
 """
 
 from __future__ import annotations
@@ -14,121 +15,124 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.families.features import Feature, Traits
-from autotile.families.rule import Leaf, Split, Tree, leaf_of
+from autotile.families.rule import Leaf, Split, Tree, find_leaf
 from autotile.families.time_model import TimeModel
 
-_LEAST_SHARE = 0.01
-"""Of all weight, in a leaf at least."""
-_PARENTS_SHARE = 1e-4
-"""Of all weight, what the losses in all of the parent weigh in a leaf's order."""
+_MIN_LEAF_SHARE = 0.01
+"""Minimum share of a leaf in the total weight."""
+_PARENT_SHARE = 1e-4
+"""Weight of the parent's losses in the order of a leaf, as a share of the total weight."""
 _MIN_SPLIT_GAIN = 1e-4
-"""In mean loss over all points, 0.01 %: less is not worth a question, nor a less plain one in place of another."""
-
+"""Minimum gain of a split in mean loss over all points, 0.01 %, and of a split by a less simple feature over one by a
+simpler feature."""
 _TILES = (256, 128, 64, 32, 16, 8, 4, 2)
+"""Preferred divisors of a threshold between sizes."""
 
 Matrix = NDArray[np.float64]
 Vector = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Indices = NDArray[np.int64]
 
 
-def grow_tree(losses: Matrix, weights: Vector, features: Sequence[Feature], table: Matrix, most_leaves: int) -> Tree:
-    """A tree that is split where that gains most, as long as a question is worth reading.
+def learn_tree(losses: Matrix, weights: Vector, features: Sequence[Feature], table: Matrix, max_leaves: int) -> Tree:
+    """Learn a decision tree by repeatedly splitting the leaf with the largest gain.
 
     Parameters
     ----------
     losses
-        What serving a configuration at a point costs over the best, 0.05 for 5 %; shape (points, configurations).
-        Finite also where a configuration cannot be served: then what is served in its place.
+        Loss of serving each configuration at each point, 0.05 for 5 %, shape (points, configurations). Where a
+        configuration cannot be served, the loss of its substitute; finite everywhere.
     weights
-        What each point counts, shape (points,).
+        Weight of each point, shape (points,).
     features
-        What may be asked.
+        Features to split by, simplest first.
     table
         Values of the features, shape (points, features).
-    most_leaves
-        At most so many.
+    max_leaves
+        Maximum number of leaves; fewer where no split gains enough.
     """
-    grower = _Grower(losses, weights, features, table)
-    for _ in range(1, most_leaves):
-        if not grower.split_once():
+    learner = _TreeLearner(losses, weights, features, table)
+    for _ in range(1, max_leaves):
+        if not learner.split_once():
             break
-    return grower.tree
+    return learner.tree
 
 
 @dataclass(eq=False)
 class _Node:
     points: Mask
     scores: Vector
-    """Mean loss of each configuration, mixed with the parent's."""
-    question: tuple[int, float] | None = None
+    """Mean loss of each configuration, blended with that in the parent."""
+    split: tuple[int, float] | None = None
+    """Best split: number of the feature, and threshold."""
     gain: float = 0.0
     children: tuple[_Node, _Node] | None = None
 
 
-class _Grower:
+class _TreeLearner:
     def __init__(self, losses: Matrix, weights: Vector, features: Sequence[Feature], table: Matrix) -> None:
         self._weights = weights / weights.sum()
-        self._losses = losses * self._weights[:, None]
+        self._weighted = losses * self._weights[:, None]
         self._features = features
         self._table = table
         self._order = np.argsort(table, axis=0, kind="stable")
-        self._root = self._node(np.ones(len(losses), np.bool_), self._losses.sum(axis=0))
+        self._root = self._make_node(np.ones(len(losses), np.bool_), self._weighted.sum(axis=0))
         self._leaves = [self._root]
 
     @property
     def tree(self) -> Tree:
-        return self._frozen(self._root)
+        return self._to_tree(self._root)
 
     def split_once(self) -> bool:
-        """Split the leaf that gains most; False where none gains anything."""
+        """Split the leaf with the largest gain; return False if no split gains enough."""
         node = max(self._leaves, key=lambda leaf: leaf.gain)
-        if node.question is None:
+        if node.split is None:
             return False
-        feature, threshold = node.question
+        feature, threshold = node.split
         low = node.points & (self._table[:, feature] <= threshold)
-        node.children = (self._node(low, node.scores), self._node(node.points & ~low, node.scores))
+        node.children = (self._make_node(low, node.scores), self._make_node(node.points & ~low, node.scores))
         self._leaves.remove(node)
         self._leaves += node.children
         return True
 
-    def _node(self, points: Mask, parents: Vector) -> _Node:
-        total = self._losses[points].sum(axis=0) + _PARENTS_SHARE * parents
-        node = _Node(points, total / (self._weights[points].sum() + _PARENTS_SHARE))
-        self._find_question(node)
+    def _make_node(self, points: Mask, parent_scores: Vector) -> _Node:
+        total = self._weighted[points].sum(axis=0) + _PARENT_SHARE * parent_scores
+        node = _Node(points, total / (self._weights[points].sum() + _PARENT_SHARE))
+        self._find_split(node)
         return node
 
-    def _find_question(self, node: _Node) -> None:
-        """The question that leaves the least loss, of those that leave about as much the plainest."""
-        whole = float(self._losses[node.points].sum(axis=0).min())
+    def _find_split(self, node: _Node) -> None:
+        """Find the split with the least loss; among nearly equal ones, that by the simplest feature."""
+        whole = float(self._weighted[node.points].sum(axis=0).min())
         for feature in range(len(self._features)):
             order = self._order[node.points[self._order[:, feature]], feature]
             values = self._table[order, feature]
             weight = np.cumsum(self._weights[order])
-            heavy = (weight[:-1] >= _LEAST_SHARE) & (weight[-1] - weight[:-1] >= _LEAST_SHARE)
+            heavy = (weight[:-1] >= _MIN_LEAF_SHARE) & (weight[-1] - weight[:-1] >= _MIN_LEAF_SHARE)
             cuts = np.flatnonzero((values[:-1] < values[1:]) & heavy)
             if not len(cuts):
                 continue
-            below = np.cumsum(self._losses[order], axis=0)
-            lost = below[cuts].min(axis=1) + (below[-1] - below[cuts]).min(axis=1)
-            best = int(np.argmin(lost))
-            gain = whole - float(lost[best])
+            below = np.cumsum(self._weighted[order], axis=0)
+            remaining = below[cuts].min(axis=1) + (below[-1] - below[cuts]).min(axis=1)
+            best = int(np.argmin(remaining))
+            gain = whole - float(remaining[best])
             if gain > node.gain + _MIN_SPLIT_GAIN:
                 low, high = values[cuts[best] : cuts[best] + 2]
-                node.gain, node.question = gain, (feature, threshold_between(float(low), float(high)))
+                node.gain, node.split = gain, (feature, threshold_between(float(low), float(high)))
 
-    def _frozen(self, node: _Node) -> Tree:
-        if node.children is None or node.question is None:
+    def _to_tree(self, node: _Node) -> Tree:
+        if node.children is None or node.split is None:
             return Leaf(tuple(int(number) for number in np.argsort(node.scores, kind="stable")))
-        feature, threshold = node.question
+        feature, threshold = node.split
         low, high = node.children
-        return Split(self._features[feature], threshold, self._frozen(low), self._frozen(high))
+        return Split(self._features[feature], threshold, self._to_tree(low), self._to_tree(high))
 
 
 def threshold_between(low: float, high: float) -> float:
-    """A number from ``low`` up to but not including ``high`` at which times may well change.
+    """Return a threshold in the interval from ``low`` (included) to ``high`` (excluded), near the geometric mean.
 
-    From a whole number that is one divided by a large power of two, where a row of tiles ends: 128 between 120 and 137.
-    Else it is a short one. Either lies near the geometric mean, where that exists.
+    Between sizes it is a multiple of a large power of two, where a row of tiles ends: 128 between 120 and 137.
+    Otherwise it has as few digits as possible.
     """
     middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
     for tile in _TILES if low >= 1.0 and low == int(low) else ():
@@ -142,125 +146,124 @@ def threshold_between(low: float, high: float) -> float:
     return low
 
 
-UNSERVED = 10.0
-"""Loss where nothing can be served that was chosen: as bad as eleven times the time, so that it is avoided."""
-_UNCOVERED = 1.0
-"""The same for a problem between the points, where the nearest tuned size or the default is left to serve."""
-_LEAST_GAIN = 1e-9
-"""Of the mean loss; less is rounding."""
+UNSERVED_LOSS = 10.0
+"""Loss at a point where none of the selected configurations can be served: equal to eleven times the best time."""
+_UNCOVERED_LOSS = 1.0
+"""The same at an unmeasured problem, for which the nearest tuned size or the default can still be served."""
+_MIN_GAIN = 1e-9
+"""Minimum gain in mean loss; less is rounding error."""
 _FOLDS = 32
-"""Left-out groups of a cross-validation; up to this many points each is left out alone."""
+"""Number of folds of the cross-validation; with no more points than this, each is left out alone."""
 _MEASURED_SHARE = 0.25
-"""Weight of all measured points together; the rest goes to the problems in between."""
-_LEAVES_A_CONFIG = 2
-"""A configuration is best in more than one corner of the sizes, but a person should still read the tree."""
-
-Numbers = NDArray[np.int64]
+"""Share of all measured points in the total weight; the rest is that of the unmeasured problems."""
+_LEAVES_PER_CONFIG = 2
+"""A configuration may be best in more than one region of the sizes, but the tree must remain readable."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a rule is learned from.
+class TrainingData:
+    """The data that a rule is learned from.
 
     Attributes
     ----------
     times_us
-        Shape (points, configurations); NaN where a configuration cannot be served. Every point has a number.
+        Measured times in microseconds, shape (points, configurations); NaN where a configuration cannot be served.
+        Every point has at least one time.
     proposed_by
-        Whether a point's own tuning found the configuration good, same shape. What no point proposed (the default) is
-        known to every rule.
+        Whether the tuning of a point proposed the configuration, same shape. A configuration that no point proposed
+        (the default) is available to every rule.
     traits
-        Of the points and the configurations.
-    between
-        Of other problems of the family and the same configurations.
-    valid_between
-        Whether a configuration meets the kernel's rules there, shape (other problems, configurations).
+        Traits of the points and the configurations.
+    unmeasured
+        Traits of other problems of the family and the same configurations.
+    is_valid
+        Whether a configuration meets the kernel's rules at these other problems, shape (problems, configurations).
     """
 
     times_us: Matrix
     proposed_by: Mask
     traits: Traits
-    between: Traits
-    valid_between: Mask
+    unmeasured: Traits
+    is_valid: Mask
 
     @property
     def losses(self) -> Matrix:
-        """Times over the least at each point, minus 1."""
+        """Times over the best time at each point, minus 1, shape (points, configurations)."""
         return np.asarray(self.times_us / np.nanmin(self.times_us, axis=1, keepdims=True) - 1.0)
 
 
 @dataclass(frozen=True)
-class Learned:
-    """A rule over the columns of the measured matrix.
+class LearnedRule:
+    """A rule over the columns of the training data.
 
     Attributes
     ----------
     chosen
-        Columns, in the order in which the tree numbers them.
+        Columns of the selected configurations, in the order in which the tree numbers them.
     tree
-        Which of them to serve where.
+        Decision tree between them.
     losses
-        Loss of what is served at each point, shape (points,).
+        Loss of the served configuration at each point, shape (points,).
     held_out
-        Loss at each point of a rule that was learned without it, and without what only it had proposed; NaN for a
-        single point.
+        Loss at each point of a rule that was learned without this point and without the configurations that only this
+        point proposed, shape (points,); NaN for a single point.
     """
 
     chosen: tuple[int, ...]
     tree: Tree
-    losses: Matrix
-    held_out: Matrix
+    losses: Vector
+    held_out: Vector
 
 
-def learn(measured: Measured, features: Sequence[Feature], most: int) -> Learned:
-    """Choose configurations and grow a tree, from all points and, for what to expect elsewhere, without each of them.
+def learn_rule(data: TrainingData, features: Sequence[Feature], max_configs: int) -> LearnedRule:
+    """Learn a rule from all points, and estimate its loss at other problems by cross-validation.
 
     Parameters
     ----------
-    measured
-        What is known.
+    data
+        Times at the points, and traits of other problems.
     features
-        Those over ``most`` configurations; see `autotile.families.features.features_of`.
-    most
-        Configurations to choose, at most.
+        Features over ``max_configs`` configurations, see `autotile.families.features.list_features`.
+    max_configs
+        Maximum number of configurations of the rule.
     """
-    everywhere = np.arange(len(measured.times_us))
+    everywhere = np.arange(len(data.times_us))
     folds = [everywhere[start::_FOLDS] for start in range(min(_FOLDS, len(everywhere)))] if len(everywhere) > 1 else []
     held_out = np.full(len(everywhere), np.nan)
     for fold in folds:
-        rule = _learn_on(measured, np.setdiff1d(everywhere, fold), features, most)
-        held_out[fold] = _served_losses(measured, *rule, fold)
-    chosen, tree = _learn_on(measured, everywhere, features, most)
-    return Learned(chosen, tree, _served_losses(measured, chosen, tree, everywhere), held_out)
+        rule = _learn_on(data, np.setdiff1d(everywhere, fold), features, max_configs)
+        held_out[fold] = _served_losses(data, *rule, fold)
+    chosen, tree = _learn_on(data, everywhere, features, max_configs)
+    return LearnedRule(chosen, tree, _served_losses(data, chosen, tree, everywhere), held_out)
 
 
-def select_configs(costs: Matrix, weights: Matrix, most: int) -> list[int]:
-    """Columns whose best one at each problem costs least on average: greedily, then by exchanges.
+def select_configs(losses: Matrix, weights: Vector, max_configs: int) -> list[int]:
+    """Select the columns with the least mean loss of the best one at each problem: greedily, then by exchange.
 
     Parameters
     ----------
-    costs
-        Of serving each configuration, shape (problems, configurations).
+    losses
+        Loss of serving each configuration, shape (problems, configurations).
     weights
-        What each problem counts, shape (problems,).
-    most
-        At most so many; fewer where more gain nothing.
+        Weight of each problem, shape (problems,).
+    max_configs
+        Maximum number of columns; fewer are returned where more gain nothing.
     """
-    weighted = costs * (weights / weights.sum())[:, None]
+    weighted = losses * (weights / weights.sum())[:, None]
     chosen: list[int] = []
     best = weighted.max(axis=1)
-    while len(chosen) < most:
+    while len(chosen) < max_configs:
         means = np.minimum(weighted, best[:, None]).sum(axis=0)
         new = int(np.argmin(means))
-        if chosen and means[new] > best.sum() - _LEAST_GAIN:
+        if chosen and means[new] > best.sum() - _MIN_GAIN:
             break
         chosen.append(new)
         best = np.minimum(best, weighted[:, new])
-    return _exchanged(weighted, chosen)
+    return _exchange(weighted, chosen)
 
 
-def _exchanged(weighted: Matrix, chosen: list[int]) -> list[int]:
-    """Replace one column by another as long as that gains."""
+def _exchange(weighted: Matrix, chosen: list[int]) -> list[int]:
+    """Replace one column by another for as long as that gains."""
     improved = len(chosen) > 1
     while improved:
         improved = False
@@ -268,75 +271,72 @@ def _exchanged(weighted: Matrix, chosen: list[int]) -> list[int]:
             others = weighted[:, [column for at, column in enumerate(chosen) if at != place]].min(axis=1)
             means = np.minimum(weighted, others[:, None]).sum(axis=0)
             new = int(np.argmin(means))
-            if means[new] < means[chosen[place]] - _LEAST_GAIN:
+            if means[new] < means[chosen[place]] - _MIN_GAIN:
                 chosen[place] = new
                 improved = True
     return chosen
 
 
 def _learn_on(
-    measured: Measured, points: Numbers, features: Sequence[Feature], most: int
+    data: TrainingData, points: Indices, features: Sequence[Feature], max_configs: int
 ) -> tuple[tuple[int, ...], Tree]:
-    """Chosen columns, and a tree between them, from some of the points."""
-    proposed_by, losses = measured.proposed_by, measured.losses[points]
+    """Learn from some of the points; return the selected columns and the tree between them."""
+    proposed_by, losses = data.proposed_by, data.losses[points]
     known = proposed_by[points].any(axis=0) | ~proposed_by.any(axis=0)
     columns = np.flatnonzero(known & np.isfinite(losses).any(axis=0))
-    expected = _expected_losses(measured, points, columns)
-    costs = [np.where(np.isfinite(losses[:, columns]), losses[:, columns], UNSERVED)]
-    costs += [np.where(np.isfinite(expected), expected, _UNCOVERED)]
-    selected = select_configs(np.concatenate(costs), _weights(len(points), len(expected)), most)
+    predicted = _predict_losses(data, points, columns)
+    all_losses = [np.where(np.isfinite(losses[:, columns]), losses[:, columns], UNSERVED_LOSS)]
+    all_losses += [np.where(np.isfinite(predicted), predicted, _UNCOVERED_LOSS)]
+    selected = select_configs(np.concatenate(all_losses), _weights(len(points), len(predicted)), max_configs)
     chosen = tuple(int(columns[c]) for c in selected)
-    asked = [feature for feature in features if _is_over(feature, len(chosen))]
-    served = np.flatnonzero(np.isfinite(expected[:, selected]).any(axis=1))
-    here, between = measured.traits.select(chosen).rows(points), measured.between.select(chosen).rows(served)
-    tree = grow_tree(
-        np.concatenate([_filled(losses[:, chosen]), _filled(expected[served][:, selected])]),
+    usable = [feature for feature in features if max(feature.config, feature.over) < len(chosen)]
+    served = np.flatnonzero(np.isfinite(predicted[:, selected]).any(axis=1))
+    measured, unmeasured = data.traits.select(chosen).rows(points), data.unmeasured.select(chosen).rows(served)
+    tree = learn_tree(
+        np.concatenate([_fill_in(losses[:, chosen]), _fill_in(predicted[served][:, selected])]),
         _weights(len(points), len(served)),
-        asked,
-        np.concatenate([here.table(asked), between.table(asked)]),
-        _LEAVES_A_CONFIG * most,
+        usable,
+        np.concatenate([measured.table(usable), unmeasured.table(usable)]),
+        _LEAVES_PER_CONFIG * max_configs,
     )
     return chosen, tree
 
 
-def _expected_losses(measured: Measured, points: Numbers, columns: Numbers) -> Matrix:
-    """Losses of columns at the problems between the points, as some of the points let expect; NaN where not valid."""
+def _predict_losses(data: TrainingData, points: Indices, columns: Indices) -> Matrix:
+    """Return the losses of columns at the unmeasured problems, predicted from some of the points; NaN if not valid."""
     known = columns.tolist()
-    here, between = measured.traits.select(known).rows(points), measured.between.select(known)
-    times_us = measured.times_us[np.ix_(points, columns)]
-    expected_us = TimeModel.fit(times_us, np.nanmin(measured.times_us[points], axis=1), here).predict(between)
-    valid = measured.valid_between[:, columns]
-    least_us = np.where(valid, expected_us, np.inf).min(axis=1, keepdims=True)
-    return np.where(valid, expected_us / least_us - 1.0, np.nan)
+    measured, unmeasured = data.traits.select(known).rows(points), data.unmeasured.select(known)
+    times_us = data.times_us[np.ix_(points, columns)]
+    predicted_us = TimeModel.fit(times_us, np.nanmin(data.times_us[points], axis=1), measured).predict(unmeasured)
+    valid = data.is_valid[:, columns]
+    best_us = np.where(valid, predicted_us, np.inf).min(axis=1, keepdims=True)
+    return np.where(valid, predicted_us / best_us - 1.0, np.nan)
 
 
-def _weights(points: int, between: int) -> Matrix:
-    shares = (_MEASURED_SHARE, 1.0 - _MEASURED_SHARE) if between else (1.0, 0.0)
-    return np.repeat(np.array(shares) / np.maximum((points, between), 1), (points, between))
+def _weights(points: int, unmeasured: int) -> Vector:
+    """Return the weight of each point, then of each unmeasured problem."""
+    shares = (_MEASURED_SHARE, 1.0 - _MEASURED_SHARE) if unmeasured else (1.0, 0.0)
+    return np.repeat(np.array(shares) / np.maximum((points, unmeasured), 1), (points, unmeasured))
 
 
-def _is_over(feature: Feature, configs: int) -> bool:
-    return max(feature.config, feature.over) < configs
-
-
-def _filled(losses: Matrix) -> Matrix:
-    """Losses with what would be served in place of what cannot be: the best of the others on average."""
+def _fill_in(losses: Matrix) -> Matrix:
+    """Return the losses with that of a substitute where a configuration cannot be served: the best other on average."""
     if not len(losses):
         return losses
     finite = np.isfinite(losses)
-    penalised = np.where(finite, losses, UNSERVED)
-    substitute = np.full(len(losses), UNSERVED)
+    penalised = np.where(finite, losses, UNSERVED_LOSS)
+    substitute = np.full(len(losses), UNSERVED_LOSS)
     for column in np.argsort(penalised.mean(axis=0), kind="stable")[::-1]:
         substitute = np.where(finite[:, column], losses[:, column], substitute)
     return np.where(finite, losses, substitute[:, None])
 
 
-def _served_losses(measured: Measured, chosen: Sequence[int], tree: Tree, points: Numbers) -> Matrix:
-    """Loss at each point of what a tree serves there: the first of its leaf's that can be."""
-    losses = measured.losses[np.ix_(points, np.array(chosen))]
+def _served_losses(data: TrainingData, chosen: Sequence[int], tree: Tree, points: Indices) -> Vector:
+    """Return the loss at each point of the configuration that a tree serves there: the first of its leaf that runs."""
+    losses = data.losses[np.ix_(points, np.array(chosen))]
     found = []
     for row, point in zip(losses, points, strict=True):
-        view = measured.traits.select(chosen).rows(np.array([point]))
-        order = leaf_of(tree, view).order
-        found.append(next((row[number] for number in order if np.isfinite(row[number])), UNSERVED))
+        problem = data.traits.select(chosen).rows(np.array([point]))
+        order = find_leaf(tree, problem).order
+        found.append(next((row[number] for number in order if np.isfinite(row[number])), UNSERVED_LOSS))
     return np.array(found)

@@ -1,6 +1,6 @@
-"""A family's rule: a few configurations and a small decision tree that chooses among them.
+"""The rule of a family: a few configurations, and a small decision tree that chooses between them.
 
-It is data. A person can read it, and a program reads it back part by part; nothing in it is executed.
+A rule is data that a person can read; every part is checked when it is read back, and nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from autotile.families.features import Feature, Traits
 from autotile.kernel.problem import size_distance
 from autotile.kernel.spec import KernelSpec
 
-_DEEPEST = 32
-"""Splits above a leaf of a tree that is read from a file."""
+_MAX_DEPTH = 32
+"""Maximum number of splits above a leaf of a tree that is read from a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Numbers of configurations, the best first; where one breaks a rule, the next is served."""
+    """The configurations in order of preference: where one is not valid, the next is served."""
 
     order: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The order."""
+        """Return the order under ``serve``."""
         return {"serve": list(self.order)}
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A question: problems whose feature is at most a threshold go one way, all others the other."""
+    """A split: problems whose feature is at most a threshold go to one branch, all others to the other."""
 
     feature: Feature
     at_most: float
@@ -43,7 +43,7 @@ class Split:
     otherwise: Tree
 
     def to_json(self) -> dict[str, Any]:
-        """Question and branches."""
+        """Return the feature, the threshold and the branches."""
         question = {"if": self.feature.to_json(), "at_most": self.at_most}
         return {**question, "then": self.then.to_json(), "else": self.otherwise.to_json()}
 
@@ -52,14 +52,25 @@ Tree = Leaf | Split
 
 
 def tree_from_json(data: Any, sizes: Sequence[str], configs: int, depth: int = 0) -> Tree:
-    """Inverse of ``to_json``.
+    """Invert ``to_json``.
+
+    Parameters
+    ----------
+    data
+        The JSON value.
+    sizes
+        Names of the sizes and flags.
+    configs
+        Number of configurations.
+    depth
+        Number of splits above it.
 
     Raises
     ------
     ValueError
-        It is no tree over these sizes and so many configurations.
+        The value is not a tree over these sizes and configurations.
     """
-    if not isinstance(data, Mapping) or depth > _DEEPEST:
+    if not isinstance(data, Mapping) or depth > _MAX_DEPTH:
         raise ValueError("a rule's tree is damaged")
     if "serve" in data:
         order = data["serve"]
@@ -68,7 +79,7 @@ def tree_from_json(data: Any, sizes: Sequence[str], configs: int, depth: int = 0
         return Leaf(tuple(order))
     threshold = data["at_most"]
     if not isinstance(threshold, int | float) or not math.isfinite(threshold):
-        raise ValueError(f"{threshold!r} is no threshold")
+        raise ValueError(f"{threshold!r} is not a threshold")
     return Split(
         Feature.from_json(data["if"], sizes, configs),
         float(threshold),
@@ -77,8 +88,8 @@ def tree_from_json(data: Any, sizes: Sequence[str], configs: int, depth: int = 0
     )
 
 
-def leaf_of(tree: Tree, problem: Traits) -> Leaf:
-    """The leaf that a single problem comes to."""
+def find_leaf(tree: Tree, problem: Traits) -> Leaf:
+    """Return the leaf of a single problem."""
     while isinstance(tree, Split):
         tree = tree.then if problem.column(tree.feature)[0] <= tree.at_most else tree.otherwise
     return tree
@@ -89,14 +100,16 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class RuleConfig:
-    """One of the configurations that a rule serves.
+    """One of the configurations of a rule.
 
     Attributes
     ----------
+    config
+        Values of the parameters.
     resources
-        What it was compiled to; None where that is unknown.
+        Compiled resources; None if unknown.
     blocks_per_sm
-        Blocks of it that an SM holds.
+        Resident blocks on one SM.
     """
 
     config: Config
@@ -106,18 +119,21 @@ class RuleConfig:
 
 @dataclass(frozen=True, slots=True)
 class RulePoint:
-    """One problem that the rule was learned from.
+    """One of the problems that a rule was learned from.
 
     Attributes
     ----------
+    sizes
+        Sizes and flags of the problem.
     times_us
-        Time of each of the rule's configurations with its 95 % interval, low and high; None where it cannot be served.
+        Time of each of the rule's configurations in microseconds, with the ends of its 95 % interval; None where it
+        cannot be served.
     best_us
-        Time of the fastest configuration known there, be it the rule's or not.
+        Time of the fastest configuration known at the point, whether or not it is one of the rule's.
     loss
-        Time of what the rule serves over ``best_us``, minus 1.
+        Time of the served configuration over ``best_us``, minus 1.
     held_out
-        That loss of a rule that was learned without the point; None for a single point.
+        Loss of a rule that was learned without the point; None for a single point.
     """
 
     sizes: Mapping[str, int]
@@ -129,7 +145,7 @@ class RulePoint:
 
 @dataclass(frozen=True, slots=True)
 class FamilyRule:
-    """What to serve for the problems of a family on the device that it was learned on."""
+    """The rule by which the problems of a family are served, on the device that it was learned on."""
 
     family: Family
     configs: tuple[RuleConfig, ...]
@@ -138,46 +154,46 @@ class FamilyRule:
 
     @property
     def mean_loss(self) -> float:
-        """Over the points, 0.02 for 2 %."""
+        """Mean loss over the points, 0.02 for 2 %."""
         return math.fsum(point.loss for point in self.points) / len(self.points)
 
     @property
     def worst(self) -> RulePoint:
-        """The point where most is lost."""
+        """The point with the largest loss."""
         return max(self.points, key=lambda point: point.loss)
 
     @property
     def held_out_losses(self) -> list[float]:
-        """Losses at points that were left out of learning; empty for a single point."""
+        """Cross-validated losses at the points; empty for a single point."""
         return [point.held_out for point in self.points if point.held_out is not None]
 
     @property
     def mean_held_out(self) -> float | None:
-        """What a size that was not tuned is expected to lose."""
+        """Expected loss at a size that was not tuned; None for a single point."""
         losses = self.held_out_losses
         return math.fsum(losses) / len(losses) if losses else None
 
     def order(self, spec: KernelSpec, device: DeviceProperties, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Numbers of all configurations for a problem of the family, the best first.
+        """Return the numbers of all configurations for a problem of the family, in order of preference.
 
-        Whether one may be served is not asked: rules and limits are checked by who serves it.
+        Rules and limits are not checked here: a configuration may be invalid for the problem.
         """
         if isinstance(self.tree, Leaf):
             return self.tree.order
         configs, resident = [one.config for one in self.configs], [one.blocks_per_sm for one in self.configs]
-        return leaf_of(self.tree, Traits.of(spec, device, configs, resident, [sizes])).order
+        return find_leaf(self.tree, Traits.of(spec, device, configs, resident, [sizes])).order
 
     def nearest_point(self, number: int, sizes: Mapping[str, int]) -> RulePoint | None:
-        """The nearest point at which a configuration was timed."""
+        """Return the nearest point at which a configuration was timed; None if there is none."""
         timed = [point for point in self.points if point.times_us[number] is not None]
         return min(timed, key=lambda point: size_distance(point.sizes, sizes), default=None)
 
     def lines(self) -> Iterator[str]:
-        """The tree as a person reads it, a line a question or answer."""
+        """Yield the tree as text, one line for each split and leaf."""
         yield from _lines(self.tree, "")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary of everything."""
+        """Return a plain dictionary."""
         return {
             "format": _FORMAT,
             "family": self.family.to_json(),
@@ -195,12 +211,12 @@ class FamilyRule:
 
     @classmethod
     def from_json(cls, data: Any) -> FamilyRule:
-        """Inverse of `to_json`.
+        """Invert `to_json`.
 
         Raises
         ------
         ValueError
-            It is no rule, or one of another format.
+            The value is damaged, or a rule of another format.
         """
         try:
             if data["format"] != _FORMAT:
@@ -219,7 +235,7 @@ class FamilyRule:
 def _config(entry: Mapping[str, Any]) -> RuleConfig:
     resources, blocks_per_sm = entry["resources"], entry["blocks_per_sm"]
     if type(blocks_per_sm) is not int or blocks_per_sm < 0:
-        raise ValueError(f"{blocks_per_sm!r} is no number of blocks")
+        raise ValueError(f"{blocks_per_sm!r} is not a number of blocks")
     return RuleConfig(dict(entry["config"]), Resources(**resources) if resources is not None else None, blocks_per_sm)
 
 

@@ -1,214 +1,352 @@
-"""Parse the arguments of a kernel: buffers, scalars, workspaces and tensor maps."""
+"""The kinds of arguments of a kernel, each with its parser, its checks and its part in the key of a result.
+
+A kind is a class derived from `ArgumentKind` and listed in `Argument` and `_KINDS`; the class of tensor maps is in
+`autotile.kernel.tensor_maps`. Code outside this package queries an argument (`is_given`, `is_passed`, `workspace`, ...)
+instead of testing its type. Only two modules have code for each kind, and mypy reports a kind that they lack:
+`autotile.cuda.packing` packs the parameters of a launch, `autotile.exchange.cpp_code` writes them in C++.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeVar, get_args
+import math
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any, Literal, NamedTuple, Self, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autotile.core.dtypes import DTYPES
+from autotile.core.frozen import dataclass
+from autotile.core.model import Value
 from autotile.errors import listing, nearest
-from autotile.kernel.expressions import Expression, parse_expression
-from autotile.kernel.launch import MAX_RANK, UNIT_BYTES, strides_bytes
+from autotile.kernel.argument_kind import ArgumentKind, ArgumentScope, Column, Evaluate, canonical_texts
+from autotile.kernel.array_expressions import ShapeOnly
+from autotile.kernel.element_type import PROBLEM_DTYPE, ElementType, parse_element_type
+from autotile.kernel.expressions import Expression
 from autotile.kernel.nodes import Kind
-from autotile.kernel.spec import (
-    PROBLEM_DTYPE,
-    Access,
-    Argument,
-    BufferArgument,
-    Distribution,
-    KernelSpec,
-    ScalarArgument,
-    TensorMapArgument,
-    WorkspaceArgument,
-    parse_element_type,
-)
-from autotile.kernel.table import ProblemFrame, Table, check_array_names, check_names, describe
+from autotile.kernel.table import ProblemSection, Table, check_array_names, check_names, describe
+from autotile.kernel.tensor_maps import TensorMapArgument
+
+Access = Literal["in", "out", "inout"]
+Distribution = Literal["normal", "uniform", "zeros", "ones", "arange"]
 
 MAX_AXES = 8
-
-
-def parse_workspace(table: Table, name: str, frame: ProblemFrame, kinds: Mapping[str, Kind]) -> WorkspaceArgument:
-    """Parse ``{ workspace = "float32", shape = [...], init = "zeros" }``.
-
-    Parameters
-    ----------
-    table, name
-        The argument's table and name.
-    frame
-        Sizes and flags.
-    kinds
-        Kind of every name that the shape may use: sizes, flags, parameters and ``device.*``.
-    """
-    table.allow(("workspace", "shape", "init"))
-    if "init" in table.data and table.text("init") != "zeros":
-        raise table.error("init", f'{describe(table.text("init"))} is not accepted; expected "zeros", or no init')
-    dtype = parse_element_type(table.text("workspace"), frame.flag_kinds, table.place("workspace"))
-    return WorkspaceArgument(name, dtype, table.expressions("shape", kinds, most=MAX_AXES), "init" in table.data)
-
-
-def parse_tensor_map(
-    table: Table, name: str, buffers: Mapping[str, BufferArgument], kinds: Mapping[str, Kind]
-) -> TensorMapArgument:
-    """Parse ``{ tensor_map = "A", box = [...], swizzle_bytes = ..., ... }``.
-
-    Parameters
-    ----------
-    table, name
-        The argument's table and name.
-    buffers
-        The kernel's buffers.
-    kinds
-        Kind of every name that box, strides and bytes may use.
-    """
-    table.allow(("tensor_map", "box", "element_strides", "swizzle_bytes", "l2_promotion_bytes"))
-    target = table.text("tensor_map")
-    if target not in buffers:
-        cure = f"{nearest(target, buffers)} (buffers: {listing(buffers)})"
-        raise table.error("tensor_map", f"{describe(target)} names no buffer{cure}")
-    buffer = buffers[target]
-    rank = len(buffer.shape)
-    if rank > MAX_RANK:
-        raise table.error("tensor_map", f"{target} has {rank} axes, a tensor map describes at most {MAX_RANK}")
-    box = table.expressions("box", kinds, most=rank)
-    one, none = parse_expression("1", {}), parse_expression("0", {})
-    has_strides = "element_strides" in table.data
-    strides = table.expressions("element_strides", kinds, most=rank) if has_strides else (one,) * rank
-    for key, given in (("box", box), ("element_strides", strides)):
-        if len(given) != rank:
-            raise table.error(key, f"expected {rank} expressions, one for each axis of {target}, got {len(given)}")
-    return TensorMapArgument(
-        name,
-        target,
-        box,
-        strides,
-        table.optional_expression("swizzle_bytes", kinds) or none,
-        table.optional_expression("l2_promotion_bytes", kinds) or none,
-    )
-
-
-def check_ragged_maps(spec: KernelSpec, document: Table) -> None:
-    """Refuse a ragged shape at which the default configuration's tensor maps cannot be: it would not be verified there.
-
-    Raises
-    ------
-    SpecError
-        Rows of a mapped buffer are no multiple of 16 bytes apart.
-    """
-    table = document.table("arguments")
-    names = {**spec.ragged, **spec.default}
-    for argument in spec.tensor_maps:
-        if not names.keys() >= frozenset().union(*(side.names for side in argument.box)):
-            continue  # the device decides
-        if any(side.evaluate(names) == 0 for side in argument.box):
-            continue
-        buffer = spec.buffer(argument.buffer)
-        shape = buffer.extents(spec.ragged)
-        sizes_bytes = [DTYPES[buffer.element_type(dtype, spec.ragged)].size_bytes for dtype in spec.dtypes]
-        uneven = [stride for size in sizes_bytes for stride in strides_bytes(shape, size) if stride % UNIT_BYTES]
-        if uneven:
-            raise table.table(argument.name).error(
-                "tensor_map",
-                f"at the ragged shape, rows of {buffer.name} are {uneven[0]} bytes apart, a tensor map takes multiples "
-                f"of {UNIT_BYTES}; give problem.ragged sizes of whole {UNIT_BYTES} bytes",
-            )
-
-
-_KINDS = ("buffer", "scalar", "workspace", "tensor_map")
 
 _Text = TypeVar("_Text", bound=str)
 
 
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A workspace of known shape and element type."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    zeroed: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """Size in bytes; 0 if a null pointer is passed."""
+        return math.prod(self.shape) * DTYPES[self.dtype].size_bytes
+
+
+class MemoryDemand(NamedTuple):
+    """Device memory of one argument over columns of configurations."""
+
+    name: str
+    shape: tuple[Column, ...]
+    element_bytes: int
+    is_workspace: bool
+
+    @property
+    def size_bytes(self) -> NDArray[np.float64]:
+        """Size in bytes as float64, as products of absurd extents exceed 64 bits; negative extents count as 0."""
+        return reduce(np.multiply, [np.maximum(extent, 0.0) for extent in self.shape]) * self.element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BufferArgument(ArgumentKind):
+    """A device array that the caller passes."""
+
+    name: str
+    dtype: ElementType
+    shape: tuple[Expression, ...]
+    access: Access
+    init: Distribution
+    is_passed: bool = True
+    """Whether the kernel takes its address; False for a buffer that is accessed through a tensor map only."""
+
+    @classmethod
+    def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
+        """Parse ``{ buffer = "float32", shape = [...], access = "in", ... }``."""
+        table.allow(("buffer", "shape", "access", "init", "pass"))
+        shape = table.expressions("shape", scope.problem.kinds, max_length=MAX_AXES)
+        scope.problem.check_positive(table, "shape", shape)
+        access = _one_of(table, "access", get_args(Access))
+        if access == "out" and "init" in table.data:
+            raise table.error("init", 'a buffer with access = "out" is not initialized; remove init')
+        has_init = "init" in table.data
+        init: Distribution = _one_of(table, "init", get_args(Distribution)) if has_init else "normal"
+        dtype = parse_element_type(table.text("buffer"), scope.problem.flag_kinds, table.location("buffer"))
+        return cls(name, dtype, shape, access, init, table.boolean("pass", default=True))
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the buffer's part of the space hash."""
+        meaning = {
+            "buffer": self.name,
+            "dtype": str(self.dtype),
+            "shape": canonical_texts(self.shape),
+            "access": self.access,
+            "init": self.init,
+        }
+        return meaning if self.is_passed else {**meaning, "pass": False}
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the caller passes an array for it."""
+        return True
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it is initialized before a launch."""
+        return self.access != "out"
+
+    @property
+    def is_operand(self) -> bool:
+        """Whether references may use it."""
+        return self.is_read
+
+    def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly:
+        """Return the shape."""
+        return ShapeOnly(self.extents(sizes))
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the kernel writes it."""
+        return self.access != "in"
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """The extents."""
+        return self.shape
+
+    def element_type(self, problem_dtype: str, names: Mapping[str, Value]) -> str:
+        """Return the name of the element type for a problem of the given dtype, sizes and flags."""
+        return self.dtype.of(problem_dtype, names)
+
+    def extents(self, names: Mapping[str, Value]) -> tuple[int, ...]:
+        """Return the shape at the given sizes and flags."""
+        return tuple(int(extent.evaluate(names)) for extent in self.shape)
+
+    def memory_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> MemoryDemand:
+        """Return the size of the array, the same in every configuration."""
+        element_bytes = DTYPES[self.element_type(problem_dtype, sizes)].size_bytes
+        return MemoryDemand(self.name, tuple(map(evaluate, self.shape)), element_bytes, is_workspace=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarArgument(ArgumentKind):
+    """A value passed by the launch: bound by the problem (``M``), or a default that a caller may override (``alpha``).
+
+    Attributes
+    ----------
+    dtype
+        Name of an element type, or `PROBLEM_DTYPE`.
+    value
+        Expression that binds it, or its default.
+    check_value
+        Value at the ragged sizes in verification (``beta`` other than 0); None for the default.
+    """
+
+    name: str
+    dtype: str
+    value: Expression | float
+    check_value: float | None
+
+    @classmethod
+    def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
+        """Parse ``{ scalar = "int32", value = "M" }`` or ``{ scalar = "float32", value = 0.0, check = 0.5 }``."""
+        table.allow(("scalar", "value", "check"))
+        dtype = _one_of(table, "scalar", (PROBLEM_DTYPE, *DTYPES))
+        if isinstance(table.require("value"), str):
+            if "check" in table.data:
+                raise table.error("check", "a value that is bound by the sizes takes no second one; remove check")
+            expression = table.expression("value", scope.problem.kinds, "number")
+            for sizes in (scope.problem.sizes, scope.problem.ragged):
+                expression.evaluate(sizes)
+            return cls(name, dtype, expression, None)
+        value = _constant(table, "value", dtype)
+        return cls(name, dtype, value, _constant(table, "check", dtype) if "check" in table.data else None)
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the scalar's part of the space hash."""
+        value = self.default if self.binding is None else self.binding.canonical
+        return {"scalar": self.name, "dtype": self.dtype, "value": value, "check": self.check_value}
+
+    @property
+    def binding(self) -> Expression | None:
+        """Expression over sizes and flags that gives its value; None if a caller may set it."""
+        return self.value if isinstance(self.value, Expression) else None
+
+    @property
+    def default(self) -> float | None:
+        """Value unless a caller sets another; None if the problem binds it."""
+        return None if isinstance(self.value, Expression) else self.value
+
+    @property
+    def is_operand(self) -> bool:
+        """Whether references may use it."""
+        return True
+
+    def operand(self, sizes: Mapping[str, int], *, check: bool) -> float:
+        """Return the value at the given sizes and flags; with ``check``, the check value if there is one."""
+        if isinstance(self.value, Expression):
+            return int(self.value.evaluate(sizes))
+        return self.check_value if check and self.check_value is not None else self.value
+
+    @property
+    def repeats_size(self) -> bool:
+        """Whether its value is the size of the same name."""
+        return self.binding is not None and self.binding.text == self.name
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """The expression that binds it."""
+        return () if self.binding is None else (self.binding,)
+
+    def element_type(self, problem_dtype: str) -> str:
+        """Return the name of the type for a problem of the given dtype."""
+        return problem_dtype if self.dtype == PROBLEM_DTYPE else self.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceArgument(ArgumentKind):
+    """Device memory that a launch needs for itself and that the caller never sees.
+
+    Attributes
+    ----------
+    shape
+        Extents over sizes, flags, parameters and ``device.*``; if one is 0, a null pointer is passed.
+    zeroed
+        Whether the memory is zero before the first launch and left zero by every launch; otherwise its content is
+        undefined.
+    """
+
+    name: str
+    dtype: ElementType
+    shape: tuple[Expression, ...]
+    zeroed: bool
+
+    @classmethod
+    def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
+        """Parse ``{ workspace = "float32", shape = [...], init = "zeros" }``."""
+        table.allow(("workspace", "shape", "init"))
+        if "init" in table.data and table.text("init") != "zeros":
+            raise table.error("init", f'{describe(table.text("init"))} is not accepted; expected "zeros", or no init')
+        dtype = parse_element_type(table.text("workspace"), scope.problem.flag_kinds, table.location("workspace"))
+        shape = table.expressions("shape", scope.kinds, max_length=MAX_AXES)
+        return cls(name, dtype, shape, "init" in table.data)
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the workspace's part of the space hash."""
+        shape = canonical_texts(self.shape)
+        return {"workspace": self.name, "dtype": str(self.dtype), "shape": shape, "zeroed": self.zeroed}
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """The extents."""
+        return self.shape
+
+    def workspace(self, problem_dtype: str, names: Mapping[str, Value]) -> Workspace:
+        """Return the workspace of a configuration, given the value of every name."""
+        shape = tuple(int(extent.evaluate(names)) for extent in self.shape)
+        return Workspace(self.name, self.dtype.of(problem_dtype, names), shape, self.zeroed)
+
+    def memory_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> MemoryDemand:
+        """Return the size of the workspace in every configuration."""
+        element_bytes = DTYPES[self.dtype.of(problem_dtype, sizes)].size_bytes
+        return MemoryDemand(self.name, tuple(map(evaluate, self.shape)), element_bytes, is_workspace=True)
+
+
+Argument = BufferArgument | ScalarArgument | WorkspaceArgument | TensorMapArgument
+
+_KINDS: Mapping[str, type[Argument]] = {
+    "buffer": BufferArgument,
+    "scalar": ScalarArgument,
+    "workspace": WorkspaceArgument,
+    "tensor_map": TensorMapArgument,
+}
+"""Kinds of arguments by the key that identifies their tables."""
+
+_Kind = TypeVar("_Kind", bound=Argument)
+
+
 def parse_arguments(
-    table: Table, frame: ProblemFrame, kinds: Mapping[str, Kind], taken: Mapping[str, str]
+    table: Table, problem: ProblemSection, kinds: Mapping[str, Kind], taken: Mapping[str, str]
 ) -> tuple[Argument, ...]:
-    """Parse [arguments], in the kernel's own order.
+    """Parse ``[arguments]``, in the order of the kernel's parameters.
 
     Parameters
     ----------
     table
         The section.
-    frame
+    problem
         Sizes and flags.
     kinds
-        Kind of every name that a workspace or a tensor map may use.
+        Kind of each size, flag, parameter and ``device.*``.
     taken
-        Names of sizes, flags and parameters. A scalar may be named like the size that it passes on.
+        Names of sizes, flags and parameters. A scalar may have the name of the size that it passes.
 
     Raises
     ------
     SpecError
         An argument is malformed, or no buffer is written.
     """
-    sizes = frame.sizes.keys() - frame.flags  # a flag is a macro, and would be replaced where an argument is named
+    sizes = problem.sizes.keys() - problem.flags  # a flag is a macro, which would replace the name of a parameter
     check_names(table, what="an argument", taken={name: what for name, what in taken.items() if name not in sizes})
     check_array_names(table)
     entries = {name: table.table(name) for name in table.data}
-    for entry in entries.values():
-        if sum(1 for kind in _KINDS if kind in entry.data) != 1:
-            what = "one of buffer, scalar and workspace, each with a type, and tensor_map with a buffer's name"
-            raise entry.error("", f"expected {what}")
-    buffers = {name: _buffer(entry, name, frame) for name, entry in entries.items() if "buffer" in entry.data}
-    if all(buffer.access == "in" for buffer in buffers.values()):
+    kind_of = {name: _kind(entry) for name, entry in entries.items()}
+    scope = ArgumentScope(problem, kinds, {})
+    buffers = {
+        name: BufferArgument.parse(entries[name], name, scope)
+        for name, kind in kind_of.items()
+        if issubclass(kind, BufferArgument)
+    }
+    if not any(buffer.is_written for buffer in buffers.values()):
         raise table.error("", 'no buffer is written; give one access = "out" or "inout"')
-
-    def argument_of(name: str, entry: Table) -> Argument:
-        if name in buffers:
-            return buffers[name]
-        if "scalar" in entry.data:
-            return _scalar(entry, name, frame)
-        if "workspace" in entry.data:
-            return parse_workspace(entry, name, frame, kinds)
-        return parse_tensor_map(entry, name, buffers, kinds)
-
-    arguments = tuple(argument_of(name, entry) for name, entry in entries.items())
-    _check_passed(table, arguments)
+    scope = scope._replace(buffers=buffers)
+    arguments = tuple(
+        buffers[name] if name in buffers else kind_of[name].parse(entry, name, scope) for name, entry in entries.items()
+    )
+    _check_reachable(table, arguments)
     for argument in arguments:
-        if argument.name in sizes and not _passes_on(argument):
-            cure = f'use another name, or make it a scalar with value = "{argument.name}"'
-            raise table.error(argument.name, f"{argument.name!r} already names a size; {cure}")
+        if argument.name in sizes and not argument.repeats_size:
+            hint = f'use another name, or make it a scalar with value = "{argument.name}"'
+            raise table.error(argument.name, f"{argument.name!r} already names a size; {hint}")
     return arguments
 
 
-def _passes_on(argument: Argument) -> bool:
-    """Whether an argument is a scalar whose value is the size of the same name."""
-    value = argument.value if isinstance(argument, ScalarArgument) else None
-    return isinstance(value, Expression) and value.text == argument.name
+def arguments_of_kind(arguments: Sequence[Argument], kind: type[_Kind]) -> tuple[_Kind, ...]:
+    """Return the arguments of one kind, in order."""
+    return tuple(argument for argument in arguments if isinstance(argument, kind))
 
 
-def _check_passed(table: Table, arguments: Iterable[Argument]) -> None:
-    """Refuse a buffer that the kernel cannot reach."""
-    mapped = {argument.buffer for argument in arguments if isinstance(argument, TensorMapArgument)}
+def _kind(entry: Table) -> type[Argument]:
+    kinds = [kind for key, kind in _KINDS.items() if key in entry.data]
+    if len(kinds) != 1:
+        raise entry.error("", f"expected exactly one of the keys {', '.join(_KINDS)}")
+    return kinds[0]
+
+
+def _check_reachable(table: Table, arguments: Sequence[Argument]) -> None:
+    """Raise if the kernel is not given access to a buffer."""
+    described = {argument.described_buffer for argument in arguments}
     for argument in arguments:
-        if isinstance(argument, BufferArgument) and not argument.passed and argument.name not in mapped:
-            cure = f'add {argument.name}_map = {{ tensor_map = "{argument.name}", ... }}, or remove pass'
-            raise table.error(argument.name, f"{argument.name!r} is neither passed nor has a tensor map; {cure}")
-
-
-def _buffer(table: Table, name: str, frame: ProblemFrame) -> BufferArgument:
-    table.allow(("buffer", "shape", "access", "init", "pass"))
-    shape = table.expressions("shape", frame.kinds, most=MAX_AXES)
-    frame.check_positive(table, "shape", shape)
-    access = _one_of(table, "access", get_args(Access))
-    if access == "out" and "init" in table.data:
-        raise table.error("init", 'a buffer with access = "out" holds nothing before the run; remove init')
-    has_init = "init" in table.data
-    init: Distribution = _one_of(table, "init", get_args(Distribution)) if has_init else "normal"
-    dtype = parse_element_type(table.text("buffer"), frame.flag_kinds, table.place("buffer"))
-    return BufferArgument(name, dtype, shape, access, init, table.boolean("pass", default=True))
-
-
-def _scalar(table: Table, name: str, frame: ProblemFrame) -> ScalarArgument:
-    table.allow(("scalar", "value", "check"))
-    dtype = _one_of(table, "scalar", (PROBLEM_DTYPE, *DTYPES))
-    if isinstance(table.require("value"), str):
-        if "check" in table.data:
-            raise table.error("check", "a value bound by the sizes needs no second one; remove check")
-        expression = table.expression("value", frame.kinds, "number")
-        for sizes in (frame.sizes, frame.ragged):
-            expression.evaluate(sizes)
-        return ScalarArgument(name, dtype, expression, None)
-    value = _constant(table, "value", dtype)
-    return ScalarArgument(name, dtype, value, _constant(table, "check", dtype) if "check" in table.data else None)
+        if not argument.is_passed and argument.name not in described:
+            hint = f'add {argument.name}_map = {{ tensor_map = "{argument.name}", ... }}, or remove pass'
+            raise table.error(argument.name, f"{argument.name!r} is neither passed nor has a tensor map; {hint}")
 
 
 def _constant(table: Table, name: str, dtype: str) -> float:

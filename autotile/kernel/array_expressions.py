@@ -1,7 +1,7 @@
-"""Array expressions of ``[reference]``: the expected output, computed in float64.
+"""Array expressions of ``[reference]``: the expected outputs, computed in float64.
 
-A closed language like that of `autotile.ground.expressions`, over whole arrays: parsed once, every part checked, never
-executed as Python.
+A closed language like that of `autotile.kernel.expressions`, over whole arrays: the parser accepts only the listed
+parts of a syntax tree, and nothing is executed as Python.
 """
 
 from __future__ import annotations
@@ -16,21 +16,28 @@ from numpy.typing import NDArray
 
 from autotile.core.frozen import dataclass
 from autotile.errors import listing, nearest
-from autotile.kernel.expressions import Grammar
-from autotile.kernel.nodes import Kind, NoResultError
-from autotile.kernel.syntax import LanguageError, Place, SyntaxText, one_line
+from autotile.kernel.expressions import ExpressionParser
+from autotile.kernel.nodes import EvaluationError, Kind
+from autotile.kernel.syntax import (
+    UNKNOWN_LOCATION,
+    ExpressionError,
+    ExpressionText,
+    Location,
+    canonical_text,
+    one_line,
+)
 
 _CLIPPING = (np.maximum, np.minimum)
-"""Operations that give finite values though an operand is infinite."""
+"""Operations whose result may be finite although an operand is infinite."""
 
 
 class ShapeOnly:
-    """Stands for a finite float64 array; NumPy's functions give the shape of their result, and refuse what it refuses.
+    """Stand-in for a finite float64 array: NumPy's functions return the shape of the result, or raise as for an array.
 
     Parameters
     ----------
     shape
-        Of the array.
+        Shape of the array.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -42,21 +49,21 @@ class ShapeOnly:
         return len(self.shape)
 
     def astype(self, dtype: Any, copy: bool = True) -> ShapeOnly:
-        """The same: all is float64."""
+        """Return the array itself, as all are float64."""
         return self
 
     def __getitem__(self, index: Any) -> ShapeOnly:
         return self
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Nothing is stored."""
+        """Store nothing."""
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *operands: Any, **options: Any) -> Any:
         if method != "__call__":
             return NotImplemented
         for operand in operands:
             if not isinstance(operand, ShapeOnly) and ufunc not in _CLIPPING and not np.isfinite(operand):
-                raise ValueError(f"an operand is {operand}, so that the result is not finite")
+                raise ValueError(f"an operand is {operand}, so the result is not finite")
         if ufunc is np.divide and not isinstance(operands[1], ShapeOnly) and operands[1] == 0:
             raise ValueError("the divisor is zero")
         if ufunc is np.matmul:
@@ -73,9 +80,9 @@ def _reduced(array: ShapeOnly, axis: int | None = None) -> ShapeOnly:
         return ShapeOnly(())
     if not -array.ndim <= axis < array.ndim:
         raise ValueError(f"axis {axis} is out of bounds for an array of {array.ndim} axes")
-    left = list(array.shape)
-    del left[axis]
-    return ShapeOnly(tuple(left))
+    remaining = list(array.shape)
+    del remaining[axis]
+    return ShapeOnly(tuple(remaining))
 
 
 def _swapped(array: ShapeOnly, first: int, second: int) -> ShapeOnly:
@@ -85,9 +92,9 @@ def _swapped(array: ShapeOnly, first: int, second: int) -> ShapeOnly:
 
 
 def _product_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of ``a @ b``; a vector is a row on the left and a column on the right."""
+    """Return the shape of ``a @ b``; a vector is a row on the left and a column on the right."""
     if not a or not b:
-        raise ValueError("a matrix product takes no numbers; use *")
+        raise ValueError("a matrix product does not take scalars; use *")
     rows, columns = a[-2:-1], b[-1:] if len(b) > 1 else ()
     if a[-1] != b[-2 if len(b) > 1 else -1]:
         raise ValueError(f"{a[-1]} columns against {b[-2 if len(b) > 1 else -1]} rows")
@@ -107,10 +114,10 @@ _SHAPE_FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
 
 Array = NDArray[np.float64]
 MAX_OFFSET = 2**31 - 1
-"""Largest axis or offset that an expression may name."""
+"""Maximum axis or offset in an expression."""
 
 Matmul = Callable[[Array, Array], Array]
-_Step = Callable[[Mapping[str, Any], Matmul], Any]
+_Closure = Callable[[Mapping[str, Any], Matmul], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +127,20 @@ class ArrayExpression:
     Attributes
     ----------
     text
-        The text, on one line.
+        Text, on one line.
     names
-        Every array and scalar in it.
+        All arrays and scalars in it.
     """
 
     text: str
     names: frozenset[str]
-    place: Place = field(repr=False, compare=False)
-    step: _Step = field(repr=False, compare=False)
+    location: Location = field(repr=False, compare=False)
+    closure: _Closure = field(repr=False, compare=False)
+
+    @property
+    def canonical(self) -> str:
+        """Text with normalized spaces and parentheses."""
+        return canonical_text(self.text)
 
     def evaluate(self, env: Mapping[str, Any], matmul: Matmul | None = None) -> Array:
         """Evaluate in float64.
@@ -136,28 +148,27 @@ class ArrayExpression:
         Parameters
         ----------
         env
-            An array or number for each of ``names``, of any dtype. Arrays of another library that NumPy's functions
-            dispatch to (CuPy's, say) are computed with where they lie.
+            Array or number for each of ``names``, of any dtype. Arrays of a library that NumPy's functions dispatch to
+            (CuPy, for example) are evaluated by that library, on their device.
         matmul
-            What ``@`` does, where not `numpy.matmul`: a blocked or device-side product of two float64 arrays or stacks
-            of matrices, say.
+            Implementation of ``@`` for two float64 matrices or stacks of matrices; None for `numpy.matmul`.
 
         Returns
         -------
         numpy.ndarray
-            float64, of whatever shape the expression gives, of the library of the arrays in ``env``. Divisions by zero,
-            overflows and logarithms of negative numbers give infinities and NaNs, as they would on the device.
+            float64, of the library of the arrays in ``env``. Divisions by zero, overflows and logarithms of negative
+            numbers give infinities and NaNs, as on the device.
 
         Raises
         ------
         SpecError
-            Shapes do not fit together.
+            Shapes are not compatible.
         """
         try:
             with np.errstate(all="ignore"):
-                result = self.step(env, matmul or np.matmul)
-        except LanguageError as error:
-            raise self.place.error(error.problem, column=error.column, expression=self.text) from None
+                result = self.closure(env, matmul or np.matmul)
+        except ExpressionError as error:
+            raise self.location.error(error.problem, column=error.column, expression=self.text) from None
         return np.asarray(result) if isinstance(result, np.generic) else result
 
 
@@ -165,10 +176,7 @@ def parse_array_expression(
     text: str,
     names: Iterable[str],
     kinds: Mapping[str, Kind] | None = None,
-    *,
-    source: str = "",
-    key: str = "",
-    line: int | None = None,
+    location: Location = UNKNOWN_LOCATION,
 ) -> ArrayExpression:
     """Parse and check an array expression.
 
@@ -177,34 +185,33 @@ def parse_array_expression(
     text
         The expression.
     names
-        The arrays and scalars that may be used.
+        Arrays and scalars that the expression may use.
     kinds
-        The kind of each name that the condition of ``x if c else y`` may use.
-    source, key, line
-        Where the expression stands, for messages.
+        Kind of each name that the condition of ``x if c else y`` may use.
+    location
+        Location of the text, for messages.
 
     Raises
     ------
     SpecError
         The text is not in the language or uses an unknown name.
     """
-    place = Place(source, key, line)
     line_of_text = one_line(text)
-    parser = _Parser(SyntaxText(line_of_text), tuple(names), kinds or {})
+    parser = _Parser(ExpressionText(line_of_text), tuple(names), kinds or {})
     try:
-        step = parser.step(parser.text.parse())
-    except LanguageError as error:
-        raise place.error(error.problem, column=error.column, expression=line_of_text) from None
-    return ArrayExpression(line_of_text, frozenset(parser.used), place, step)
+        closure = parser.closure(parser.text.parse())
+    except ExpressionError as error:
+        raise location.error(error.problem, column=error.column, expression=line_of_text) from None
+    return ArrayExpression(line_of_text, frozenset(parser.used), location, closure)
 
 
 def shift(array: Array, *offsets: int) -> Array:
-    """Shift an array: ``result[i, j] = array[i + d0, j + d1]``, zero where that lies outside.
+    """Shift an array: ``result[i, j] = array[i + d0, j + d1]``, zero outside the array.
 
     Raises
     ------
     ValueError
-        There is not one offset for each axis.
+        The number of offsets is not the number of axes.
     """
     if len(offsets) != array.ndim:
         raise ValueError(f"shift of a {array.ndim}-dimensional array takes {array.ndim} offsets, got {len(offsets)}")
@@ -217,19 +224,19 @@ def shift(array: Array, *offsets: int) -> Array:
 
 
 def transpose(array: Array) -> Array:
-    """Swap the last two axes: each matrix of a stack is transposed; a vector or number is left as it is."""
+    """Swap the last two axes: transpose each matrix of a stack; return a vector or scalar unchanged."""
     return np.swapaxes(array, -1, -2) if array.ndim > 1 else array
 
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """What an expression may call, and how."""
+    """A function of the language and its signature."""
 
     operation: Callable[..., Any]
     usage: str
     arrays: int = 1
     whole_numbers: range = range(1)
-    """How many literal whole numbers may follow the arrays: an axis, or offsets."""
+    """Allowed counts of literal whole numbers after the arrays: an axis, or offsets."""
 
 
 _OPTIONAL_AXIS = range(2)
@@ -249,7 +256,7 @@ _FUNCTIONS: Mapping[str, _Function] = {
 }
 
 ARRAY_FUNCTIONS = tuple(_FUNCTIONS)
-"""Functions that an array expression may call."""
+"""Functions of the language."""
 
 _OPERATIONS: Mapping[type[ast.operator], Callable[..., Any]] = {
     ast.Add: np.add,
@@ -263,32 +270,32 @@ _LANGUAGE = f"use names, numbers, + - * / ** @, x if c else y and the functions 
 
 
 class _Parser:
-    """Turns a syntax tree into one closure for each part; whatever it does not name is refused."""
+    """Converts each part of a syntax tree to a closure; raises `ExpressionError` if it is not in the language."""
 
-    def __init__(self, text: SyntaxText, known: tuple[str, ...], kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, text: ExpressionText, known: tuple[str, ...], kinds: Mapping[str, Kind]) -> None:
         self.text = text
         self.known = known
         self.kinds = kinds
         self.used: set[str] = set()
 
-    def step(self, tree: ast.expr) -> _Step:
+    def closure(self, tree: ast.expr) -> _Closure:
         match tree:
             case ast.Constant():
                 return self._constant(tree)
             case ast.Name(id=name):
                 return self._name(tree, name)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return self._apply(tree, np.negative, self.step(operand))
+                return self._apply(tree, np.negative, self.closure(operand))
             case ast.BinOp():
                 return self._binary(tree)
             case ast.IfExp():
-                return self._choice(tree)
+                return self._conditional(tree)
             case ast.Call():
                 return self._call(tree)
             case _:
                 raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_LANGUAGE}")
 
-    def _constant(self, tree: ast.Constant) -> _Step:
+    def _constant(self, tree: ast.Constant) -> _Closure:
         if isinstance(tree.value, bool) or not isinstance(tree.value, int | float):
             raise self.text.error(tree, f"{self.text.excerpt(tree)!r} is not a number; {_LANGUAGE}")
         try:
@@ -297,15 +304,15 @@ class _Parser:
             raise self.text.error(tree, "the number does not fit in float64") from None
         return lambda env, matmul: value
 
-    def _name(self, tree: ast.expr, name: str) -> _Step:
+    def _name(self, tree: ast.expr, name: str) -> _Closure:
         if name not in self.known:
-            cure = "; it is a function" if name in ARRAY_FUNCTIONS else nearest(name, self.known)
-            raise self.text.error(tree, f"unknown name {name!r}{cure} (known: {listing(self.known)})")
+            hint = "; it is a function" if name in ARRAY_FUNCTIONS else nearest(name, self.known)
+            raise self.text.error(tree, f"unknown name {name!r}{hint} (known: {listing(self.known)})")
         self.used.add(name)
         return lambda env, matmul: _as_float64(env[name])
 
-    def _binary(self, tree: ast.BinOp) -> _Step:
-        left, right = self.step(tree.left), self.step(tree.right)
+    def _binary(self, tree: ast.BinOp) -> _Closure:
+        left, right = self.closure(tree.left), self.closure(tree.right)
         if isinstance(tree.op, ast.MatMult):
             return self._matmul(tree, left, right)
         operation = _OPERATIONS.get(type(tree.op))
@@ -313,30 +320,30 @@ class _Parser:
             raise self.text.error(tree, f"this operator is not accepted; {_LANGUAGE}")
         return self._apply(tree, operation, left, right)
 
-    def _choice(self, tree: ast.IfExp) -> _Step:
-        """One of two arrays; the condition is an expression of `autotile.kernel.expressions` over sizes and flags."""
-        grammar = Grammar(self.text, self.kinds)
-        condition = grammar.condition(tree.test)
-        chosen, otherwise = self.step(tree.body), self.step(tree.orelse)
-        self.used |= grammar.names
+    def _conditional(self, tree: ast.IfExp) -> _Closure:
+        """Convert ``x if c else y``, where ``c`` is a scalar expression over sizes and flags."""
+        parser = ExpressionParser(self.text, self.kinds)
+        condition = parser.condition(tree.test)
+        chosen, otherwise = self.closure(tree.body), self.closure(tree.orelse)
+        self.used |= parser.names
 
-        def choice(env: Mapping[str, Any], matmul: Matmul) -> Any:
-            names = {name: int(env[name]) for name in grammar.names}
+        def selected(env: Mapping[str, Any], matmul: Matmul) -> Any:
+            names = {name: int(env[name]) for name in parser.names}
             try:
                 holds = condition.evaluate(names, True)
-            except NoResultError as error:
+            except EvaluationError as error:
                 raise self.text.error(tree.test, error.problem) from None
             return (chosen if holds else otherwise)(env, matmul)
 
-        return choice
+        return selected
 
-    def _matmul(self, tree: ast.expr, left: _Step, right: _Step) -> _Step:
+    def _matmul(self, tree: ast.expr, left: _Closure, right: _Closure) -> _Closure:
         def product(env: Mapping[str, Any], matmul: Matmul) -> Any:
             return self._guarded(tree, matmul, left(env, matmul), right(env, matmul))
 
         return product
 
-    def _apply(self, tree: ast.expr, operation: Callable[..., Any], *operands: _Step) -> _Step:
+    def _apply(self, tree: ast.expr, operation: Callable[..., Any], *operands: _Closure) -> _Closure:
         def result(env: Mapping[str, Any], matmul: Matmul) -> Any:
             return self._guarded(tree, operation, *(operand(env, matmul) for operand in operands))
 
@@ -347,9 +354,9 @@ class _Parser:
             return operation(*operands)
         except ValueError as error:
             shapes = " and ".join(str(np.shape(operand)) for operand in operands)
-            raise self.text.error(tree, f"operands of shape {shapes} do not fit: {error}") from None
+            raise self.text.error(tree, f"operands of shape {shapes} are not compatible: {error}") from None
 
-    def _call(self, tree: ast.Call) -> _Step:
+    def _call(self, tree: ast.Call) -> _Closure:
         name = tree.func.id if isinstance(tree.func, ast.Name) else ""
         if name not in ARRAY_FUNCTIONS:
             called = self.text.excerpt(tree.func)
@@ -360,7 +367,7 @@ class _Parser:
         if not plain or len(arrays) < function.arrays or len(whole) not in function.whole_numbers:
             raise self.text.error(tree, f"{name} is called as {function.usage}, with plain arguments")
         numbers = [self._whole_number(argument) for argument in whole]
-        operands = [self.step(argument) for argument in arrays]
+        operands = [self.closure(argument) for argument in arrays]
         return self._apply(tree, lambda *values: function.operation(*values, *numbers), *operands)
 
     def _whole_number(self, tree: ast.expr) -> int:
@@ -372,7 +379,7 @@ class _Parser:
 
 
 def _as_float64(value: Any) -> Any:
-    """An array in float64, where it lies; a NumPy scalar of anything else, which other libraries' arrays accept."""
+    """Return an array in float64, on its device; anything else as a NumPy scalar, which all array libraries accept."""
     return value.astype(np.float64, copy=False) if np.ndim(value) else np.float64(value)
 
 

@@ -1,6 +1,6 @@
 """Scalar expressions of a search-space file: a closed language over integers, booleans and strings.
 
-Every part of the tree is checked against what is listed here and its kind settled; whatever is not named is refused.
+The parser accepts only the parts of a syntax tree that are listed here and determines the kind of each.
 """
 
 from __future__ import annotations
@@ -18,31 +18,38 @@ from autotile.kernel import nodes as integers
 from autotile.kernel.nodes import (
     Arithmetic,
     AsNumber,
-    Chain,
-    Choice,
+    BooleanOperation,
+    Comparison,
+    Conditional,
     Constant,
     Environment,
-    Junction,
+    EvaluationError,
     Kind,
     Membership,
     Name,
     Node,
-    NoResultError,
     Not,
     Operand,
     Rows,
 )
-from autotile.kernel.syntax import LanguageError, Place, SyntaxText, one_line
+from autotile.kernel.syntax import (
+    UNKNOWN_LOCATION,
+    ExpressionError,
+    ExpressionText,
+    Location,
+    canonical_text,
+    one_line,
+)
 
 Operation = Callable[[Operand, Operand, Rows], Operand]
-"""An operation of `autotile.kernel.nodes` on two operands, over the rows that count."""
+"""An operation of `autotile.kernel.nodes` on two operands, over the selected rows."""
 
 FUNCTIONS: Mapping[str, Operation] = {
     "min": integers.minimum,
     "max": integers.maximum,
     "ceil_div": integers.ceil_divide,
 }
-"""Functions that may be called; ``min`` and ``max`` take two arguments or more."""
+"""Functions of the language; ``min`` and ``max`` take two or more arguments."""
 
 _OPERATIONS: Mapping[type[ast.operator], Operation] = {
     ast.Add: integers.add,
@@ -62,7 +69,7 @@ _COMPARISONS: Mapping[type[ast.cmpop], str] = {
     ast.GtE: ">=",
 }
 
-_CURES: Mapping[type[ast.operator], str] = {
+_HINTS: Mapping[type[ast.operator], str] = {
     ast.Div: "'/' is not accepted; use '//' (rounds down) or ceil_div(a, b) (rounds up)",
     ast.BitAnd: "'&' is not accepted; use 'and'",
     ast.BitOr: "'|' is not accepted; use 'or'",
@@ -74,30 +81,33 @@ _LANGUAGE = (
     "use names, whole numbers, strings, + - * // % **, comparisons, and/or/not, in, min, max, ceil_div, x if c else y"
 )
 
-
 MAX_ARGUMENTS = 20
-"""Most arguments of one call."""
+"""Maximum number of arguments of a call."""
 
 
-class Grammar:
-    """Turns a syntax tree into nodes; a method raises `LanguageError` for whatever it does not accept.
+class ExpressionParser:
+    """Converts a syntax tree to nodes; methods raise `ExpressionError` for parts that are not in the language.
 
     Parameters
     ----------
     text
-        The text that the tree was read from, to point into.
+        Text of the tree, for messages.
     kinds
-        The kind of every name that may be used.
+        Kind of each name that the expression may use.
+
+    Attributes
+    ----------
+    names
+        Names used so far.
     """
 
-    def __init__(self, text: SyntaxText, kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, text: ExpressionText, kinds: Mapping[str, Kind]) -> None:
         self.text = text
         self.kinds = kinds
         self.names: set[str] = set()
-        """The names used so far."""
 
     def node(self, tree: ast.expr) -> Node:
-        """Accept any expression."""
+        """Convert an expression of any kind."""
         node: Node
         match tree:
             case ast.Constant():
@@ -112,19 +122,19 @@ class Grammar:
                 node = self._unary(tree)
             case ast.BoolOp(op=word, values=operands):
                 conditions = tuple(self.condition(operand) for operand in operands)
-                node = Junction("and" if isinstance(word, ast.And) else "or", conditions)
+                node = BooleanOperation("and" if isinstance(word, ast.And) else "or", conditions)
             case ast.Compare(ops=[ast.In() | ast.NotIn()]):
                 node = self._membership(tree)
             case ast.Compare():
                 node = self._comparison(tree)
             case ast.IfExp():
-                node = self._choice(tree)
+                node = self._conditional(tree)
             case ast.Call():
                 node = self._call(tree)
             case ast.Attribute():
                 raise self.text.error(tree, "only properties of 'device' are accepted, as in device.sm_count")
             case _:
-                raise self._foreign(tree)
+                raise self._unsupported(tree)
         return node
 
     def _number(self, tree: ast.expr) -> Node:
@@ -133,16 +143,16 @@ class Grammar:
     def _as_number(self, tree: ast.expr, node: Node) -> Node:
         if node.kind == "string":
             excerpt = self.text.excerpt(tree)
-            raise self.text.error(tree, f"{excerpt} is a string where a number belongs; strings take ==, != and in")
+            raise self.text.error(tree, f"{excerpt} is a string where a number is expected; strings take ==, != and in")
         return AsNumber(node) if node.kind == "boolean" else node
 
     def condition(self, tree: ast.expr) -> Node:
-        """Accept a condition."""
+        """Convert a condition."""
         node = self.node(tree)
         if node.kind != "boolean":
             excerpt = self.text.excerpt(tree)
-            cure = f"compare it, as in {excerpt} != 0"
-            raise self.text.error(tree, f"{excerpt} is a {node.kind} where a condition belongs; {cure}")
+            hint = f"compare it, as in {excerpt} != 0"
+            raise self.text.error(tree, f"{excerpt} is a {node.kind} where a condition is expected; {hint}")
         return node
 
     def _constant(self, tree: ast.Constant) -> Node:
@@ -155,12 +165,12 @@ class Grammar:
                 raise self.text.error(tree, "the number does not fit in 64 bits")
             case float():
                 raise self.text.error(
-                    tree, f"{self.text.excerpt(tree)} is no whole number, and only those are accepted"
+                    tree, f"{self.text.excerpt(tree)} is not a whole number, and only those are accepted"
                 )
             case str(value):
                 return Constant(value, "string")
             case _:
-                raise self._foreign(tree)
+                raise self._unsupported(tree)
 
     def _name(self, tree: ast.expr, name: str) -> Node:
         if name in self.kinds:
@@ -172,7 +182,7 @@ class Grammar:
             raise self.text.error(tree, f"{name!r} is a function; call it, as in {name}(a, b)")
         if name.startswith("device."):
             known = listing(properties or plain)
-            what = "is no property" if properties else "is not accepted here"
+            what = "is not a property" if properties else "is not accepted here"
             raise self.text.error(tree, f"{name!r} {what}{nearest(name, properties)} (known: {known})")
         known = listing([*plain, "device.*"] if properties else plain)
         raise self.text.error(tree, f"unknown name {name!r}{nearest(name, plain)} (known: {known})")
@@ -180,7 +190,7 @@ class Grammar:
     def _binary(self, tree: ast.BinOp) -> Node:
         operation = _OPERATIONS.get(type(tree.op))
         if operation is None:
-            raise self.text.error(tree, _CURES.get(type(tree.op), f"this operator is not accepted; {_LANGUAGE}"))
+            raise self.text.error(tree, _HINTS.get(type(tree.op), f"this operator is not accepted; {_LANGUAGE}"))
         left, right = self._number(tree.left), self._number(tree.right)
         if isinstance(tree.op, ast.FloorDiv | ast.Mod):
             return self._division(operation, left, right, tree.right)
@@ -215,7 +225,7 @@ class Grammar:
             if node.kind == "string" and symbol not in ("==", "!="):
                 raise self.text.error(operand, f"strings have no order for {symbol!r}; they take ==, != and in")
             links.append((symbol, node))
-        return Chain(first, tuple(links))
+        return Comparison(first, tuple(links))
 
     def _membership(self, tree: ast.Compare) -> Node:
         members = tree.comparators[0]
@@ -232,25 +242,25 @@ class Grammar:
         if (node.kind == "string") != (first.kind == "string"):
             raise self.text.error(tree, f"a {first.kind} is compared with a {node.kind}; they are never equal")
 
-    def _choice(self, tree: ast.IfExp) -> Node:
+    def _conditional(self, tree: ast.IfExp) -> Node:
         condition = self.condition(tree.test)
         chosen, otherwise = self.node(tree.body), self.node(tree.orelse)
         if chosen.kind != otherwise.kind:
             chosen, otherwise = self._as_number(tree.body, chosen), self._as_number(tree.orelse, otherwise)
-        return Choice(condition, chosen, otherwise, chosen.kind)
+        return Conditional(condition, chosen, otherwise, chosen.kind)
 
     def _call(self, tree: ast.Call) -> Node:
         name = tree.func.id if isinstance(tree.func, ast.Name) else ""
         if name not in FUNCTIONS:
             called = self.text.excerpt(tree.func)
-            cure = f"{nearest(called, FUNCTIONS)} (functions: {listing(FUNCTIONS)})"
-            raise self.text.error(tree, f"{called!r} cannot be called{cure}")
+            hint = f"{nearest(called, FUNCTIONS)} (functions: {listing(FUNCTIONS)})"
+            raise self.text.error(tree, f"{called!r} cannot be called{hint}")
         if tree.keywords or any(isinstance(argument, ast.Starred) for argument in tree.args):
             raise self.text.error(tree, f"{name} takes plain arguments only, as in {name}(a, b)")
-        most = 2 if name == "ceil_div" else MAX_ARGUMENTS
-        if not 2 <= len(tree.args) <= most:
-            wanted = "2 arguments" if most == 2 else f"2 to {most} arguments"
-            raise self.text.error(tree, f"{name} takes {wanted}, got {len(tree.args)}")
+        maximum = 2 if name == "ceil_div" else MAX_ARGUMENTS
+        if not 2 <= len(tree.args) <= maximum:
+            expected = "2 arguments" if maximum == 2 else f"2 to {maximum} arguments"
+            raise self.text.error(tree, f"{name} takes {expected}, got {len(tree.args)}")
         result, *others = (self._number(argument) for argument in tree.args)
         if name == "ceil_div":
             return self._division(FUNCTIONS[name], result, others[0], tree.args[1])
@@ -258,7 +268,7 @@ class Grammar:
             result = Arithmetic(FUNCTIONS[name], result, other, self.text.column(tree))
         return result
 
-    def _foreign(self, tree: ast.expr) -> LanguageError:
+    def _unsupported(self, tree: ast.expr) -> ExpressionError:
         return self.text.error(tree, f"{self.text.excerpt(tree)!r} is not accepted; {_LANGUAGE}")
 
 
@@ -269,17 +279,17 @@ class Expression:
     Attributes
     ----------
     text
-        The text, on one line.
+        Text, on one line.
     names
-        Every name in it; device properties as ``"device.sm_count"``.
+        All names in it; device properties as ``"device.sm_count"``.
     kind
-        What evaluation gives: ``"number"``, ``"boolean"`` or ``"string"``.
+        Kind of the result: ``"number"``, ``"boolean"`` or ``"string"``.
     """
 
     text: str
     names: frozenset[str]
     kind: Kind
-    place: Place = field(repr=False, compare=False)
+    location: Location = field(repr=False, compare=False)
     node: Node = field(repr=False)
 
     def evaluate(self, env: Mapping[str, Any]) -> Any:
@@ -288,40 +298,43 @@ class Expression:
         Parameters
         ----------
         env
-            A value for each of ``names``: Python scalars, or arrays that broadcast against each other (whole numbers,
-            bool or strings).
+            Value of each of ``names``: Python scalars, or arrays of integers, booleans or strings that broadcast
+            against each other.
 
         Returns
         -------
         int, bool, str or numpy.ndarray
-            A Python scalar where every value is one, else a read-only array (int64, bool or string) of the
+            A Python scalar if all values are scalars, otherwise a read-only array (int64, bool or string) of the
             broadcast shape.
 
         Raises
         ------
         SpecError
-            A division by zero, an exponent outside of 0 to 63, or a result beyond 64 bits, in a row that the expression
-            reaches. The message gives the values that led there.
+            A division by zero, an exponent outside 0 to 63, or a result that exceeds 64 bits, in a row that is
+            evaluated. The message gives the values of the names in that row.
         """
         try:
             value = self.node.evaluate(env, True)
-        except NoResultError as error:
-            problem = f"{error.problem}{_witness(error.rows, self._columns(env))}"
-            raise self.place.error(problem, column=error.column, expression=self.text) from None
+        except EvaluationError as error:
+            problem = f"{error.problem}{_first_values(error.rows, self._columns(env))}"
+            raise self.location.error(problem, column=error.column, expression=self.text) from None
         shapes = [column.shape for name in self.names if isinstance(column := env[name], np.ndarray)]
         return np.broadcast_to(value, np.broadcast_shapes(*shapes)) if shapes else value
 
+    @property
+    def canonical(self) -> str:
+        """Text with normalized spaces and parentheses."""
+        return canonical_text(self.text)
+
     def as_number(self) -> Expression:
-        """The same condition as 0 or 1."""
+        """Return the condition as a number, 0 or 1."""
         return replace(self, kind="number", node=AsNumber(self.node))
 
     def _columns(self, env: Environment) -> dict[str, Operand]:
         return {name: env[name] for name in sorted(self.names)}
 
 
-def parse_expression(
-    text: str, kinds: Mapping[str, Kind], *, source: str = "", key: str = "", line: int | None = None
-) -> Expression:
+def parse_expression(text: str, kinds: Mapping[str, Kind], location: Location = UNKNOWN_LOCATION) -> Expression:
     """Parse and check an expression.
 
     Parameters
@@ -329,27 +342,26 @@ def parse_expression(
     text
         The expression.
     kinds
-        The kind of every name that may be used, ``device.*`` included.
-    source, key, line
-        Where the expression stands, for messages.
+        Kind of each name that it may use, including ``device.*``.
+    location
+        Location of the text, for messages.
 
     Raises
     ------
     SpecError
         The text is not in the language, uses an unknown name, or mixes kinds.
     """
-    place = Place(source, key, line)
     line_of_text = one_line(text)
-    grammar = Grammar(SyntaxText(line_of_text), kinds)
+    parser = ExpressionParser(ExpressionText(line_of_text), kinds)
     try:
-        node = grammar.node(grammar.text.parse())
-    except LanguageError as error:
-        raise place.error(error.problem, column=error.column, expression=line_of_text) from None
-    return Expression(line_of_text, frozenset(grammar.names), node.kind, place, node)
+        node = parser.node(parser.text.parse())
+    except ExpressionError as error:
+        raise location.error(error.problem, column=error.column, expression=line_of_text) from None
+    return Expression(line_of_text, frozenset(parser.names), node.kind, location, node)
 
 
-def _witness(rows: Rows, columns: Mapping[str, Operand]) -> str:
-    """Say the values of the first row at fault: ``" where BM = 64, TM = 0"``."""
+def _first_values(rows: Rows, columns: Mapping[str, Operand]) -> str:
+    """Return the values in the first of the given rows as text: ``" where BM = 64, TM = 0"``."""
     if not columns:
         return ""
     shape = np.broadcast_shapes(np.shape(rows), *(np.shape(column) for column in columns.values()))

@@ -1,4 +1,4 @@
-"""Find a kernel by name or by path and read its search space and template."""
+"""Find a kernel by name or path, and read its search-space file and template."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _LITERAL_OR_COMMENT = re.compile(r"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|/
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A search space with its template's text.
+    """A search space with the text of its template.
 
     Attributes
     ----------
     source
-        The template's text.
+        Text of the template.
     template_path
-        Where it was read from; its folder is the first include folder.
+        Path of the template; its folder is the first include folder.
     source_hash
-        SHA-256 over the template and the author's own files that it includes, their includes too. Comments and
-        indentation do not count: a better comment must not throw away what was measured.
+        SHA-256 of the template and of the author's files that it includes, directly or indirectly. Comments and
+        indentation are ignored, so that editing a comment does not invalidate measurements.
     """
 
     spec: KernelSpec
@@ -44,40 +44,48 @@ class Kernel:
         return self.spec.name
 
 
-_read: dict[Path, Kernel] = {}
-"""What was read last from each search-space file."""
+class KernelReader:
+    """Reads kernels; while the files of one are unchanged, it returns the same object."""
+
+    def __init__(self) -> None:
+        self._last: dict[Path, Kernel] = {}
+
+    def read(self, path: Path) -> Kernel:
+        """Read a search-space file and its template; see `load_kernel`."""
+        text, last = _read_text(path, "search-space file"), self._last.get(path)
+        spec = last.spec if last is not None and last.spec.text == text else parse_spec(text, str(path))
+        template = _template_path(path, spec)
+        source = _read_text(template, "template")
+        kernel = Kernel(spec, source, template, _hash_with_includes(template, source))
+        if last is not None and last.spec is spec and last == kernel:
+            return last
+        self._last[path] = kernel
+        return kernel
+
+
+_reader = KernelReader()
 
 
 def load_kernel(name_or_path: str, folders: Sequence[Path] | None = None) -> Kernel:
-    """Read a kernel: a name is looked up in the kernel folders, anything with a slash or ``.toml`` is a path.
+    """Read a kernel: a name is looked up in the kernel folders; anything with a slash or ``.toml`` is a path.
 
-    Its files are read at every call; where they have not changed since the last, it is the same object again, so that
-    thousands of served problems share one.
+    The files are read at each call. If they have not changed since the last call, the same object is returned, so that
+    thousands of served problems share it.
 
     Raises
     ------
     UnknownKernelError
-        No such kernel; the message names the nearest ones.
+        There is no such kernel; the message suggests similar names.
     SpecError
         The search-space file is malformed.
     InputError
         A file cannot be read.
     """
-    path = _find(name_or_path, folders if folders is not None else read_settings().kernel_folders)
-    text, last = _read_text(path, "search-space file"), _read.get(path)
-    spec = last.spec if last is not None and last.spec.text == text else parse_spec(text, str(path))
-    template = _template_path(path, spec)
-    source = _read_text(template, "template")
-    source_hash = _hash_with_includes(template, source)
-    kernel = Kernel(spec, source, template, source_hash)
-    if last is not None and last.spec is spec and last == kernel:
-        return last
-    _read[path] = kernel
-    return kernel
+    return _reader.read(_find(name_or_path, folders if folders is not None else read_settings().kernel_folders))
 
 
 def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:
-    """Names of the kernels that can be tuned by name."""
+    """Return the names of the kernels in the kernel folders, sorted."""
     folders = folders if folders is not None else read_settings().kernel_folders
     return sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
 
@@ -93,17 +101,17 @@ def _find(name: str, folders: Sequence[Path]) -> Path:
         if _is_file(path):
             return path
     names = kernel_names(folders)
-    import difflib  # for errors alone
+    import difflib  # needed for errors only
 
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known kernels: {', '.join(names)}."
-    raise UnknownKernelError(f"no kernel named {name!r}; {hint} A kernel of your own is given as path/to/mine.toml")
+    raise UnknownKernelError(f"no kernel named {name!r}; {hint} To use a kernel of your own, give path/to/mine.toml")
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that no file can have: too long, say
+    except OSError:  # not a valid file name: too long, for example
         return False
 
 
@@ -114,8 +122,8 @@ def _template_path(spec_path: Path, spec: KernelSpec) -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate
-    places = " nor ".join(str(candidate) for candidate in candidates)
-    raise SpecError(f"there is no template {places}", source=spec.source, key="kernel.template")
+    paths = " nor ".join(str(candidate) for candidate in candidates)
+    raise SpecError(f"there is no template {paths}", source=spec.source, key="kernel.template")
 
 
 def _read_text(path: Path, what: str) -> str:
@@ -128,7 +136,7 @@ def _read_text(path: Path, what: str) -> str:
 
 
 def _hash_with_includes(path: Path, source: str) -> str:
-    """Hash of everything the author wrote; the toolkit's own headers are covered by the NVRTC version."""
+    """Return the hash of the author's files; the toolkit's headers are identified by the NVRTC version."""
     digest = hashlib.sha256()
     seen: set[Path] = set()
     waiting = [(path, source)]
@@ -137,7 +145,7 @@ def _hash_with_includes(path: Path, source: str) -> str:
         code = _without_comments(text)
         digest.update(f"{current.name}\0{len(code)}\0{code}".encode())
         for name in _INCLUDE.findall(text):
-            for folder in {current.parent: None, path.parent: None}:  # where the compiler looks before its own headers
+            for folder in {current.parent: None, path.parent: None}:  # searched before the toolkit's headers
                 included = (folder / name).resolve()
                 if included not in seen and _is_file(included):
                     seen.add(included)
@@ -146,7 +154,7 @@ def _hash_with_includes(path: Path, source: str) -> str:
 
 
 def _without_comments(text: str) -> str:
-    """The code alone: comments become a space, blank lines and indentation go."""
+    """Return the code with each comment replaced by a space, and without blank lines and indentation."""
     code = _LITERAL_OR_COMMENT.sub(lambda match: match[1] or " ", text)
     lines = (" ".join(line.split()) for line in code.splitlines())
     return "\n".join(line for line in lines if line)

@@ -1,10 +1,10 @@
-"""Nodes of a parsed expression and the exact integer arithmetic that they evaluate with.
+"""Nodes of a parsed expression and the exact integer arithmetic that evaluates them.
 
-``where`` marks the rows whose value is wanted. `and`, `or` and `x if c else y` narrow it, so that no row fails on an
-operand that Python would not have reached; what such a row holds meanwhile is never used.
+``where`` selects the rows to evaluate, as in NumPy's ufuncs. ``and``, ``or`` and ``x if c else y`` narrow it, so that
+no row fails on an operand that Python would not have evaluated. Values in the other rows are undefined and never used.
 
-They are named tuples, as the first look-up of a process waits for their definition, and that of a dataclass takes six
-times as long.
+The nodes are named tuples: the first look-up of a process defines them all, and defining a dataclass takes six times as
+long.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Operand = Any
 """A Python scalar or a NumPy column."""
 
 Rows = bool | NDArray[np.bool_]
-"""Rows that count: all of them, or those that are true."""
+"""Selected rows: all of them, or those that are true."""
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
 MAX_EXPONENT = 63
-"""Any base but -1, 0 and 1 leaves 64 bits beyond this exponent."""
+"""Every base except -1, 0 and 1 exceeds 64 bits beyond this exponent."""
 
 
-class NoResultError(Exception):
-    """An operation without an integer result; ``rows`` are those at fault (True: a scalar is).
+class EvaluationError(Exception):
+    """An operation has no integer result in the given rows (True for a scalar).
 
-    Whoever knows the expression's text fills in ``column``.
+    ``column`` is set by the node, which knows its position in the text.
     """
 
     def __init__(self, problem: str, rows: Rows) -> None:
@@ -57,7 +57,7 @@ def multiply(left: Operand, right: Operand, where: Rows) -> Operand:
 
 
 def floor_divide(left: Operand, right: Operand, where: Rows) -> Operand:
-    """``left // right``, rounded towards minus infinity."""
+    """``left // right``, rounded down."""
     divisor = _nonzero(right, where)
     _refuse((left == INT64_MIN) & (divisor == -1), where, "the result does not fit in 64 bits")
     return left // divisor
@@ -69,7 +69,7 @@ def modulo(left: Operand, right: Operand, where: Rows) -> Operand:
 
 
 def ceil_divide(left: Operand, right: Operand, where: Rows) -> Operand:
-    """``left / right`` rounded towards plus infinity."""
+    """``left / right``, rounded up."""
     return add(floor_divide(left, right, where), modulo(left, right, where) != 0, where)
 
 
@@ -86,31 +86,31 @@ def power(base: Operand, exponent: Operand, where: Rows) -> Operand:
 
 
 def minimum(left: Operand, right: Operand, where: Rows) -> Operand:
-    """Lesser of the two."""
-    return _choose(min, np.minimum, left, right)
+    """``min(left, right)``."""
+    return _select(min, np.minimum, left, right)
 
 
 def maximum(left: Operand, right: Operand, where: Rows) -> Operand:
-    """Greater of the two."""
-    return _choose(max, np.maximum, left, right)
+    """``max(left, right)``."""
+    return _select(max, np.maximum, left, right)
 
 
-def _choose(scalar: Callable[..., Any], column: Callable[..., Any], left: Operand, right: Operand) -> Operand:
+def _select(scalar: Callable[..., Any], column: Callable[..., Any], left: Operand, right: Operand) -> Operand:
     either_column = isinstance(left, np.ndarray) or isinstance(right, np.ndarray)
     return (column if either_column else scalar)(left, right)
 
 
 def _exact(operation: Callable[[Any, Any], Any], left: Operand, right: Operand, where: Rows) -> Operand:
-    """Apply +, - or *: where the extremes could leave 64 bits, once more in Python's unbounded integers."""
+    """Apply +, - or *; if the extremes could exceed 64 bits, repeat it with Python's unbounded integers."""
     if not isinstance(left, np.ndarray) and not isinstance(right, np.ndarray):
         return _checked(operation(left, right))
     corners = [operation(a, b) for a in _extremes(left) for b in _extremes(right)]
     if not corners or (min(corners) >= INT64_MIN and max(corners) <= INT64_MAX):
         return operation(left, right)
     wide = np.asarray(operation(np.asarray(left, object), np.asarray(right, object)))
-    lost = ((wide < INT64_MIN) | (wide > INT64_MAX)).astype(bool)
-    _refuse(lost, where, "the result does not fit in 64 bits")
-    return np.where(lost, 0, wide).astype(np.int64)
+    overflows = ((wide < INT64_MIN) | (wide > INT64_MAX)).astype(bool)
+    _refuse(overflows, where, "the result does not fit in 64 bits")
+    return np.where(overflows, 0, wide).astype(np.int64)
 
 
 def _extremes(value: Operand) -> tuple[int, ...]:
@@ -121,12 +121,12 @@ def _extremes(value: Operand) -> tuple[int, ...]:
 
 def _checked(value: int) -> int:
     if not INT64_MIN <= value <= INT64_MAX:
-        raise NoResultError("the result does not fit in 64 bits", True)
+        raise EvaluationError("the result does not fit in 64 bits", True)
     return value
 
 
 def _nonzero(divisor: Operand, where: Rows) -> Any:
-    """Give the divisor, with ones in the rows that do not count in place of zeros."""
+    """Return the divisor, with ones instead of zeros in the rows that are not selected."""
     _refuse(divisor == 0, where, "division by zero")
     return np.where(divisor == 0, 1, divisor) if isinstance(divisor, np.ndarray) else divisor
 
@@ -134,11 +134,11 @@ def _nonzero(divisor: Operand, where: Rows) -> Any:
 def _refuse(bad: Rows, where: Rows, problem: str) -> None:
     rows = bad & where
     if any_row(rows):
-        raise NoResultError(problem, rows)
+        raise EvaluationError(problem, rows)
 
 
 def any_row(rows: Rows) -> bool:
-    """Whether any row counts; `numpy.any` takes microseconds for a single one."""
+    """Return whether any row is selected; `numpy.any` takes microseconds for a scalar."""
     return bool(rows.any()) if isinstance(rows, np.ndarray) else bool(rows)
 
 
@@ -156,14 +156,14 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 class Node(Protocol):
-    """Anything that can be evaluated; its kind is settled when the text is parsed."""
+    """A node of an expression; its kind is known when the text is parsed."""
 
     @property
     def kind(self) -> Kind:
-        """What evaluation gives."""
+        """Kind of the result."""
 
     def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Value in the rows of ``where``, of which there is at least one."""
+        """Return the value in the rows of ``where``, which selects at least one."""
 
 
 class Constant(NamedTuple):
@@ -173,18 +173,18 @@ class Constant(NamedTuple):
     kind: Kind
 
     def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Value of the literal."""
+        """Return the value."""
         return self.value
 
 
 class Name(NamedTuple):
-    """A parameter, a size or a property of the device."""
+    """A parameter, a size, a flag or a property of the device."""
 
     name: str
     kind: Kind
 
     def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Look the name up; columns of numbers and booleans of any width become int64 and bool, flags become bool."""
+        """Look up the name; columns of numbers of any width become int64, columns and scalars of flags bool."""
         value = env[self.name]
         if isinstance(value, np.ndarray) and self.kind != "string":
             return value.astype(np.int64 if self.kind == "number" else np.bool_, copy=False)
@@ -198,13 +198,13 @@ class AsNumber(NamedTuple):
     kind: Kind = "number"
 
     def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """0 or 1."""
+        """Return 0 or 1."""
         value = self.operand.evaluate(env, where)
         return value.astype(np.int64) if isinstance(value, np.ndarray) else int(value)
 
 
 class Arithmetic(NamedTuple):
-    """An operation of `autotile.kernel.nodes` on two numbers."""
+    """An arithmetic operation on two numbers."""
 
     operation: Callable[[Operand, Operand, Rows], Operand]
     left: Node
@@ -214,11 +214,11 @@ class Arithmetic(NamedTuple):
     kind: Kind = "number"
 
     def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Result of the operation; an error carries the column and the rows."""
+        """Return the result; an error has the column and the rows."""
         left, right = self.left.evaluate(env, where), self.right.evaluate(env, where)
         try:
             return self.operation(left, right, where)
-        except NoResultError as error:
+        except EvaluationError as error:
             error.column = self.column
             raise
 
@@ -230,46 +230,46 @@ class Not(NamedTuple):
     kind: Kind = "boolean"
 
     def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Opposite of the operand."""
-        return _opposite(self.operand.evaluate(env, where))
+        """Return the negation of the operand."""
+        return _negation(self.operand.evaluate(env, where))
 
 
-class Junction(NamedTuple):
-    """``and`` or ``or`` over several conditions, each evaluated only where those before it leave the answer open."""
+class BooleanOperation(NamedTuple):
+    """``and`` or ``or`` over several conditions, each evaluated only in rows that the previous ones leave undecided."""
 
     word: Literal["and", "or"]
     operands: tuple[Node, ...]
     kind: Kind = "boolean"
 
     def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Combine the conditions from left to right."""
+        """Return the combined condition, evaluated from left to right."""
         is_or = self.word == "or"
         undecided: Any = True
         for operand in self.operands:
-            wanted = where & undecided
-            if not any_row(wanted):
+            selected = where & undecided
+            if not any_row(selected):
                 break
-            value = operand.evaluate(env, wanted)
-            undecided = undecided & (_opposite(value) if is_or else value)
-        return _opposite(undecided) if is_or else undecided
+            value = operand.evaluate(env, selected)
+            undecided = undecided & (_negation(value) if is_or else value)
+        return _negation(undecided) if is_or else undecided
 
 
-class Chain(NamedTuple):
-    """A comparison such as ``a < b <= c``; each operand is evaluated once, and only where those before it hold."""
+class Comparison(NamedTuple):
+    """A comparison such as ``a < b <= c``; each operand is evaluated once, in rows where the previous links hold."""
 
     first: Node
     links: tuple[tuple[str, Node], ...]
     kind: Kind = "boolean"
 
     def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Whether every link holds."""
+        """Return whether every link holds."""
         holds: Any = True
         left = self.first.evaluate(env, where)
         for comparison, operand in self.links:
-            wanted = where & holds
-            if not any_row(wanted):
+            selected = where & holds
+            if not any_row(selected):
                 break
-            right = operand.evaluate(env, wanted)
+            right = operand.evaluate(env, selected)
             holds = holds & COMPARISONS[comparison](left, right)
             left = right
         return holds
@@ -283,7 +283,7 @@ class Membership(NamedTuple):
     kind: Kind = "boolean"
 
     def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Whether the operand equals a member."""
+        """Return whether the operand equals a member."""
         value = self.operand.evaluate(env, where)
         found: Any = False
         for member in self.members:
@@ -291,8 +291,8 @@ class Membership(NamedTuple):
         return found
 
 
-class Choice(NamedTuple):
-    """``x if c else y``; each branch is evaluated only where it is chosen."""
+class Conditional(NamedTuple):
+    """``x if c else y``; each branch is evaluated only in the rows that select it."""
 
     condition: Node
     chosen: Node
@@ -300,7 +300,7 @@ class Choice(NamedTuple):
     kind: Kind
 
     def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Value of the branch that each row chooses."""
+        """Return the value of the selected branch in each row."""
         condition = self.condition.evaluate(env, where)
         if not isinstance(condition, np.ndarray):
             return (self.chosen if condition else self.otherwise).evaluate(env, where)
@@ -312,5 +312,5 @@ class Choice(NamedTuple):
         return np.where(condition, self.chosen.evaluate(env, first), self.otherwise.evaluate(env, second))
 
 
-def _opposite(value: Operand) -> Operand:
+def _negation(value: Operand) -> Operand:
     return ~value if isinstance(value, np.ndarray) else not value

@@ -1,10 +1,9 @@
-"""Parse a search-space file into a checked `KernelSpec`; docs/file-format.md states the format."""
+"""Parse a search-space file to a checked `KernelSpec`; docs/file-format.md specifies the format."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -12,115 +11,13 @@ from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
-from autotile.kernel.arguments import check_ragged_maps, parse_arguments
-from autotile.kernel.array_expressions import ShapeOnly, parse_array_expression
+from autotile.kernel.arguments import Argument, BufferArgument, arguments_of_kind, parse_arguments
+from autotile.kernel.array_expressions import parse_array_expression
 from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.nodes import Kind
-from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, contradiction
-from autotile.kernel.spec import (
-    Argument,
-    BufferArgument,
-    KernelSpec,
-    Launch,
-    Limits,
-    Parameter,
-    Reference,
-    Rule,
-    ScalarArgument,
-    Work,
-)
-from autotile.kernel.table import ProblemFrame, Table, check_names, describe, is_c_identifier, read_document
-
-
-def try_reference(reference: Reference, arguments: tuple[Argument, ...], frame: ProblemFrame) -> None:
-    """Evaluate the shape of every output, at the default and the ragged sizes, and with each flag turned.
-
-    Raises
-    ------
-    SpecError
-        Shapes do not fit together, an axis does not exist, a divisor is zero, or an output has another shape than its
-        buffer.
-    """
-    buffers = {a.name: a for a in arguments if isinstance(a, BufferArgument)}
-    for sizes, check in _problems(frame):
-        environment: dict[str, Any] = {**sizes, **_scalars(arguments, sizes, check=check)}
-        environment |= {name: ShapeOnly(buffer.extents(sizes)) for name, buffer in buffers.items()}
-        for name, expression in reference.outputs.items():
-            shape, expected = np.shape(expression.evaluate(environment)), buffers[name].extents(sizes)
-            if shape != expected:
-                at = " ".join(f"{size}={value}" for size, value in sizes.items())
-                problem = f"the result has the shape {shape}, but the buffer {name} has {expected}, at {at}"
-                raise expression.place.error(problem, expression=expression.text)
-
-
-def _problems(frame: ProblemFrame) -> Iterator[tuple[Mapping[str, int], bool]]:
-    """Sizes to try, each with whether scalars take their check values there."""
-    for sizes, check in ((frame.sizes, False), (frame.ragged, True)):
-        yield sizes, check
-        for flag in frame.flags:
-            yield {**sizes, flag: 1 - sizes[flag]}, check
-
-
-def _scalars(arguments: tuple[Argument, ...], sizes: Mapping[str, int], *, check: bool) -> dict[str, float]:
-    found = {}
-    for scalar in (a for a in arguments if isinstance(a, ScalarArgument)):
-        if isinstance(scalar.value, int | float):
-            found[scalar.name] = scalar.check_value if check and scalar.check_value is not None else scalar.value
-        else:
-            found[scalar.name] = scalar.value.evaluate(sizes)
-    return found
-
-
-def parse_reference(table: Table, arguments: tuple[Argument, ...], frame: ProblemFrame) -> Reference:
-    """Parse [reference]: one array expression for every buffer that the kernel writes.
-
-    Raises
-    ------
-    SpecError
-        An output is missing, unknown, or names a buffer that only the kernel fills; or its expression has no value or
-        another shape.
-    """
-    table.allow(("outputs", "reduction", "tolerance"))
-    outputs = table.table("outputs")
-    buffers = [a for a in arguments if isinstance(a, BufferArgument)]
-    written = [buffer.name for buffer in buffers if buffer.access != "in"]
-    outputs.allow(written)
-    for name in written:
-        if name not in outputs.data:
-            raise outputs.error("", f'the buffer {name!r} is written but has no reference; add {name} = "..."')
-    scalars = [a.name for a in arguments if isinstance(a, ScalarArgument)]
-    known = sorted({*frame.sizes, *scalars, *(buffer.name for buffer in buffers if buffer.access != "out")})
-    expressions = {}
-    for name in written:
-        place = outputs.place(name)
-        expressions[name] = parse_array_expression(
-            outputs.text(name), known, frame.kinds, source=place.source, key=place.key, line=place.line
-        )
-    tolerance = table.number("tolerance") if "tolerance" in table.data else None
-    if tolerance is not None and tolerance <= 0:
-        raise table.error("tolerance", f"expected a number above 0, got {tolerance}")
-    reference = Reference(expressions, _reduction(table, frame), tolerance)
-    try_reference(reference, arguments, frame)
-    return reference
-
-
-def parse_work(table: Table, frame: ProblemFrame) -> Work:
-    """Parse [work]: the operations and bytes that the problem needs."""
-    table.allow(("flops", "bytes"))
-    flops, size_bytes = (table.optional_expression(name, frame.kinds) for name in ("flops", "bytes"))
-    for name, expression in (("flops", flops), ("bytes", size_bytes)):
-        if expression is not None:
-            frame.check_positive(table, name, [expression])
-    return Work(flops, size_bytes)
-
-
-def _reduction(table: Table, frame: ProblemFrame) -> Expression:
-    if "reduction" not in table.data:
-        return parse_expression("1", {})
-    reduction = table.expression("reduction", frame.kinds, "number")
-    frame.check_positive(table, "reduction", [reduction])
-    return reduction
-
+from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, target_conflict
+from autotile.kernel.spec import KernelSpec, Launch, Limits, Parameter, Reference, Rule, Work
+from autotile.kernel.table import ProblemSection, Table, check_names, describe, is_c_identifier, read_document
 
 SECTIONS = (
     "kernel",
@@ -128,13 +25,16 @@ SECTIONS = (
     "parameters",
     "default",
     "rules",
-    "pruning",
+    "heuristics",
     "launch",
     "limits",
     "arguments",
     "reference",
     "work",
 )
+
+_FORMER_HEURISTICS = "pruning"
+"""Deprecated name of the section ``[heuristics]``."""
 
 ALLOWED_OPTIONS = (
     "--use_fast_math",
@@ -143,16 +43,16 @@ ALLOWED_OPTIONS = (
     *(f"--{name}={value}" for name in ("ftz", "prec-div", "prec-sqrt", "fmad") for value in ("true", "false")),
     *(f"--std=c++{year}" for year in (14, 17, 20)),
 )
-"""NVRTC options that a file may set: those that shape the code of one kernel and reach nothing outside of it."""
+"""NVRTC options that a file may set: those that affect the code of its kernel only."""
 
 MAX_DIMENSIONS = 3
 
-# Patterns are compiled where a file has what they are for.
+# Patterns are compiled only when a file has the entries that they check.
 _TEMPLATE = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cu"
 _KERNEL_NAME = r"[A-Za-z][A-Za-z0-9_\-]*"
 _STRING_VALUE = r"(?a)[A-Za-z_]\w*(::[A-Za-z_]\w*)*|\.?\d[\w.]*"
 
-# Odd, prime and uneven, so that no size is a multiple of a tile or of another; larger where fewer sizes share the work.
+# Distinct primes, so that no size is a multiple of a tile or of another size; larger if there are fewer sizes.
 _RAGGED_PRIMES = (389, 277, 149, 101, 67, 43, 29, 19, 13, 11, 7, 5, 3)
 _RAGGED_FIRST: Mapping[int, tuple[int, ...]] = {1: (100_003, 10_007, 1009, 613), 2: (1009, 613)}
 
@@ -163,73 +63,75 @@ def parse_spec(text: str, source: str) -> KernelSpec:
     Parameters
     ----------
     text
-        The file's text.
+        Text of the file.
     source
-        The file's name, as the user gave it.
+        Path of the file, as the user gave it.
 
     Raises
     ------
     SpecError
-        Anything at all is wrong with the file; the message gives the file, the key, the line and the cure.
+        The file is malformed; the message gives the file, the line, the key and the remedy.
     """
     document = read_document(text, source)
-    document.allow(SECTIONS)
-    kernel, problem = document.table("kernel"), document.table("problem")
+    document.allow(SECTIONS, deprecated=(_FORMER_HEURISTICS,))
+    kernel, problem_table = document.table("kernel"), document.table("problem")
     kernel.allow(("name", "template", "entry", "summary", "options", "architecture", "minimum_compute_capability"))
-    problem.allow(("sizes", "flags", "ragged", "dtypes"))
+    problem_table.allow(("sizes", "flags", "ragged", "dtypes"))
 
     taken: dict[str, str] = {}
-    sizes = _sizes(problem, taken)
-    flags = _flags(problem, taken)
+    sizes = _sizes(problem_table, taken)
+    flags = _flags(problem_table, taken)
     parameters = _parameters(document.table("parameters"), taken)
-    dtypes = _listed(problem, "dtypes", tuple(DTYPES)) or ("float32",)
-    frame = ProblemFrame({**sizes, **flags}, {**_ragged(problem, sizes), **flags}, tuple(flags), dtypes)
+    dtypes = _listed(problem_table, "dtypes", tuple(DTYPES)) or ("float32",)
+    ragged = _ragged(problem_table, sizes)
+    problem = ProblemSection({**sizes, **flags}, {**ragged, **flags}, tuple(flags), dtypes)
     all_kinds: dict[str, Kind] = {
         **{parameter.name: _kind(parameter.values[0]) for parameter in parameters},
-        **frame.kinds,
+        **problem.kinds,
         **{f"device.{name}": "number" for name in EXPRESSION_NAMES},
     }
     rules = _rules(document.table("rules", optional=True), all_kinds)
-    pruning = _rules(document.table("pruning", optional=True), all_kinds, taken=rules)
-    arguments = parse_arguments(document.table("arguments"), frame, all_kinds, taken)
+    heuristics = _rules(_heuristics_table(document), all_kinds, taken=rules, are_heuristics=True)
+    arguments = parse_arguments(document.table("arguments"), problem, all_kinds, taken)
     spec = KernelSpec(
-        name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', a letter first"),
+        name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', starting with a letter"),
         summary=kernel.text("summary", ""),
-        template=_matching(kernel, "template", _TEMPLATE, "a bare file name that ends in .cu, no directories"),
+        template=_matching(kernel, "template", _TEMPLATE, "a bare file name that ends in .cu, without directories"),
         entry=_entry(kernel),
         options=_listed(kernel, "options", ALLOWED_OPTIONS),
         architecture=_optional(kernel, "architecture", ARCHITECTURE, "a target such as 'sm_90a'"),
         minimum_compute_capability=_optional(
             kernel, "minimum_compute_capability", CAPABILITY, "a compute capability such as '8.0'"
         ),
-        sizes=frame.sizes,
-        flags=frame.flags,
-        ragged=frame.ragged,
+        sizes=problem.sizes,
+        flags=problem.flags,
+        ragged=problem.ragged,
         dtypes=dtypes,
         parameters=parameters,
-        default=_default(document.table("default"), parameters, (*rules, *pruning), frame.sizes),
+        default=_default(document.table("default"), parameters, (*rules, *heuristics), problem.sizes),
         rules=rules,
-        pruning=pruning,
+        heuristics=heuristics,
         launch=_launch(document.table("launch"), all_kinds),
         limits=_limits(document.table("limits", optional=True)),
         arguments=arguments,
-        reference=parse_reference(document.table("reference"), arguments, frame),
-        work=parse_work(document.table("work", optional=True), frame),
+        reference=parse_reference(document.table("reference"), arguments, problem),
+        work=parse_work(document.table("work", optional=True), problem),
         source=source,
         text=text,
     )
-    check_ragged_maps(spec, document)
-    if fault := contradiction(spec):
-        raise kernel.error("architecture", fault)
+    for argument in arguments:
+        argument.check_ragged({**spec.ragged, **spec.default}, dtypes, document.table("arguments").table(argument.name))
+    if conflict := target_conflict(spec):
+        raise kernel.error("architecture", conflict)
     return spec
 
 
 def derived_ragged(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Choose a second shape for verifying where the file gives none.
+    """Return ragged sizes for a file that declares none.
 
     Each size in turn takes the first unused prime that is not above its default, from a list that starts at 389, 277,
-    149 for three sizes or more, at 1009, 613 for two and at 100,003 for one. A size smaller than every unused prime
-    takes the largest odd number up to its default.
+    149 for three or more sizes, at 1009, 613 for two, and at 100,003 for one. A size below every unused prime takes the
+    largest odd number up to its default.
     """
     primes = [*_RAGGED_FIRST.get(len(sizes), ()), *_RAGGED_PRIMES]
     ragged: dict[str, int] = {}
@@ -239,30 +141,43 @@ def derived_ragged(sizes: Mapping[str, int]) -> dict[str, int]:
     return ragged
 
 
+def _heuristics_table(document: Table) -> Table:
+    """Return the section ``[heuristics]``, which may bear its deprecated name."""
+    if _FORMER_HEURISTICS not in document.data:
+        return document.table("heuristics", optional=True)
+    if "heuristics" in document.data:
+        raise document.error(
+            _FORMER_HEURISTICS,
+            f"[{_FORMER_HEURISTICS}] is the deprecated name of [heuristics], and the file has both; move its entries "
+            "to [heuristics]",
+        )
+    return document.table(_FORMER_HEURISTICS)
+
+
 def _sizes(problem: Table, taken: dict[str, str]) -> dict[str, int]:
     table = problem.table("sizes")
     if not table.data:
-        raise problem.error("sizes", "no size is declared; name at least one, as in sizes = { N = 4096 }")
+        raise problem.error("sizes", "no size is declared; declare at least one, as in sizes = { N = 4096 }")
     check_names(table, what="a size", taken=taken)
-    return {name: table.whole_number(name, least=1) for name in table.data}
+    return {name: table.whole_number(name, minimum=1) for name in table.data}
 
 
 def _flags(problem: Table, taken: dict[str, str]) -> dict[str, int]:
     table = problem.table("flags", optional=True)
     check_names(table, what="a flag", taken=taken)
-    return {name: table.whole_number(name, least=0, most=1) for name in table.data}
+    return {name: table.whole_number(name, minimum=0, maximum=1) for name in table.data}
 
 
 def _ragged(problem: Table, sizes: Mapping[str, int]) -> dict[str, int]:
     table = problem.table("ragged", optional=True)
     table.allow(sizes)
-    given = {name: table.whole_number(name, least=1) for name in table.data}
+    given = {name: table.whole_number(name, minimum=1) for name in table.data}
     return {**derived_ragged(sizes), **given}
 
 
 def _parameters(table: Table, taken: dict[str, str]) -> tuple[Parameter, ...]:
     if not table.data:
-        raise table.error("", "no parameter is declared; name at least one, as in BM = [64, 128]")
+        raise table.error("", "no parameter is declared; declare at least one, as in BM = [64, 128]")
     check_names(table, what="a parameter", taken=taken)
     return tuple(Parameter(name, _values(table, name)) for name in table.data)
 
@@ -273,7 +188,7 @@ def _values(table: Table, name: str) -> tuple[Value, ...]:
         if not isinstance(value, int | str):
             raise table.error(name, f"a value is a whole number, a boolean or a string, not {describe(value)}")
         if type(value) is not type(values[0]):
-            raise table.error(name, f"{describe(values[0])} and {describe(value)} are of different kinds; use one kind")
+            raise table.error(name, f"{describe(values[0])} and {describe(value)} are of different types; use one type")
         if value in values[:position]:
             raise table.error(name, f"{describe(value)} is listed twice; remove one")
         if isinstance(value, int) and abs(value) >= 2**63:
@@ -289,13 +204,15 @@ def _kind(value: Value) -> Kind:
     return "boolean" if isinstance(value, bool) else "number"
 
 
-def _rules(table: Table, kinds: Mapping[str, Kind], *, taken: tuple[Rule, ...] = ()) -> tuple[Rule, ...]:
+def _rules(
+    table: Table, kinds: Mapping[str, Kind], *, taken: tuple[Rule, ...] = (), are_heuristics: bool = False
+) -> tuple[Rule, ...]:
     for name in table.data:
         if not is_c_identifier(name):
-            raise table.error(name, f"{name!r} is no name for a rule; use letters, digits and '_', no digit first")
+            raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
         if any(rule.name == name for rule in taken):
-            raise table.error(name, f"{name!r} is the name of a rule already; choose another")
-    return tuple(Rule(name, table.expression(name, kinds, "boolean")) for name in table.data)
+            raise table.error(name, f"{name!r} already names a rule; use another name")
+    return tuple(Rule(name, table.expression(name, kinds, "boolean"), are_heuristics) for name in table.data)
 
 
 def _default(
@@ -312,9 +229,9 @@ def _default(
             )
         default[parameter.name] = value
     known = {**sizes, **default}
-    for rule in rules:  # a rule about the device is left to the device
+    for rule in rules:  # rules about device.* are checked for each device
         if rule.expression.names <= known.keys() and not rule.expression.evaluate(known):
-            raise table.error("", f"the default breaks the rule {rule.name!r} at default sizes: {rule.expression.text}")
+            raise table.error("", f"the default breaks the {rule} at default sizes: {rule.expression.text}")
     return default
 
 
@@ -322,9 +239,9 @@ def _launch(table: Table, kinds: Mapping[str, Kind]) -> Launch:
     table.allow(("block", "grid", "cluster", "dynamic_smem_bytes", "static_smem_bytes", "min_registers"))
     has_cluster = "cluster" in table.data
     return Launch(
-        block=table.expressions("block", kinds, most=MAX_DIMENSIONS),
-        grid=table.expressions("grid", kinds, most=MAX_DIMENSIONS),
-        cluster=table.expressions("cluster", kinds, most=MAX_DIMENSIONS) if has_cluster else (),
+        block=table.expressions("block", kinds, max_length=MAX_DIMENSIONS),
+        grid=table.expressions("grid", kinds, max_length=MAX_DIMENSIONS),
+        cluster=table.expressions("cluster", kinds, max_length=MAX_DIMENSIONS) if has_cluster else (),
         dynamic_smem_bytes=table.optional_expression("dynamic_smem_bytes", kinds),
         static_smem_bytes=table.optional_expression("static_smem_bytes", kinds),
         min_registers=table.optional_expression("min_registers", kinds),
@@ -335,20 +252,20 @@ def _limits(table: Table) -> Limits:
     table.allow(("min_occupancy", "max_spill_bytes"))
     min_occupancy = table.number("min_occupancy") if "min_occupancy" in table.data else 0.0
     if not 0.0 <= min_occupancy <= 1.0:
-        raise table.error("min_occupancy", f"expected a share from 0 to 1, got {min_occupancy}")
+        raise table.error("min_occupancy", f"expected a fraction from 0 to 1, got {min_occupancy}")
     has_spill = "max_spill_bytes" in table.data
-    return Limits(min_occupancy, table.whole_number("max_spill_bytes", least=0) if has_spill else None)
+    return Limits(min_occupancy, table.whole_number("max_spill_bytes", minimum=0) if has_spill else None)
 
 
-def _matching(table: Table, name: str, pattern: str, wanted: str) -> str:
+def _matching(table: Table, name: str, pattern: str, expected: str) -> str:
     text = table.text(name)
     if not re.fullmatch(pattern, text):
-        raise table.error(name, f"expected {wanted}; got {describe(text)}")
+        raise table.error(name, f"expected {expected}; got {describe(text)}")
     return text
 
 
-def _optional(table: Table, name: str, pattern: str, wanted: str) -> str | None:
-    return _matching(table, name, pattern, wanted) if name in table.data else None
+def _optional(table: Table, name: str, pattern: str, expected: str) -> str | None:
+    return _matching(table, name, pattern, expected) if name in table.data else None
 
 
 def _entry(kernel: Table) -> str:
@@ -364,3 +281,78 @@ def _listed(table: Table, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
         if text not in known:
             raise table.error(name, f"{text[:60]!r} is not accepted{nearest(text, known)} (known: {listing(known)})")
     return chosen
+
+
+def check_reference(reference: Reference, arguments: tuple[Argument, ...], problem: ProblemSection) -> None:
+    """Evaluate the shape of each output, at the default and the ragged sizes, and with each flag inverted.
+
+    Raises
+    ------
+    SpecError
+        Shapes are not compatible, an axis does not exist, a divisor is zero, or an output does not have the shape of
+        its buffer.
+    """
+    buffers = {buffer.name: buffer for buffer in arguments_of_kind(arguments, BufferArgument)}
+    for sizes, check in _problems(problem):
+        operands = {a.name: a.operand(sizes, check=check) for a in arguments if a.is_operand}
+        for name, expression in reference.outputs.items():
+            shape, expected = np.shape(expression.evaluate({**sizes, **operands})), buffers[name].extents(sizes)
+            if shape != expected:
+                at = " ".join(f"{size}={value}" for size, value in sizes.items())
+                problem_text = f"the result has the shape {shape}, but the buffer {name} has {expected}, at {at}"
+                raise expression.location.error(problem_text, expression=expression.text)
+
+
+def _problems(problem: ProblemSection) -> Iterator[tuple[Mapping[str, int], bool]]:
+    """Yield the sizes to test, with whether scalars have their check values."""
+    for sizes, check in ((problem.sizes, False), (problem.ragged, True)):
+        yield sizes, check
+        for flag in problem.flags:
+            yield {**sizes, flag: 1 - sizes[flag]}, check
+
+
+def parse_reference(table: Table, arguments: tuple[Argument, ...], problem: ProblemSection) -> Reference:
+    """Parse ``[reference]``: one array expression for each buffer that the kernel writes.
+
+    Raises
+    ------
+    SpecError
+        An output is missing or unknown, or its expression is malformed, uses a buffer that is not initialized, or has
+        no value or the wrong shape.
+    """
+    table.allow(("outputs", "reduction", "tolerance"))
+    outputs = table.table("outputs")
+    written = [buffer.name for buffer in arguments_of_kind(arguments, BufferArgument) if buffer.is_written]
+    outputs.allow(written)
+    for name in written:
+        if name not in outputs.data:
+            raise outputs.error("", f'the buffer {name!r} is written but has no reference; add {name} = "..."')
+    known = sorted({*problem.sizes, *(argument.name for argument in arguments if argument.is_operand)})
+    expressions = {
+        name: parse_array_expression(outputs.text(name), known, problem.kinds, outputs.location(name))
+        for name in written
+    }
+    tolerance = table.number("tolerance") if "tolerance" in table.data else None
+    if tolerance is not None and tolerance <= 0:
+        raise table.error("tolerance", f"expected a number above 0, got {tolerance}")
+    reference = Reference(expressions, _reduction(table, problem), tolerance)
+    check_reference(reference, arguments, problem)
+    return reference
+
+
+def parse_work(table: Table, problem: ProblemSection) -> Work:
+    """Parse ``[work]``: the minimum operations and bytes of the problem."""
+    table.allow(("flops", "bytes"))
+    flops, size_bytes = (table.optional_expression(name, problem.kinds) for name in ("flops", "bytes"))
+    for name, expression in (("flops", flops), ("bytes", size_bytes)):
+        if expression is not None:
+            problem.check_positive(table, name, [expression])
+    return Work(flops, size_bytes)
+
+
+def _reduction(table: Table, problem: ProblemSection) -> Expression:
+    if "reduction" not in table.data:
+        return parse_expression("1", {})
+    reduction = table.expression("reduction", problem.kinds, "number")
+    problem.check_positive(table, "reduction", [reduction])
+    return reduction

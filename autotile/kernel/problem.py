@@ -1,4 +1,4 @@
-"""A problem: its sizes, its dtype, and the devices that a kernel can run on."""
+"""Problems (sizes and dtype), and the devices that a kernel supports."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from autotile.errors import DeviceError, ProblemError
 from autotile.kernel.spec import KernelSpec
 
 ARCHITECTURE = r"sm_(\d+)(\d)a?"
-"""Pattern of a target of NVRTC, ``sm_90`` or ``sm_90a``: a major and a one-digit minor compute capability."""
+"""Pattern of an NVRTC target, such as ``sm_90`` or ``sm_90a``: major and one-digit minor compute capability."""
 
 CAPABILITY = r"\d+\.\d"
 
 CLUSTER_CAPABILITY = "9.0"
-"""Thread block clusters and tensor maps: CUDA C++ Programming Guide, features per compute capability."""
+"""Thread block clusters: CUDA C++ Programming Guide, features per compute capability."""
 
 _EMBEDDED = {"5.3", "6.2", "7.2", "8.7", "10.1", "11.0"}
 """Compute capabilities of Jetson and DRIVE (developer.nvidia.com/cuda-gpus)."""
 
 
 def capability_of(architecture: str) -> str:
-    """Compute capability of a target: ``"9.0"`` for ``sm_90a``."""
+    """Return the compute capability of a target: ``"9.0"`` for ``sm_90a``."""
     match = re.fullmatch(ARCHITECTURE, architecture)
     if match is None:
-        raise ValueError(f"{architecture!r} is no target such as sm_90a")
+        raise ValueError(f"{architecture!r} is not a target such as sm_90a")
     return f"{match[1]}.{match[2]}"
 
 
 def is_below(capability: str, other: str) -> bool:
-    """Whether a compute capability is lower than another."""
+    """Return whether a compute capability is lower than another."""
     return _parts(capability) < _parts(other)
 
 
 def runs_on(target: str, capability: str) -> bool:
-    """Whether a cubin for a target runs on a device of a compute capability.
+    """Return whether a cubin for a target runs on a device of a compute capability.
 
-    A cubin runs on its own major version, from its minor version upward; one with architecture-specific features, such
-    as ``sm_90a``, on its own capability alone; and chips of the embedded line are compatible with themselves alone:
-    CUDA C++ Programming Guide, binary compatibility.
+    A cubin runs on devices of the same major version and the same or a higher minor version. A cubin with
+    architecture-specific features, such as ``sm_90a``, and one for an embedded chip run on that compute capability
+    only: CUDA C++ Programming Guide, binary compatibility.
     """
     built = capability_of(target)
     if target.endswith("a") or {built, capability} & _EMBEDDED:
@@ -52,57 +52,59 @@ def runs_on(target: str, capability: str) -> bool:
     return _parts(built)[0] == _parts(capability)[0] and not is_below(capability, built)
 
 
-def device_fault(spec: KernelSpec, device: DeviceProperties) -> str:
-    """Why a device cannot run the kernel, whatever its configuration, in one line; "" where it can."""
+def unsupported_reason(spec: KernelSpec, device: DeviceProperties) -> str:
+    """Return why a device cannot run the kernel in any configuration, as one line; "" if it can."""
     has = f"{device.name} has {device.compute_capability}"
     if spec.architecture is not None and capability_of(spec.architecture) != device.compute_capability:
-        wanted = capability_of(spec.architecture)
+        expected = capability_of(spec.architecture)
         return (
-            f"{spec.name} is compiled for {spec.architecture} alone, which takes compute capability {wanted}, but "
-            f"{has}; choose a device of capability {wanted}, or another kernel"
+            f"{spec.name} is compiled for {spec.architecture} only, which requires compute capability {expected}, but "
+            f"{has}; choose a device of capability {expected}, or another kernel"
         )
-    least, what_for = _least_capability(spec)
-    if least and is_below(device.compute_capability, least):
+    minimum, purpose = _min_capability(spec)
+    if minimum and is_below(device.compute_capability, minimum):
         return (
-            f"{spec.name} needs compute capability {least}{what_for}, but {has}; choose a newer device, or another "
+            f"{spec.name} needs compute capability {minimum}{purpose}, but {has}; choose a newer device, or another "
             "kernel"
         )
     return ""
 
 
-def contradiction(spec: KernelSpec) -> str:
-    """Why no device at all can run the kernel, in one line; "" where one may."""
-    least, what_for = _least_capability(spec)
-    if spec.architecture is None or not least or not is_below(capability_of(spec.architecture), least):
+def target_conflict(spec: KernelSpec) -> str:
+    """Return why the declared target and compute capability exclude every device, as one line; "" if they do not."""
+    minimum, purpose = _min_capability(spec)
+    if spec.architecture is None or not minimum or not is_below(capability_of(spec.architecture), minimum):
         return ""
-    needed = f"{least}{what_for or ', its minimum_compute_capability'}"
+    needed = f"{minimum}{purpose or ', its minimum_compute_capability'}"
     return (
-        f"{spec.architecture} runs on compute capability {capability_of(spec.architecture)} alone, but the kernel "
+        f"{spec.architecture} runs on compute capability {capability_of(spec.architecture)} only, but the kernel "
         f"needs {needed}; no device meets both, so change one"
     )
 
 
 def check_device(spec: KernelSpec, device: DeviceProperties) -> None:
-    """Refuse a device that cannot run the kernel.
+    """Raise if a device cannot run the kernel.
 
     Raises
     ------
     DeviceError
-        Its compute capability is not what the kernel needs.
+        The kernel does not support the device's compute capability.
     """
-    fault = device_fault(spec, device)
-    if fault:
-        raise DeviceError(fault)
+    reason = unsupported_reason(spec, device)
+    if reason:
+        raise DeviceError(reason)
 
 
-def _least_capability(spec: KernelSpec) -> tuple[str, str]:
-    """The least compute capability that will do, empty where any does, and what needs it where the file is silent."""
+def _min_capability(spec: KernelSpec) -> tuple[str, str]:
+    """Return the lowest sufficient compute capability, "" if any is, and the features that need it if not declared."""
     declared = spec.minimum_compute_capability or ""
-    # With a minimum of its own, a kernel may leave clusters to devices that have them: the first gate looks at each.
-    features = [("tensor maps", spec.tensor_maps), ("clusters", spec.launch.cluster and not declared)]
-    used = " and ".join(name for name, declared_of_it in features if declared_of_it)
-    if used and (not declared or is_below(declared, CLUSTER_CAPABILITY)):
-        return CLUSTER_CAPABILITY, f" for its {used}"
+    features = dict(argument.required_feature for argument in spec.arguments if any(argument.required_feature))
+    if spec.launch.cluster and not declared:  # with a declared minimum, the first gate checks each configuration
+        features["clusters"] = CLUSTER_CAPABILITY
+    required = max(features.values(), key=_parts, default="")
+    if required and (not declared or is_below(declared, required)):
+        used = " and ".join(name for name, capability in features.items() if capability == required)
+        return required, f" for its {used}"
     return declared, ""
 
 
@@ -112,48 +114,48 @@ def _parts(capability: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-LARGEST_SIZE = 2**31 - 1
-"""Sizes reach kernels as int32 by convention."""
+MAX_SIZE = 2**31 - 1
+"""By convention, sizes are passed to kernels as int32."""
 _FLOAT64_BYTES = 8
 
 
 def resolve_problem(
     spec: KernelSpec, sizes: Mapping[str, int], dtype: str | None = None, *, defaults: bool = False
 ) -> Problem:
-    """Check sizes and dtype against the kernel's own.
+    """Check sizes and dtype, and complete them with the kernel's defaults.
 
     Parameters
     ----------
     spec
         The kernel.
     sizes
-        Sizes and flags as given. Flags, and sizes whose default is 1, may be left out; with ``defaults``, all may.
+        Given sizes and flags. Flags, and sizes with a default of 1, may be omitted; with ``defaults``, all may.
     dtype
-        One of the kernel's; None for its first.
+        One of the kernel's element types; None for the first.
     defaults
-        Fill in missing sizes from the search-space file.
+        Whether to take missing sizes from the search-space file.
 
     Returns
     -------
     Problem
-        With every size and flag of the kernel, in the order of its file.
+        All sizes and flags of the kernel, in the order of its file.
 
     Raises
     ------
     ProblemError
         A size is missing, unknown, not positive or over 2**31 - 1, a flag is not 0 or 1, an array would be empty, or
-        the dtype is not the kernel's.
+        the kernel does not support the dtype.
     """
     expected = " ".join(f"{name}={value}" for name, value in spec.sizes.items())
     unknown = [name for name in sizes if name not in spec.sizes]
     if unknown:
         raise ProblemError(f"{spec.name} has no size {unknown[0]!r}; give its sizes like {expected}")
-    missing = [name for name in spec.sizes if name not in sizes and not spec.may_be_left_out(name)]
+    missing = [name for name in spec.sizes if name not in sizes and not spec.is_optional(name)]
     if missing and not defaults:
         raise ProblemError(f"{spec.name} needs the size {missing[0]}; give its sizes like {expected}")
     values = {name: _value(spec, name, sizes.get(name, default)) for name, default in spec.sizes.items()}
     if dtype is not None and dtype not in spec.dtypes:
-        raise ProblemError(f"{spec.name} is not written for dtype {dtype!r}; it takes {', '.join(spec.dtypes)}")
+        raise ProblemError(f"{spec.name} does not support dtype {dtype!r}; it supports {', '.join(spec.dtypes)}")
     problem = Problem(spec.name, values, dtype or spec.dtypes[0])
     for buffer in spec.buffers:
         shape = buffer.extents(values)
@@ -163,26 +165,26 @@ def resolve_problem(
 
 
 def _value(spec: KernelSpec, name: str, given: object) -> int:
-    """A size or flag as an int; NumPy's integers are taken too, and booleans for flags."""
+    """Return a size or flag as an int; NumPy integers are accepted, and booleans for flags."""
     is_flag = name in spec.flags
     try:
         if isinstance(given, bool) and not is_flag:
             raise TypeError
         value = operator.index(given)  # type: ignore[arg-type]
     except TypeError:
-        wanted = "0 or 1" if is_flag else f"a whole number such as {spec.sizes[name]}"
-        raise ProblemError(f"{'flag' if is_flag else 'size'} {name} is {given!r}, expected {wanted}") from None
+        expected = "0 or 1" if is_flag else f"a whole number such as {spec.sizes[name]}"
+        raise ProblemError(f"{'flag' if is_flag else 'size'} {name} is {given!r}, expected {expected}") from None
     if is_flag and value not in (0, 1):
         raise ProblemError(f"flag {name} is {value}, expected 0 or 1")
-    if not is_flag and not 1 <= value <= LARGEST_SIZE:
-        raise ProblemError(f"size {name} is {value}, expected 1 to {LARGEST_SIZE}")
+    if not is_flag and not 1 <= value <= MAX_SIZE:
+        raise ProblemError(f"size {name} is {value}, expected 1 to {MAX_SIZE}")
     return value
 
 
 def size_distance(a: Mapping[str, int], b: Mapping[str, int]) -> tuple[int, float]:
-    """How far apart two problems of a kernel are: flags that differ, then doublings over all sizes.
+    """Return the distance of two problems of a kernel: differing flags, then doublings summed over all sizes.
 
-    Names that only one of them has are passed over.
+    Names that only one of them has are ignored.
     """
     pairs = [(a[name], b[name]) for name in a.keys() & b.keys() if a[name] != b[name]]
     flags = sum(1 for pair in pairs if 0 in pair)  # a size is at least 1
@@ -190,21 +192,22 @@ def size_distance(a: Mapping[str, int], b: Mapping[str, int]) -> tuple[int, floa
 
 
 def check_memory(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> None:
-    """Refuse a problem that cannot be tuned in the device's memory.
+    """Raise if tuning a problem needs more memory than the device has.
 
-    Tuning holds each buffer once, each input twice (to see that it stays unchanged) and each output in float64.
+    Tuning holds each buffer once, a second copy of each input (to check that it is unchanged), and each output in
+    float64.
 
     Raises
     ------
     ProblemError
-        More memory is needed than the device has.
+        The device's memory is too small.
     """
     needed_bytes = device.l2_bytes
     for buffer in spec.buffers:
         elements = math.prod(buffer.extents(problem.sizes))
         element_bytes = DTYPES[buffer.element_type(problem.dtype, problem.sizes)].size_bytes
-        needed_bytes += elements * element_bytes * (1 if buffer.access == "out" else 2)
-        if buffer.access != "in":
+        needed_bytes += elements * element_bytes * (2 if buffer.is_read else 1)
+        if buffer.is_written:
             needed_bytes += elements * _FLOAT64_BYTES
     if needed_bytes > device.memory_bytes:
         raise ProblemError(

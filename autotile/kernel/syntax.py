@@ -1,6 +1,6 @@
-"""What both expression languages share: reading a text into a syntax tree, safely, and saying where a fault is.
+"""Parsing shared by both expression languages: text to syntax tree, with source locations for messages.
 
-Python's own parser reads the text; nothing here or downstream compiles or runs what it returns.
+Python's own parser reads the text. The tree is only inspected, never compiled or executed.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from autotile.core.frozen import dataclass
 from autotile.errors import SpecError
 
 MAX_CHARACTERS = 1000
-"""Longest expression accepted."""
+"""Maximum length of an expression."""
 
 MAX_DEPTH = 100
-"""Deepest nesting accepted; a sum of n terms nests n deep."""
+"""Maximum nesting depth; a sum of n terms nests n deep."""
 
 MAX_SHOWN = 160
-"""Longest expression that a message repeats."""
+"""Maximum length of an expression that a message repeats."""
 
 _BACKSLASH = chr(92)
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an expression stands: the file, the dotted key in it, and the line where known."""
+class Location:
+    """Location of an entry: the file, the dotted key, and the line if known."""
 
     source: str = ""
     key: str = ""
@@ -35,13 +35,16 @@ class Place:
     def error(
         self, problem: str, *, column: int | None = None, expression: str = "", kind: type[SpecError] = SpecError
     ) -> SpecError:
-        """Make a `SpecError` that points here; an expression that does not print well on one line is left out."""
+        """Return a `SpecError` for this location; an expression that does not fit on one line is omitted."""
         shown = expression if len(expression) <= MAX_SHOWN and expression.isprintable() else ""
         return kind(problem, source=self.source, key=self.key, line=self.line, column=column, expression=shown)
 
 
-class LanguageError(Exception):
-    """A text outside of the language, at a 1-based column; turned into a `SpecError` where the place is known."""
+UNKNOWN_LOCATION = Location()
+
+
+class ExpressionError(Exception):
+    """A text that is not in the language, at a 1-based column; reported as a `SpecError` with its location."""
 
     def __init__(self, problem: str, column: int | None = None) -> None:
         self.problem = problem
@@ -50,41 +53,41 @@ class LanguageError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class SyntaxText:
-    """An expression's text on one line, with the means to point into it."""
+class ExpressionText:
+    """Text of an expression, on one line."""
 
     text: str
 
     def column(self, node: ast.expr) -> int:
-        """1-based character column of a node; `ast` itself counts UTF-8 bytes."""
+        """Return the 1-based column of a node in characters; `ast` itself counts UTF-8 bytes."""
         return len(self.text.encode()[: node.col_offset].decode()) + 1
 
     def excerpt(self, node: ast.expr) -> str:
-        """Give the text of a node, shortened to fit a message."""
+        """Return the text of a node, shortened for a message."""
         text = ast.get_source_segment(self.text, node) or ""
         return text if len(text) <= 40 else text[:37] + "..."
 
-    def error(self, node: ast.expr, problem: str) -> LanguageError:
-        """Make an error that points at a node."""
-        return LanguageError(problem, self.column(node))
+    def error(self, node: ast.expr, problem: str) -> ExpressionError:
+        """Return an error at a node."""
+        return ExpressionError(problem, self.column(node))
 
     def parse(self) -> ast.expr:
-        """Read the text as one Python expression.
+        """Parse the text as one Python expression.
 
         Raises
         ------
-        LanguageError
-            The text is empty, too long, too deep, or not an expression.
+        ExpressionError
+            The text is empty, too long, too deeply nested, or not an expression.
         """
         _check_characters(self.text)
         try:
             tree = ast.parse(self.text, mode="eval").body
         except SyntaxError as error:
-            raise LanguageError(f"not an expression: {error.msg}", self._clamp(error.offset)) from None
+            raise ExpressionError(f"not an expression: {error.msg}", self._clamp(error.offset)) from None
         except (RecursionError, MemoryError):
-            raise LanguageError("nested too deep; split it into several named rules") from None
+            raise ExpressionError("nested too deeply; split it into several named rules") from None
         except ValueError as error:
-            raise LanguageError(f"not an expression: {error}") from None
+            raise ExpressionError(f"not an expression: {error}") from None
         _check_depth(tree, self)
         return tree
 
@@ -93,29 +96,34 @@ class SyntaxText:
 
 
 def one_line(text: str) -> str:
-    """Put a text that spans lines on one, so that a column is enough to point into it."""
+    """Return a text with line breaks as spaces, so that a column alone gives a position in it."""
     return text.strip().replace("\r", " ").replace("\n", " ").replace("\t", " ")
+
+
+def canonical_text(text: str) -> str:
+    """Return a spelling that is equal for expressions that differ in spaces and redundant parentheses only."""
+    return ast.unparse(ast.parse(text.strip(), mode="eval"))
 
 
 def _check_characters(text: str) -> None:
     if not text:
-        raise LanguageError("the expression is empty")
+        raise ExpressionError("the expression is empty")
     if len(text) > MAX_CHARACTERS:
-        raise LanguageError(
+        raise ExpressionError(
             f"the expression has {len(text)} characters, at most {MAX_CHARACTERS} are accepted; split it"
         )
     if text.isprintable() and "#" not in text and _BACKSLASH not in text:
         return
     for position, character in enumerate(text):
         if not character.isprintable() or character in ("#", _BACKSLASH):
-            raise LanguageError(
+            raise ExpressionError(
                 f"the character {character!r} is not accepted in an expression; remove it", position + 1
             )
 
 
-def _check_depth(tree: ast.expr, text: SyntaxText) -> None:
+def _check_depth(tree: ast.expr, text: ExpressionText) -> None:
     if len(_WORD.sub("", text.text)) < MAX_DEPTH - 1:
-        return  # each level but the innermost takes a sign, a bracket or a space, as in ----x or (not(x))
+        return  # every level except the innermost takes an operator, a bracket or a space, as in ----x or (not(x))
     level: list[ast.AST] = [tree]
     for _ in range(MAX_DEPTH):
         level = [child for node in level for child in ast.iter_child_nodes(node)]

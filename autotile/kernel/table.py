@@ -1,4 +1,4 @@
-"""A search-space file as checked tables, and the names that it may define."""
+"""Checked access to the tables of a search-space file, and checks of the names that it defines."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from autotile.errors import SpecError, listing, nearest
 from autotile.kernel.array_expressions import ARRAY_FUNCTIONS
 from autotile.kernel.expressions import FUNCTIONS, Expression, parse_expression
 from autotile.kernel.nodes import Kind
-from autotile.kernel.syntax import Place
+from autotile.kernel.syntax import Location
 
 MAX_BYTES = 2**20
-"""Largest file accepted."""
+"""Maximum size of a file."""
 
 MAX_ENTRIES = 1000
-"""Most entries of one table or list."""
+"""Maximum number of entries in a table or list."""
 
 MAX_KEY_CHARACTERS = 100
-"""Longest key accepted."""
+"""Maximum length of a key."""
 
 MAX_WHOLE_NUMBER = 2**31 - 1
-"""Largest size or number of bytes; sizes reach kernels as int32 by convention."""
+"""Maximum size or number of bytes; by convention, sizes are passed to kernels as int32."""
 
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\-\"']+)\s*=")
 _POSITION = r" \(at line (\d+), column \d+\)$"
@@ -33,56 +33,56 @@ _POSITION = r" \(at line (\d+), column \d+\)$"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Names of things in a file, for messages: its own name, and the line of every key."""
+    """Source locations in a file, for messages: its name and the line of each key."""
 
     source: str
     lines: Mapping[str, int]
 
-    def place(self, key: str) -> Place:
-        """Where a dotted key stands; the line is that of the nearest table around it that has one."""
+    def location(self, key: str) -> Location:
+        """Return the location of a dotted key; its line is that of the innermost enclosing table with a known line."""
         path = key.split(".")
         known = (".".join(path[:length]) for length in range(len(path), 0, -1))
         line = next((self.lines[prefix] for prefix in known if prefix in self.lines), None)
-        return Place(self.source, key, line)
+        return Location(self.source, key, line)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table of the file. A method that reads a key raises `SpecError` where it is missing or of the wrong type."""
+    """A table of the file. Methods that read a key raise `SpecError` if it is missing or has the wrong type."""
 
     document: Document
     key: str
     data: Mapping[str, Any]
 
     def error(self, name: str, problem: str) -> SpecError:
-        """Make an error that points at a key of this table, or at the table itself where ``name`` is empty."""
-        return self.place(name).error(problem)
+        """Return an error for a key of this table, or for the table itself if ``name`` is empty."""
+        return self.location(name).error(problem)
 
-    def place(self, name: str) -> Place:
-        """Where an entry stands."""
-        return self.document.place(self.path(name))
+    def location(self, name: str) -> Location:
+        """Return the location of an entry."""
+        return self.document.location(self.path(name))
 
     def path(self, name: str) -> str:
-        """Dotted key of an entry."""
+        """Return the dotted key of an entry."""
         return ".".join(part for part in (self.key, name) if part)
 
-    def allow(self, names: Iterable[str]) -> None:
-        """Refuse entries other than these."""
+    def allow(self, names: Iterable[str], *, deprecated: tuple[str, ...] = ()) -> None:
+        """Raise if there are entries other than these; messages do not suggest the deprecated ones."""
         known = tuple(names)
         for name in self.data:
-            if name not in known:
+            if name not in known and name not in deprecated:
                 what = "key" if self.key else "section"
                 raise self.error(name, f"unknown {what} {name!r}{nearest(name, known)} (known: {listing(known)})")
 
     def require(self, name: str) -> Any:
-        """Value of an entry that must be there."""
+        """Return the value of a required entry."""
         if name not in self.data:
             what = f"the key {name!r}" if self.key else f"the section [{name}]"
             raise self.error("", f"{what} is missing; add it")
         return self.data[name]
 
     def table(self, name: str, *, optional: bool = False) -> Table:
-        """Give a table within this one; an optional one that is absent is empty."""
+        """Return a nested table; an optional table that is missing is empty."""
         data = self.data.get(name, {}) if optional else self.require(name)
         if not isinstance(data, dict):
             raise self.error(name, f"expected a table, got {describe(data)}")
@@ -90,7 +90,7 @@ class Table:
         return Table(self.document, self.path(name), data)
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Give a string on one line."""
+        """Return a string of one line."""
         value = self.data.get(name, default) if default is not None else self.require(name)
         if not isinstance(value, str):
             raise self.error(name, f"expected a string, got {describe(value)}")
@@ -99,7 +99,7 @@ class Table:
         return value
 
     def entries(self, name: str, *, optional: bool = False) -> list[Any]:
-        """Give a list that is not empty; an optional one that is absent is."""
+        """Return a non-empty list; an optional list that is missing is empty."""
         if optional and name not in self.data:
             return []
         value = self.require(name)
@@ -111,7 +111,7 @@ class Table:
         return value
 
     def texts(self, name: str, *, optional: bool = False) -> tuple[str, ...]:
-        """Give a list of different strings."""
+        """Return a list of distinct strings."""
         values = self.entries(name, optional=optional)
         for position, value in enumerate(values):
             if not isinstance(value, str):
@@ -120,24 +120,24 @@ class Table:
                 raise self.error(name, f"{value!r} is listed twice; remove one")
         return tuple(values)
 
-    def whole_number(self, name: str, *, least: int, most: int = MAX_WHOLE_NUMBER) -> int:
-        """Give a whole number from ``least`` to ``most``."""
+    def whole_number(self, name: str, *, minimum: int, maximum: int = MAX_WHOLE_NUMBER) -> int:
+        """Return a whole number from ``minimum`` to ``maximum``."""
         value = self.require(name)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(name, f"expected a whole number, got {describe(value)}")
-        if not least <= value <= most:
-            raise self.error(name, f"expected a whole number from {least} to {most}, got {describe(value)}")
+        if not minimum <= value <= maximum:
+            raise self.error(name, f"expected a whole number from {minimum} to {maximum}, got {describe(value)}")
         return value
 
     def boolean(self, name: str, *, default: bool) -> bool:
-        """Give a boolean."""
+        """Return a boolean."""
         value = self.data.get(name, default)
         if not isinstance(value, bool):
             raise self.error(name, f"expected true or false, got {describe(value)}")
         return value
 
     def number(self, name: str) -> float:
-        """Give a finite number."""
+        """Return a finite number."""
         value = self.require(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, f"expected a number, got {describe(value)}")
@@ -145,33 +145,33 @@ class Table:
             raise self.error(name, f"expected a finite number, got {describe(value)}")
         return float(value)
 
-    def expression(self, name: str, kinds: Mapping[str, Kind], wanted: Kind) -> Expression:
-        """Give an expression of one kind; a plain whole number stands for itself."""
-        return self.parse(name, self.require(name), kinds, wanted)
+    def expression(self, name: str, kinds: Mapping[str, Kind], expected: Kind) -> Expression:
+        """Return an expression of one kind; a whole number is a constant expression."""
+        return self.parse(name, self.require(name), kinds, expected)
 
     def optional_expression(self, name: str, kinds: Mapping[str, Kind]) -> Expression | None:
-        """Give an expression for a number, or None where there is none."""
+        """Return an expression for a number, or None if there is no such entry."""
         return self.expression(name, kinds, "number") if name in self.data else None
 
-    def expressions(self, name: str, kinds: Mapping[str, Kind], *, most: int) -> tuple[Expression, ...]:
-        """Give a list of one to ``most`` expressions for numbers."""
+    def expressions(self, name: str, kinds: Mapping[str, Kind], *, max_length: int) -> tuple[Expression, ...]:
+        """Return a list of 1 to ``max_length`` expressions for numbers."""
         values = self.entries(name)
-        if len(values) > most:
-            raise self.error(name, f"at most {most} expressions are accepted, got {len(values)}")
+        if len(values) > max_length:
+            raise self.error(name, f"at most {max_length} expressions are accepted, got {len(values)}")
         return tuple(self.parse(name, value, kinds, "number") for value in values)
 
-    def parse(self, name: str, value: Any, kinds: Mapping[str, Kind], wanted: Kind) -> Expression:
-        """Parse a value of the entry ``name`` as an expression of one kind; a flag alone is 0 or 1, too."""
+    def parse(self, name: str, value: Any, kinds: Mapping[str, Kind], expected: Kind) -> Expression:
+        """Parse a value of the entry ``name`` as an expression of one kind; a flag alone also serves as a number."""
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if not isinstance(value, str):
             raise self.error(name, f"expected an expression in a string, got {describe(value)}")
-        place = self.place(name)
-        expression = parse_expression(value, kinds, source=place.source, key=place.key, line=place.line)
-        if wanted == "number" and expression.kind == "boolean" and expression.text in kinds:
+        location = self.location(name)
+        expression = parse_expression(value, kinds, location)
+        if expected == "number" and expression.kind == "boolean" and expression.text in kinds:
             return expression.as_number()
-        if expression.kind != wanted:
-            raise place.error(f"expected a {wanted}, but this is a {expression.kind}", expression=expression.text)
+        if expression.kind != expected:
+            raise location.error(f"expected a {expected}, but this is a {expression.kind}", expression=expression.text)
         return expression
 
     def _check_length(self, name: str, entries: list[Any] | dict[str, Any]) -> None:
@@ -180,12 +180,12 @@ class Table:
 
 
 def read_document(text: str, source: str) -> Table:
-    """Read TOML.
+    """Parse TOML.
 
     Raises
     ------
     SpecError
-        The text is too long, nested too deep, or not TOML.
+        The text is too long, nested too deeply, or not TOML.
     """
     size_bytes = len(text.encode(errors="replace"))
     if size_bytes > MAX_BYTES:
@@ -193,7 +193,7 @@ def read_document(text: str, source: str) -> Table:
     try:
         data = tomllib.loads(text)
     except RecursionError:
-        raise SpecError("the file is nested too deep; use plain tables and lists", source=source) from None
+        raise SpecError("the file is nested too deeply; use plain tables and lists", source=source) from None
     except ValueError as error:  # TOMLDecodeError, and whole numbers of more digits than Python converts
         raise _not_toml(str(error), source) from None
     document = Document(source, _key_lines(text))
@@ -202,7 +202,7 @@ def read_document(text: str, source: str) -> Table:
 
 
 def describe(value: Any) -> str:
-    """Name a value and its TOML type, shortened to fit a message."""
+    """Return a value with its TOML type, shortened for a message."""
     if isinstance(value, bool):
         return f"the boolean {str(value).lower()}"
     if isinstance(value, int | float):
@@ -219,19 +219,19 @@ def _not_toml(message: str, source: str) -> SpecError:
 
 
 def _check_keys(data: Mapping[str, Any], document: Document) -> None:
-    """Refuse keys that would not print well in a message; the rest is checked where it is read."""
+    """Raise if a key does not fit in a message; everything else is checked where it is read."""
     tables: list[tuple[str, Any]] = [("", data)]
     for prefix, table in tables:
         for name, value in table.items():
             if len(name) > MAX_KEY_CHARACTERS or not name.isprintable():
-                problem = f"{name[:60]!r} is no key: use at most {MAX_KEY_CHARACTERS} printable characters"
-                raise document.place(prefix).error(problem)
+                problem = f"{name[:60]!r} is not a valid key: use at most {MAX_KEY_CHARACTERS} printable characters"
+                raise document.location(prefix).error(problem)
             if isinstance(value, dict):
                 tables.append((f"{prefix}.{name}" if prefix else name, value))
 
 
 def _key_lines(text: str) -> dict[str, int]:
-    """First line of every dotted key, by the look of each line; the text is known to be TOML."""
+    """Return the first line of each dotted key, found by pattern; the text is known to be TOML."""
     lines: dict[str, int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -247,7 +247,7 @@ def _plain(key: str) -> str:
     return key.replace('"', "").replace("'", "").replace(" ", "")
 
 
-# Words of C++20 that a macro of the same name would break, less those that are Python keywords too.
+# Keywords of C++20, which a macro must not redefine, except those that are Python keywords too.
 _CXX_WORDS = (
     "alignas alignof asm auto bool case catch char char8_t char16_t char32_t concept consteval constexpr constinit "
     "const const_cast co_await co_return co_yield decltype default delete do double dynamic_cast enum explicit export "
@@ -265,26 +265,26 @@ _RESERVED = {
 
 
 def is_c_identifier(name: str) -> bool:
-    """Whether a name can stand in C source."""
+    """Return whether a name is a C identifier."""
     return name.isascii() and name.isidentifier()
 
 
 def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
-    """Check the names that a table's keys give to things, and add them to ``taken``.
+    """Check the names that the keys of a table define, and add them to ``taken``.
 
     Parameters
     ----------
     table
-        The table whose keys are names.
+        Table whose keys are names.
     what
-        What each of them names, such as ``"a parameter"``.
+        Noun for each of them, such as ``"a parameter"``.
     taken
-        Names given before, with what they name.
+        Names that are already defined, with their nouns.
 
     Raises
     ------
     SpecError
-        A name is no C identifier, a keyword, reserved, or taken.
+        A name is not a C identifier, is a keyword or reserved, or is already defined.
     """
     for name in table.data:
         if not is_c_identifier(name):
@@ -300,24 +300,24 @@ def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
 
 
 def check_array_names(table: Table) -> None:
-    """Refuse arguments named like a function of array expressions."""
+    """Raise if an argument has the name of a function of array expressions."""
     for name in table.data:
         if name in ARRAY_FUNCTIONS:
             raise table.error(name, f"{name!r} already names a function of [reference]; use another name")
 
 
 @dataclass(frozen=True, slots=True)
-class ProblemFrame:
-    """Names that expressions over the problem may use, and the two shapes at which each is tried when it is read.
+class ProblemSection:
+    """The parsed section ``[problem]``: names for expressions, and two problems at which each expression is tested.
 
     Attributes
     ----------
     sizes, ragged
         Default and ragged sizes, with the flags at their defaults.
     flags
-        The names that are 0 or 1.
+        Names that are 0 or 1.
     dtypes
-        Element types that the kernel is written for.
+        Element types that the kernel supports.
     """
 
     sizes: Mapping[str, int]
@@ -327,7 +327,7 @@ class ProblemFrame:
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """Kind of each name; a flag is a condition."""
+        """Kind of each name; a flag is a boolean."""
         return {name: "boolean" if name in self.flags else "number" for name in self.sizes}
 
     @property
@@ -336,7 +336,7 @@ class ProblemFrame:
         return dict.fromkeys(self.flags, "boolean")
 
     def check_positive(self, table: Table, name: str, expressions: Iterable[Expression]) -> None:
-        """Refuse an entry whose expressions are not at least 1 at both shapes."""
+        """Raise if an expression of an entry is below 1 for one of the two problems."""
         for expression in expressions:
             for sizes in (self.sizes, self.ragged):
                 value = expression.evaluate(sizes)

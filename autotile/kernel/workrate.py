@@ -1,4 +1,4 @@
-"""Rates of a kernel: FLOP/s and bytes per second against the peaks of the device."""
+"""Rates of a kernel in FLOP/s and bytes per second, relative to the peaks of the device."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ _FP32 = "float32"
 
 @dataclass(frozen=True, slots=True)
 class Workrate:
-    """Turns a time into a rate.
+    """Amount of work of a problem, from which a time gives a rate.
 
     Attributes
     ----------
-    flops, bytes
-        What the problem needs at least; None where the kernel does not say.
+    flops
+        Floating-point operations; None if the search-space file does not state them.
+    bytes
+        Minimum memory traffic, reads and writes; None if the search-space file does not state it.
     dtype
-        The percentage of the fp32 peak is given for float32 only: other types have peaks of their own.
+        Element type. Only float32 rates are given in percent of the fp32 peak, since other types have other peaks.
     """
 
     flops: int | None
@@ -32,45 +34,52 @@ class Workrate:
 
     @classmethod
     def of(cls, spec: KernelSpec, problem: Problem) -> Workrate:
-        """Evaluate what a kernel states of its work."""
-        flops, bytes_needed = (_amount(expression, problem) for expression in (spec.work.flops, spec.work.bytes))
-        return cls(flops, bytes_needed, problem.dtype)
+        """Evaluate the ``[work]`` section of a search-space file for a problem."""
+        flops, size_bytes = (_evaluate(expression, problem) for expression in (spec.work.flops, spec.work.bytes))
+        return cls(flops, size_bytes, problem.dtype)
 
     def text(self, time_us: float | None, device: DeviceProperties | None) -> str:
-        """Rate against the limit that the problem comes nearer to: ``28.7 TFLOP/s (42.9 % of fp32 peak)``.
+        """Format the rate that a time gives, relative to a peak: ``28.7 TFLOP/s (42.9 % of fp32 peak)``.
 
-        Operations are set against the fp32 peak, bytes against the memory's bandwidth; whichever share is larger is
-        what holds the kernel back at least, so that one is shown.
+        Operations are compared with the fp32 peak and bytes with the memory bandwidth, as in the roofline model. The
+        larger fraction belongs to the limiter, so that rate is the one given.
+
+        Parameters
+        ----------
+        time_us
+            Time of one run, in microseconds; None if it was not measured.
+        device
+            Device that it was measured on; None if unknown, for a rate without a percentage.
         """
         if time_us is None:
             return NOTHING
         flops_per_s = self.flops / time_us * 1e6 if self.flops is not None else None
         bytes_per_s = self.bytes / time_us * 1e6 if self.bytes is not None else None
-        compute_share = _share(flops_per_s, device.peak_fp32_flops_per_s if device else 0.0)
-        memory_share = _share(bytes_per_s, device.memory_bandwidth_bytes_per_s if device else 0.0)
-        if flops_per_s is not None and (bytes_per_s is None or compute_share >= memory_share):
-            whose = "fp32 peak" if compute_share <= 1.0 else "the CUDA cores' fp32 peak"  # the tensor cores passed it
-            share = f" ({percent_text(compute_share)} of {whose})" if compute_share and self.dtype == _FP32 else ""
-            return flops_text(flops_per_s) + share
+        compute = _fraction(flops_per_s, device.peak_fp32_flops_per_s if device else 0.0)
+        memory = _fraction(bytes_per_s, device.memory_bandwidth_bytes_per_s if device else 0.0)
+        if flops_per_s is not None and (bytes_per_s is None or compute >= memory):
+            peak = "fp32 peak" if compute <= 1.0 else "the CUDA cores' fp32 peak"  # exceeded by tensor cores
+            percentage = f" ({percent_text(compute)} of {peak})" if compute and self.dtype == _FP32 else ""
+            return flops_text(flops_per_s) + percentage
         if bytes_per_s is not None:
-            share = f" ({percent_text(memory_share)} of bandwidth)" if memory_share else ""
-            return bandwidth_text(bytes_per_s) + share
+            percentage = f" ({percent_text(memory)} of bandwidth)" if memory else ""
+            return bandwidth_text(bytes_per_s) + percentage
         return NOTHING
 
 
 def flops_text(flops_per_s: float) -> str:
-    """Operations a second: ``28.7 TFLOP/s``, ``812 GFLOP/s``."""
+    """Format a compute rate: ``28.7 TFLOP/s``, ``812 GFLOP/s``."""
     return f"{flops_per_s / 1e12:.3g} TFLOP/s" if flops_per_s >= 1e12 else f"{flops_per_s / 1e9:.3g} GFLOP/s"
 
 
 def bandwidth_text(bytes_per_s: float) -> str:
-    """Bytes a second: ``4,276 GB/s``."""
+    """Format a memory bandwidth: ``4,276 GB/s``."""
     gigabytes = bytes_per_s / 1e9
     return f"{gigabytes:,.0f} GB/s" if gigabytes >= 100 else f"{gigabytes:.3g} GB/s"
 
 
-def _amount(expression: Expression | None, problem: Problem) -> int | None:
-    """Value of an expression; None where it leaves 64 bits, which is more work than any device is asked for."""
+def _evaluate(expression: Expression | None, problem: Problem) -> int | None:
+    """Return the value of an expression, or None if there is none or its value overflows 64 bits."""
     if expression is None:
         return None
     try:
@@ -79,5 +88,5 @@ def _amount(expression: Expression | None, problem: Problem) -> int | None:
         return None
 
 
-def _share(rate: float | None, limit: float) -> float:
-    return rate / limit if rate is not None and limit > 0.0 else 0.0
+def _fraction(rate: float | None, peak: float) -> float:
+    return rate / peak if rate is not None and peak > 0.0 else 0.0

@@ -15,7 +15,7 @@ from autotile.search.row_sampler import RankingSampler, Rows, rows_to_evaluate
 from autotile.search.study import RELATIVE_ERROR
 from autotile.search.surrogate import History, Prediction, Surrogate, result_of, speed_of_loss
 from autotile.search.transfer import TransferPrior
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 _STARTUP = 6
 """Number of trials that end before a model is used."""
@@ -71,7 +71,7 @@ class FeasibleGPSampler(RankingSampler):
     Examples
     --------
     >>> import numpy as np, optuna
-    >>> from autotile.space.space import SearchSpace
+    >>> from autotile.space.search_space import SearchSpace
     >>> from autotile.kernel.spec import Parameter
     >>> parameters = (Parameter("BM", (16, 32, 64, 128)), Parameter("TM", (1, 2, 4, 8)))
     >>> codes = np.array([[i, j] for i in range(4) for j in range(4)], np.uint8)

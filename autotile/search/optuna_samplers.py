@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from autotile.kernel.spec import Parameter
 from autotile.search.row_sampler import Candidates, RowSampler, positions
 from autotile.search.study import quiet_optuna
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 _PROXY_NAME = "proxy"
 
@@ -147,7 +147,7 @@ class FeasibleSampler(RowSampler):
     Examples
     --------
     >>> import numpy as np, optuna
-    >>> from autotile.space.space import SearchSpace
+    >>> from autotile.space.search_space import SearchSpace
     >>> from autotile.kernel.spec import Parameter
     >>> parameters = (Parameter("BM", (32, 64, 128)), Parameter("TM", (4, 8)))
     >>> codes = np.array([[0, 0], [1, 0], [1, 1], [2, 1]], np.uint8)  # four of the six combinations are valid

@@ -20,7 +20,7 @@ from autotile.errors import InputError
 from autotile.search.gaussian_process import one_blas_thread
 from autotile.search.study import distributions_of
 from autotile.space.enumeration import rank
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 Rows = NDArray[np.int64]
 

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from autotile.core.objectives import TIME
 from autotile.errors import InputError, nearest
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 if TYPE_CHECKING:
     from autotile.search.row_sampler import RowSampler

@@ -25,7 +25,7 @@ from autotile.search.study import (
     new_study,
 )
 from autotile.search.transfer import Source
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 
 class Search:

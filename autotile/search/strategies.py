@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial
 from autotile.errors import InputError, WorkerError, WorkerTimeoutError
 from autotile.kernel.spec import Parameter
 from autotile.search.row_sampler import RowSampler, positions
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 from autotile.workers.child import Child
 
 _WORKER_MODULE = "autotile.workers.strategy_worker"

@@ -13,7 +13,7 @@ from autotile.kernel.spec import Parameter
 from autotile.search.embedding import Embedding
 from autotile.search.gaussian_process import Floats, GaussianProcess, fit, informative, one_blas_thread
 from autotile.search.row_sampler import MAX_EVALUATED_ROWS, Rows
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 _MAX_FITTED = 384
 """Maximum number of trials of a source that its model is fitted to."""

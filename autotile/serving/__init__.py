@@ -1,1 +1,1 @@
-"""Serve tuned kernels at run time; imports nothing of the search, of Optuna or of Kernel Tuner."""
+"""Serve tuned kernels at run time, without importing the search, Optuna or Kernel Tuner."""

@@ -1,4 +1,8 @@
-"""Arrays on a CUDA device, of CuPy, PyTorch, JAX, Numba or any library with DLPack."""
+"""Arrays on a CUDA device: of CuPy, PyTorch, JAX, Numba, or any library with DLPack.
+
+PyTorch and ml_dtypes are looked up among the imported modules and never imported: an array of a library exists only if
+the program has imported that library.
+"""
 
 from __future__ import annotations
 
@@ -15,44 +19,45 @@ from autotile.cuda.driver import device_count
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError
 
-Facts = tuple[tuple[int, tuple[int, ...], Any, bool, int], ...]
-"""Of each array: address, shape, type, whether it is row-major, CUDA device (negative where it is on none)."""
+Signature = tuple[tuple[int, tuple[int, ...], Any, bool, int], ...]
+"""Address, shape, dtype, C-contiguity and CUDA device (negative: none) of each array of a call."""
 
 Pointers = tuple[int, ...]
+"""Device addresses of the arrays of a call."""
 
 
-class Slot(NamedTuple):
-    """What an array must be to be taken at once; besides, it must be row-major and on the device."""
+class ArraySpec(NamedTuple):
+    """Shapes and dtypes that are accepted on the fast path; the array must also be C-contiguous and on the device."""
 
     shapes: tuple[tuple[int, ...], ...]
-    """As declared, and without leading ones."""
+    """The declared shape, and the same without leading axes of extent 1."""
     dtypes: tuple[Any, ...]
-    """The library's types; bfloat16 may come as its bits."""
+    """dtypes of the library; bfloat16 may also be stored as uint16."""
 
 
 class Library(Protocol):
-    """Arrays of one library."""
+    """An array library that is supported on the fast path."""
 
-    def slot(self, shapes: tuple[tuple[int, ...], ...], element_type: str) -> Slot:
-        """What an array of one of these shapes must be."""
+    def spec(self, shapes: tuple[tuple[int, ...], ...], element_type: str) -> ArraySpec:
+        """Return the spec of an array of one of these shapes."""
 
     def stream(self, device_index: int) -> int:
-        """Address of the library's current stream."""
+        """Return the handle of the library's current stream on a device."""
 
-    def facts(self, arrays: Sequence[Any]) -> Facts:
-        """What the arrays are; empty where one is another library's."""
+    def signature(self, arrays: Sequence[Any]) -> Signature:
+        """Return the signature of arrays; an empty tuple if one is of another library."""
 
 
-def pointers(facts: Facts, slots: Sequence[Slot], device_index: int) -> Pointers | None:
-    """The arrays' addresses; None where an array is not what its slot says, row-major and on the device."""
-    for (_, shape, dtype, is_row_major, index), (shapes, dtypes) in zip(facts, slots, strict=True):
-        if shape not in shapes or dtype not in dtypes or not is_row_major or index != device_index:
+def accepted_pointers(signature: Signature, specs: Sequence[ArraySpec], device_index: int) -> Pointers | None:
+    """Return the addresses of arrays; None if an array does not match its spec."""
+    for (_, shape, dtype, is_contiguous, index), (shapes, dtypes) in zip(signature, specs, strict=True):
+        if shape not in shapes or dtype not in dtypes or not is_contiguous or index != device_index:
             return None
-    return tuple([fact[0] for fact in facts])
+    return tuple([array[0] for array in signature])
 
 
 def library_of(array: Any) -> Library | None:
-    """The library of an array; None for any other than CuPy and PyTorch."""
+    """Return the library of an array; None unless it is CuPy or PyTorch."""
     if type(array) is load_cupy().ndarray:
         return CupyLibrary()
     torch = sys.modules.get("torch")
@@ -60,28 +65,28 @@ def library_of(array: Any) -> Library | None:
 
 
 class CupyLibrary:
-    """CuPy's arrays."""
+    """CuPy arrays."""
 
     def __init__(self) -> None:
         self._stream: Callable[[int], Any] = load_cupy().cuda.get_current_stream
-        self._many_devices = device_count() > 1
+        self._has_several_devices = device_count() > 1
 
-    def slot(self, shapes: tuple[tuple[int, ...], ...], element_type: str) -> Slot:
-        """What an array of one of these shapes must be."""
+    def spec(self, shapes: tuple[tuple[int, ...], ...], element_type: str) -> ArraySpec:
+        """Return the spec of an array of one of these shapes."""
         storage = np.dtype(DTYPES[element_type].storage)
-        ml_dtypes = sys.modules.get("ml_dtypes")  # CuPy knows bfloat16 by this package
-        own = (np.dtype(ml_dtypes.bfloat16),) if element_type == "bfloat16" and ml_dtypes is not None else ()
-        return Slot(shapes, (storage, *own))
+        ml_dtypes = sys.modules.get("ml_dtypes")  # the package of CuPy's bfloat16
+        native = (np.dtype(ml_dtypes.bfloat16),) if element_type == "bfloat16" and ml_dtypes is not None else ()
+        return ArraySpec(shapes, (storage, *native))
 
     def stream(self, device_index: int) -> int:
-        """Address of CuPy's current stream."""
+        """Return the handle of CuPy's current stream on a device."""
         pointer: int = self._stream(device_index).ptr  # without the index, CuPy asks CUDA for it
         return pointer
 
-    def facts(self, arrays: Sequence[Any]) -> Facts:
-        """What the arrays are; empty where one is another library's."""
-        try:  # CuPy's own name for what flags.c_contiguous says seven times as slowly
-            if self._many_devices:
+    def signature(self, arrays: Sequence[Any]) -> Signature:
+        """Return the signature of arrays; an empty tuple if one is of another library."""
+        try:  # _c_contiguous is private, and takes a seventh of the time of flags.c_contiguous
+            if self._has_several_devices:
                 return tuple([(a.data.ptr, a.shape, a.dtype, a._c_contiguous, a.data.device_id) for a in arrays])
             return tuple([(a.data.ptr, a.shape, a.dtype, a._c_contiguous, 0) for a in arrays])
         except AttributeError:
@@ -89,7 +94,7 @@ class CupyLibrary:
 
 
 class TorchLibrary:
-    """PyTorch's tensors.
+    """PyTorch tensors.
 
     Parameters
     ----------
@@ -99,23 +104,23 @@ class TorchLibrary:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        # PyTorch's own compiler asks this way, which costs a fortieth of torch.cuda.current_stream.
+        # The function that PyTorch's own compiler uses; it takes a fortieth of the time of torch.cuda.current_stream.
         self._raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
-    def slot(self, shapes: tuple[tuple[int, ...], ...], element_type: str) -> Slot:
-        """What a tensor of one of these shapes must be."""
+    def spec(self, shapes: tuple[tuple[int, ...], ...], element_type: str) -> ArraySpec:
+        """Return the spec of a tensor of one of these shapes."""
         names = (element_type, DTYPES[element_type].storage)
         dtypes = tuple(dict.fromkeys(getattr(self._torch, name) for name in names if hasattr(self._torch, name)))
-        return Slot(shapes, dtypes)
+        return ArraySpec(shapes, dtypes)
 
     def stream(self, device_index: int) -> int:
-        """Address of PyTorch's current stream of a device."""
+        """Return the handle of PyTorch's current stream on a device."""
         if self._raw_stream is not None:
             return self._raw_stream(device_index)
         return int(self._torch.cuda.current_stream(device_index).cuda_stream)
 
-    def facts(self, arrays: Sequence[Any]) -> Facts:
-        """What the tensors are; empty where one is another library's, or has no memory, as sparse ones."""
+    def signature(self, arrays: Sequence[Any]) -> Signature:
+        """Return the signature of tensors; an empty tuple if one is of another library or sparse."""
         try:
             return tuple([(a.data_ptr(), a.shape, a.dtype, a.is_contiguous(), a.get_device()) for a in arrays])
         except (AttributeError, RuntimeError):
@@ -123,26 +128,26 @@ class TorchLibrary:
 
 
 def as_cupy(array: Any, name: str) -> Any:
-    """A CuPy view of an array, without a copy.
+    """Return a CuPy view of an array, without copying.
 
     Parameters
     ----------
     array
-        A CuPy array, or anything with ``__cuda_array_interface__`` or ``__dlpack__``.
+        A CuPy array, or any object with ``__cuda_array_interface__`` or ``__dlpack__``.
     name
-        The argument's name, for the error.
+        Name of the argument, for the error message.
 
     Raises
     ------
     ArgumentError
-        It is none of these, or does not lie on a CUDA device.
+        The object is no such array, or is not on a CUDA device.
     """
     cupy = load_cupy()
     if isinstance(array, cupy.ndarray):
         return array
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        array = array.detach()  # of one that requires gradients, PyTorch hands nothing over
+        array = array.detach()  # PyTorch does not export a tensor that requires gradients
     try:
         if hasattr(array, "__cuda_array_interface__"):
             return cupy.asarray(array)
@@ -157,9 +162,9 @@ def as_cupy(array: Any, name: str) -> Any:
 
 
 def as_bits(view: Any, element_type: str) -> Any:
-    """A CuPy array of bfloat16 as autotile holds it, in uint16; any other as it is.
+    """Return a bfloat16 CuPy array as uint16, the way autotile stores bfloat16; any other array unchanged.
 
-    Libraries hand bfloat16 over as a type of their own, or as two bytes of no type.
+    Libraries export bfloat16 either as a dtype of their own or as an untyped pair of bytes.
     """
     if element_type == "bfloat16" and view.dtype.itemsize == 2 and view.dtype.kind in "V":
         return view.view(np.uint16)
@@ -167,12 +172,12 @@ def as_bits(view: Any, element_type: str) -> Any:
 
 
 def element_type(array: Any, name: str) -> str:
-    """Element type of an array of any library by autotile's name, such as ``bfloat16``.
+    """Return autotile's name of an array's dtype, such as ``bfloat16``; the array may be of any library.
 
     Raises
     ------
     ArgumentError
-        It is none of those that kernels can be written for.
+        Kernels cannot be written for the dtype.
     """
     found = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
     if found not in DTYPES:
@@ -181,7 +186,7 @@ def element_type(array: Any, name: str) -> str:
 
 
 def new_array(like: Any, shape: tuple[int, ...], element_type: str, *, zeroed: bool) -> Any:
-    """An array on the current device: a PyTorch tensor where ``like`` is one, else a CuPy array."""
+    """Allocate an array on the current device: a PyTorch tensor if ``like`` is one, else a CuPy array."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
         make = torch.zeros if zeroed else torch.empty
@@ -194,23 +199,23 @@ def new_array(like: Any, shape: tuple[int, ...], element_type: str, *, zeroed: b
 
 @contextmanager
 def on_stream(arrays: Sequence[Any], stream: Any = None) -> Iterator[None]:
-    """Work on a stream: it is CuPy's current one, and PyTorch's where a tensor is among the arrays.
+    """Make a stream the current one of CuPy, and of PyTorch if one of the arrays is a tensor.
 
-    What is allocated meanwhile is then given out in the stream's order by either library.
+    Memory that either library allocates in the context is ordered by that stream.
 
     Parameters
     ----------
     arrays
-        Of the call.
+        Arrays of the call.
     stream
-        Of CuPy, of PyTorch, or of any library that knows the CUDA stream protocol (``__cuda_stream__``). None:
-        PyTorch's current stream where a tensor is among the arrays, as its users expect a launch on their tensors to be
-        ordered by it; else CuPy's.
+        A stream of CuPy or PyTorch, or any object that implements the CUDA stream protocol (``__cuda_stream__``).
+        None: PyTorch's current stream if one of the arrays is a tensor, as PyTorch orders all work on tensors by it;
+        else CuPy's current stream.
 
     Raises
     ------
     ArgumentError
-        It is no stream.
+        ``stream`` is not a stream.
     """
     torch = sys.modules.get("torch")
     tensors = (array for array in arrays if torch is not None and isinstance(array, torch.Tensor) and array.is_cuda)
@@ -228,7 +233,7 @@ def on_stream(arrays: Sequence[Any], stream: Any = None) -> Iterator[None]:
 
 
 def _pointer(stream: Any) -> int:
-    """A stream's address."""
+    """Return the handle of a stream."""
     for attribute in ("ptr", "cuda_stream"):  # CuPy's and PyTorch's
         found = getattr(stream, attribute, None)
         if isinstance(found, int):
@@ -249,16 +254,16 @@ def _as_cupy_stream(stream: Any, pointer: int) -> Any:
 
 
 def _as_torch_stream(torch: Any, pointer: int, device: Any) -> Any:
-    """PyTorch takes the address 0 for no address, and gives some other stream for it."""
+    """Return PyTorch's object for a stream; given the handle 0, ExternalStream would make a new stream instead."""
     return torch.cuda.ExternalStream(pointer, device=device) if pointer else torch.cuda.default_stream(device)
 
 
 @dataclass(frozen=True, slots=True)
 class _StreamPointer:
-    """A CUDA stream by its address, in the protocol that CuPy takes streams by; it keeps the stream it is of."""
+    """The handle of a stream in the CUDA stream protocol, with the stream's owner, which it keeps alive."""
 
     pointer: int
-    kept: Any
+    owner: Any
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.pointer

@@ -1,26 +1,29 @@
-"""A kernel bound to a configuration and a problem: call it with arrays."""
+"""A kernel bound to a configuration and a problem, to be called with arrays."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources, config_text
-from autotile.cuda.compiler import CachedCubin, CubinCache, compile_job
 from autotile.cuda.driver import outside_of_captures
-from autotile.cuda.launch import Module, PackedCubin
+from autotile.cuda.packing import scalar_value
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ToolchainError
-from autotile.kernel.launch import launch_geometry
+from autotile.kernel.launch import LaunchData, known_names, launch_geometry
 from autotile.kernel.library import Kernel
-from autotile.serving.arrays import on_stream
 from autotile.serving.choice import Choice, Tier
-from autotile.serving.launching import Caller, Launching
 from autotile.settings import read_settings
 from autotile.space.limits import compiled_occupancy
+
+if TYPE_CHECKING:
+    from autotile.cuda.compiler import CachedCubin
+    from autotile.cuda.function import PackedCubin
+    from autotile.serving.launching import Launcher
 
 _NAMES = {
     "sizes": "sizes",
@@ -29,11 +32,11 @@ _NAMES = {
     "nvrtc_version": "NVRTC version",
     "l2_mode": "L2 mode",
 }
-"""What is told of each difference; that a time was replayed is told in a sentence of its own."""
+"""Names of the key fields in an explanation; a replayed time is stated in a sentence of its own."""
 
 
 def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
-    """A short paragraph about a choice."""
+    """Return a short paragraph about a choice."""
     served = f"{problem} on {device.name} is served {config_text(choice.config)}."
     sentences = [served, _reason(choice)]
     if choice.measurement is not None:
@@ -61,8 +64,8 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
 def _reason(choice: Choice) -> str:
     if choice.tier == "default":
         return "Nothing is tuned that may be served for it, so this is the default configuration; run `autotile tune`."
-    told = [(_NAMES[name], tuned, asked) for name, tuned, asked in choice.differences if name in _NAMES]
-    differences = "; ".join(f"{name} {tuned} instead of {asked}" for name, tuned, asked in told)
+    named = [(_NAMES[name], tuned, requested) for name, tuned, requested in choice.differences if name in _NAMES]
+    differences = "; ".join(f"{name} {tuned} instead of {requested}" for name, tuned, requested in named)
     if choice.tier == "exact":
         return "It was tuned for exactly this problem on this GPU."
     if choice.tier == "family":
@@ -81,7 +84,7 @@ def _where(choice: Choice) -> str:
 
 
 def _digits(time_us: float) -> str:
-    """Four significant digits, all of those in front of the point, and no exponent."""
+    """Format a time with four significant digits, all integer digits, and no exponent."""
     return f"{time_us:.0f}" if time_us >= 1000 else f"{time_us:.4g}"
 
 
@@ -94,7 +97,7 @@ def _when(tuned_at: datetime | None) -> str:
 
 
 def document(kernel: BoundKernel) -> dict[str, Any]:
-    """Everything that is known of a served kernel; it is compiled now where that says more."""
+    """Return all facts about a served kernel as JSON values; compile it if its resources are not known."""
     measurement, choice, device = kernel.measurement, kernel.choice, kernel.device
     return {
         "kernel": kernel.kernel,
@@ -134,9 +137,9 @@ def _resources(kernel: BoundKernel) -> dict[str, Any] | None:
 
 
 class BoundKernel:
-    """A served kernel: ``kernel(A, B, C)`` launches it.
+    """A served kernel; ``kernel(A, B, C)`` launches it.
 
-    It compiles at the first launch, or finds its cubin in the cache. One object may be called from many threads.
+    It is compiled, or its cubin found in the cache, at the first launch. One object may be called from many threads.
 
     Attributes
     ----------
@@ -144,36 +147,29 @@ class BoundKernel:
         Name of the kernel.
     problem
         Sizes and dtype that it is bound to.
-    config
-        The configuration it runs.
-    tier
-        ``exact``, ``nearest``, ``transferred`` or ``default``; `explain` says why.
-    measurement
-        Time of the configuration where it was tuned; None for the default.
     device
-        The device that it is served for.
-    source
-        ``cuda`` for a result measured here, ``replayed`` for one from a recording, empty for the default.
+        Device that it is served for.
     definition
-        What the search-space file says.
+        Search-space file and template of the kernel.
     choice
-        What was chosen and why, with what it differs in.
+        The configuration that was chosen, with the reason and with what differs from the request.
     calls
-        Launches so far, but for bound ones of an exact result; of threads that call at once, one may go uncounted.
+        Number of launches, except those of a function from `bind` in the ``exact`` tier. With concurrent calls from
+        several threads, some may not be counted.
 
     Parameters
     ----------
     kernel, problem, device, choice
-        What is served, and for what.
+        As the attributes ``definition``, ``problem``, ``device`` and ``choice``.
     device_index
-        CUDA device to launch on; None where the kernel can only be looked at.
+        CUDA device to launch on; None if the kernel can only be inspected.
     packed
-        The cubin in the bundle that the kernel is served from; None where it is compiled or cached here.
+        Cubin in the bundle that the kernel is served from; None if it is compiled or cached on this machine.
 
     Raises
     ------
     ArgumentError
-        A scalar that the problem binds does not fit in its type.
+        The value of a scalar, computed from the problem sizes, does not fit in its type.
     """
 
     def __init__(
@@ -186,27 +182,29 @@ class BoundKernel:
         *,
         packed: PackedCubin | None = None,
     ) -> None:
+        spec, sizes = kernel.spec, problem.sizes
         self.kernel = kernel.name
         self.problem = problem
         self.device = device
         self.calls = 0
+        self._report_at = sys.maxsize
+        self._report: Callable[[int], int] | None = None
         self._packed = packed
         self.definition = kernel
         self.choice = choice
         self._device_index = device_index
-        self._geometry = launch_geometry(kernel.spec, choice.config, problem.sizes, device)
-        self._caller = Caller(
-            kernel.spec, problem, choice.config, geometry=self._geometry, device=device, device_index=device_index
-        )
+        self._geometry = launch_geometry(spec, choice.config, sizes, device)
+        self._scalars = {s.name: scalar_value(s, sizes, problem.dtype, check=False) for s in spec.scalars}
+        self._data = LaunchData.of(spec, problem.dtype, known_names(spec, choice.config, sizes, device))
         self._cubin: CachedCubin | None = None
-        written = [i for i, b in enumerate(kernel.spec.buffers) if b.access != "in"]
-        self._only_output = written[0] if len(written) == 1 else None
-        self._launching: Launching | None = None
+        outputs = [i for i, b in enumerate(spec.buffers) if b.access != "in"]
+        self._only_output = outputs[0] if len(outputs) == 1 else None
+        self._launcher: Launcher | None = None
         self._lock = threading.Lock()
 
     @property
     def can_launch(self) -> bool:
-        """Whether it is served for a CUDA device of this machine, and not only for a look."""
+        """Whether it is served for a CUDA device of this machine, rather than only for inspection."""
         return self._device_index is not None
 
     @property
@@ -216,17 +214,17 @@ class BoundKernel:
 
     @property
     def tier(self) -> Tier:
-        """How well the configuration fits what was asked for."""
+        """How the configuration was found: ``exact``, ``family``, ``nearest``, ``transferred`` or ``default``."""
         return self.choice.tier
 
     @property
     def measurement(self) -> Measurement | None:
-        """Time of the configuration where it was tuned."""
+        """Time of the configuration where it was tuned; None for the default."""
         return self.choice.measurement
 
     @property
     def source(self) -> str:
-        """Where the measurement comes from."""
+        """Source of the measurement: ``cuda``, ``replayed`` (from a recording), or empty for the default."""
         return self.choice.source
 
     @property
@@ -236,7 +234,7 @@ class BoundKernel:
 
     @property
     def tuned_at(self) -> datetime | None:
-        """When the configuration was tuned (UTC)."""
+        """Time at which the configuration was tuned (UTC)."""
         return self.choice.tuned_at
 
     @property
@@ -246,7 +244,7 @@ class BoundKernel:
 
     @property
     def resources(self) -> Resources | None:
-        """Registers, spills and static shared memory; compiled now where they are not known, None without NVRTC."""
+        """Registers, spills and static shared memory; compiles the kernel if they are unknown, None without NVRTC."""
         if self._packed is not None:
             return self._packed.resources
         if self.choice.resources is not None and self.tuned_on == self.device.name:
@@ -258,16 +256,16 @@ class BoundKernel:
 
     @property
     def occupancy(self) -> Occupancy | None:
-        """Blocks per SM and the limit that binds; None where the resources are unknown."""
+        """Blocks per SM and the limit that binds; None if the resources are unknown."""
         resources = self.resources
         return compiled_occupancy(self._geometry, resources, self.device) if resources is not None else None
 
     def explain(self) -> str:
-        """A short paragraph: what is served, why, what differs, and how old the result is."""
+        """Return a short paragraph: the configuration, the reason, the differences, and the age of the result."""
         return explain(self.problem, self.device, self.choice)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary of what is served."""
+        """Return all facts about the served kernel as JSON values."""
         return document(self)
 
     def __repr__(self) -> str:
@@ -275,16 +273,16 @@ class BoundKernel:
         return f"<BoundKernel {self.problem} on {self.device.name}: {self.tier}, {config}>"
 
     def __call__(self, *arrays: Any, stream: Any = None, **scalars: float) -> Any:
-        """Launch on the arrays, asynchronously.
+        """Launch on arrays, asynchronously.
 
         Parameters
         ----------
         *arrays
-            The kernel's buffers in order. Outputs may be left out and are then allocated; an in-out buffer left out
-            starts as zeros. Leading axes of extent 1 may be missing; they are then missing in new outputs, too.
+            Buffers of the kernel, in order. Outputs may be left out and are then allocated; in-out buffers that are
+            left out start as zeros. Leading axes of extent 1 may be left out, and are then left out of new outputs too.
         stream
-            Of CuPy or PyTorch, or any object with ``__cuda_stream__``. None: PyTorch's current stream for PyTorch
-            tensors, else CuPy's current stream.
+            A stream of CuPy or PyTorch, or any object with ``__cuda_stream__``. None: PyTorch's current stream for
+            PyTorch tensors, else CuPy's current stream.
         **scalars
             Scalars with a default, such as ``alpha``.
 
@@ -296,8 +294,8 @@ class BoundKernel:
         Raises
         ------
         ArgumentError
-            An array has the wrong shape, dtype, layout, alignment or device, a scalar is unknown, or ``stream`` is
-            none.
+            An array has the wrong shape, dtype, layout, alignment or device, a scalar is unknown, or ``stream`` is not
+            a stream.
         ToolchainError
             There is no CUDA device, or the toolchain is missing.
         CompileError
@@ -305,28 +303,31 @@ class BoundKernel:
         InputError
             At the first call: a setting is malformed.
         """
-        launching = self._launching
-        if launching is not None and stream is None and not scalars:
-            launched = launching.quickly(arrays)
+        launcher = self._launcher
+        if launcher is not None and stream is None and not scalars:
+            launched = launcher.launch_fast(arrays)
             if launched is not None:
-                self.calls += 1
-                return self._returned(launched) if self._only_output is None else launched[self._only_output]
-        launching = launching or self._load()
-        with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
-            given = self._caller.take(arrays)
-            launching.carefully(given, scalars)
+                self.calls = calls = self.calls + 1
+                if calls >= self._report_at:
+                    self._report_calls()
+                index = self._only_output
+                return launched[index] if index is not None else self._outputs(launched)
+        launcher = launcher or self._load()
+        launched = launcher.launch(arrays, stream, scalars)
         self.calls += 1
-        return self._returned(given.arrays)
+        if self.calls >= self._report_at:
+            self._report_calls()
+        return self._outputs(launched)
 
     def bind(self, *arrays: Any, **scalars: float) -> Callable[[], None]:
-        """A launch on fixed arrays, checked once: what it returns launches on the current stream of their library.
+        """Check arrays once, and return a function that launches on them, on the current stream of their library.
 
-        It may be called from any thread, and with any device current.
+        The function may be called from any thread and with any device current. It keeps the arrays alive.
 
         Parameters
         ----------
         *arrays
-            All of the kernel's buffers, in order. They are kept alive by what is returned.
+            All buffers of the kernel, in order.
         **scalars
             Scalars with a default, such as ``alpha``.
 
@@ -335,43 +336,66 @@ class BoundKernel:
         ArgumentError, ToolchainError, CompileError, InputError
             As for a call.
         """
-        launching = self._launching or self._load()
-        with load_cupy().cuda.Device(self._device_index):
-            go = launching.bound(self._caller.take(arrays), scalars)
+        launcher = self._launcher or self._load()
+        launch_bound = launcher.bind(arrays, scalars)
         if self.tier == "exact":
-            return go  # nobody asks how often
+            return launch_bound  # calls are only counted of fallbacks
 
         def launch() -> None:
-            self.calls += 1
-            go()
+            self.calls = calls = self.calls + 1
+            launch_bound()
+            if calls >= self._report_at:
+                self._report_calls()
 
         return launch
 
-    def _returned(self, arrays: Sequence[Any]) -> Any:
-        """What a call returns of all its arrays."""
+    def report_calls(self, report: Callable[[int], int]) -> None:
+        """Report the number of calls after the next call, and again whenever it reaches what ``report`` returned."""
+        self._report = report
+        self._report_at = self.calls + 1
+
+    def _report_calls(self) -> None:
+        if self._report is not None:
+            self._report_at = self._report(self.calls)
+
+    def _outputs(self, arrays: Sequence[Any]) -> Any:
+        """Return the outputs among all buffers of a call."""
         outputs = tuple(
             array for b, array in zip(self.definition.spec.buffers, arrays, strict=True) if b.access != "in"
         )
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _load(self) -> Launching:
-        """Compile or find the cubin and load it, once."""
+    def _load(self) -> Launcher:
+        """Compile the kernel or find its cubin, and load it; once."""
         if self._device_index is None:
             raise ToolchainError(
-                f"{self.kernel} was served for a look at {self.device.name}, not for a CUDA device of this machine; "
-                "to launch it, call get_best_kernel where there is one, and without the device's name"
+                f"{self.kernel} was served for inspection only: for {self.device.name}, not for a CUDA device of this "
+                "machine; to launch it, call get_best_kernel on a machine with a CUDA device, and without a device name"
             )
+        from autotile.cuda.function import Module
+        from autotile.serving.launching import CallArguments, Launcher
+
         with_graphs = read_settings().graphs
         with self._lock:
-            if self._launching is None:
+            if self._launcher is None:
                 with load_cupy().cuda.Device(self._device_index), outside_of_captures():
                     image = self._packed.read() if self._packed is not None else self._compiled().path
                     function = Module(image).function(self.definition.spec.entry)
                     function.opt_in(self._geometry.dynamic_smem_bytes)
-                self._launching = Launching(self._caller, function, self._device_index, with_graphs=with_graphs)
-            return self._launching
+                arguments = CallArguments(
+                    self.definition.spec,
+                    self.problem,
+                    self._geometry,
+                    data=self._data,
+                    scalars=self._scalars,
+                    device_index=self._device_index,
+                )
+                self._launcher = Launcher(arguments, function, self._device_index, with_graphs=with_graphs)
+            return self._launcher
 
     def _compiled(self) -> CachedCubin:
+        from autotile.cuda.compiler import CubinCache, compile_job
+
         if self._cubin is None:
             settings = read_settings()
             problem = self.problem

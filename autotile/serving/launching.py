@@ -1,4 +1,4 @@
-"""Launch a served kernel: check and complete the arrays of a call, then launch at close to the driver's cost."""
+"""Launch a served kernel: check and complete the arrays of a call, then launch at about the cost of the driver call."""
 
 from __future__ import annotations
 
@@ -7,79 +7,85 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import Config, LaunchGeometry, Problem
-from autotile.cuda.arguments import encode_scalar, pack_arguments, scalar_value
+from autotile.core.model import LaunchGeometry, Problem
 from autotile.cuda.driver import device_count
-from autotile.cuda.launch import Function, ParameterBlock, driver_launch
+from autotile.cuda.function import Function, ParameterBlock, driver_launch
+from autotile.cuda.packing import encode_scalar, pack_arguments
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError
-from autotile.kernel.launch import LaunchData, known_names
-from autotile.kernel.spec import BufferArgument, KernelSpec, ScalarArgument, TensorMapArgument
+from autotile.kernel.arguments import BufferArgument
+from autotile.kernel.launch import LaunchData
+from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import (
+    ArraySpec,
     CupyLibrary,
-    Facts,
     Library,
     Pointers,
-    Slot,
+    Signature,
+    accepted_pointers,
     as_bits,
     as_cupy,
     library_of,
     new_array,
     on_stream,
-    pointers,
 )
-from autotile.serving.stream_state import Lane, MapPlace, OfThread, Places, StreamWorkspaces, WorkspaceSet
+from autotile.serving.stream_state import (
+    ParameterLayout,
+    StreamState,
+    StreamWorkspaces,
+    TensorMapPlace,
+    ThreadStates,
+    WorkspaceSet,
+)
 
 
-class Given(NamedTuple):
-    """The arrays of a call, with the outputs that were left out.
+class CheckedArrays(NamedTuple):
+    """The arrays of a call, including the outputs that were left out.
 
     Attributes
     ----------
     views
-        Every buffer as a CuPy array of the declared shape, by name.
+        Every buffer as a CuPy array, by name.
     arrays
-        The same in order: the caller's own arrays, and new ones of the library and the rank of the caller's.
+        The same in order: the caller's own arrays, and new ones of the caller's library and number of axes.
     """
 
     views: Mapping[str, Any]
     arrays: tuple[Any, ...]
 
 
-class Caller:
-    """How a kernel with a configuration is called for a problem.
+class CallArguments:
+    """Arguments of a kernel's calls, for one problem and configuration.
+
+    Parameters
+    ----------
+    spec, problem, geometry
+        The kernel, its problem and the geometry of its launches.
+    data
+        Workspaces and tensor maps of the configuration.
+    scalars
+        Values of the scalars, as NumPy scalars of the exact types.
+    device_index
+        CUDA device of the arrays.
 
     Attributes
     ----------
     geometry
-        Of its launches.
+        Geometry of the launches.
     workspaces
-        What each stream has of its own.
-
-    Parameters
-    ----------
-    spec, problem, config, geometry
-        What is called.
-    device, device_index
-        Where.
-
-    Raises
-    ------
-    ArgumentError
-        A scalar that the problem binds does not fit in its type.
+        Workspaces of each stream.
     """
 
     def __init__(
         self,
         spec: KernelSpec,
         problem: Problem,
-        config: Config,
-        *,
         geometry: LaunchGeometry,
-        device: DeviceProperties,
-        device_index: int | None,
+        *,
+        data: LaunchData,
+        scalars: Mapping[str, Any],
+        device_index: int,
     ) -> None:
         sizes, dtype = problem.sizes, problem.dtype
         self._spec = spec
@@ -88,12 +94,12 @@ class Caller:
         self._device_index = device_index
         self._shapes = {b.name: b.extents(sizes) for b in spec.buffers}
         self._element_types = {b.name: b.element_type(dtype, sizes) for b in spec.buffers}
-        self._scalars = {s.name: scalar_value(s, sizes, dtype, check=False) for s in spec.scalars}
-        self._data = LaunchData.of(spec, dtype, known_names(spec, config, sizes, device))
-        self.workspaces = StreamWorkspaces(self._data.workspaces)
+        self._scalars = scalars
+        self._data = data
+        self.workspaces = StreamWorkspaces(data.workspaces)
 
-    def take(self, arrays: Sequence[Any]) -> Given:
-        """Check the arrays and allocate the outputs that are not among them.
+    def check(self, arrays: Sequence[Any]) -> CheckedArrays:
+        """Check the arrays of a call, and allocate the outputs that were left out.
 
         Raises
         ------
@@ -106,13 +112,13 @@ class Caller:
         own = {b.name: self._checked(b, next(given)) for b in buffers if b.access not in left_out}
         full = self.complete(arrays)
         new = {b.name: self._checked(b, array) for b, array in zip(buffers, full, strict=True) if b.name not in own}
-        return Given({**own, **new}, full)
+        return CheckedArrays({**own, **new}, full)
 
     def complete(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """All arrays of a call: the given ones, and new ones of their library for the outputs that were left out.
+        """Return all arrays of a call: the given ones, and new ones of their library for outputs that were left out.
 
-        Leading axes of extent 1 may be missing in the given arrays; they are then missing in the new ones as well. A
-        new in-out buffer holds zeros.
+        Leading axes of extent 1 that the given arrays lack are also left out of the new ones. New in-out buffers are
+        zeroed.
 
         Raises
         ------
@@ -136,12 +142,12 @@ class Caller:
     def pack(
         self, views: Mapping[str, Any], scalars: Mapping[str, float], workspaces: Mapping[str, int]
     ) -> tuple[Any, ...]:
-        """The kernel's parameters, in order.
+        """Return the kernel's parameters, in order.
 
         Raises
         ------
         ArgumentError
-            There is no such scalar, its value does not fit, or an array starts where a tensor map cannot.
+            A scalar is unknown, its value does not fit in its type, or a buffer with a tensor map is not aligned.
         ToolchainError
             The driver refuses a tensor map.
         """
@@ -149,38 +155,36 @@ class Caller:
         values = {**self._scalars, **{name: self._override(name, value) for name, value in scalars.items()}}
         return pack_arguments(self._spec, self._data, pointers=pointers, scalars=values, workspaces=workspaces)
 
-    def slots(self, library: Library) -> tuple[Slot, ...]:
-        """What the arrays of a library must be to be taken at once."""
+    def array_specs(self, library: Library) -> tuple[ArraySpec, ...]:
+        """Return what a library's arrays must be to be accepted on the fast path."""
         return tuple(
-            library.slot(_with_and_without_ones(self._shapes[b.name]), self._element_types[b.name])
+            library.spec(_with_and_without_ones(self._shapes[b.name]), self._element_types[b.name])
             for b in self._spec.buffers
         )
 
-    def places(self, starts: Sequence[int], words: int) -> Places:
-        """Where the addresses of the arrays stand, and the tensor maps.
+    def layout(self, starts: Sequence[int], words: int) -> ParameterLayout:
+        """Return the places of the array addresses and tensor maps in a parameter block.
 
         Parameters
         ----------
         starts
-            Word at which each of the packed parameters starts.
+            First word of each packed parameter.
         words
-            Words in all; the last ones, as many as there are buffers, are for addresses that are no parameters.
+            Number of words. The last ones, one for each buffer, hold addresses that are not parameters.
         """
         buffers = self._spec.buffers
-        passed = [a for a in self._spec.arguments if not isinstance(a, BufferArgument) or a.passed]
+        passed = [a for a in self._spec.arguments if a.is_passed]
         found = list(zip(passed, starts, strict=True))
         spare = {b.name: words - len(buffers) + i for i, b in enumerate(buffers)}
-        word = spare | {a.name: start for a, start in found if isinstance(a, BufferArgument)}
+        word = spare | {a.name: start for a, start in found if a.is_given}
         maps = {tensor_map.name: tensor_map for tensor_map in self._data.tensor_maps}
         map_places = (
-            MapPlace(word[a.buffer], start, maps[a.name])
-            for a, start in found
-            if isinstance(a, TensorMapArgument) and a.name in maps
+            TensorMapPlace(word[a.described_buffer], start, maps[a.name]) for a, start in found if a.name in maps
         )
-        return Places(tuple(word[b.name] for b in buffers), tuple(map_places))
+        return ParameterLayout(tuple(word[b.name] for b in buffers), tuple(map_places))
 
     def _left_out(self, count: int) -> tuple[str, ...]:
-        """Kinds of buffers that a call with so many arrays leaves out."""
+        """Return the kinds of buffers that a call with ``count`` arrays leaves out."""
         buffers = self._spec.buffers
         for left_out in ((), ("out",), ("out", "inout")):
             if count == sum(1 for b in buffers if b.access not in left_out):
@@ -205,14 +209,14 @@ class Caller:
             raise ArgumentError(f"{name} is not C-contiguous (row-major); pass cupy.ascontiguousarray({name})")
         if view.data.device_id != self._device_index:
             raise ArgumentError(
-                f"{name} is on CUDA device {view.data.device_id}, but the kernel serves device {self._device_index}; "
-                "ask get_best_kernel with device= of the arrays"
+                f"{name} is on CUDA device {view.data.device_id}, but the kernel is bound to device "
+                f"{self._device_index}; call get_best_kernel with device= of the arrays"
             )
         return view
 
     def _override(self, name: str, value: float) -> Any:
-        free = {s.name: s for s in self._spec.scalars if isinstance(s.value, int | float)}
-        scalar: ScalarArgument | None = free.get(name)
+        free = {s.name: s for s in self._spec.scalars if s.default is not None}
+        scalar = free.get(name)
         if scalar is None:
             known = ", ".join(free) or "none"
             raise ArgumentError(f"{self._spec.name} has no scalar {name!r} to set; scalars with a default: {known}")
@@ -220,34 +224,39 @@ class Caller:
 
 
 def _with_and_without_ones(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """A shape, and what is left of it without one or more leading axes of extent 1."""
+    """Return a shape, and the same without one or more of its leading axes of extent 1."""
     shapes = [shape]
     while shapes[-1] and shapes[-1][0] == 1:
         shapes.append(shapes[-1][1:])
     return tuple(shapes)
 
 
-Stream = Callable[[int], int]
-ReadFacts = Callable[[Sequence[Any]], Facts]
+CurrentStream = Callable[[int], int]
+ReadSignature = Callable[[Sequence[Any]], Signature]
 
 
-class Launching:
+class Launcher:
     """Launches a function that is loaded on a device.
 
     Parameters
     ----------
-    caller
-        What the kernel takes.
+    arguments
+        Arguments of the calls.
     function
-        The loaded function; it is kept.
+        The loaded function, which is kept alive.
     device_index
         CUDA device.
     with_graphs
-        Whether launches that come again may become CUDA graphs.
+        Whether repeated launches may become CUDA graphs.
+
+    Attributes
+    ----------
+    arguments
+        As given.
     """
 
-    def __init__(self, caller: Caller, function: Function, device_index: int, *, with_graphs: bool) -> None:
-        self._caller = caller
+    def __init__(self, arguments: CallArguments, function: Function, device_index: int, *, with_graphs: bool) -> None:
+        self.arguments = arguments
         self._function = function
         self._device_index = device_index
         self._with_graphs = with_graphs
@@ -255,128 +264,151 @@ class Launching:
         runtime = load_cupy().cuda.runtime
         self._current_device: Callable[[], int] = runtime.getDevice
         self._launch_graph: Callable[[int, int], None] = runtime.graphLaunch
-        self._is_captured: Callable[[int], bool] = runtime.streamIsCapturing
-        """Not to be asked of stream 0, which cannot be captured; what is, gets launches of its own."""
-        self._launch = driver_launch(function.pointer, caller.geometry)
+        self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
+        """Not to be called with stream 0, which cannot be captured."""
+        self._launch = driver_launch(function.pointer, arguments.geometry)
         self._cupy = CupyLibrary()
-        self._libraries: dict[type, tuple[Stream, ReadFacts, tuple[Slot, ...]]] = {}
-        self._lanes = OfThread()
+        self._libraries: dict[type, tuple[CurrentStream, ReadSignature, tuple[ArraySpec, ...]]] = {}
+        self._states = ThreadStates()
 
-    def quickly(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        """Launch on the current stream of the arrays' library, if nothing keeps it from being quick.
+    def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
+        """Launch on the current stream of the arrays' library, if the fast path applies.
+
+        It does after `launch` has launched on arrays of the same library, in the same thread and on the same stream.
 
         Parameters
         ----------
         arrays
-            The kernel's buffers in order; outputs may be left out and are then allocated.
+            Buffers of the kernel, in order; outputs may be left out and are then allocated.
 
         Returns
         -------
         sequence of arrays or None
-            All of the kernel's buffers; None where nothing was launched.
+            All buffers of the kernel; None if nothing was launched.
 
         Raises
         ------
         ArgumentError
-            There are too few or too many.
+            There are too few or too many arrays.
         """
         known = self._libraries.get(type(arrays[0])) if arrays else None
         if known is None or not (self._one_device or self._current_device() == self._device_index):
             return None
-        stream_of, facts_of, slots = known
-        stream = stream_of(self._device_index)
-        lane: Lane | None = self._lanes.by_stream.get(stream)
-        if lane is None:
+        current_stream, read_signature, specs = known
+        stream = current_stream(self._device_index)
+        state = self._states.by_stream.get(stream)
+        if state is None:
             return None
-        facts = facts_of(arrays)
-        is_captured = stream != 0 and self._with_graphs and self._is_captured(stream)
-        graph = lane.graphs.get(facts)
+        signature = read_signature(arrays)
+        is_captured = stream != 0 and self._with_graphs and self._is_capturing(stream)
+        graph = state.graphs.get(signature)
         if graph is not None and not is_captured:
             self._launch_graph(graph.executable, stream)
             return arrays
-        if len(arrays) != len(slots):
-            return self.quickly(self._caller.complete(arrays))
-        found = pointers(facts, slots, self._device_index) if facts else None
+        if len(arrays) != len(specs):
+            return self.launch_fast(self.arguments.complete(arrays))
+        found = accepted_pointers(signature, specs, self._device_index) if signature else None
         if found is not None:
-            self._launch_anew(lane, stream, found, facts, is_captured)
+            self._launch_parameters(state, stream, found, signature, is_captured)
         return arrays if found is not None else None
 
-    def carefully(self, given: Given, scalars: Mapping[str, float]) -> None:
-        """Launch on CuPy's current stream, and be quick with such arrays from now on.
+    def launch(self, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]) -> Sequence[Any]:
+        """Check arrays, allocate the outputs that were left out, launch, and prepare the fast path for such arrays.
 
         Parameters
         ----------
-        given
-            Arrays that `Caller.take` has checked.
+        arrays
+            Buffers of the kernel, in order; outputs may be left out.
+        stream
+            As for `autotile.serving.arrays.on_stream`.
         scalars
-            Scalars other than their defaults.
+            Values of scalars that differ from their defaults.
+
+        Returns
+        -------
+        sequence of arrays
+            All buffers of the kernel.
 
         Raises
         ------
         ArgumentError
-            There is no such scalar, its value does not fit, or an array starts where a tensor map cannot.
+            An array has the wrong shape, dtype, layout, alignment or device, there are too few or too many, a scalar is
+            unknown, or its value does not fit in its type.
         ToolchainError
             The driver refuses a tensor map.
         """
-        load_cupy().cuda.runtime.setDevice(self._device_index)  # it makes a context current
-        stream = self._cupy.stream(self._device_index)
-        workspaces = self._caller.workspaces.current()
-        values = self._caller.pack(given.views, scalars, workspaces.pointers)
-        block = ParameterBlock(values, spare_words=len(given.arrays))
-        self._launch(stream, block.address, 0)
-        library = library_of(given.arrays[0])
-        if library is not None and not scalars:
-            if stream not in self._lanes.by_stream:  # else the lane and its graphs are as good as new
-                places = self._caller.places(block.starts, len(block.words))
-                self._lanes.keep(stream, self._lane(block, places, workspaces))
-            self._libraries.setdefault(
-                type(given.arrays[0]), (library.stream, library.facts, self._caller.slots(library))
-            )
+        with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
+            checked = self.arguments.check(arrays)
+            self._launch_checked(checked, scalars)
+        return checked.arrays
 
-    def bound(self, given: Given, scalars: Mapping[str, float]) -> Callable[[], None]:
-        """What launches on arrays that need no more checks, on the current stream of their library; it keeps them.
+    def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
+        """Return a function that launches on fixed arrays, on the current stream of their library.
 
         Raises
         ------
         ArgumentError, ToolchainError
-            As for `carefully`.
+            As for `launch`.
         """
-        current = (library_of(given.arrays[0]) or self._cupy).stream
-        launch_graph, is_captured, index = self._launch_graph, self._is_captured, self._device_index
+        with load_cupy().cuda.Device(self._device_index):
+            return self._bind_checked(self.arguments.check(arrays), scalars)
+
+    def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
+        """Launch on CuPy's current stream, and prepare the fast path for such arrays."""
+        load_cupy().cuda.runtime.setDevice(self._device_index)  # it makes a context current
+        stream = self._cupy.stream(self._device_index)
+        workspaces = self.arguments.workspaces.current()
+        values = self.arguments.pack(checked.views, scalars, workspaces.pointers)
+        block = ParameterBlock(values, spare_words=len(checked.arrays))
+        self._launch(stream, block.address, 0)
+        library = library_of(checked.arrays[0])
+        if library is not None and not scalars:
+            if stream not in self._states.by_stream:  # an existing state, with its graphs, stays valid
+                layout = self.arguments.layout(block.starts, len(block.words))
+                self._states.keep(stream, self._new_state(block, layout, workspaces))
+            self._libraries.setdefault(
+                type(checked.arrays[0]), (library.stream, library.signature, self.arguments.array_specs(library))
+            )
+
+    def _bind_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> Callable[[], None]:
+        current_stream = (library_of(checked.arrays[0]) or self._cupy).stream
+        launch_graph, is_capturing, index = self._launch_graph, self._is_capturing, self._device_index
         with_graphs = self._with_graphs
-        lanes = OfThread()
+        states = ThreadStates()
 
-        def new_lane(stream: int) -> Lane:
+        def new_state(stream: int) -> StreamState:
             load_cupy().cuda.runtime.setDevice(index)  # it makes a context current
-            with on_stream(given.arrays):
-                workspaces = self._caller.workspaces.current()
-            block = ParameterBlock(self._caller.pack(given.views, scalars, workspaces.pointers))
-            lane = self._lane(block, Places((), ()), workspaces)
-            lanes.keep(stream, lane)
-            return lane
+            with on_stream(checked.arrays):
+                workspaces = self.arguments.workspaces.current()
+            block = ParameterBlock(self.arguments.pack(checked.views, scalars, workspaces.pointers))
+            state = self._new_state(block, ParameterLayout((), ()), workspaces)
+            states.keep(stream, state)
+            return state
 
-        def go() -> None:
-            stream = current(index)
-            lane: Lane = lanes.by_stream.get(stream) or new_lane(stream)
-            captured = stream != 0 and with_graphs and is_captured(stream)
-            graph = lane.graphs.get(())
-            if graph is not None and not captured:
+        def launch() -> None:
+            stream = current_stream(index)
+            state = states.by_stream.get(stream) or new_state(stream)
+            is_captured = stream != 0 and with_graphs and is_capturing(stream)
+            graph = state.graphs.get(())
+            if graph is not None and not is_captured:
                 launch_graph(graph.executable, stream)
             else:
-                self._launch_anew(lane, stream, (), (), captured)
+                self._launch_parameters(state, stream, (), (), is_captured)
 
-        def go_there() -> None:
+        def launch_on_device() -> None:
             with load_cupy().cuda.Device(index):
-                go()
+                launch()
 
-        new_lane(current(index))  # what is wrong is said now
-        return go if self._one_device else go_there
+        new_state(current_stream(index))  # so that errors are raised here
+        return launch if self._one_device else launch_on_device
 
-    def _lane(self, block: ParameterBlock, places: Places, workspaces: WorkspaceSet) -> Lane:
-        return Lane(self._launch, block, places, (self._function, workspaces))
+    def _new_state(self, block: ParameterBlock, layout: ParameterLayout, workspaces: WorkspaceSet) -> StreamState:
+        return StreamState(self._launch, block, layout, (self._function, workspaces))
 
-    def _launch_anew(self, lane: Lane, stream: int, found: Pointers, facts: Facts, is_captured: bool) -> None:
-        """Launch on arrays without a graph, and keep the launch as one if it may come again."""
-        lane.launch(stream, found)
+    def _launch_parameters(
+        self, state: StreamState, stream: int, pointers: Pointers, signature: Signature, is_captured: bool
+    ) -> None:
+        """Launch without a graph, and keep the launch as a graph if it came before."""
+        state.launch(stream, pointers)
         if self._with_graphs and not is_captured:
-            lane.keep_as_graph(stream, facts)
+            state.keep_as_graph(stream, signature)

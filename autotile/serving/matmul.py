@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from autotile.cuda.driver import device_count
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError, InputError
 from autotile.kernel.library import load_kernel
 from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import as_bits, as_cupy, element_type, library_of, new_array, on_stream
 from autotile.serving.bound import BoundKernel
-from autotile.serving.dispatcher import find_best_kernel, get_best_kernel
-from autotile.settings import read_settings
+from autotile.serving.dispatcher import Dispatcher, default_dispatcher
 
 _FLAGS = ("TRANS_A", "TRANS_B", "OUT_FP32")
-"""Flags that say what is computed. A kernel that lacks one computes only products in which it is 0."""
+"""Flags that select what is computed. A kernel without one of them only computes products for which it is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +27,17 @@ class Product:
     Attributes
     ----------
     m, n, k, batch
-        ``batch`` products of ``m x k`` by ``k x n``.
+        Sizes: ``batch`` products of ``m x k`` and ``k x n`` matrices.
     dtype
-        Element type of the factors.
+        dtype of the factors.
     transpose_a, transpose_b
-        Whether a factor is stored as its transpose, row by row.
+        Whether a factor is stored as the row-major transpose.
     float32_result
-        Whether the result is float32 where the factors have 16 bits.
+        Whether the result of 16-bit factors is float32.
     deterministic
-        Whether equal inputs must give equal bits, run after run.
+        Whether equal inputs must give bitwise equal results.
     aligned
-        Whether every matrix starts on 16 bytes.
+        Whether every matrix is aligned to 16 bytes.
     emulate
         Whether a float32 product may be computed from bfloat16 parts.
     """
@@ -59,7 +56,7 @@ class Product:
 
     @classmethod
     def of_sizes(cls, sizes: Mapping[str, int], dtype: str) -> Self:
-        """The product that a kernel's sizes and flags stand for."""
+        """Return the product that a kernel computes for its sizes and flags."""
         return cls(
             sizes["M"],
             sizes["N"],
@@ -74,16 +71,16 @@ class Product:
 
     @property
     def flops(self) -> float:
-        """Multiplications and additions."""
+        """Number of multiplications and additions."""
         return 2.0 * self.batch * self.m * self.n * self.k
 
     @property
     def elements(self) -> float:
-        """Elements of the three matrices, each of which must be moved at least once."""
+        """Number of elements of the three matrices, each of which is moved at least once."""
         return 1.0 * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
 
     def sizes_for(self, spec: KernelSpec) -> dict[str, int] | None:
-        """Sizes and flags of the product by the names of a kernel; None where the kernel does not compute it."""
+        """Return the sizes and flags of the product by a kernel's names; None if the kernel does not compute it."""
         known = {
             "M": self.m,
             "N": self.n,
@@ -102,20 +99,20 @@ class Product:
 
 
 _ALIGNED_BYTES = 16
-"""What 128-bit accesses and tensor maps ask of a pointer (CUDA C++ Programming Guide, tensor maps)."""
+"""Alignment that 128-bit accesses and tensor maps require (CUDA C++ Programming Guide, tensor maps)."""
 
 
 class Operand(NamedTuple):
-    """One factor of a product, as a kernel takes it: row-major, or row-major of its transpose.
+    """A factor of a product as kernels take it: row-major, or the row-major transpose.
 
     Attributes
     ----------
     array
         CuPy array or PyTorch tensor of shape ``(rows, columns)`` or ``(batch, rows, columns)``.
     transpose
-        Whether the factor is the transpose of what is stored.
+        Whether the factor is the transpose of the stored matrix.
     copy
-        Whether it lies neither way round and must be copied first.
+        Whether it is contiguous in neither order and must be copied first.
     """
 
     array: Any
@@ -124,23 +121,23 @@ class Operand(NamedTuple):
 
     @property
     def batch(self) -> int:
-        """Matrices that lie one after the other."""
+        """Number of stacked matrices."""
         return int(self.array.shape[0]) if len(self.array.shape) == 3 else 1
 
     def stored(self) -> Any:
-        """What the kernel is given: row-major, in the order of the memory."""
+        """Return the row-major array that the kernel is given."""
         if self.copy:
             return self.array.contiguous() if hasattr(self.array, "contiguous") else self.array.copy(order="C")
         return self.array.swapaxes(-1, -2) if self.transpose else self.array
 
 
 def native(array: Any, name: str) -> Any:
-    """A CuPy array or a PyTorch tensor as it is, and any other array as a CuPy view.
+    """Return a CuPy array or a PyTorch tensor unchanged, and any other array as a CuPy view.
 
     Raises
     ------
     ArgumentError
-        It is no array on a GPU.
+        The object is not an array on a GPU.
     """
     if library_of(array) is not None and device_index(array) >= 0:
         return array
@@ -148,19 +145,19 @@ def native(array: Any, name: str) -> Any:
 
 
 def as_operand(array: Any, name: str) -> Operand:
-    """Take a matrix or a stack of matrices as it lies.
+    """Return a matrix or a stack of matrices as an operand, without copying.
 
     Parameters
     ----------
     array
-        As `native` gives it.
+        CuPy array or PyTorch tensor.
     name
-        For the error.
+        Name of the argument, for the error message.
 
     Raises
     ------
     ArgumentError
-        It has another number of axes than 2 or 3, or is empty.
+        The array does not have 2 or 3 axes, or is empty.
     """
     shape = tuple(array.shape)
     if len(shape) not in (2, 3):
@@ -174,28 +171,18 @@ def as_operand(array: Any, name: str) -> Operand:
 
 
 def address(array: Any) -> int:
-    """Device address of a CuPy array or a PyTorch tensor."""
+    """Return the device address of a CuPy array or a PyTorch tensor."""
     return int(array.data_ptr() if hasattr(array, "data_ptr") else array.data.ptr)
 
 
 def device_index(array: Any) -> int:
-    """CUDA device of a CuPy array or a PyTorch tensor; -1 for a tensor on the host."""
+    """Return the CUDA device of a CuPy array or a PyTorch tensor; -1 for a tensor on the host."""
     return int(array.get_device() if hasattr(array, "get_device") else array.data.device_id)
 
 
-def is_elsewhere(array: Any) -> bool:
-    """Whether a CuPy array or a PyTorch tensor lies on another device than the current one."""
-    return _has_several_devices() and int(load_cupy().cuda.runtime.getDevice()) != device_index(array)
-
-
 def are_aligned(*arrays: Any) -> bool:
-    """Whether all arrays start on 16 bytes."""
+    """Return whether all arrays are aligned to 16 bytes."""
     return all(address(array) % _ALIGNED_BYTES == 0 for array in arrays)
-
-
-@cache
-def _has_several_devices() -> bool:
-    return device_count() > 1
 
 
 def _is_contiguous(array: Any) -> bool:
@@ -203,55 +190,59 @@ def _is_contiguous(array: Any) -> bool:
 
 
 KERNELS = ("gemm_wgmma", "gemm_mma", "gemm_small", "sgemm", "sgemm_ws", "sgemm_bf16x6", "sgemm_bf16x6_ws")
-"""Kernels that may compute a product; of those with no known time, the first that fits is taken."""
+"""Kernels of products; if no time is known, the first that computes the product is chosen."""
 EMULATED = frozenset({"sgemm_bf16x6", "sgemm_bf16x6_ws"})
-"""Those that compute a float32 product from bfloat16 parts."""
+"""Kernels that compute a float32 product from bfloat16 parts."""
 _TIER_PENALTY = {"exact": 1.0, "family": 1.1, "nearest": 1.15, "transferred": 1.5}
-"""How much longer a configuration is assumed to take than its measured time says, scaled to the size asked for."""
-
-_chosen: dict[tuple[object, ...], BoundKernel] = {}
+"""Assumed ratio of a configuration's time to its measured time, scaled to the requested sizes."""
 
 
 def fitting_kernels(product: Product) -> dict[str, dict[str, Any]]:
-    """Kernels that are written for a product, with its sizes by their names."""
+    """Return the kernels that compute a product, each with the product's sizes by the kernel's names."""
     allowed = (name for name in KERNELS if product.emulate or name not in EMULATED)
     sizes = {name: product.sizes_for(load_kernel(name).spec) for name in allowed}
     return {name: found for name, found in sizes.items() if found is not None}
 
 
 def best_matmul(
-    product: Product, *, device: int | str | None = None, database: str | Path | None = None
+    product: Product,
+    *,
+    device: int | str | None = None,
+    database: str | Path | None = None,
+    dispatcher: Dispatcher = default_dispatcher,
 ) -> BoundKernel:
-    """The kernel that is expected to compute a product fastest, bound to it.
+    """Return the kernel that is expected to compute a product fastest, bound to it.
 
-    Measured times decide; a time that was measured at other sizes or on another GPU is scaled by the work and counts
-    as somewhat longer. Where nothing was measured, the first kernel that fits is taken.
+    Measured times decide. A time measured at other sizes or on another GPU is scaled by the work and multiplied by a
+    penalty. If nothing was measured, the first kernel that computes the product is chosen.
 
     Parameters
     ----------
     product
-        What is to be computed.
+        The product.
     device, database
         As for `get_best_kernel`.
+    dispatcher
+        Dispatcher that the kernel is taken from.
 
     Raises
     ------
     InputError
-        No kernel takes such a product on the device.
+        No kernel computes such a product on the device.
     """
     found, refusals = [], []
-    location = str(database or read_settings().database)
+    location = dispatcher.location(database)
     fitting = fitting_kernels(product)
     for name, sizes in fitting.items():
         try:
-            found.append(find_best_kernel(name, product.dtype, device, location, sizes))
+            found.append(dispatcher.find_best_kernel(name, product.dtype, device, location, sizes))
         except InputError as error:
             refusals.append(f"{name}: {error}")
     if not found:
         raise InputError(f"no kernel computes {product}: {'; '.join(refusals) or 'none is written for it'}")
     best = _fastest(found, product).kernel
-    # Asked for again, as only what is launched shall count as a miss.
-    return get_best_kernel(best, dtype=product.dtype, device=device, database=database, **fitting[best])
+    # Looked up again, as only the kernel that is launched may count as a miss.
+    return dispatcher.get_best_kernel(best, dtype=product.dtype, device=device, database=database, **fitting[best])
 
 
 def matmul(
@@ -266,27 +257,29 @@ def matmul(
     database: str | Path | None = None,
     stream: Any = None,
 ) -> Any:
-    """``alpha a @ b + beta out`` on the GPU, by the kernel that was measured to be the fastest.
+    """Compute ``alpha a @ b + beta out`` on the GPU with the kernel that was measured to be the fastest.
 
     Parameters
     ----------
     a, b
         Arrays on the GPU (CuPy, PyTorch, JAX, Numba) of one dtype: float32, float16 or bfloat16; shapes ``(m, k)``
         and ``(k, n)``, or stacks ``(batch, m, k)`` and ``(batch, k, n)``. A transposed view, such as ``weights.T``, is
-        used as it lies.
+        used without a copy.
     out
-        Where the result goes, shape ``(m, n)`` or ``(batch, m, n)``, C-contiguous, of the dtype of ``a`` or float32;
-        None: a new PyTorch tensor where ``a`` is one, else a new CuPy array, of the dtype of ``a``.
+        Array for the result, shape ``(m, n)`` or ``(batch, m, n)``, C-contiguous, of the dtype of ``a`` or float32.
+        None: a new array of the dtype of ``a``, a PyTorch tensor if ``a`` is one, else a CuPy array.
+    alpha, beta
+        Factors of the product and of the former content of ``out``.
     deterministic
-        Whether equal inputs must give equal bits; False allows sums whose order varies.
+        Whether equal inputs must give bitwise equal results; False allows sums in varying order.
     emulate
-        Whether float32 products may be computed from bfloat16 parts on tensor cores, at the same accuracy; False: every
-        product and sum on the CUDA cores in IEEE fp32.
+        Whether float32 products may be computed from bfloat16 parts on tensor cores, at the same accuracy. False: all
+        products and sums are computed on the CUDA cores in IEEE fp32.
     database
         Path or URL; None for the user's own.
     stream
-        Of CuPy or PyTorch, or any object with ``__cuda_stream__``; None: PyTorch's current stream for PyTorch tensors,
-        else CuPy's.
+        A stream of CuPy or PyTorch, or any object with ``__cuda_stream__``. None: PyTorch's current stream for PyTorch
+        tensors, else CuPy's.
 
     Returns
     -------
@@ -296,42 +289,64 @@ def matmul(
     Raises
     ------
     ArgumentError
-        Shapes or dtypes do not fit together.
+        Shapes or dtypes do not match.
     InputError
-        No kernel takes such matrices.
+        No kernel computes such a product.
     """
+    return multiply(
+        default_dispatcher,
+        a,
+        b,
+        out,
+        alpha=alpha,
+        beta=beta,
+        deterministic=deterministic,
+        emulate=emulate,
+        database=database,
+        stream=stream,
+    )
+
+
+def multiply(
+    dispatcher: Dispatcher,
+    a: Any,
+    b: Any,
+    out: Any,
+    *,
+    alpha: float,
+    beta: float,
+    deterministic: bool,
+    emulate: bool,
+    database: str | Path | None,
+    stream: Any,
+) -> Any:
+    """Compute a product as `matmul` does, with the kernels of a dispatcher."""
+    options: dict[str, Any] = {"deterministic": deterministic, "emulate": emulate, "database": database}
     if stream is not None:
-        with on_stream((a, b), stream):  # what is copied or allocated is so in the stream's order, too
-            return matmul(
-                a, b, out, alpha=alpha, beta=beta, deterministic=deterministic, emulate=emulate, database=database
-            )
+        with on_stream((a, b), stream):  # copies and allocations are ordered by the stream, too
+            return multiply(dispatcher, a, b, out, alpha=alpha, beta=beta, stream=None, **options)
     factor = native(a, "a")
-    if is_elsewhere(factor):
-        with load_cupy().cuda.Device(device_index(factor)):
-            return matmul(
-                a, b, out, alpha=alpha, beta=beta, deterministic=deterministic, emulate=emulate, database=database
-            )
+    device = device_index(factor)
+    if not dispatcher.is_current(device):
+        with load_cupy().cuda.Device(device):
+            return multiply(dispatcher, a, b, out, alpha=alpha, beta=beta, stream=None, **options)
     left, right = as_operand(factor, "a"), as_operand(native(b, "b"), "b")
     dtype = _common_dtype(a, b)
     shape = _result_shape(left, right)
     if out is None:
         if beta != 0.0:
-            raise ArgumentError("beta is given without out; expected the array that is to be added to")
+            raise ArgumentError("beta is given without out; expected the array to be scaled by beta")
         out = new_array(a, shape, dtype, zeroed=False)
     arrays = left.stored(), right.stored(), native(out, "out")
     types = dtype, element_type(out, "out")
-    kernel = _kernel(left, right, arrays, types, deterministic=deterministic, emulate=emulate, database=database)
+    kernel = _kernel(dispatcher, left, right, arrays, types, **options)
     scalars = {} if alpha == 1.0 and beta == 0.0 else {"alpha": alpha, "beta": beta}
     kernel(*arrays, **scalars)
     return out
 
 
-def forget_chosen() -> None:
-    """Forget which kernels were chosen, so that new tuning results are seen."""
-    _chosen.clear()
-
-
 def _kernel(
+    dispatcher: Dispatcher,
     left: Operand,
     right: Operand,
     arrays: tuple[Any, Any, Any],
@@ -341,12 +356,12 @@ def _kernel(
     emulate: bool,
     database: str | Path | None,
 ) -> BoundKernel:
-    """The kernel for arrays as they lie; what was chosen once is remembered."""
+    """Return the kernel for arrays, chosen once for arrays of one kind."""
     x, y, _ = arrays
     aligned, device = are_aligned(*arrays), device_index(x)
-    asked = aligned, deterministic, emulate
-    key = (x.shape, y.shape, types, left.transpose, right.transpose, device, asked, database)
-    kernel = _chosen.get(key)
+    flags = aligned, deterministic, emulate
+    key = (x.shape, y.shape, types, left.transpose, right.transpose, device, flags, database)
+    kernel = dispatcher.matmul_kernels.get(key)
     if kernel is None:
         dtype, result = types
         if result not in (dtype, "float32"):
@@ -365,7 +380,8 @@ def _kernel(
             aligned=aligned,
             emulate=emulate,
         )
-        kernel = _chosen.setdefault(key, best_matmul(product, device=device, database=database))
+        found = best_matmul(product, device=device, database=database, dispatcher=dispatcher)
+        kernel = dispatcher.matmul_kernels.setdefault(key, found)
     return kernel
 
 
@@ -377,39 +393,41 @@ def _common_dtype(a: Any, b: Any) -> str:
 
 
 def _fastest(kernels: Sequence[BoundKernel], product: Product) -> BoundKernel:
-    """The one that is expected to be fastest; the first where nothing is known."""
+    """Return the kernel that is expected to be fastest; the first if no time is known."""
     measured = any(_is_measured(kernel) for kernel in kernels)
-    return min(kernels, key=lambda kernel: _expected_us(kernel, product, least_scale=1.0 if measured else 0.0))
+    return min(kernels, key=lambda kernel: _expected_us(kernel, product, min_scale=1.0 if measured else 0.0))
 
 
 def _is_measured(kernel: BoundKernel) -> bool:
-    """Whether its time is one of this very problem on this GPU."""
+    """Return whether a kernel's time was measured for this very problem on this GPU."""
     return kernel.tier != "transferred" and kernel.choice.tuned_sizes == kernel.problem.sizes
 
 
-def _expected_us(kernel: BoundKernel, product: Product, *, least_scale: float) -> float:
-    """Time that a kernel is expected to take; infinite where nothing is known.
+def _expected_us(kernel: BoundKernel, product: Product, *, min_scale: float) -> float:
+    """Return the expected time of a kernel in microseconds; infinity if no time is known.
 
-    A smaller product leaves the device emptier rather than done sooner, so time shrinks with the square root of the
-    work; or, beside a kernel that was measured at this product, not at all.
+    A smaller product uses less of the device rather than finishing sooner, so the time shrinks with the square root of
+    the work; or, next to a kernel that was measured for this product, not at all (``min_scale``).
     """
     tuned_sizes = kernel.choice.tuned_sizes
     if kernel.measurement is None or tuned_sizes is None:
         return math.inf
     if kernel.tier == "transferred" and kernel.kernel in EMULATED:
-        return math.inf  # how tensor cores compare with CUDA cores is each GPU's own
+        return math.inf  # the ratio of tensor cores to CUDA cores differs between GPUs
     if _is_measured(kernel):
         return kernel.measurement.time_us
     tuned = Product.of_sizes(tuned_sizes, kernel.problem.dtype)
     work = max(product.flops / tuned.flops, product.elements / tuned.elements)
-    return _TIER_PENALTY[kernel.tier] * max(work, math.sqrt(work), least_scale) * kernel.measurement.time_us
+    return _TIER_PENALTY[kernel.tier] * max(work, math.sqrt(work), min_scale) * kernel.measurement.time_us
 
 
 def _result_shape(left: Operand, right: Operand) -> tuple[int, ...]:
     a, b = tuple(left.array.shape), tuple(right.array.shape)
     if a[-1] != b[-2]:
-        raise ArgumentError(f"a has {a[-1]} columns and b {b[-2]} rows, expected as many; a is {a}, b is {b}")
+        raise ArgumentError(f"a has {a[-1]} columns and b {b[-2]} rows, expected equal numbers; a is {a}, b is {b}")
     if left.batch != right.batch:
-        raise ArgumentError(f"a is a stack of {left.batch} matrices and b one of {right.batch}, expected as many")
+        raise ArgumentError(
+            f"a is a stack of {left.batch} matrices and b one of {right.batch}, expected stacks of equal length"
+        )
     stacked = len(a) == 3 or len(b) == 3
     return (left.batch, a[-2], b[-1]) if stacked else (a[-2], b[-1])

@@ -1,7 +1,7 @@
-"""State of a served kernel on each stream: workspaces, launch parameters, and graphs of repeated launches.
+"""Per-stream state of a served kernel: workspaces, launch parameters, and graphs of repeated launches.
 
-Threads must not write the same parameters, and streams have workspaces of their own. In a hot loop the same few arrays
-come again and again, or memory that was freed and is used again; a launch on them is kept as a graph.
+Threads must not write the same parameters, and concurrent streams must not share workspaces. A hot loop passes the same
+few arrays again and again, or memory that was freed and reused; a launch that comes again is kept as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from typing import Any, NamedTuple
 
 from autotile.core.dtypes import DTYPES
 from autotile.core.frozen import dataclass
-from autotile.cuda.arguments import encode_tensor_map
 from autotile.cuda.driver import outside_of_captures
-from autotile.cuda.launch import LaunchGraph, ParameterBlock, make_launch_graph
+from autotile.cuda.function import LaunchGraph, ParameterBlock, make_launch_graph
+from autotile.cuda.packing import encode_tensor_map
 from autotile.cuda.toolchain import load_cupy
-from autotile.kernel.launch import TensorMap, Workspace
-from autotile.serving.arrays import Facts, Pointers
+from autotile.kernel.arguments import Workspace
+from autotile.kernel.tensor_maps import TensorMap
+from autotile.serving.arrays import Pointers, Signature
 
-_MOST_STREAMS = 32
-"""Sets that are kept; beyond that the one used longest ago is given back, in the order of its own stream."""
+_MAX_WORKSPACE_SETS = 32
+"""Workspace sets of a kernel; beyond that the least recently used is freed, in the order of its stream."""
 _PER_THREAD_STREAM = 2
-"""cudaStreamPerThread: one handle for a stream of each thread."""
+"""cudaStreamPerThread: one handle that stands for a different stream in each thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceSet:
-    """The workspaces of a stream; holding on to it keeps its handle from being given to another stream."""
+    """The workspaces of a stream. It refers to the stream, so that CUDA does not reuse its handle meanwhile."""
 
     stream: Any
     arrays: tuple[Any, ...]
@@ -40,12 +41,12 @@ _NONE = WorkspaceSet(None, (), {})
 
 
 class StreamWorkspaces:
-    """Memory that a kernel needs for itself, allocated at the first launch on a stream and kept.
+    """Workspaces of a kernel, allocated at its first launch on each stream and kept.
 
     Parameters
     ----------
     workspaces
-        What each stream needs.
+        Workspaces that each stream needs.
     """
 
     def __init__(self, workspaces: tuple[Workspace, ...]) -> None:
@@ -55,7 +56,7 @@ class StreamWorkspaces:
         self._lock = threading.Lock()
 
     def current(self) -> WorkspaceSet:
-        """Those of CuPy's current stream, each at its device address; 0 for one that is empty."""
+        """Return the workspaces of CuPy's current stream; the address of an empty one is 0."""
         if not self._workspaces:
             return _NONE
         stream = load_cupy().cuda.get_current_stream()
@@ -64,30 +65,30 @@ class StreamWorkspaces:
             kept = self._sets.get(key)
             if kept is None:
                 kept = self._sets[key] = self._new(stream)
-                if len(self._sets) > _MOST_STREAMS:
+                if len(self._sets) > _MAX_WORKSPACE_SETS:
                     self._sets.popitem(last=False)
             else:
                 self._sets.move_to_end(key)
         return kept
 
     def _new(self, stream: Any) -> WorkspaceSet:
-        """A set for a stream, ready for whatever is launched on it next.
+        """Allocate a set that is ready for the next launch on a stream.
 
-        CuPy's memory pool hands freed memory out again on the stream that it was allocated on, and so in order. Where
-        the stream is captured, what fills the memory must not become part of the graph: it would not be filled until
-        the graph is launched. Such a set is for good, as the graph may outlive all that could be told of it.
+        CuPy's memory pool reuses freed memory on the stream that it was allocated on, hence in order. On a captured
+        stream, the fill must not be captured too, as it would then run only when the graph is launched; the set is
+        filled on a stream of its own. It is never freed, as the graph may be launched at any later time.
         """
         with outside_of_captures():
             if not stream.is_capturing():
                 return self._allocate(stream)
-            made = self._allocate_apart(stream)
+            made = self._allocate_outside(stream)
         self._captured.append(made)
         return made
 
-    def _allocate_apart(self, stream: Any) -> WorkspaceSet:
-        with load_cupy().cuda.Stream(non_blocking=True) as apart:
+    def _allocate_outside(self, stream: Any) -> WorkspaceSet:
+        with load_cupy().cuda.Stream(non_blocking=True) as side_stream:
             made = self._allocate(stream)
-            apart.synchronize()
+            side_stream.synchronize()
         return made
 
     def _allocate(self, stream: Any) -> WorkspaceSet:
@@ -104,99 +105,102 @@ class StreamWorkspaces:
 DriverLaunch = Callable[[int, int, int], None]
 
 _MAP_WORDS = 16
-_MOST_LANES = 64
-"""Streams whose parameters are kept for a thread; beyond that they are made anew."""
-_MOST_GRAPHS = 32
-"""Of a lane: the layers of a model, each with weights of its own."""
-_MOST_SEEN = 128
+"""64-bit words of a ``CUtensorMap``."""
+_MAX_STREAMS = 64
+"""Streams whose state is kept in a thread; beyond that all states of the thread are made anew."""
+_MAX_GRAPHS = 32
+"""Graphs of a stream state: the layers of a model, each with its own weights."""
+_MAX_SEEN = 128
 _PATIENCE = 2048
-"""Launches without a graph after which those that are kept give way, and what was refused is asked for again: so making
-graphs costs next to nothing even where new arrays come all the time."""
+"""Launches without a graph after which the kept graphs are dropped, or a refused graph is tried again; the cost of
+making graphs then stays negligible even if every launch is on new arrays."""
 
 
-class MapPlace(NamedTuple):
-    """A tensor map among a kernel's parameters: the words at which its buffer's address and it itself stand."""
+class TensorMapPlace(NamedTuple):
+    """Place of a tensor map in a parameter block: the word of its buffer's address, and its own first word."""
 
     pointer_word: int
     word: int
     tensor_map: TensorMap
 
 
-class Places(NamedTuple):
-    """Where the arrays' addresses stand among a kernel's parameters, and where tensor maps do."""
+class ParameterLayout(NamedTuple):
+    """Words of the array addresses in a parameter block, and places of the tensor maps."""
 
     words: tuple[int, ...]
-    maps: tuple[MapPlace, ...]
+    maps: tuple[TensorMapPlace, ...]
 
 
-class Lane:
-    """Parameters that one thread launches from on one stream.
+class StreamState:
+    """Launch parameters of one thread on one stream.
 
     Parameters
     ----------
     launch
-        Launches the kernel.
+        Function that launches the kernel.
     block
-        Its parameters.
-    places
-        What is exchanged in them.
-    kept
-        What the launches need and must stay: the kernel's module, what the parameters point to.
+        Parameters of the kernel.
+    layout
+        Parameters that differ between launches.
+    keep_alive
+        Objects that the launches need: the kernel's module, memory that the parameters point to.
 
     Attributes
     ----------
     graphs
-        Launches on arrays that came again, by what these are.
+        Graphs of launches that came again, by the signature of their arrays.
     """
 
-    __slots__ = ("_block", "_kept", "_launch", "_mapped", "_missed", "_places", "_refused", "_seen", "graphs")
+    __slots__ = ("_block", "_keep_alive", "_launch", "_layout", "_mapped", "_misses", "_refused", "_seen", "graphs")
 
-    def __init__(self, launch: DriverLaunch, block: ParameterBlock, places: Places, kept: object) -> None:
+    def __init__(
+        self, launch: DriverLaunch, block: ParameterBlock, layout: ParameterLayout, keep_alive: object
+    ) -> None:
         self._launch = launch
         self._block = block
-        self._places = places
-        self._kept = kept
+        self._layout = layout
+        self._keep_alive = keep_alive
         self._mapped: dict[int, int] = {}
-        """Address that the tensor map at a place was made for."""
+        """Buffer address of each encoded tensor map, by the map's first word."""
         self._seen: set[int] = set()
-        """Hashes of what arrays were."""
-        self._missed = 0
-        """Launches without a graph since one was asked for."""
+        """Hashes of signatures."""
+        self._misses = 0
+        """Launches without a graph since the last attempt to make one."""
         self._refused = False
-        """Whether that was refused."""
-        self.graphs: dict[Facts, LaunchGraph] = {}
+        """Whether that attempt failed."""
+        self.graphs: dict[Signature, LaunchGraph] = {}
 
     def launch(self, stream: int, pointers: Pointers) -> None:
-        """Launch on arrays at other addresses than before."""
+        """Launch on arrays at the given addresses."""
         words = self._block.words
-        for word, pointer in zip(self._places.words, pointers, strict=True):
+        for word, pointer in zip(self._layout.words, pointers, strict=True):
             words[word] = pointer
-        if self._places.maps:
-            self._renew(self._places.maps)
+        if self._layout.maps:
+            self._update_maps(self._layout.maps)
         self._launch(stream, self._block.address, 0)
 
-    def keep_as_graph(self, stream: int, facts: Facts) -> None:
-        """After a launch: keep it as a graph, if it came before. The stream must not be captured."""
-        self._missed += 1
-        seen = hash(facts)
+    def keep_as_graph(self, stream: int, signature: Signature) -> None:
+        """Make a graph of the last launch if its signature came before; the stream must not be capturing."""
+        self._misses += 1
+        seen = hash(signature)
         if seen not in self._seen:
-            if len(self._seen) >= _MOST_SEEN:
+            if len(self._seen) >= _MAX_SEEN:
                 self._seen.clear()
             self._seen.add(seen)
             return
-        is_full = len(self.graphs) >= _MOST_GRAPHS
-        if (is_full or self._refused) and self._missed < _PATIENCE:
+        is_full = len(self.graphs) >= _MAX_GRAPHS
+        if (is_full or self._refused) and self._misses < _PATIENCE:
             return
         if is_full:
             self.graphs.clear()
-        self._missed = 0
-        graph = make_launch_graph(self._launch, self._block, stream, self._kept)
+        self._misses = 0
+        graph = make_launch_graph(self._launch, self._block, stream, self._keep_alive)
         self._refused = graph is None
         if graph is not None:
-            self.graphs[facts] = graph
+            self.graphs[signature] = graph
 
-    def _renew(self, maps: Sequence[MapPlace]) -> None:
-        """Make those tensor maps anew whose buffer has another address than before."""
+    def _update_maps(self, maps: Sequence[TensorMapPlace]) -> None:
+        """Encode the tensor maps whose buffer has moved."""
         words = self._block.words
         for pointer_word, word, tensor_map in maps:
             pointer = words[pointer_word]
@@ -206,14 +210,14 @@ class Lane:
                 self._mapped[word] = pointer
 
 
-class OfThread(local):
-    """What the thread that asks keeps for each stream, by the stream's address; it goes with the thread."""
+class ThreadStates(local):
+    """Stream states of the calling thread, by stream handle; they are dropped with the thread."""
 
     def __init__(self) -> None:
-        self.by_stream: dict[int, Any] = {}
+        self.by_stream: dict[int, StreamState] = {}
 
-    def keep(self, stream: int, kept: Any) -> None:
-        """Keep something for a stream."""
-        if len(self.by_stream) >= _MOST_LANES:
+    def keep(self, stream: int, state: StreamState) -> None:
+        """Keep the state of a stream."""
+        if len(self.by_stream) >= _MAX_STREAMS:
             self.by_stream.clear()
-        self.by_stream[stream] = kept
+        self.by_stream[stream] = state

@@ -1,9 +1,9 @@
-"""All combinations of parameter values that meet the rules, found by joining one parameter at a time.
+"""Enumeration of the combinations of parameter values that meet the rules, by joining one parameter at a time.
 
-A row holds one code, an index into a parameter's values, for each parameter joined so far. A rule is applied as soon as
-its last parameter is joined. It names few parameters, so it is evaluated once over the grid of their values, a truth
-table, in which each row looks its answer up. A rule must therefore have an answer on the whole of its own grid,
-whatever other rules exclude: it guards its own divisions.
+A row holds one code, an index into the values of a parameter, for each parameter joined so far. A rule is applied as
+soon as its last parameter is joined. As it has few parameters, it is evaluated once over the grid of their values, and
+each row looks up its result in this truth table. Therefore, a rule must have a value on its whole grid, whatever other
+rules exclude; it must guard its own divisions.
 """
 
 from __future__ import annotations
@@ -20,57 +20,57 @@ from autotile.errors import EmptySpaceError, SpecError
 from autotile.kernel.spec import Parameter, Rule
 
 Codes = NDArray[np.unsignedinteger]
-"""Indices into values, in the smallest unsigned type that holds them."""
+"""Indices into the values of a parameter, in the smallest unsigned type that holds them."""
 
 Columns = Mapping[str, Codes]
 Domains = Mapping[str, NDArray[np.generic]]
-"""The values of each parameter, as an array."""
+"""Values of each parameter, as an array."""
 
 MAX_ROWS = 16_000_000
-"""Most rows that a table may keep; at one byte a parameter and row, some hundreds of megabytes."""
+"""Maximum number of rows of a table; at one byte per parameter and row, some hundred megabytes."""
 
 MAX_EXAMINED = 256_000_000
-"""Most combinations that one join may examine; at some nanoseconds each, a few seconds."""
+"""Maximum number of combinations that one join examines; at some nanoseconds each, a few seconds."""
 
 MAX_GRID = 2**20
-"""Largest grid for which a truth table is made; a rule over a larger one is evaluated on the rows themselves."""
+"""Maximum size of a truth table; a rule over a larger grid is evaluated for each row."""
 
 _CHUNK = 2**20
-"""Combinations examined at once, so that those thrown away take little memory."""
+"""Combinations examined at a time, which bounds the memory of those that are discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceStage:
-    """What a rule or limit left: ``remaining`` whole combinations that meet it and all that were applied before."""
+    """Number of combinations that meet a rule or limit and all those applied before it."""
 
     name: str
     remaining: int
-    is_pruning: bool = False
-    """Whether it is a rule for the search alone."""
+    is_heuristic: bool = False
+    """Whether it is a heuristic rather than a rule."""
 
 
 def join(
     parameters: Sequence[Parameter], rules: Sequence[Rule], fixed: Mapping[str, Value], source: str = ""
 ) -> tuple[list[Codes], list[SpaceStage]]:
-    """Find every combination that meets the rules.
+    """Enumerate the combinations that meet the rules.
 
     Parameters
     ----------
     parameters
-        Names and values.
+        Parameters with their values.
     rules
         Conditions over parameters and the names in ``fixed``.
     fixed
         Values of sizes and device properties.
     source
-        The file's name, for messages.
+        Path of the file, for messages.
 
     Returns
     -------
     list of numpy.ndarray
-        One column of codes for each parameter, of equal length; the order of rows is that of the joins.
+        One column of codes per parameter, of equal length; the order of rows is that of the joins.
     list of SpaceStage
-        What each rule left, in the order applied.
+        Counts after each rule, in the order applied.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def join(
     """
     domains = {parameter.name: np.array(parameter.values) for parameter in parameters}
     conditions = [_Condition.of(rule, domains, fixed) for rule in rules]
-    table = _GrowingTable(domains, source)
+    table = _JoinTable(domains, source)
     table.apply_constant([condition for condition in conditions if not condition.names])
     for name in join_order(domains, conditions):
         bound = {name, *table.columns}
@@ -89,7 +89,7 @@ def join(
 
 
 def rank(columns: Sequence[Codes], sizes: Sequence[int], rows: int) -> NDArray[np.int64]:
-    """Position of each row in the full grid of codes, the last column running fastest (int64)."""
+    """Return the position of each row in the full grid of codes, with the last column varying fastest (int64)."""
     result = np.zeros(rows, np.int64)
     for column, size in zip(columns, sizes, strict=True):
         result *= size
@@ -98,13 +98,13 @@ def rank(columns: Sequence[Codes], sizes: Sequence[int], rows: int) -> NDArray[n
 
 
 def code_dtype(size: int) -> np.dtype[np.unsignedinteger]:
-    """Smallest unsigned type that holds ``size`` different codes."""
+    """Return the smallest unsigned type that holds ``size`` different codes."""
     return np.min_scalar_type(size - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Condition:
-    """A rule, the parameters it names, and its truth table over the grid of their values unless that is too large."""
+    """A rule, its parameters, and its truth table over the grid of their values; no table if the grid is too large."""
 
     rule: Rule
     names: tuple[str, ...]
@@ -112,7 +112,7 @@ class _Condition:
     fixed: Mapping[str, Value]
     truth: NDArray[np.bool_] | None
     share: float
-    """Share of its grid that the rule keeps; 1 where that is not known."""
+    """Fraction of its grid that meets the rule; 1 if unknown."""
 
     @classmethod
     def of(cls, rule: Rule, domains: Domains, fixed: Mapping[str, Value]) -> _Condition:
@@ -124,7 +124,7 @@ class _Condition:
         return cls(rule, names, domains, fixed, truth, share=float(np.mean(truth)))
 
     def holds(self, joined: str, columns: Columns, rows: int) -> NDArray[np.bool_]:
-        """Whether each row meets the rule with each value of the parameter being joined: bool, (rows, values)."""
+        """Return whether each row meets the rule with each value of the joined parameter: bool, (rows, values)."""
         others = [name for name in self.names if name != joined]
         shape = (rows, len(self.domains[joined]))
         if self.truth is None:
@@ -137,7 +137,7 @@ class _Condition:
 
 
 def _open_grid(names: Sequence[str], domains: Domains) -> dict[str, NDArray[np.generic]]:
-    """Values of each parameter along an axis of its own, so that they broadcast to the grid of all."""
+    """Return the values of each parameter along its own axis, as in `numpy.ix_`."""
     last = len(names) - 1
     return {name: domains[name].reshape(-1, *[1] * (last - axis)) for axis, name in enumerate(names)}
 
@@ -145,8 +145,8 @@ def _open_grid(names: Sequence[str], domains: Domains) -> dict[str, NDArray[np.g
 def join_order(domains: Domains, conditions: Sequence[_Condition]) -> list[str]:
     """Order the parameters so that tables stay small.
 
-    The rule that comes next is the one whose missing parameters, with every rule that they complete, are expected to
-    multiply the rows by least; parameters that no rule names come last. Equal choices go by the order declared.
+    The next rule is the one whose missing parameters, with every rule that they complete, have the smallest expected
+    growth of the table; parameters without rules come last. Ties are resolved by declared order.
     """
     order: list[str] = []
     pending = [condition for condition in conditions if condition.names]
@@ -164,8 +164,8 @@ def join_order(domains: Domains, conditions: Sequence[_Condition]) -> list[str]:
     return order + [name for name in domains if name not in order]
 
 
-class _GrowingTable:
-    """The rows that meet every rule applied so far, over the parameters joined so far."""
+class _JoinTable:
+    """Rows over the parameters joined so far that meet the rules applied so far."""
 
     def __init__(self, domains: Domains, source: str) -> None:
         self.domains = domains
@@ -176,12 +176,12 @@ class _GrowingTable:
         self.combinations = prod(len(values) for values in domains.values())
 
     def apply_constant(self, conditions: Sequence[_Condition]) -> None:
-        """Apply rules that name no parameter: each keeps everything or nothing."""
+        """Apply rules without parameters: each keeps all combinations or none."""
         for condition in conditions:
             self._record(condition.rule, self.combinations if condition.share else 0)
 
     def join(self, name: str, conditions: Sequence[_Condition]) -> None:
-        """Add a parameter and apply the rules that it completes."""
+        """Join a parameter and apply the rules that it completes."""
         size = len(self.domains[name])
         self._check_size(name, self.rows * size, MAX_EXAMINED if conditions else MAX_ROWS)
         pieces: list[dict[str, Codes]] = []
@@ -209,21 +209,21 @@ class _GrowingTable:
 
     def _record(self, rule: Rule, remaining: int) -> None:
         before = self.stages[-1].remaining if self.stages else self.combinations
-        self.stages.append(SpaceStage(rule.name, remaining))
+        self.stages.append(SpaceStage(rule.name, remaining, rule.is_heuristic))
         if remaining == 0:
             met = ", ".join(stage.name for stage in self.stages[:-1])
             those = f"of the {before:,} combinations that meet {met}" if met else f"of {before:,} combinations"
-            raise rule.expression.place.error(
-                f"the rule {rule.name!r} leaves none {those}; relax it or add values",
+            raise rule.expression.location.error(
+                f"the {rule} leaves none {those}; relax it or add values",
                 expression=rule.expression.text,
                 kind=EmptySpaceError,
             )
 
-    def _check_size(self, name: str, rows: int, most: int) -> None:
-        if rows > most:
+    def _check_size(self, name: str, rows: int, maximum: int) -> None:
+        if rows > maximum:
             raise SpecError(
-                f"joining {name} makes a table of at least {rows:,} combinations, at most {most:,} are accepted; add "
-                "rules that name few parameters, or list fewer values",
+                f"joining {name} makes a table of at least {rows:,} combinations, at most {maximum:,} are accepted; "
+                "add rules with few parameters, or list fewer values",
                 source=self.source,
                 key=f"parameters.{name}",
             )

@@ -1,8 +1,8 @@
-"""The gates before and after compiling: the demands of a launch against the limits of the device.
+"""The gates before and after compilation: the demands of a launch against the limits of the device.
 
-Every limit is one function over columns of configurations, so that one rule both narrows a space and, on a single row,
-explains why a configuration does not fit. Sources: "Technical Specifications per Compute Capability" in the CUDA C++
-Programming Guide for threads, dimensions, registers and shared memory; `autotile.ground.occupancy` for residency.
+Each limit is a function over columns of configurations, which filters a space and, applied to a single row, explains
+why a configuration is not feasible. Sources: "Technical Specifications per Compute Capability" in the CUDA C++
+Programming Guide for threads, dimensions, registers and shared memory; `autotile.space.occupancy` for occupancy.
 """
 
 from __future__ import annotations
@@ -14,62 +14,61 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.dtypes import DTYPES
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources, Value
 from autotile.errors import nearest
+from autotile.kernel.arguments import MemoryDemand
 from autotile.kernel.expressions import Expression
-from autotile.kernel.launch import TensorMapDemand, known_names
-from autotile.kernel.problem import CLUSTER_CAPABILITY, device_fault, is_below
+from autotile.kernel.launch import known_names
+from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason
 from autotile.kernel.spec import KernelSpec, Limits
+from autotile.kernel.tensor_maps import TensorMapDemand
 from autotile.space.occupancy import max_blocks_per_sm, occupancy
 
 Column = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-_FAR = 2**20
-"""Beyond every limit of a block; factors are cut off here so that their products stay within 64 bits."""
+_CLIP = 2**20
+"""Above every limit of a block; factors are clipped to it so that their products fit in 64 bits."""
 
-_FAR_BYTES = 2**40
-"""Beyond every limit of shared memory."""
+_CLIP_BYTES = 2**40
+"""Above every limit of shared memory."""
 
 _MAX_CLUSTER_BLOCKS = 8
-"""Blocks of a cluster that every device with clusters takes: CUDA C++ Programming Guide, thread block clusters."""
+"""Portable maximum of blocks per cluster: CUDA C++ Programming Guide, thread block clusters."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What configurations ask of a device: columns of whole numbers (int64), one row a configuration.
+    """Resources that configurations need: int64 columns with one row per configuration.
 
-    A column of a single element holds for every configuration.
+    A column with a single element applies to every configuration.
     """
 
     block: tuple[Column, ...]
     grid: tuple[Column, ...]
     cluster: tuple[Column, ...]
-    """Blocks of a cluster; empty where there are none."""
+    """Blocks per cluster; empty if the kernel has no clusters."""
     static_smem_bytes: Column
     dynamic_smem_bytes: Column
     registers: Column
-    """Least registers a thread; 0 where the file says nothing."""
-    workspaces: tuple[tuple[Column, ...], ...]
-    """Shape of each workspace."""
-    memory_bytes: NDArray[np.float64]
-    """Buffers and workspaces together; float64, as products of absurd sizes leave 64 bits."""
+    """Minimum registers per thread; 0 if not declared."""
+    memory: tuple[MemoryDemand, ...]
+    """Device memory of buffers and workspaces."""
     tensor_maps: tuple[TensorMapDemand, ...]
 
     @classmethod
     def of(
         cls, spec: KernelSpec, sizes: Mapping[str, int], dtype: str, evaluate: Callable[[Expression], Column]
     ) -> Demand:
-        """Evaluate a kernel's launch and arguments.
+        """Evaluate the launch and the arguments of a kernel.
 
         Parameters
         ----------
         spec, sizes, dtype
             The problem.
         evaluate
-            How an expression is evaluated for every row.
+            Function that evaluates an expression for every row.
         """
         launch = spec.launch
         block = tuple(evaluate(expression) for expression in launch.block)
@@ -77,12 +76,8 @@ class Demand:
         def optional(expression: Expression | None) -> Column:
             return evaluate(expression) if expression is not None else np.zeros_like(block[0])
 
-        workspaces = tuple(tuple(map(evaluate, workspace.shape)) for workspace in spec.workspaces)
-        memory_bytes = np.zeros(1)
-        for buffer in spec.buffers:
-            memory_bytes = memory_bytes + _bytes(buffer.extents(sizes), buffer.element_type(dtype, sizes))
-        for workspace, shape in zip(spec.workspaces, workspaces, strict=True):
-            memory_bytes = memory_bytes + _bytes(shape, workspace.dtype.of(dtype, sizes))
+        memory = [argument.memory_demand(dtype, sizes, evaluate) for argument in spec.arguments]
+        tensor_maps = [argument.tensor_map_demand(dtype, sizes, evaluate) for argument in spec.arguments]
         return cls(
             block=block,
             grid=tuple(evaluate(expression) for expression in launch.grid),
@@ -90,53 +85,55 @@ class Demand:
             static_smem_bytes=optional(launch.static_smem_bytes),
             dynamic_smem_bytes=optional(launch.dynamic_smem_bytes),
             registers=optional(launch.min_registers),
-            workspaces=workspaces,
-            memory_bytes=memory_bytes,
-            tensor_maps=tuple(
-                TensorMapDemand.of(argument, spec, dtype, sizes, evaluate) for argument in spec.tensor_maps
-            ),
+            memory=tuple(filter(None, memory)),
+            tensor_maps=tuple(filter(None, tensor_maps)),
         )
 
     @cached_property
     def threads(self) -> Column:
-        """Threads in a block."""
-        return reduce(np.multiply, [np.clip(dimension, 0, _FAR) for dimension in self.block])
+        """Threads per block."""
+        return reduce(np.multiply, [np.clip(dimension, 0, _CLIP) for dimension in self.block])
+
+    @cached_property
+    def memory_bytes(self) -> NDArray[np.float64]:
+        """Device memory of all arguments; float64, as products of absurd sizes exceed 64 bits."""
+        return reduce(np.add, [demand.size_bytes for demand in self.memory], np.zeros(1))
 
     @cached_property
     def smem_bytes(self) -> Column:
-        """Shared memory of a block, static and dynamic."""
-        return np.clip(self.static_smem_bytes, 0, _FAR_BYTES) + np.clip(self.dynamic_smem_bytes, 0, _FAR_BYTES)
+        """Static and dynamic shared memory per block, in bytes."""
+        return np.clip(self.static_smem_bytes, 0, _CLIP_BYTES) + np.clip(self.dynamic_smem_bytes, 0, _CLIP_BYTES)
 
     def blocks_per_sm(self, device: DeviceProperties) -> Column:
-        """Blocks that an SM holds at once; 0 where a block cannot run."""
-        return max_blocks_per_sm(self.threads, np.clip(self.registers, 0, _FAR), self.smem_bytes, device)
+        """Return the resident blocks per SM; 0 where a block cannot run."""
+        return max_blocks_per_sm(self.threads, np.clip(self.registers, 0, _CLIP), self.smem_bytes, device)
 
     def occupancy(self, device: DeviceProperties) -> NDArray[np.float64]:
-        """Resident warps over the most that an SM can hold."""
+        """Return the resident warps as a fraction of the SM's maximum."""
         warps = -(-self.threads // device.warp_size)
         return self.blocks_per_sm(device) * warps / device.max_warps_per_sm
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A named limit: which rows fit, and one line about the first row where it does not."""
+    """A named limit: the rows that meet it, and an explanation for a first row that does not, in one line."""
 
     name: str
     fits: Callable[[Demand, DeviceProperties, KernelSpec], Mask]
     explain: Callable[[Demand, DeviceProperties, KernelSpec], str]
     applies: Callable[[KernelSpec], bool] = lambda spec: True
-    """Whether the kernel has what the limit is about."""
-    cure: str = "add smaller values"
-    """What to do where no configuration fits."""
+    """Whether the limit applies to a kernel."""
+    hint: str = "add smaller values"
+    """Remedy if no configuration meets it."""
 
 
 def limits_of(spec: KernelSpec) -> tuple[Limit, ...]:
-    """The limits that a kernel may break, in the order applied."""
+    """Return the limits that apply to a kernel, in the order applied."""
     return tuple(limit for limit in LIMITS if limit.applies(spec))
 
 
-def broken_limit(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
-    """Explain the first limit that a single configuration breaks; "" where it breaks none."""
+def limit_violation(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+    """Return an explanation of the first limit that a single configuration violates; "" if it violates none."""
     for limit in limits_of(spec):
         if not limit.fits(demand, device, spec)[0]:
             return f"{limit.name}: {limit.explain(demand, device, spec)}"
@@ -174,8 +171,8 @@ def _registers_fit(demand: Demand, device: DeviceProperties, spec: KernelSpec) -
 
 def _explain_registers(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
     return (
-        f"at least {_text(demand.registers)} registers a thread for {_text(demand.threads)} threads, {device.name} "
-        f"allows {device.max_registers_per_thread:,} a thread and {device.registers_per_block:,} a block"
+        f"at least {_text(demand.registers)} registers per thread for {_text(demand.threads)} threads, {device.name} "
+        f"allows {device.max_registers_per_thread:,} per thread and {device.registers_per_block:,} per block"
     )
 
 
@@ -193,55 +190,56 @@ def _explain_smem(demand: Demand, device: DeviceProperties, spec: KernelSpec) ->
 
 
 def _occupancy_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    share = demand.occupancy(device)
-    return (share > 0) & (share >= spec.limits.min_occupancy)
+    found = demand.occupancy(device)
+    return (found > 0) & (found >= spec.limits.min_occupancy)
 
 
 def _explain_occupancy(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
-    registers = np.clip(demand.registers, 0, _FAR)
+    registers = np.clip(demand.registers, 0, _CLIP)
     found = occupancy(_first(demand.threads), _first(registers), _first(demand.smem_bytes), device)
     binding = ", ".join(found.limited_by)
     if found.blocks_per_sm == 0:
         return (
             f"no block fits on an SM of {device.name}: {_text(demand.threads)} threads, at least "
-            f"{_text(demand.registers)} registers a thread, {_text(demand.smem_bytes)} bytes of shared memory; limited "
-            f"by {binding}"
+            f"{_text(demand.registers)} registers per thread, {_text(demand.smem_bytes)} bytes of shared memory; "
+            f"limited by {binding}"
         )
     return f"{found.occupancy:.3f} is under min_occupancy = {spec.limits.min_occupancy:g}; limited by {binding}"
 
 
 def _memory_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    possible = [extent >= 0 for shape in demand.workspaces for extent in shape]
+    possible = [extent >= 0 for memory in demand.memory if memory.is_workspace for extent in memory.shape]
     return reduce(np.logical_and, possible, demand.memory_bytes <= device.memory_bytes)
 
 
 def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
-    for workspace, shape in zip(spec.workspaces, demand.workspaces, strict=True):
-        if any(_first(extent) < 0 for extent in shape):
-            return f"the workspace {workspace.name} would have the shape {_by(shape)}"
-    needed, present = demand.memory_bytes[0] / 2**30, device.memory_bytes / 2**30
-    what = "arrays and workspaces" if spec.workspaces else "arrays"
-    return f"its {what} take {needed:,.1f} GiB, {device.name} has {present:,.1f} GiB"
+    workspaces = [memory for memory in demand.memory if memory.is_workspace]
+    for workspace in workspaces:
+        if any(_first(extent) < 0 for extent in workspace.shape):
+            return f"the workspace {workspace.name} would have the shape {_by(workspace.shape)}"
+    needed, available = demand.memory_bytes[0] / 2**30, device.memory_bytes / 2**30
+    what = "arrays and workspaces" if workspaces else "arrays"
+    return f"its {what} take {needed:,.1f} GiB, {device.name} has {available:,.1f} GiB"
 
 
 def _cluster_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    blocks = reduce(np.multiply, [np.clip(dimension, 0, _FAR) for dimension in demand.cluster])
-    fits = (blocks >= 1) & (blocks <= _most_in_cluster(device))
+    blocks = reduce(np.multiply, [np.clip(dimension, 0, _CLIP) for dimension in demand.cluster])
+    fits = (blocks >= 1) & (blocks <= _max_cluster_blocks(device))
     grid = [*demand.grid, *[np.ones_like(blocks)] * len(demand.cluster)]
     whole = [blocks_along % np.maximum(side, 1) == 0 for blocks_along, side in zip(grid, demand.cluster, strict=False)]
     return reduce(np.logical_and, whole, fits)
 
 
 def _explain_cluster(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
-    if _most_in_cluster(device) == 1:
-        return f"clusters of {_by(demand.cluster)} blocks, but {device.name} has none: they came with 9.0"
+    if _max_cluster_blocks(device) == 1:
+        return f"clusters of {_by(demand.cluster)} blocks, but {device.name} has none: they need compute capability 9.0"
     return (
         f"clusters of {_by(demand.cluster)} blocks in a grid of {_by(demand.grid)} blocks, expected 1 to "
         f"{_MAX_CLUSTER_BLOCKS} that divide the grid along each dimension"
     )
 
 
-def _most_in_cluster(device: DeviceProperties) -> int:
+def _max_cluster_blocks(device: DeviceProperties) -> int:
     return 1 if is_below(device.compute_capability, CLUSTER_CAPABILITY) else _MAX_CLUSTER_BLOCKS
 
 
@@ -254,13 +252,13 @@ def _explain_tensor_maps(demand: Demand, device: DeviceProperties, spec: KernelS
 
 
 LIMITS = (
-    Limit("memory", _memory_fits, _explain_memory, cure="choose smaller sizes"),
+    Limit("memory", _memory_fits, _explain_memory, hint="choose smaller sizes"),
     Limit(
         "tensor_maps",
         _tensor_maps_fit,
         _explain_tensor_maps,
         applies=lambda spec: bool(spec.tensor_maps),
-        cure="choose sizes whose rows are whole 16 bytes, other values, or a kernel without tensor maps",
+        hint="choose sizes whose rows are multiples of 16 bytes, other values, or a kernel without tensor maps",
     ),
     Limit("threads_per_block", _threads_fit, _explain_threads),
     Limit("block_dims", _block_fits, _explain_block),
@@ -270,22 +268,17 @@ LIMITS = (
         _cluster_fits,
         _explain_cluster,
         applies=lambda spec: bool(spec.launch.cluster),
-        cure="choose other values or sizes",
+        hint="choose other values or sizes",
     ),
     Limit("registers", _registers_fit, _explain_registers),
     Limit("shared_memory", _smem_fits, _explain_smem),
     Limit("occupancy", _occupancy_fits, _explain_occupancy),
 )
-"""Every limit, in the order applied."""
+"""All limits, in the order applied."""
 
 
-def _bytes(shape: tuple[Column, ...] | tuple[int, ...], dtype: str) -> NDArray[np.float64] | float:
-    extents = [np.maximum(np.asarray(extent, np.float64), 0.0) for extent in shape]
-    return reduce(np.multiply, extents) * DTYPES[dtype].size_bytes
-
-
-def _within(dimensions: tuple[Column, ...], most: tuple[int, ...]) -> Mask:
-    pairs = zip(dimensions, most, strict=False)
+def _within(dimensions: tuple[Column, ...], maxima: tuple[int, ...]) -> Mask:
+    pairs = zip(dimensions, maxima, strict=False)
     return reduce(np.logical_and, [(dimension >= 1) & (dimension <= limit) for dimension, limit in pairs])
 
 
@@ -304,14 +297,14 @@ def _first(value: Column | int) -> int:
 def check_config(
     spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties, dtype: str | None = None
 ) -> str:
-    """Say in one line why a configuration is not feasible; "" where it is.
+    """Return why a configuration is not feasible, as one line; "" if it is.
 
     Parameters
     ----------
     spec, sizes, device, dtype
-        As for `autotile.space.space.feasible_space`.
+        See `autotile.space.search_space.feasible_space`.
     config
-        A value for each parameter.
+        Value of each parameter.
 
     Raises
     ------
@@ -320,35 +313,35 @@ def check_config(
     ProblemError
         A size is missing.
     """
-    stranger = device_fault(spec, device) or _not_in_domains(spec, config)
-    if stranger:
-        return stranger
+    reason = unsupported_reason(spec, device) or _domain_violation(spec, config)
+    if reason:
+        return reason
     names = known_names(spec, config, sizes, device)
     for rule in spec.rules:
         if not rule.expression.evaluate(names):
-            figures = ", ".join(f"{name} = {names[name]}" for name in sorted(rule.expression.names))
-            return f"the rule {rule.name!r} is broken: {rule.expression.text}, where {figures}"
-    return broken_limit(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
+            values = ", ".join(f"{name} = {names[name]}" for name in sorted(rule.expression.names))
+            return f"the {rule} is broken: {rule.expression.text}, where {values}"
+    return limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
 
 
-def is_worth_a_trial(spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> bool:
-    """Whether a search would try a feasible configuration: it meets the rules for the search alone.
+def meets_heuristics(spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> bool:
+    """Return whether a configuration meets the heuristics, so that a search tries it if it is feasible.
 
     Raises
     ------
     SpecError, ProblemError
-        As for `check_config`.
+        As in `check_config`.
     """
     names = known_names(spec, config, sizes, device)
-    return all(rule.expression.evaluate(names) for rule in spec.pruning)
+    return all(rule.expression.evaluate(names) for rule in spec.heuristics)
 
 
 def demand_of(spec: KernelSpec, names: Mapping[str, Value], sizes: Mapping[str, int], dtype: str) -> Demand:
-    """What a single configuration asks of a device, given the value of every name."""
+    """Return the demand of a single configuration, given the value of every name."""
     return Demand.of(spec, sizes, dtype, lambda expression: np.array([int(expression.evaluate(names))]))
 
 
-def _not_in_domains(spec: KernelSpec, config: Config) -> str:
+def _domain_violation(spec: KernelSpec, config: Config) -> str:
     known = {parameter.name: parameter.values for parameter in spec.parameters}
     for name in config:
         if name not in known:
@@ -363,30 +356,30 @@ def _not_in_domains(spec: KernelSpec, config: Config) -> str:
 
 
 def compiled_occupancy(geometry: LaunchGeometry, resources: Resources, device: DeviceProperties) -> Occupancy:
-    """Occupancy that the compiled resources give."""
+    """Calculate the occupancy from the compiled resources."""
     smem_bytes = resources.static_smem_bytes + geometry.dynamic_smem_bytes
     return occupancy(geometry.threads, resources.registers, smem_bytes, device)
 
 
-def resource_fault(
+def resource_violation(
     limits: Limits, geometry: LaunchGeometry, resources: Resources, found: Occupancy, device: DeviceProperties
 ) -> str:
-    """Why a compiled candidate must not be launched, in one line; empty when it may.
+    """Return why a compiled candidate must not be launched, as one line; "" if it may.
 
     Parameters
     ----------
     limits
-        What the author accepts.
+        Limits that the author sets.
     geometry, resources, found
-        Of the candidate; ``found`` is its `compiled_occupancy`.
+        Geometry, resources and `compiled_occupancy` of the candidate.
     device
-        The device that would run it.
+        Device that would run it.
     """
     if found.blocks_per_sm == 0:
         smem_bytes = resources.static_smem_bytes + geometry.dynamic_smem_bytes
         return (
-            f"no block fits on an SM of {device.name}: {geometry.threads} threads, {resources.registers} registers a "
-            f"thread, {smem_bytes} bytes of shared memory; limited by {', '.join(found.limited_by)}"
+            f"no block fits on an SM of {device.name}: {geometry.threads} threads, {resources.registers} registers "
+            f"per thread, {smem_bytes} bytes of shared memory; limited by {', '.join(found.limited_by)}"
         )
     if limits.max_spill_bytes is not None and resources.spill_bytes > limits.max_spill_bytes:
         return f"spills {resources.spill_bytes} bytes, over max_spill_bytes = {limits.max_spill_bytes}"

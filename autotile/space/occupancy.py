@@ -1,13 +1,12 @@
-"""How many blocks of a kernel an SM holds at once, and which limit binds.
+"""Occupancy: resident blocks per SM, and the resources that limit them.
 
-Four limits are counted on their own, and the least of them is the answer: the SM's threads, its registers, its
-shared memory and its block slots. The rule is the one that the CUDA driver applies in
-``cuOccupancyMaxActiveBlocksPerMultiprocessor`` when the largest shared-memory carveout is available, as stated in
-NVIDIA's ``cuda_occupancy.h`` (CUDA 13) for compute capability 5 and later, and in section 4.2 of the CUDA C
-Programming Guide 4.2 for compute capability 1. docs/occupancy.md works through examples.
+The number of blocks is the minimum over four resources: threads, registers, shared memory and block slots of the SM.
+The calculation is that of ``cuOccupancyMaxActiveBlocksPerMultiprocessor`` with the largest shared memory carveout, as
+defined by NVIDIA's ``cuda_occupancy.h`` (CUDA 13) for compute capability 5 and later, and by section 4.2 of the CUDA C
+Programming Guide 4.2 for compute capability 1. docs/occupancy.md has worked examples.
 
-Named barriers beyond the first and thread-block clusters are outside the rule: a kernel that uses them may get
-fewer blocks from the driver.
+Named barriers beyond the first and thread block clusters are not considered: the driver may allow fewer blocks for
+kernels that use them.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ from autotile.core.model import Occupancy
 Blocks = npt.NDArray[np.int64]
 
 UNLIMITED = 2**31 - 1
-"""Blocks that a resource allows when a block uses none of it."""
+"""Blocks allowed by a resource that a block does not use."""
 
 
 def occupancy(threads: int, registers: int, smem_bytes: int, device: DeviceProperties) -> Occupancy:
-    """Occupancy of one kernel at one block size.
+    """Calculate the occupancy of a kernel at one block size.
 
     Parameters
     ----------
     threads
-        Threads in a block.
+        Threads per block.
     registers
-        Registers a thread, as the compiler reports them.
+        Registers per thread, as reported by the compiler.
     smem_bytes
-        Static and dynamic shared memory of a block, in bytes, without what the system reserves.
+        Static and dynamic shared memory per block, in bytes, without the part reserved by the system.
     device
-        The device's limits.
+        Limits of the device.
 
     Returns
     -------
     Occupancy
-        A block over a hard limit (threads or registers a block, registers a thread, shared memory after opting in)
-        gets 0 blocks, limited by that resource.
+        0 blocks if a block exceeds a hard limit (threads or registers per block, registers per thread, opt-in shared
+        memory per block), limited by that resource.
     """
     limits = {name: int(blocks) for name, blocks in block_limits(threads, registers, smem_bytes, device).items()}
     blocks_per_sm = min(limits.values())
@@ -61,19 +60,19 @@ def occupancy(threads: int, registers: int, smem_bytes: int, device: DevicePrope
 def max_blocks_per_sm(
     threads: npt.ArrayLike, registers: npt.ArrayLike, smem_bytes: npt.ArrayLike, device: DeviceProperties
 ) -> Blocks:
-    """Blocks per SM of many kernels at once: `occupancy`'s ``blocks_per_sm`` over arrays.
+    """Calculate ``blocks_per_sm`` of `occupancy` over arrays.
 
     Parameters
     ----------
     threads, registers, smem_bytes
-        Whole numbers as for `occupancy`, of any shapes that broadcast together.
+        Integers as for `occupancy`, of shapes that broadcast against each other.
     device
-        The device's limits.
+        Limits of the device.
 
     Returns
     -------
     numpy.ndarray
-        ``int64``, of the broadcast shape; 0 where a block cannot run at all.
+        ``int64``, of the broadcast shape; 0 where a block cannot run.
     """
     return np.asarray(reduce(np.minimum, block_limits(threads, registers, smem_bytes, device).values()))
 
@@ -81,18 +80,18 @@ def max_blocks_per_sm(
 def block_limits(
     threads: npt.ArrayLike, registers: npt.ArrayLike, smem_bytes: npt.ArrayLike, device: DeviceProperties
 ) -> dict[str, Blocks]:
-    """Blocks per SM that each resource allows on its own.
+    """Calculate the blocks per SM that each resource allows.
 
     Parameters
     ----------
     threads, registers, smem_bytes, device
-        As for `max_blocks_per_sm`.
+        See `max_blocks_per_sm`.
 
     Returns
     -------
     dict
-        ``threads``, ``registers``, ``shared_memory`` and ``blocks``, each an ``int64`` array that broadcasts with the
-        others; `UNLIMITED` where a block uses none of a resource.
+        ``threads``, ``registers``, ``shared_memory`` and ``blocks``: ``int64`` arrays that broadcast against each
+        other; `UNLIMITED` where a block does not use the resource.
     """
     thread_column, register_column, smem_column = (
         np.asarray(column, dtype=np.int64) for column in (threads, registers, smem_bytes)
@@ -113,11 +112,10 @@ def _by_threads(threads: Blocks, warps: Blocks, device: DeviceProperties) -> Blo
 
 
 def _by_warp_registers(warps: Blocks, registers: Blocks, device: DeviceProperties) -> Blocks:
-    """Registers go to single warps, from the part of the register file beside each of ``warp_unit`` schedulers.
+    """Allocate registers to warps, from ``warp_unit`` partitions of the register file.
 
-    What one part has left over no other can use, so the warps that an SM holds are a multiple of ``warp_unit``. The
-    launch check assumes that a block takes a warp's worth from all parts alike, so the block's own warps count
-    rounded up there, and there only.
+    A partition cannot use the remainder of another, so the warps of an SM are a multiple of ``warp_unit``. Only the
+    launch check rounds up the warps of the block itself, as it assumes equal allocation from all partitions.
     """
     per_warp = _round_up(registers * device.warp_size, device.register_unit)
     possible = (
@@ -130,7 +128,7 @@ def _by_warp_registers(warps: Blocks, registers: Blocks, device: DevicePropertie
 
 
 def _by_block_registers(warps: Blocks, registers: Blocks, device: DeviceProperties) -> Blocks:
-    """Compute capability 1: registers go to whole blocks, for warps rounded up to ``warp_unit``."""
+    """Allocate registers to blocks, for warps rounded up to ``warp_unit`` (compute capability 1)."""
     per_block = _round_up(
         _round_up(warps, device.warp_unit) * device.warp_size * registers,
         device.register_unit,
@@ -148,7 +146,7 @@ def _by_shared_memory(smem_bytes: Blocks, device: DeviceProperties) -> Blocks:
 
 
 def _blocks(available: int | Blocks, needed: Blocks, possible: npt.NDArray[np.bool_]) -> Blocks:
-    """Blocks that share ``available`` when each needs ``needed``; 0 where a block is not ``possible``."""
+    """Return the blocks that fit in ``available`` if each needs ``needed``; 0 where a block is not ``possible``."""
     shared = np.where(needed > 0, available // np.maximum(needed, 1), UNLIMITED)
     return np.where(possible, shared, 0)
 

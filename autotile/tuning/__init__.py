@@ -1,1 +1,1 @@
-"""One tuning session, from a kernel and its sizes to a proven winner in the database."""
+"""Tuning sessions: from a kernel and its sizes to a verified winner in the database."""

@@ -1,11 +1,11 @@
-"""Where launches are answered: by a GPU of this machine, or by a recording of one."""
+"""Execution backends: a GPU of this machine, or a recording of one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,109 +22,187 @@ from autotile.exchange.recording import Recording, find_recording, list_recordin
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
 from autotile.settings import Settings
-from autotile.space.space import SearchSpace, feasible_space
+from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Evaluation, Workload
 from autotile.workers.sanitizer import Finding, Sanitizer, find_sanitizer
 from autotile.workers.worker_pool import WorkerPool
 
-_STAND_IN = "h200"
-"""The GPU that the built-in recordings are of."""
+_PROFILE = "h200"
+"""Device profile for the checks without a GPU; the built-in recordings are of this GPU."""
+_SANITIZER_S = 120.0
+"""Timeout of one check under compute-sanitizer, in seconds. A check of a few thousand elements a side takes seconds."""
 
 
-def check_unmeasured(kernel: Kernel, problem: Problem) -> None:
-    """Tell a fault of the kernel or the problem before the lack of a GPU is told: that would hide it.
+class Backend(Protocol):
+    """A device and the execution of candidates on it.
 
-    Raises
-    ------
-    InputError
-        The problem does not fit in a large GPU's memory, no configuration is valid for it, or the default
-        configuration does not compile.
+    Attributes
+    ----------
+    device
+        Properties of the device.
+    source
+        Origin of the results: ``cuda`` if measured on this machine, ``replayed`` if read from a recording.
+    notice
+        One line for the user about the choice of the backend; empty where it is the expected one.
     """
-    device = device_profile(_STAND_IN)
-    check_memory(kernel.spec, problem, device)
-    feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
-    try:
-        compile_cubin(compile_job(kernel, kernel.spec.default, problem.dtype, device.architecture, problem.sizes))
-    except CompileError as error:
-        raise InputError(f"{kernel.spec.source}: the default configuration does not compile: {error}") from None
-    except ToolchainError:
-        return
 
-
-class Evaluator(Protocol):
-    """Runs candidates, one at a time."""
-
+    device: DeviceProperties
     source: Literal["cuda", "replayed"]
+    notice: str
+
+    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
+        """Return a mask over the rows of a space that can be run, shape (rows,); None for all."""
+
+    def wait(self) -> None:
+        """Wait until candidates can be run.
+
+        Raises
+        ------
+        InputError, ToolchainError
+            As for `autotile.workers.gpu.Gpu.wait`.
+        """
 
     def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
-        """Load, verify and measure one candidate."""
+        """Load, verify and measure one candidate.
+
+        Parameters
+        ----------
+        candidate
+            The compiled configuration.
+        best_us
+            Best time so far in microseconds, against which a clearly slower candidate is pruned; None for no pruning.
+
+        Raises
+        ------
+        WorkerError
+            As for `autotile.workers.gpu.Gpu.evaluate`.
+        """
 
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
-        """Interleaved times in microseconds, one row a candidate; None where nothing can be run again."""
+        """Return interleaved times in microseconds, one row for each candidate; None where no race is possible."""
 
     def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
-        """Verify one candidate again and again; ok where nothing can be run again."""
+        """Verify one candidate repeatedly, without measuring it."""
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        """What compute-sanitizer's tools say, one row a candidate; empty rows where it was not asked for."""
+        """Run candidates under compute-sanitizer; return one row of findings for each, empty if it is not enabled."""
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release the device; closing twice is harmless."""
 
 
-class GpuEvaluator:
-    """A live GPU behind a worker process.
+class LiveBackend:
+    """A GPU of this machine, behind a worker process.
 
     Parameters
     ----------
     gpu
-        Where candidates run.
+        Handle on the worker process.
+    device
+        Properties of the GPU.
     sanitizer
-        What finalists are run under; None for nothing.
+        Runs finalists under compute-sanitizer; None to skip that.
     """
 
     source: Literal["cuda", "replayed"] = "cuda"
+    notice = ""
 
-    def __init__(self, gpu: Gpu, sanitizer: Sanitizer | None = None) -> None:
+    def __init__(self, gpu: Gpu, device: DeviceProperties, sanitizer: Sanitizer | None = None) -> None:
+        self.device = device
         self._gpu = gpu
         self._sanitizer = sanitizer
 
+    @classmethod
+    def start(
+        cls, kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
+    ) -> Self | None:
+        """Start the GPU worker, and return without waiting for it; None if the machine has no CUDA device.
+
+        The worker starts before anything is known about the device, as its imports take as long as all that follows
+        here.
+        """
+        workload = _workload(kernel, problem, settings, options)
+        sanitizer = Sanitizer(workload, find_sanitizer(settings.sanitizer), _SANITIZER_S) if options.sanitize else None
+        gpu = Gpu(workload, options.run_deadline_s, worker_pool=worker_pool)
+        try:
+            device = live_device(options.device_index) if device_count() else None
+        except BaseException:
+            gpu.close()
+            raise
+        if device is None:
+            gpu.close()
+            return None
+        return cls(gpu, device, sanitizer)
+
+    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
+        """Return None: every row can be run."""
+        return None
+
+    def wait(self) -> None:
+        """Wait until the worker has laid out the problem."""
+        self._gpu.wait()
+
     def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
-        """Run the candidate; a crash or hang is an outcome."""
+        """Run the candidate in the worker; a crash or a hang is an outcome."""
         return self._gpu.evaluate(candidate, best_us)
 
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
-        """Time the candidates in turn; None where the worker died of it."""
+        """Time the candidates interleaved; None if the worker died, so that the times of the search remain in force."""
         try:
             return self._gpu.race(candidates, rounds, seed)
         except WorkerError:
-            return None  # the search's own measurements stand
+            return None
 
     def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
-        """Run the candidate ``repeats`` times; a crash or hang is an outcome."""
+        """Run the candidate up to ``repeats`` times; a crash or a hang is an outcome."""
         return self._gpu.verify(candidate, repeats)
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        """Run the candidates in processes of their own."""
+        """Run each candidate in processes of its own, if the sanitizer is enabled."""
         return [[] for _ in candidates] if self._sanitizer is None else self._sanitizer.check_all(candidates)
 
     def close(self) -> None:
-        """End the worker."""
+        """End the worker, or return it to the worker pool."""
         self._gpu.close()
 
 
-class ReplayEvaluator:
-    """A recording of a GPU: launches are looked up, never invented."""
+class ReplayBackend:
+    """A recording of a GPU: results are looked up, and nothing runs.
+
+    Parameters
+    ----------
+    recording
+        Recorded results.
+    notice
+        One line for the user.
+
+    Raises
+    ------
+    RecordingError
+        The recording does not state the properties of its GPU.
+    """
 
     source: Literal["cuda", "replayed"] = "replayed"
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, notice: str = "") -> None:
+        self.device = replace(_recorded_device(recording), source="replayed")
+        self.notice = notice
         self._recording = recording
 
+    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
+        """Return a mask over the rows that were recorded."""
+        mask = np.zeros(len(space), dtype=np.bool_)
+        rows = (space.row_of(self._recording.config(number)) for number in range(len(self._recording)))
+        mask[[row for row in rows if row is not None]] = True
+        return mask
+
+    def wait(self) -> None:
+        """Return at once: the recording is in memory."""
+
     def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
-        """Look the candidate up."""
+        """Look up the candidate, and prune it by its recorded time as a live measurement would."""
         result = self._recording.lookup(candidate.config)
         if result is None:
             return Evaluation(Outcome.NOT_AVAILABLE, "the recording does not hold this configuration", "replay")
@@ -134,108 +212,79 @@ class ReplayEvaluator:
         return Evaluation(result.outcome, result.reason, result.stage, measured)
 
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
-        """Nothing can be timed again."""
+        """Return None: nothing can be timed again."""
         return None
 
     def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
-        """Nothing can be run again."""
+        """Return success: nothing can be run again, and the recorded outcome remains in force."""
         return Evaluation(Outcome.OK, stage="replay")
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        """Nothing can be run again."""
+        """Return no findings."""
         return [[] for _ in candidates]
 
     def close(self) -> None:
-        """Nothing is held."""
-
-
-_SANITIZER_S = 120.0
-"""A check takes seconds at a few thousand a side; a slower one is given up and told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """A device's properties and how to run candidates on it.
-
-    Attributes
-    ----------
-    open
-        Gives what runs candidates, as soon as it is ready; errors as for `Gpu.wait`.
-    available
-        Rows of a space that can be run; None for all.
-    notice
-        One line for the user, where the choice is not the obvious one.
-    close
-        Ends what was started, whether it was opened or not.
-    """
-
-    device: DeviceProperties
-    open: Callable[[], Evaluator]
-    available: Callable[[SearchSpace], NDArray[np.bool_] | None]
-    notice: str = ""
-    close: Callable[[], None] = lambda: None
+        """Do nothing: no resource is held."""
 
 
 def choose_backend(
     kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None = None
 ) -> Backend:
-    """A GPU where there is one and no replay is asked for, else a recording; ``worker_pool`` as for `Gpu`.
+    """Return the GPU if there is one and no replay was requested, and a recording otherwise.
+
+    Parameters
+    ----------
+    kernel, problem
+        Kernel and problem to run.
+    settings, options
+        Settings of the installation and options of the session.
+    worker_pool
+        Source of worker processes, see `autotile.workers.gpu.Gpu`.
 
     Raises
     ------
     InputError
-        There is neither; the recording that was asked for is of something else, or holds nothing of an objective; or a
-        sanitizer is asked for in replay.
+        There is neither a GPU nor a recording; the requested recording belongs to another problem, kernel version or L2
+        mode, or lacks an objective; or a sanitizer was requested in replay.
     ToolchainError
-        The sanitizer that is asked for is not installed.
+        The requested sanitizer is not installed.
     """
     if options.replay is None and has_driver():
-        live = _live_backend(kernel, problem, settings, options, worker_pool)
+        live = LiveBackend.start(kernel, problem, settings, options, worker_pool)
         if live is not None:
             return live
     if options.sanitize:
         raise InputError("--sanitize runs the finalists on a GPU, and launches are replayed here; leave it out")
     try:
-        recording = _recording(problem, options, settings.recording_folders)
-        _check_recording(recording, kernel, problem, options.l2)
-        _check_recorded(recording, options.objectives)
+        recording = _select_recording(problem, options, settings.recording_folders)
+        _check_version(recording, kernel, problem, options.l2)
+        _check_objectives(recording, options.objectives)
     except InputError:
-        check_unmeasured(kernel, problem)
+        check_without_gpu(kernel, problem)
         raise
-    device = replace(_recorded_device(recording), source="replayed")
-    reason = "replay was asked for" if options.replay is not None else "there is no CUDA device here"
-    notice = f"{reason}: launches are replayed from measurements recorded on {device.name}"
-    if not recording.header.key.template_hash:
-        notice += ", imported: of which version of the kernel is not known"
-    if options.verify_sizes:
-        notice += "; nothing runs at the problems of --verify-problem"
-    return Backend(device, lambda: ReplayEvaluator(recording), lambda space: _recorded_rows(recording, space), notice)
+    return ReplayBackend(recording, _replay_notice(recording, options))
 
 
-def _live_backend(
-    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
-) -> Backend | None:
-    """The GPU, its worker getting ready from now on; None where there is no device.
+def check_without_gpu(kernel: Kernel, problem: Problem) -> None:
+    """Raise if the kernel or the problem is at fault.
 
-    The worker is started before anything is known of the device: what it imports takes as long as what is done here.
+    A missing GPU is reported only after this check: otherwise that message would hide an error of the user's input.
+
+    Raises
+    ------
+    InputError
+        The problem does not fit in a large GPU's memory, no configuration is valid for it, or the default
+        configuration does not compile.
     """
-    workload = _workload(kernel, problem, settings, options)
-    sanitizer = Sanitizer(workload, find_sanitizer(settings.sanitizer), _SANITIZER_S) if options.sanitize else None
-    gpu = Gpu(workload, options.run_deadline_s, worker_pool=worker_pool)
-
-    def open_gpu() -> Evaluator:
-        gpu.wait()
-        return GpuEvaluator(gpu, sanitizer)
-
+    device = device_profile(_PROFILE)
+    check_memory(kernel.spec, problem, device)
+    feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
     try:
-        device = live_device(options.device_index) if device_count() else None
-    except BaseException:
-        gpu.close()
-        raise
-    if device is None:
-        gpu.close()
-        return None
-    return Backend(device, open_gpu, lambda _: None, close=gpu.close)
+        compile_cubin(compile_job(kernel, kernel.spec.default, problem.dtype, device.architecture, problem.sizes))
+    except CompileError as error:
+        raise InputError(f"{kernel.spec.source}: the default configuration does not compile: {error}") from None
+    except ToolchainError:
+        return
 
 
 def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Workload:
@@ -254,14 +303,8 @@ def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: Tun
     )
 
 
-def _recorded_rows(recording: Recording, space: SearchSpace) -> NDArray[np.bool_]:
-    rows = (space.row_of(recording.config(number)) for number in range(len(recording)))
-    mask = np.zeros(len(space), dtype=np.bool_)
-    mask[[row for row in rows if row is not None]] = True
-    return mask
-
-
-def _recording(problem: Problem, options: TuneOptions, folders: Sequence[Path]) -> Recording:
+def _select_recording(problem: Problem, options: TuneOptions, folders: Sequence[Path]) -> Recording:
+    """Read the requested recording, or the newest one of the problem."""
     if options.replay not in (None, "auto"):
         return read_recording(Path(str(options.replay)), kernel=problem.kernel)
     found = find_recording(folders, problem.kernel, problem.sizes, problem.dtype)
@@ -274,32 +317,15 @@ def _recording(problem: Problem, options: TuneOptions, folders: Sequence[Path]) 
     raise InputError(f"there is {where} recording of {problem}; {recorded}. See `autotile doctor`")
 
 
-def _recorded_device(recording: Recording) -> DeviceProperties:
-    if recording.header.device is None:
-        raise RecordingError(
-            f"the recording names the GPU {recording.header.key.gpu_name!r}, of which nothing is known; "
-            "replay needs the device's properties"
-        )
-    return recording.header.device
-
-
-def _check_recorded(recording: Recording, objectives: Sequence[str]) -> None:
-    lacking = [name for name in objectives if name in (ENERGY, ERROR)]
-    if lacking:
-        raise RecordingError(
-            f"the recording of {recording.header.problem} holds no {' and no '.join(lacking)} of its configurations, "
-            "only times, and the compiler says registers; leave that objective out, or tune on a GPU"
-        )
-
-
-def _check_recording(recording: Recording, kernel: Kernel, problem: Problem, l2: L2Mode) -> None:
+def _check_version(recording: Recording, kernel: Kernel, problem: Problem, l2: L2Mode) -> None:
+    """Raise if a recording belongs to another problem, another version of the kernel, or another L2 mode."""
     key = recording.header.key
     if recording.header.problem != problem:
         raise RecordingError(
             f"the recording is of {recording.header.problem}, expected {problem}; name the sizes that it holds"
         )
-    imported = not key.template_hash  # another tuner's files do not say which kernel they measured
-    if not imported and (key.template_hash, key.space_hash) != (kernel.source_hash, space_hash(kernel.spec)):
+    is_imported = not key.template_hash  # files of other tuners do not identify the kernel
+    if not is_imported and (key.template_hash, key.space_hash) != (kernel.source_hash, space_hash(kernel.spec)):
         raise RecordingError(
             f"the recording of {problem} was made with another version of the kernel; "
             "its times say nothing of this one: measure it anew with `autotile record` on a GPU"
@@ -309,3 +335,33 @@ def _check_recording(recording: Recording, kernel: Kernel, problem: Problem, l2:
             f"the recording of {problem} was measured with a {key.l2_mode} L2 cache, expected {l2}; "
             f"replay it with --l2 {key.l2_mode}, or record it with --l2 {l2}"
         )
+
+
+def _check_objectives(recording: Recording, objectives: Sequence[str]) -> None:
+    """Raise if an objective cannot be read from a recording."""
+    lacking = [name for name in objectives if name in (ENERGY, ERROR)]
+    if lacking:
+        raise RecordingError(
+            f"the recording of {recording.header.problem} holds no {' and no '.join(lacking)} of its configurations, "
+            "only times, and the compiler says registers; leave that objective out, or tune on a GPU"
+        )
+
+
+def _recorded_device(recording: Recording) -> DeviceProperties:
+    if recording.header.device is None:
+        raise RecordingError(
+            f"the recording names the GPU {recording.header.key.gpu_name!r}, of which nothing is known; "
+            "replay needs the device's properties"
+        )
+    return recording.header.device
+
+
+def _replay_notice(recording: Recording, options: TuneOptions) -> str:
+    reason = "replay was asked for" if options.replay is not None else "there is no CUDA device here"
+    name = _recorded_device(recording).name
+    notice = f"{reason}: launches are replayed from measurements recorded on {name}"
+    if not recording.header.key.template_hash:
+        notice += ", imported: of which version of the kernel is not known"
+    if options.verify_sizes:
+        notice += "; nothing runs at the problems of --verify-problem"
+    return notice

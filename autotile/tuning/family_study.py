@@ -1,4 +1,4 @@
-"""The points of a family that are tuned, and the times of configurations at them."""
+"""The points of a family, and the times of configurations at them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from autotile.cuda.driver import device_count, has_driver, live_device
 from autotile.database.keys import TuningKey, space_hash
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingHeader, list_recordings
-from autotile.families.family import Family, choose_among, choose_representatives
+from autotile.families.family import Family, select_points, select_points_from
 from autotile.families.rule import RuleConfig
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory, resolve_problem
 from autotile.kernel.spec import KernelSpec
 from autotile.settings import Settings
 from autotile.space.limits import check_config
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 def family_points(
     kernel: Kernel, family: Family, dtype: str, settings: Settings, options: TuneOptions, *, count: int
 ) -> tuple[DeviceProperties, list[dict[str, int]]]:
-    """The device, and the sizes of the problems to tune; in replay, those of the family that were recorded.
+    """Return the device, and the sizes of the problems to tune.
+
+    In replay, the points are selected from the problems of the family that were recorded.
 
     Raises
     ------
@@ -43,11 +45,9 @@ def family_points(
         raise InputError("a family is replayed from the installed recordings, one a problem; leave the file's name out")
     if options.replay is None and has_driver() and device_count() > 0:
         device = live_device(options.device_index)
-        return device, choose_representatives(
-            family, count, lambda sizes: _is_possible(kernel.spec, sizes, dtype, device)
-        )
+        return device, select_points(family, count, lambda sizes: _is_possible(kernel.spec, sizes, dtype, device))
     headers = [entry.header for entry in list_recordings(settings.recording_folders) if entry.header is not None]
-    recorded = [header for header in headers if _is_of(header, kernel, dtype, options)]
+    recorded = [header for header in headers if _belongs_to(header, kernel, dtype, options)]
     members = [header for header in recorded if header.key.sizes in family]
     if not members:
         known = "; ".join(str(header.problem) for header in recorded) or "none"
@@ -57,10 +57,10 @@ def family_points(
         )
     device = next(header.device for header in members if header.device is not None)
     here = [header.key.sizes for header in members if header.device == device]
-    return replace(device, source="replayed"), choose_among(family, here, count)
+    return replace(device, source="replayed"), select_points_from(family, here, count)
 
 
-def _is_of(header: RecordingHeader, kernel: Kernel, dtype: str, options: TuneOptions) -> bool:
+def _belongs_to(header: RecordingHeader, kernel: Kernel, dtype: str, options: TuneOptions) -> bool:
     key = header.key
     version = (kernel.source_hash, space_hash(kernel.spec))
     same = (key.kernel, key.dtype, key.l2_mode) == (kernel.name, dtype, options.l2)
@@ -68,7 +68,7 @@ def _is_of(header: RecordingHeader, kernel: Kernel, dtype: str, options: TuneOpt
 
 
 def _is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: DeviceProperties) -> bool:
-    """Whether a problem fits in the device's memory and leaves any configuration."""
+    """Return whether a problem fits in the device's memory and any configuration is valid for it."""
     try:
         problem: Problem = resolve_problem(spec, sizes, dtype)
         check_memory(spec, problem, device)
@@ -80,23 +80,23 @@ def _is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device:
 
 
 _BEST_OF_EACH = 3
-"""Configurations that a point proposes. What is second at one point is often the best at its neighbours."""
+"""Number of configurations that a point proposes: the second best at one point is often the best at its neighbours."""
 _FAULTS = (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED, Outcome.TIMED_OUT)
-"""Outcomes of a configuration that must not be served anywhere, when any point has seen them."""
+"""Outcomes that, at any point, exclude a configuration from the rule."""
 
 
 @dataclass(frozen=True)
 class FamilyMatrix:
-    """Measured times, and what is known of the configurations.
+    """Measured times of configurations at the points of a family.
 
     Attributes
     ----------
     points
-        Sizes of the problems at which any of them ran.
+        Sizes of the problems at which any configuration ran.
     configs
-        The configurations, each with what it was compiled to.
+        The configurations, each with its compiled resources.
     measurements
-        Time with its interval in microseconds, shape (points, configurations, 3); NaN where it cannot be served.
+        Time and its interval in microseconds, shape (points, configurations, 3); NaN where a configuration did not run.
     proposed_by
         Whether a point proposed the configuration, shape (points, configurations).
     """
@@ -108,17 +108,17 @@ class FamilyMatrix:
 
     @property
     def times_us(self) -> NDArray[np.float64]:
-        """Shape (points, configurations)."""
+        """Times in microseconds, shape (points, configurations)."""
         return np.asarray(self.measurements[:, :, 0])
 
 
 def proposals(database: Database, keys: Sequence[TuningKey]) -> list[list[Config]]:
-    """The best few configurations of each point's study, its winner first."""
+    """Return the best few configurations of each point's study, its winner first."""
     return [_best_of(database, key) for key in keys]
 
 
 def union(proposed: Sequence[Sequence[Config]], default: Config) -> list[Config]:
-    """Every proposed configuration once, and the default."""
+    """Return every proposed configuration once, and the default."""
     found = {config_key(config): config for configs in proposed for config in configs}
     return list({**found, config_key(default): default}.values())
 
@@ -126,7 +126,7 @@ def union(proposed: Sequence[Sequence[Config]], default: Config) -> list[Config]
 def read_matrix(
     database: Database, keys: Sequence[TuningKey], proposed: Sequence[Sequence[Config]], configs: Sequence[Config]
 ) -> FamilyMatrix:
-    """Times of configurations at all points; those that failed anywhere, and points where nothing ran, are left out."""
+    """Read the times of configurations at all points; faulty configurations and points where none ran are left out."""
     studies = [_newest(database, key) for key in keys]
     wanted = [config_key(config) for config in configs]
     usable = [key for key in wanted if not any(_is_faulty(study.get(key)) for study in studies)]
@@ -153,7 +153,7 @@ def _best_of(database: Database, key: TuningKey) -> list[Config]:
 
 
 def _newest(database: Database, key: TuningKey) -> dict[str, Trial]:
-    """Newest trial of each configuration in a study's searches, but what finals refused as they refused it."""
+    """Return the newest trial of each configuration in a study; a refusal by the finals replaces the search's trial."""
     study_id = database.find_study(key)
     if study_id is None:
         return {}
@@ -177,6 +177,6 @@ def _times(trial: Trial | None) -> tuple[float, float, float]:
 
 
 def _compiled(key: str, studies: Sequence[Mapping[str, Trial]]) -> RuleConfig:
-    """A configuration with what it was compiled to at the first point where it ran."""
+    """Return a configuration with its compiled resources at the first point where it ran."""
     trial = next(study[key] for study in studies if _has_time(study.get(key)))
     return RuleConfig(trial.config, trial.resources, trial.occupancy.blocks_per_sm if trial.occupancy else 0)

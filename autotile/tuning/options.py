@@ -1,4 +1,4 @@
-"""What a user may choose about a tuning session."""
+"""Options of a tuning session."""
 
 from __future__ import annotations
 
@@ -14,73 +14,74 @@ from autotile.errors import InputError
 from autotile.search.samplers import is_exhaustive
 
 DEFAULT_TRIALS = 200
-_LEAST_WHOLE = {"trials": 1, "seed": 0, "finals": 0, "workers": 1, "device_index": 0}
+_MIN_VALUES = {"trials": 1, "seed": 0, "finals": 0, "workers": 1, "device_index": 0}
 _L2_MODES: tuple[L2Mode, ...] = ("cold", "hot")
 
 
-def check_whole(name: str, value: object, least: int) -> None:
-    """Refuse what is no whole number, or too small; None is left to its meaning.
+def check_whole(name: str, value: object, minimum: int) -> None:
+    """Raise if an option is not an integer, or is below its minimum; None, which selects a default, is accepted.
 
     Raises
     ------
     InputError
-        It is either.
+        The value is not an integer of at least ``minimum``.
     """
-    if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < least):
-        raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < minimum):
+        raise InputError(f"{name} is {value!r}, expected a whole number of at least {minimum}")
 
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    """Settings of one session.
+    """Options of one tuning session.
 
     Attributes
     ----------
     sampler
-        Name of a search method; see `autotile.search`.
+        Name of a sampler, see `autotile.search.samplers`.
     trials
-        Trials that the study is to hold in the end, those of earlier sessions included. None: 200; or the whole space
-        for ``brute-force``; or as many as ``budget_s`` and ``until`` allow where one of them is given.
+        Target number of trials of the study, including those of earlier sessions. None stands for 200; for the whole
+        space with the sampler ``brute-force``; and for no limit where ``budget_s`` or ``until`` is given.
     budget_s
-        Wall time of the search, in seconds; the finals come on top.
+        Wall time of the search, in seconds; the finals are not included.
     until
-        Stop when the candidates that lie ready are together expected to raise the best speed by less than this, 0.01
-        for 1 %; of use with a sampler that has a model. The space ends the search where neither ``trials`` nor
-        ``budget_s`` is given.
+        Minimum gain, 0.01 for 1 %: the search ends when all waiting candidates together are expected to raise the best
+        speed by less. It needs a sampler with a model. Where neither ``trials`` nor ``budget_s`` is given, the search
+        also ends when every configuration was tried.
     objectives
-        What to minimise, of `autotile.core.objectives`; time is always among them, and names the winner.
+        Objectives to minimise, of `autotile.core.objectives`. Time is always one of them, and decides the winner.
     seed
-        Makes the search repeatable.
+        Seed of the search: the same seed and the same results give the same proposals.
     l2
-        Whether inputs start in memory (``cold``) or where the last run left them (``hot``).
+        State of the L2 cache before each run: ``cold`` (overwritten) or ``hot`` (as the previous run left it).
     fresh
-        Measure again instead of resuming what the database holds.
+        Whether to measure all configurations again instead of resuming the study.
     only
         Configurations to try; None for every valid one.
     transfer
-        Learn from trials of other studies of the kernel: other sizes, other GPUs, other versions.
+        Whether to learn from trials of other studies of the kernel: other sizes, other GPUs, other versions.
     verify_sizes
-        More problems that every configuration must be right on, beside the tuned and the ragged one; a size that is
-        left out is the tuned one.
+        Additional problems for which every configuration must be correct, besides the tuned and the ragged one. A size
+        that is not given keeps its tuned value.
     sanitize
-        Run the finalists under compute-sanitizer, and refuse those in which it finds a fault.
+        Whether to run the finalists under compute-sanitizer, and refuse those in which it finds an error.
     finals
-        Candidates that are re-measured interleaved at the end; 0 for no finals.
+        Number of candidates that are measured again, interleaved, at the end; 0 for no finals.
     discard
-        Drop a candidate that is clearly slower than the best after three samples; of effect where only time counts.
+        Whether to prune a candidate that is clearly slower than the best after three samples. It has no effect with
+        several objectives.
     sample_limit_s
-        GPU time that the samples of one candidate may take in the search; the finals time the best ones longer.
+        GPU time of the samples of one candidate in the search, in seconds; the finals take longer.
     workers
-        Compile processes; None: one a core.
+        Number of compile processes; None for one per core.
     compile_deadline_s, run_deadline_s
-        Seconds until a compilation or a candidate on the GPU is given up.
+        Timeout of one compilation, and of one candidate on the GPU, in seconds.
     device_index
-        CUDA device.
+        Index of the CUDA device.
     replay
-        A recording file to answer launches from; ``"auto"``: a built-in one, even where there is a GPU; None: only
-        where there is no GPU.
+        Recording file to replay; ``"auto"`` for a built-in recording, even on a machine with a GPU; None to replay a
+        built-in recording only where there is no GPU.
     database
-        Path or URL of the tuning database; None: the user's own.
+        Path or URL of the tuning database; None for the user's own.
     """
 
     sampler: str = "auto"
@@ -106,15 +107,15 @@ class TuneOptions:
     database: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no session could work with.
+        """Check the types and ranges of the options.
 
         Raises
         ------
         InputError
-            A number is of another type or out of its range, or ``l2`` is neither ``cold`` nor ``hot``.
+            A number is of another type or out of range, or ``l2`` is neither ``cold`` nor ``hot``.
         """
-        for name, least in _LEAST_WHOLE.items():
-            check_whole(name, getattr(self, name), least)
+        for name, minimum in _MIN_VALUES.items():
+            check_whole(name, getattr(self, name), minimum)
         for name in ("budget_s", "sample_limit_s", "compile_deadline_s", "run_deadline_s"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0):
@@ -124,20 +125,20 @@ class TuneOptions:
 
     @property
     def trial_target(self) -> int | None:
-        """Trials to stop at; None where only the budget, the gain or the end of the space ends the search."""
+        """Number of trials at which the search ends; None where only the budget, the gain or the space ends it."""
         unbounded = self.budget_s is not None or self.until is not None or is_exhaustive(self.sampler)
         return DEFAULT_TRIALS if self.trials is None and not unbounded else self.trials
 
     @property
     def granted(self) -> int | None:
-        """Trials that are sure to be made where the space has as many; None where that is not known."""
+        """Number of trials that are certain to be made if the space is large enough; None where it is not known."""
         return self.trial_target if self.until is None else None
 
     @property
     def drops_slow(self) -> bool:
-        """Whether a candidate may be dropped for being slow."""
+        """Whether slow candidates are pruned."""
         return self.discard and len(self.objectives) == 1
 
     def to_json(self, database: str) -> dict[str, Any]:
-        """Plain dictionary, with the database as it may be shown: without a password."""
+        """Return a plain dictionary; ``database`` is the location to show, without a password."""
         return {**asdict(self), "replay": str(self.replay or ""), "database": database}

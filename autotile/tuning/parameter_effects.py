@@ -1,4 +1,4 @@
-"""What a study's trials say of the kernel, in a sentence: which parameters matter, and what did not help."""
+"""Effects of the parameters on the time, as the trials of a study show them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import numpy as np
 
 from autotile.core.model import Trial, Value
 from autotile.search.importance import Effect, importance_of
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 _BEST_SHARE = 0.1
-_LEAST_BEST = 5
-_LEAST_OTHERS = 20
-"""Trials that must lie beyond a threshold, or have other values than the best ones, for that to be worth a word."""
-_LEAST_LOSS = 0.05
-"""By how much the best time beyond a threshold must be longer than the best of all."""
-_MOST_CHANCE = 5e-4
-"""Probability that none of the best trials lies beyond a threshold by accident: 1 % over some twenty thresholds."""
+_MIN_BEST_TRIALS = 5
+_MIN_OTHER_TRIALS = 20
+"""Minimum number of trials beyond a threshold, or with other values than the best trials."""
+_MIN_LOSS = 0.05
+"""Minimum relative excess of the best time beyond a threshold over the best time of all."""
+_MAX_CHANCE = 5e-4
+"""Maximum probability that none of the best trials lies beyond a threshold by chance: 1 % over some twenty
+thresholds."""
 _NAMED_SHARE = 0.05
-_MOST_NAMED = 3
-_MOST_FAVOURED = 3
+_MAX_NAMED = 3
+_MAX_FAVOURED = 3
 
 _DERIVED: Mapping[str, tuple[Callable[[Trial], float | None], str]] = {
     "threads": (lambda t: t.geometry.threads if t.geometry is not None else None, "{:g} threads a block"),
@@ -38,21 +39,25 @@ _DERIVED: Mapping[str, tuple[Callable[[Trial], float | None], str]] = {
     ),
     "occupancy": (lambda t: t.occupancy.occupancy if t.occupancy is not None else None, "an occupancy of {:.0%}"),
 }
-"""What follows from a configuration: how it is read off a trial, and how a value of it is told."""
+"""Quantities derived from a configuration: a function that reads the value from a trial, and a format for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A value beyond which nothing came near the best.
+    """A value beyond which no trial came close to the best.
 
     Attributes
     ----------
     quantity
-        A parameter, or ``threads``, ``shared_bytes`` or ``occupancy``.
+        Name of a parameter, or ``threads``, ``shared_bytes`` or ``occupancy``.
+    side
+        Side of the value that the threshold excludes.
+    value
+        Extreme value among the best trials.
     trials
-        Trials that lie beyond it.
+        Number of trials beyond it.
     loss
-        By how much the fastest of them is slower than the best of all: 0.12 reads as 12 %.
+        Relative excess of the fastest of these over the best time of all, 0.12 for 12 %.
     text
         The value with its unit.
     """
@@ -65,25 +70,25 @@ class Threshold:
     text: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary."""
+        """Return a plain dictionary."""
         names = ("quantity", "side", "value", "trials", "loss")
         return {**{name: getattr(self, name) for name in names}, "loss": round(self.loss, 4)}
 
 
 @dataclass(frozen=True, slots=True)
-class Insight:
-    """What matters.
+class ParameterEffects:
+    """The parameters that matter, the values of the best trials, and the thresholds.
 
     Attributes
     ----------
     effects
-        The parameters, the most important first; empty where nothing can be told.
+        Effects of all parameters, most important first; empty where the trials do not support a statement.
     favoured
-        Values of a parameter that the best trials have, where they leave others out.
+        Values of the best trials by parameter, where these are only some of the values tried.
     thresholds
-        The clearest first.
+        Thresholds, most significant first.
     doubt
-        Why nothing is told of the parameters.
+        Reason for empty ``effects``.
     """
 
     effects: tuple[Effect, ...]
@@ -93,11 +98,11 @@ class Insight:
 
     @property
     def sentence(self) -> str:
-        """All of it, as one reads it out."""
-        return "; ".join([*self._parameters(), *self._beyond()])
+        """Summary in one sentence."""
+        return "; ".join([*self._parameter_clauses(), *self._threshold_clauses()])
 
     def to_json(self) -> dict[str, Any]:
-        """``importance``, ``thresholds`` and the sentence."""
+        """Return ``importance``, ``thresholds`` and, as ``insight``, the sentence."""
         return {
             "importance": [
                 {
@@ -113,21 +118,21 @@ class Insight:
             "insight": self.sentence,
         }
 
-    def _parameters(self) -> list[str]:
+    def _parameter_clauses(self) -> list[str]:
         if not self.effects:
             return [self.doubt]
         first, *others = [effect for effect in self.effects if effect.matters]
-        named = [effect for effect in others if effect.share >= _NAMED_SHARE][: _MOST_NAMED - 1]
-        told = [f"{first.parameter} explains {100 * first.share:.0f} % of the differences{self._values(first)}"]
-        told += [f"{effect.parameter} {100 * effect.share:.0f} %{self._values(effect)}" for effect in named]
+        named = [effect for effect in others if effect.share >= _NAMED_SHARE][: _MAX_NAMED - 1]
+        clauses = [f"{first.parameter} explains {100 * first.share:.0f} % of the differences{self._values(first)}"]
+        clauses += [f"{effect.parameter} {100 * effect.share:.0f} %{self._values(effect)}" for effect in named]
         idle = [effect.parameter for effect in self.effects if not effect.matters]
-        return [", ".join(told), *([f"no effect is seen of {', '.join(idle)}"] if idle else [])]
+        return [", ".join(clauses), *([f"no effect is seen of {', '.join(idle)}"] if idle else [])]
 
     def _values(self, effect: Effect) -> str:
         values = self.favoured.get(effect.parameter, ())
         return f" (best at {' or '.join(map(str, values))})" if values else ""
 
-    def _beyond(self) -> list[str]:
+    def _threshold_clauses(self) -> list[str]:
         if not self.thresholds:
             return []
         clearest = self.thresholds[0]
@@ -135,28 +140,28 @@ class Insight:
         return [f"none of {clearest.trials} trials {where} came within {int(100 * clearest.loss)} % of the best"]
 
 
-def insight_of(space: SearchSpace, trials: Sequence[Trial]) -> Insight:
-    """What the trials that have a time say, failures aside."""
+def find_parameter_effects(space: SearchSpace, trials: Sequence[Trial]) -> ParameterEffects:
+    """Return what the trials that have a time show; failed trials are ignored."""
     timed = sorted((t for t in trials if t.outcome.has_time and t.time_us is not None), key=_time_us)
     placed = [(row, _time_us(trial)) for trial in timed if (row := space.row_of(trial.config)) is not None]
     importance = importance_of(space, [row for row, _ in placed], [time_us for _, time_us in placed])
     mattering = [effect.parameter for effect in importance.effects if effect.matters]
     favoured = {name: values for name in mattering if (values := _favoured(name, timed))}
     others = [name for name in mattering if name not in favoured]
-    return Insight(importance.effects, favoured, tuple(_thresholds(others, timed)), importance.doubt)
+    return ParameterEffects(importance.effects, favoured, tuple(_thresholds(others, timed)), importance.doubt)
 
 
 def _favoured(parameter: str, timed: Sequence[Trial]) -> tuple[Value, ...]:
-    """Values that the best trials have, the most frequent first; none where they are many or others hardly tried."""
+    """Return the values of the best trials, most frequent first; none where they are many, or others hardly tried."""
     values = [trial.config[parameter] for trial in timed]
     best = Counter(values[: _best_count(timed)])
     others = sum(value not in best for value in values)
-    few = len(best) <= min(_MOST_FAVOURED, len(set(values)) // 2)
-    return tuple(value for value, _ in best.most_common()) if few and others >= _LEAST_OTHERS else ()
+    few = len(best) <= min(_MAX_FAVOURED, len(set(values)) // 2)
+    return tuple(value for value, _ in best.most_common()) if few and others >= _MIN_OTHER_TRIALS else ()
 
 
 def _thresholds(parameters: Sequence[str], timed: Sequence[Trial]) -> list[Threshold]:
-    """What the trials support, from the least likely to be an accident on."""
+    """Return the thresholds that the trials support, most significant first."""
     found: list[tuple[float, Threshold]] = []
     for name in [*_DERIVED, *parameters]:
         read, text = _DERIVED.get(name, (_reader(name), f"{name}={{:g}}"))
@@ -167,10 +172,18 @@ def _thresholds(parameters: Sequence[str], timed: Sequence[Trial]) -> list[Thres
 
 
 def _thresholds_of(name: str, text: str, readings: np.ndarray) -> list[tuple[float, Threshold]]:
-    """The thresholds of one quantity, each with its chance to be an accident; readings are values and times."""
+    """Return the thresholds of one quantity, each with its probability under chance.
+
+    Parameters
+    ----------
+    name, text
+        Quantity, and the format of its value.
+    readings
+        Value and time of each trial, in order of time, shape (trials, 2).
+    """
     values, times = readings.T
     count = _best_count(times)
-    if count < _LEAST_BEST:
+    if count < _MIN_BEST_TRIALS:
         return []
     found = []
     sides: tuple[tuple[Literal["above", "below"], float], ...] = (
@@ -181,14 +194,14 @@ def _thresholds_of(name: str, text: str, readings: np.ndarray) -> list[tuple[flo
         beyond = times[values > value] if side == "above" else times[values < value]
         loss = float(beyond.min() / times[0] - 1) if len(beyond) else 0.0
         chance = prod((len(times) - len(beyond) - place) / (len(times) - place) for place in range(count))
-        if len(beyond) >= _LEAST_OTHERS and loss >= _LEAST_LOSS and chance <= _MOST_CHANCE:
+        if len(beyond) >= _MIN_OTHER_TRIALS and loss >= _MIN_LOSS and chance <= _MAX_CHANCE:
             threshold = Threshold(name, side, float(value), len(beyond), loss, text.format(value))
             found.append((chance, threshold))
     return found
 
 
 def _reader(parameter: str) -> Callable[[Trial], float | None]:
-    """Reads a parameter off a trial where it is a number."""
+    """Return a function that reads a parameter from a trial, as a number or None."""
 
     def read(trial: Trial) -> float | None:
         value = trial.config[parameter]

@@ -1,4 +1,4 @@
-"""One candidate's way from a row of the space to a trial, compiling ahead of the GPU."""
+"""The path of a candidate from a row of the space to a trial, compiled ahead of the GPU."""
 
 from __future__ import annotations
 
@@ -8,223 +8,145 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-from autotile.core.device import DeviceProperties
 from autotile.core.model import SAME_CODE, Config, LaunchGeometry, Outcome, Problem, Trial, config_key, config_text
-from autotile.cuda.compiler import CompileJob, compile_job
+from autotile.cuda.compiler import CachedCubin, CompileJob, compile_job
 from autotile.kernel.launch import LaunchData, known_names, launch_geometry
 from autotile.kernel.library import Kernel
-from autotile.space.limits import compiled_occupancy, resource_fault
-from autotile.tuning.backend import Evaluator
+from autotile.space.limits import compiled_occupancy, resource_violation
+from autotile.tuning.backend import Backend
 from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.protocol import Candidate
 
-_ON_GPU = ("load", "verify", "measure")
+
+class Proposer(Protocol):
+    """Source of candidates, see `autotile.search.search.Shortlist`."""
+
+    def propose(self, room: int | None = None) -> tuple[int, Config] | None:
+        """Return the next row to compile and its configuration; None while enough candidates wait."""
+
+    def ready(self) -> list[int]:
+        """Return the rows of which one is tried next."""
+
+    def choose(self, compiled: Mapping[int, Trial]) -> int:
+        """Return the row to measure."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Shares of the search's wall time while candidates remain: from its first trial to its last compilation's start.
+class CompiledCandidate:
+    """A candidate after compilation and the second gate.
 
     Attributes
     ----------
-    gpu_busy
-        Loading, verifying and measuring in the GPU worker, 0 to 1.
-    compilers_busy
-        Mean share of the compile workers that compiled, 0 to 1.
+    row
+        Row of the space.
+    trial
+        Trial up to this point; any outcome but ``ok`` is final, and the candidate is not launched.
+    cubin
+        Compiled code; None where the compilation failed.
     """
 
-    gpu_busy: float
-    compilers_busy: float
-
-    @property
-    def binds(self) -> str:
-        """What a faster one of would have made the search faster: ``gpu`` or ``compilers``."""
-        return "gpu" if self.gpu_busy >= self.compilers_busy else "compilers"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain dictionary."""
-        return {
-            "gpu_busy": round(self.gpu_busy, 3),
-            "compilers_busy": round(self.compilers_busy, 3),
-            "binds": self.binds,
-        }
-
-
-class LoadMeter:
-    """Adds up a search's load.
-
-    Parameters
-    ----------
-    pool
-        The compile workers.
-    workers
-        How many they are.
-    """
-
-    def __init__(self, pool: CompilePool, workers: int) -> None:
-        self._pool = pool
-        self._workers = workers
-        self._first: _Mark | None = None
-        self._last: _Mark | None = None
-        self._gpu_s = 0.0
-
-    def add(self, trial: Trial) -> None:
-        """Note that a trial has ended now."""
-        now = time.perf_counter()
-        if self._first is not None:
-            self._gpu_s += sum(trial.seconds.get(stage, 0.0) for stage in _ON_GPU)
-        mark = _Mark(now, self._pool.busy_s, self._gpu_s)
-        if self._first is None:
-            self._first = mark
-        if self._last is None or self._last.time_s < self._pool.begun_at:
-            self._last = mark
-
-    def read(self) -> Load | None:
-        """The load while candidates remained; None before there are two trials."""
-        if self._first is None or self._last is None or self._first is self._last:
-            return None
-        wall_s = self._last.time_s - self._first.time_s
-        compiled_s = self._last.compiled_s - self._first.compiled_s
-        return Load(self._last.gpu_s / wall_s, compiled_s / wall_s / self._workers)
-
-
-class _Mark(NamedTuple):
-    time_s: float
-    compiled_s: float
-    gpu_s: float
-
-
-class Proposals(Protocol):
-    """Where candidates come from, see `autotile.search.search.Shortlist`."""
-
-    def propose(self, room: int | None = None) -> tuple[int, Config] | None:
-        """The next row to compile with its configuration; None where enough wait."""
-
-    def ready(self) -> list[int]:
-        """Rows of which one is to be tried next."""
-
-    def choose(self, compiled: Mapping[int, Trial]) -> int:
-        """The row to measure."""
+    row: int
+    trial: Trial
+    cubin: CachedCubin | None
 
 
 @dataclass(slots=True)
 class _Queued:
     config: Config
     geometry: LaunchGeometry
-    compiled: Future[Compiled]
+    compilation: Future[Compiled]
     trial: Trial | None = None
-    """As far as it came when it was compiled."""
+    """Trial after the second gate; None until the compilation was waited for."""
 
 
 class Pipeline:
-    """Candidates are compiled in parallel and evaluated one at a time.
+    """Compilation of candidates in parallel, and their evaluation one at a time.
 
-    Which of them is next does not depend on which compilation happened to end first: those that it is chosen from are
-    waited for. So a search repeats.
+    The order of the trials does not depend on which compilation ends first: every candidate among which the next one
+    is chosen is waited for. A search is therefore repeatable.
 
     Parameters
     ----------
-    kernel, problem, device
-        What is tuned, and for what.
-    pool
+    kernel, problem
+        Kernel and problem to tune.
+    backend
+        Device that candidates are compiled for and run on.
+    compile_pool
         Compile workers.
     """
 
-    def __init__(self, kernel: Kernel, problem: Problem, device: DeviceProperties, pool: CompilePool) -> None:
+    def __init__(self, kernel: Kernel, problem: Problem, backend: Backend, compile_pool: CompilePool) -> None:
         self._kernel = kernel
         self._problem = problem
-        self._device = device
-        self._pool = pool
+        self._backend = backend
+        self._device = backend.device
+        self._compile_pool = compile_pool
         self._queue: dict[int, _Queued] = {}
-        self._started: dict[str, Future[Compiled]] = {}
-        self._measured: dict[tuple[str, LaunchGeometry, LaunchData], Trial] = {}
-        """What ran, by its code, its launch, and what else its configuration decides of its arguments."""
+        self._prefetched: dict[str, Future[Compiled]] = {}
+        self._measured: dict[_Launch, Trial] = {}
 
-    def start(self, config: Config) -> None:
-        """Begin to compile a configuration that is sure to be proposed."""
-        self._started[config_key(config)] = self._pool.submit(lambda: self._job(config))
-
-    def recall(self, trials: Iterable[Trial]) -> None:
-        """Take note of what ran before, so that the same code need not run again."""
+    def remember(self, trials: Iterable[Trial]) -> None:
+        """Register earlier trials, so that identical code is not measured again."""
         for trial in trials:
-            self._remember(trial)
+            if trial.outcome.has_time and trial.cubin_hash and trial.geometry is not None and trial.stage == "measure":
+                self._measured[self._launch_of(trial)] = trial
 
-    def fill(self, proposals: Proposals, room: int | None = None) -> None:
-        """Start compiling what is proposed while ``room`` trials may still begin."""
-        while (proposed := proposals.propose(room)) is not None:
+    def prefetch(self, config: Config) -> None:
+        """Start the compilation of a configuration that is certain to be proposed."""
+        self._prefetched[config_key(config)] = self._submit(config)
+
+    def compile_ahead(self, proposer: Proposer, room: int | None = None) -> None:
+        """Start the compilation of all candidates that are proposed while ``room`` trials may still begin."""
+        while (proposed := proposer.propose(room)) is not None:
             row, config = proposed
             geometry = launch_geometry(self._kernel.spec, config, self._problem.sizes, self._device)
             self._queue[row] = _Queued(config, geometry, self._compile(config))
 
-    def compile_again(self, trials: Sequence[Trial]) -> list[tuple[Trial, Candidate]]:
-        """Trials that ran before, ready to run again; one whose cubin is gone and cannot be had again is left out.
+    def next_candidate(self, proposer: Proposer) -> CompiledCandidate | None:
+        """Wait for the candidates that are ready, and return one of them; None where none is.
 
-        Nothing else is to be tried any more: candidates that still wait for a compile worker are given up.
-        """
-        for queued in self._queue.values():
-            queued.compiled.cancel()
-        self._queue.clear()
-        compiled = [self._compile(trial.config) for trial in trials]
-        cubins = [future.result().cubin for future in compiled]
-        pairs = zip(trials, cubins, strict=True)
-        return [(trial, Candidate(trial.config, str(cubin.path))) for trial, cubin in pairs if cubin is not None]
-
-    def next_trial(self, proposals: Proposals, evaluator: Evaluator, best_us: float | None) -> tuple[int, Trial] | None:
-        """Row and trial of one of the candidates that are ready; None where none is.
-
-        One that does not compile or does not fit comes first, for it needs no GPU.
+        A candidate that does not compile or does not fit on the device comes first, as it takes no time on the GPU.
 
         Raises
         ------
         ToolchainError
             Nothing can be compiled at all.
-        WorkerError
-            The GPU workers keep dying.
         """
-        compiled = {row: self._compiled(self._queue[row], evaluator) for row in proposals.ready()}
+        compiled = {row: self._apply_second_gate(self._queue[row]) for row in proposer.ready()}
         if not compiled:
             return None
-        failed = next((row for row, trial in compiled.items() if trial.outcome is not Outcome.OK), None)
-        if failed is not None:
-            del self._queue[failed]
-            return failed, compiled[failed]
-        row = proposals.choose(compiled)
-        return row, self._evaluate(self._queue.pop(row), compiled[row], evaluator, best_us)
+        failed = (row for row, trial in compiled.items() if trial.outcome is not Outcome.OK)
+        row = next(failed, None)
+        if row is None:
+            row = proposer.choose(compiled)
+        return CompiledCandidate(row, compiled[row], self._queue.pop(row).compilation.result().cubin)
 
-    def _compiled(self, queued: _Queued, evaluator: Evaluator) -> Trial:
-        """The trial as far as compiling and the second gate take it."""
-        if queued.trial is None:
-            queued.trial = self._gated(queued, queued.compiled.result(), evaluator)
-        return queued.trial
+    def evaluate(self, candidate: CompiledCandidate, best_us: float | None) -> Trial:
+        """Load, verify and measure a candidate that passed the second gate; return its trial.
 
-    def _gated(self, queued: _Queued, compiled: Compiled, evaluator: Evaluator) -> Trial:
-        cubin = compiled.cubin
-        trial = Trial(
-            queued.config,
-            compiled.outcome,
-            compiled.reason,
-            "compile",
-            queued.geometry,
-            source=evaluator.source,
-            seconds={"compile": round(compiled.seconds, 6)},
-        )
-        if cubin is None:
+        A candidate whose code and launch equal those of a measured one takes over its result.
+
+        Parameters
+        ----------
+        candidate
+            From `next_candidate`.
+        best_us
+            As for `autotile.tuning.backend.Backend.evaluate`.
+
+        Raises
+        ------
+        WorkerError
+            The GPU workers die repeatedly.
+        """
+        trial, cubin = candidate.trial, candidate.cubin
+        if cubin is None or trial.outcome is not Outcome.OK:
             return trial
-        occupancy = compiled_occupancy(queued.geometry, cubin.resources, self._device)
-        trial = replace(trial, resources=cubin.resources, occupancy=occupancy, cubin_hash=cubin.cubin_hash)
-        fault = resource_fault(self._kernel.spec.limits, queued.geometry, cubin.resources, occupancy, self._device)
-        return replace(trial, outcome=Outcome.RESOURCE_EXCEEDED, reason=fault, stage="resources") if fault else trial
-
-    def _evaluate(self, queued: _Queued, trial: Trial, evaluator: Evaluator, best_us: float | None) -> Trial:
-        code = (trial.cubin_hash, queued.geometry, self._data(queued.config))
-        twin = self._measured.get(code) if evaluator.source == "cuda" else None
+        twin = self._measured.get(self._launch_of(trial)) if self._backend.source == "cuda" else None
         if twin is not None:
-            return _like(trial, twin)
-        cubin = queued.compiled.result().cubin
-        assert cubin is not None
-        if not cubin.path.exists():  # it waited for so long that the cache was trimmed
-            cubin = self._pool.submit(lambda: self._job(queued.config)).result().cubin or cubin
-        evaluation = evaluator.evaluate(Candidate(queued.config, str(cubin.path)), best_us)
+            return _with_result_of(twin, trial)
+        if not cubin.path.exists():  # trimmed from the cache while the candidate waited
+            cubin = self._submit(trial.config).result().cubin or cubin
+        evaluation = self._backend.evaluate(Candidate(trial.config, str(cubin.path)), best_us)
         trial = replace(
             trial,
             outcome=evaluation.outcome,
@@ -234,28 +156,72 @@ class Pipeline:
             seconds={**trial.seconds, **evaluation.seconds},
             telemetry=evaluation.telemetry,
         )
-        self._remember(trial)
+        self.remember([trial])
         return trial
 
-    def _remember(self, trial: Trial) -> None:
-        if trial.outcome.has_time and trial.cubin_hash and trial.geometry is not None and trial.stage == "measure":
-            self._measured[trial.cubin_hash, trial.geometry, self._data(trial.config)] = trial
+    def recompile(self, trials: Sequence[Trial]) -> list[tuple[Trial, Candidate]]:
+        """Return finished trials with their compiled candidates; trials that no longer compile are left out.
 
-    def _data(self, config: Config) -> LaunchData:
+        Candidates that still wait are discarded: no further trial can begin.
+        """
+        for queued in self._queue.values():
+            queued.compilation.cancel()
+        self._queue.clear()
+        compilations = [self._compile(trial.config) for trial in trials]
+        cubins = [compilation.result().cubin for compilation in compilations]
+        pairs = zip(trials, cubins, strict=True)
+        return [(trial, Candidate(trial.config, str(cubin.path))) for trial, cubin in pairs if cubin is not None]
+
+    def _apply_second_gate(self, queued: _Queued) -> Trial:
+        """Wait for a compilation, and check the compiled resources against the device."""
+        if queued.trial is None:
+            queued.trial = self._gated_trial(queued.config, queued.geometry, queued.compilation.result())
+        return queued.trial
+
+    def _gated_trial(self, config: Config, geometry: LaunchGeometry, compiled: Compiled) -> Trial:
+        trial = Trial(
+            config,
+            compiled.outcome,
+            compiled.reason,
+            "compile",
+            geometry,
+            source=self._backend.source,
+            seconds={"compile": round(compiled.seconds, 6)},
+        )
+        cubin = compiled.cubin
+        if cubin is None:
+            return trial
+        occupancy = compiled_occupancy(geometry, cubin.resources, self._device)
+        trial = replace(trial, resources=cubin.resources, occupancy=occupancy, cubin_hash=cubin.cubin_hash)
+        fault = resource_violation(self._kernel.spec.limits, geometry, cubin.resources, occupancy, self._device)
+        return replace(trial, outcome=Outcome.RESOURCE_EXCEEDED, reason=fault, stage="resources") if fault else trial
+
+    def _launch_of(self, trial: Trial) -> _Launch:
         spec, problem = self._kernel.spec, self._problem
-        return LaunchData.of(spec, problem.dtype, known_names(spec, config, problem.sizes, self._device))
+        names = known_names(spec, trial.config, problem.sizes, self._device)
+        return _Launch(trial.cubin_hash, trial.geometry, LaunchData.of(spec, problem.dtype, names))
 
     def _compile(self, config: Config) -> Future[Compiled]:
-        started = self._started.pop(config_key(config), None)
-        return started if started is not None else self._pool.submit(lambda: self._job(config))
+        prefetched = self._prefetched.pop(config_key(config), None)
+        return prefetched if prefetched is not None else self._submit(config)
+
+    def _submit(self, config: Config) -> Future[Compiled]:
+        return self._compile_pool.submit(lambda: self._job(config))
 
     def _job(self, config: Config) -> CompileJob:
         problem = self._problem
         return compile_job(self._kernel, config, problem.dtype, self._device.architecture, problem.sizes)
 
 
-def _like(trial: Trial, twin: Trial) -> Trial:
-    """The trial of a configuration that compiled to the code of another, which was measured."""
+class _Launch(NamedTuple):
+    """All that distinguishes the launch of one configuration from that of another."""
+
+    cubin_hash: str
+    geometry: LaunchGeometry | None
+    data: LaunchData
+
+
+def _with_result_of(twin: Trial, trial: Trial) -> Trial:
     return replace(
         trial,
         outcome=twin.outcome,
@@ -264,3 +230,79 @@ def _like(trial: Trial, twin: Trial) -> Trial:
         measurement=twin.measurement,
         telemetry=twin.telemetry,
     )
+
+
+_GPU_STAGES = ("load", "verify", "measure")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Utilization during the search, from the first trial to the start of the last compilation.
+
+    Attributes
+    ----------
+    gpu_busy
+        Share of the wall time in which the GPU worker loads, verifies or measures, 0 to 1.
+    compilers_busy
+        Mean share of the compile workers that are compiling, 0 to 1.
+    """
+
+    gpu_busy: float
+    compilers_busy: float
+
+    @property
+    def binds(self) -> str:
+        """The bottleneck of the search: ``gpu`` or ``compilers``."""
+        return "gpu" if self.gpu_busy >= self.compilers_busy else "compilers"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        return {
+            "gpu_busy": round(self.gpu_busy, 3),
+            "compilers_busy": round(self.compilers_busy, 3),
+            "binds": self.binds,
+        }
+
+
+class LoadMeter:
+    """Measures the load of a search.
+
+    Parameters
+    ----------
+    compile_pool
+        Compile workers.
+    workers
+        Number of compile workers.
+    """
+
+    def __init__(self, compile_pool: CompilePool, workers: int) -> None:
+        self._compile_pool = compile_pool
+        self._workers = workers
+        self._first: _Reading | None = None
+        self._last: _Reading | None = None
+        self._gpu_s = 0.0
+
+    def add(self, trial: Trial) -> None:
+        """Register a trial that has just ended."""
+        now = time.perf_counter()
+        if self._first is not None:
+            self._gpu_s += sum(trial.seconds.get(stage, 0.0) for stage in _GPU_STAGES)
+        reading = _Reading(now, self._compile_pool.busy_s, self._gpu_s)
+        if self._first is None:
+            self._first = reading
+        if self._last is None or self._last.time_s < self._compile_pool.begun_at:
+            self._last = reading
+
+    def read(self) -> Load | None:
+        """Return the load; None before two trials have ended."""
+        if self._first is None or self._last is None or self._first is self._last:
+            return None
+        wall_s = self._last.time_s - self._first.time_s
+        compiled_s = self._last.compiled_s - self._first.compiled_s
+        return Load(self._last.gpu_s / wall_s, compiled_s / wall_s / self._workers)
+
+
+class _Reading(NamedTuple):
+    time_s: float
+    compiled_s: float
+    gpu_s: float

@@ -7,18 +7,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Outcome, Problem, Trial, config_key
+from autotile.core.display import Displayed
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.objectives import OBJECTIVES, non_dominated, objective_values
 from autotile.core.statistics import Interval
+from autotile.core.text import device_text, duration_text, funnel_text, interval_text, time_text
 from autotile.tuning.finals import Finals
-from autotile.tuning.parameter_effects import Insight
+from autotile.tuning.parameter_effects import ParameterEffects
 from autotile.tuning.pipeline import Load
 from autotile.tuning.stopping import Stopped
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Times of the reference kernel, in microseconds: the first, the least and the greatest."""
+    """Drift of the GPU during a session, seen by the reference kernel.
+
+    Attributes
+    ----------
+    first_us, least_us, greatest_us
+        First, minimum and maximum time of the reference kernel, in microseconds.
+    """
 
     first_us: float
     least_us: float
@@ -26,46 +34,46 @@ class Drift:
 
     @property
     def spread(self) -> float:
-        """How much longer than the least the greatest is: 0.02 reads as 2 %."""
+        """Relative excess of the maximum over the minimum, 0.02 for 2 %."""
         return self.greatest_us / self.least_us - 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary."""
+        """Return a plain dictionary."""
         return {
             "reference_us": {"first": self.first_us, "least": self.least_us, "greatest": self.greatest_us},
             "spread": round(self.spread, 5),
         }
 
 
-def drift_of(trials: Iterable[Trial]) -> Drift | None:
-    """The drift over trials, oldest first; None where none has timed the reference kernel."""
+def measure_drift(trials: Iterable[Trial]) -> Drift | None:
+    """Return the drift over trials, oldest first; None where none of them timed the reference kernel."""
     times = [float(t.telemetry["reference_us"]) for t in trials if t.telemetry.get("reference_us")]
     return Drift(times[0], min(times), max(times)) if times else None
 
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """Trials that no other one is better than in one objective and at least as good as in the others.
+    """Pareto front: the trials that no other trial dominates.
 
     Attributes
     ----------
     objectives
-        Time and one or more others.
+        Names of the objectives, time among them.
     trials
-        The fastest first.
+        Trials on the front, fastest first.
     """
 
     objectives: tuple[str, ...]
     trials: tuple[Trial, ...]
 
     def values(self, trial: Trial) -> tuple[float, ...]:
-        """What a trial reached in each objective."""
+        """Return the value of each objective for a trial."""
         reached = objective_values(trial, self.objectives)
         assert reached is not None
         return reached
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary."""
+        """Return a plain dictionary."""
         keys = [OBJECTIVES[name] for name in self.objectives]
         entries = [
             {"config": dict(trial.config), **dict(zip(keys, self.values(trial), strict=True))} for trial in self.trials
@@ -73,10 +81,10 @@ class Front:
         return {"objectives": list(self.objectives), "front": entries}
 
 
-def front_of(trials: Iterable[Trial], finals: Finals | None, objectives: Sequence[str]) -> Front | None:
-    """The front of a study's trials; None where time is the only objective.
+def pareto_front(trials: Iterable[Trial], finals: Finals | None, objectives: Sequence[str]) -> Front | None:
+    """Return the Pareto front of the trials of a study; None where time is the only objective.
 
-    Finalists count with their times from the finals, and those that were refused there do not count.
+    Finalists enter with their times from the finals; those that failed the checks are left out.
     """
     if len(objectives) == 1:
         return None
@@ -89,21 +97,21 @@ def front_of(trials: Iterable[Trial], finals: Finals | None, objectives: Sequenc
     return Front(tuple(objectives), tuple(trial for _, trial in sorted(best, key=lambda pair: pair[0])))
 
 
-_JUDGED_BY = 5
-"""Trials before the time left is estimated; the first ones wait for the compiler."""
+_MIN_TRIALS = 5
+"""Number of trials before the remaining time is estimated; the first trials wait for the compiler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A session's state, shown while it runs."""
+    """State of a running session."""
 
     phase: str
     """``starting``, ``searching`` or ``finals``."""
     device: DeviceProperties
     done: int
-    """Trials of this session; ``outcomes`` counts those of earlier ones too."""
+    """Number of trials of this session; ``outcomes`` counts those of earlier sessions too."""
     target: int | None
-    """Trials that the study is to hold; None where only the budget ends the search."""
+    """Target number of trials of the study; None where there is none."""
     elapsed_s: float
     budget_s: float | None
     outcomes: Mapping[Outcome, int]
@@ -111,57 +119,71 @@ class Progress:
     best: Trial | None
     last: Trial | None = None
     notices: tuple[str, ...] = ()
-    """What the user should know of the session; the same from its start to its end."""
+    """Remarks for the user, one line each."""
 
     @property
     def remaining_s(self) -> float | None:
-        """Estimated seconds left of the search; None before there is anything to judge by."""
+        """Estimated remaining time of the search in seconds; None before there is a basis for an estimate."""
         by_budget = max(0.0, self.budget_s - self.elapsed_s) if self.budget_s is not None else None
-        if self.target is None or self.done < _JUDGED_BY:
+        if self.target is None or self.done < _MIN_TRIALS:
             return by_budget
         left = max(0, min(self.target, self.gates["limits"]) - sum(self.outcomes.values()))
         by_trials = self.elapsed_s / self.done * left
         return by_trials if by_budget is None else min(by_trials, by_budget)
 
 
-@dataclass(frozen=True, slots=True)
-class TuneResult:
-    """Outcome of a session.
+@dataclass(frozen=True, slots=True, repr=False)
+class TuneResult(Displayed):
+    """Result of a tuning session.
 
     Attributes
     ----------
+    problem, device
+        Problem, and device that it was tuned for.
+    combinations, valid
+        Number of combinations of the parameters' values, and of valid configurations.
     gates
-        Candidates left or rejected by each gate: ``combinations``, ``rules`` and ``limits`` (left after each),
-        ``compile_rejected``, ``resources_rejected``, ``same_code`` (not launched, since another candidate has the same
-        code), ``launched``.
+        Number of candidates left or rejected by each gate: ``combinations``, ``rules`` and ``limits`` (left after
+        each), ``compile_rejected``, ``resources_rejected``, ``same_code`` (not launched, as another candidate has the
+        same code), ``launched``.
     outcomes
-        Trials of the study, this session's and earlier ones', by outcome.
+        Number of trials of the study by outcome, including those of earlier sessions.
     winner
-        The configuration to serve; None where nothing ran.
+        The configuration to serve; None where no candidate ran.
     default
-        The default configuration's trial; None where it does not run here.
+        Trial of the default configuration; None where it does not run.
     speedup
-        Time of the default over time of the winner.
+        Time of the default over time of the winner; None without finals, or where the default does not run.
     ties
-        Configurations that cannot be told apart from the winner.
-    refused
-        Finalists in which a fault was found after all.
-    learnt_from
-        Other studies that the search learnt from, the nearest first.
-    load
-        What the search waited for, where it tried any candidates.
-    drift
-        How the GPU drifted, where that was measured.
-    stopped
-        Why the search ended; None where it was broken off.
-    insight
-        Which parameters matter; None where the session was broken off.
-    front
-        What can be had for what; None where time is the only objective.
-    phases
-        Seconds of ``start``, ``search`` and ``finals``, of those that were reached.
+        Configurations whose times cannot be distinguished from the winner's.
+    seconds
+        Wall time of the session, in seconds.
     resumed
-        Trials that earlier sessions had stored.
+        Number of trials taken over from earlier sessions.
+    interrupted
+        Whether the user ended the session.
+    database
+        Location of the tuning database.
+    flops, bytes
+        Operations and bytes moved of one run, where the kernel states them.
+    notices
+        Remarks for the user, one line each.
+    phases
+        Seconds of ``start``, ``search`` and ``finals``, for the phases that were reached.
+    refused
+        Finalists that failed the checks.
+    learnt_from
+        Other studies that the search learned from, nearest first.
+    load
+        Utilization of the GPU and the compilers; None for fewer than two trials.
+    drift
+        Drift of the GPU, where it was measured.
+    front
+        Pareto front; None where time is the only objective.
+    stopped
+        Reason for the end of the search; None where the session was aborted.
+    insight
+        Effects of the parameters; None where the session was aborted.
     """
 
     problem: Problem
@@ -188,16 +210,42 @@ class TuneResult:
     drift: Drift | None = None
     front: Front | None = None
     stopped: Stopped | None = None
-    insight: Insight | None = None
+    insight: ParameterEffects | None = None
+
+    @property
+    def summary(self) -> str:
+        """Time of the winner and its ratio to that of the default, as text."""
+        if self.winner is None:
+            return "interrupted before a configuration ran" if self.interrupted else "no configuration ran"
+        ratio = f", {self.speedup.value:.3f}x over the default" if self.speedup is not None else ""
+        return f"{time_text(self.winner.time_us)}{ratio}{', interrupted' if self.interrupted else ''}"
+
+    def _headline(self) -> str:
+        return f"{self.problem} on {device_text(self.device)}: {self.summary}"
+
+    def _facts(self) -> Iterable[tuple[str, str]]:
+        for label, trial in (("winner", self.winner), ("default", self.default)):
+            measured = trial.measurement if trial is not None else None
+            if trial is not None and measured is not None:
+                yield label, config_text(trial.config)
+                yield (
+                    f"time of the {label}",
+                    f"{time_text(measured.time_us)} ({interval_text(measured.low_us, measured.high_us)} us)",
+                )
+        if self.speedup is not None:
+            yield "speed-up", f"{self.speedup.value:.3f}x ({self.speedup.low:.3f}x to {self.speedup.high:.3f}x)"
+        yield "trials", funnel_text(self.gates, self.outcomes)
+        yield "took", duration_text(self.seconds)
+        yield "database", self.database
 
     def gflops_per_s(self, trial: Trial | None) -> float | None:
-        """Rate of a trial, where the kernel states its operations."""
+        """Return the rate of a trial in GFLOP/s; None where the kernel does not state its operations."""
         if trial is None or trial.time_us is None or self.flops is None:
             return None
         return self.flops / trial.time_us / 1e3
 
     def to_json(self) -> dict[str, Any]:
-        """The document that ``autotile tune --json`` prints."""
+        """Return the document that ``autotile tune --json`` prints."""
         return {
             "kernel": self.problem.kernel,
             "problem": dict(self.problem.sizes),

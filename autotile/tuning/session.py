@@ -1,4 +1,4 @@
-"""Tune: the pipeline from a search space to a winner, readable from top to bottom."""
+"""A tuning session: the pipeline from a search space to a verified winner, from top to bottom."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
 from autotile.search.samplers import check_sampler
 from autotile.settings import Settings, available_cores
-from autotile.space.space import SearchSpace, feasible_space
-from autotile.tuning.backend import Backend, Evaluator, choose_backend
+from autotile.space.search_space import SearchSpace, feasible_space
+from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.parameter_effects import Insight, insight_of
-from autotile.tuning.pipeline import LoadMeter, Pipeline
-from autotile.tuning.result import Progress, TuneResult, drift_of, front_of
-from autotile.tuning.start import SearchPlan, known_before, reopened
-from autotile.tuning.stopping import Bounds, Clock, Stopped, StopRequest, check_until
-from autotile.tuning.trial_log import Ledger, check_kernel
+from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
+from autotile.tuning.pipeline import CompiledCandidate, LoadMeter, Pipeline
+from autotile.tuning.result import Progress, TuneResult, measure_drift, pareto_front
+from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
+from autotile.tuning.stopping import Clock, Stopped, StoppingRules, StopRequest, check_until
+from autotile.tuning.trial_log import TrialLog, check_kernel_failure
 from autotile.workers.compile_pool import CompilePool
 from autotile.workers.worker_pool import WorkerPool
 
@@ -46,20 +46,20 @@ def tune(
     *,
     worker_pool: WorkerPool | None = None,
 ) -> TuneResult:
-    """Search, verify, measure and persist; then race the best and name the winner.
+    """Tune a kernel for a problem: search, verify, measure and store; then race the best and name the winner.
 
     Parameters
     ----------
     kernel, problem
-        What to tune.
+        Kernel, and problem to tune it for.
     settings
-        Where the caches and recordings lie.
+        Settings of the installation: the folders of caches and recordings.
     options
-        How to tune.
+        Options of the session.
     observe
-        Called as the session goes on.
+        Called with the state of the session after each trial.
     worker_pool
-        Workers of earlier sessions, and for later ones; None: they are started and ended here.
+        Worker processes to share with other sessions; None to start and end them here.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def open_session(
     *,
     worker_pool: WorkerPool | None = None,
 ) -> Iterator[Session]:
-    """A session with its device, space and open database; parameters and errors as for `tune`."""
+    """Open a session: its device, its space and its database. Parameters and errors are those of `tune`."""
     check_sampler(options.sampler, options.objectives)
     check_until(options)
     with ExitStack() as stack:
@@ -107,7 +107,10 @@ def open_session(
 
 
 class Session:
-    """The state of one tuning session; it runs once."""
+    """The state of one tuning session, which runs once; see `tune` for its parameters."""
+
+    _run_id: int
+    _shortlist: Shortlist
 
     def __init__(
         self,
@@ -129,23 +132,23 @@ class Session:
         self._database = database
         self._observe = observe
         self._stopped: Stopped | None = None
-        self._insight: Insight | None = None
+        self._effects: ParameterEffects | None = None
         self._stop = StopRequest()
         self._clock = Clock()
         self._notices = tuple(notice for notice in (backend.notice, *database.notices) if notice)
         self._study_id = database.study(self.key, backend.device)
-        known = known_before(database, self._study_id, self.key, options, kernel.spec.default)
-        self._space = space = reopened(space, kernel, problem, backend.device, known.configs)
-        self._ledger = Ledger(space, known.trials)
-        self._bounds = Bounds(options, self._ledger, self._clock, self._stop)
+        prior = read_prior_results(database, self._study_id, self.key, options, kernel.spec.default)
+        self._space = space = extend_space(space, kernel, problem, backend.device, prior.configs)
+        self._log = TrialLog(space, prior.trials)
+        self._rules = StoppingRules(options, self._log, self._clock, self._stop)
         workers = options.workers or available_cores()
-        self._plan = SearchPlan(kernel, problem, space, options, backend=backend, known=known, workers=workers)
-        self._pool = CompilePool(
+        self._plan = SearchPlan(kernel, problem, space, options, backend=backend, prior=prior, workers=workers)
+        self._compile_pool = CompilePool(
             settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s, worker_pool=worker_pool
         )
-        self._load = LoadMeter(self._pool, workers)
-        self._pipeline = Pipeline(kernel, problem, backend.device, self._pool)
-        self._pipeline.recall(self._ledger.trials)
+        self._load = LoadMeter(self._compile_pool, workers)
+        self._pipeline = Pipeline(kernel, problem, backend, self._compile_pool)
+        self._pipeline.remember(self._log.trials)
 
     @property
     def device(self) -> DeviceProperties:
@@ -154,130 +157,46 @@ class Session:
 
     @property
     def key(self) -> TuningKey:
-        """What the study's results belong to."""
+        """Key of the study."""
         nvrtc, l2 = nvrtc_version(), self._options.l2
         return key_of(self._kernel, self._problem, self._backend.device, nvrtc_version=nvrtc, l2_mode=l2)
 
     @property
     def trials(self) -> list[Trial]:
-        """Newest trial of each configuration, earlier sessions' too."""
-        return self._ledger.trials
+        """Newest trial of each configuration, including those of earlier sessions."""
+        return self._log.trials
 
     def run(self) -> TuneResult:
-        """Search until the trials, the budget or the space run out, then hold the finals.
+        """Search until a stopping rule holds, race the best candidates, and store the result.
 
-        The first Ctrl-C ends the search and hurries the finals; the second ends the session at once. What ended is
-        stored in either case.
+        The first Ctrl-C ends the search and shortens the finals; the second aborts the session. Every trial that has
+        ended is stored in either case.
         """
-        run_id = self._start_run()
-        evaluator: Evaluator | None = None
+        self._run_id = self._start_run()
         finals: Finals | None = None
-        broken_off = False
-        with self._stop, ExitStack() as resources:
+        aborted = False
+        with self._stop, ExitStack() as self._resources:
             try:
                 self._report("starting")
                 with self._clock.phase("start"):
-                    if self._bounds.room != 0 and self._ledger.find(self._plan.default) is None:
-                        self._pipeline.start(self._plan.default)  # compiles while the search is imported
-                    shortlist = resources.enter_context(closing(self._plan.begin(self._ledger)))
-                    self._fill(shortlist)  # compiles while the worker starts
-                    evaluator = self._backend.open()
+                    self._start_search()
+                    self._backend.wait()
                 with self._clock.phase("search"):
-                    self._stopped = self._search(shortlist, run_id, evaluator)
+                    for candidate in self._candidates():  # SearchSpace -> Config -> cubin -> resources, occupancy
+                        trial = self._evaluate(candidate)  # -> load -> verify -> measure -> Trial
+                        self._store(candidate, trial)  # -> database
                 with self._clock.phase("finals"):
-                    finals = self._finals(run_id, evaluator)
-                self._insight = insight_of(self._space, self.trials)
+                    finals = self._hold_finals()
+                self._effects = find_parameter_effects(self._space, self.trials)
             except KeyboardInterrupt:
-                broken_off = True
+                aborted = True
             finally:
-                self._pool.close()
-                if evaluator is not None:
-                    evaluator.close()
-        result = self._result(finals, interrupted=broken_off or self._stop.requested)
-        if not broken_off:
-            self._database.end_run(run_id, result.to_json())
+                self._compile_pool.close()
+                self._backend.close()
+        result = self._result(finals, interrupted=aborted or self._stop.requested)
+        if not aborted:
+            self._database.end_run(self._run_id, result.to_json())
         return result
-
-    def _search(self, shortlist: Shortlist, run_id: int, evaluator: Evaluator) -> Stopped:
-        """Try candidates; every trial is committed as it ends."""
-        while (stopped := self._bounds.stopped) is None:
-            rival_us = self._ledger.best_us if self._options.drops_slow else None
-            pair = self._pipeline.next_trial(shortlist, evaluator, rival_us)
-            if pair is None:
-                return Stopped("space")
-            row, trial = pair
-            self._database.add_trial(self._study_id, run_id, trial)
-            self._ledger.add(trial)
-            self._load.add(trial)
-            shortlist.tell(row, trial)
-            self._report("searching", trial)
-            check_kernel(self._kernel.spec.source, self._ledger, trial, self._plan.default, self._plan.most)
-            self._fill(shortlist)
-        return stopped
-
-    def _fill(self, shortlist: Shortlist) -> None:
-        self._pipeline.fill(shortlist, self._bounds.room)
-        self._bounds.expected_gain = shortlist.expected_gain
-
-    def _finals(self, run_id: int, evaluator: Evaluator) -> Finals | None:
-        if not self._options.finals:
-            return None
-        hurried = self._stop.requested
-        finalists = choose_finalists(
-            self.trials, self._plan.default, self._plan.incumbent, self._options.finals, hurried=hurried
-        )
-        if not any(trial.outcome is Outcome.OK for trial in finalists):
-            return None
-        self._report("finals")
-        racing = self._pipeline.compile_again(finalists)
-        if not racing:
-            return None
-        finals = run_finals(
-            racing,
-            evaluator,
-            default=self._plan.default,
-            incumbent=self._plan.incumbent,
-            seed=self._options.seed,
-            hurried=hurried,
-        )
-        self._notices += finals.notices
-        for rank, trial in enumerate(finals.ranked, start=1):
-            self._database.add_trial(self._study_id, run_id, trial, phase="final", rank=rank)
-        for trial in finals.refused:
-            self._database.add_trial(self._study_id, run_id, trial, phase="final")
-        return finals
-
-    def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:
-        fastest = self._ledger.best
-        work = self._kernel.spec.work
-        sizes = self._problem.sizes
-        return TuneResult(
-            problem=self._problem,
-            device=self._backend.device,
-            combinations=self._space.combinations,
-            valid=len(self._space),
-            gates=self._ledger.gates,
-            outcomes=self._ledger.outcomes,
-            winner=finals.winner if finals is not None else fastest,
-            default=finals.default if finals is not None else self._ledger.find(self._plan.default),
-            speedup=finals.speedup if finals is not None else None,
-            ties=finals.ties if finals is not None else (),
-            refused=finals.refused if finals is not None else (),
-            load=self._load.read(),
-            drift=drift_of(self._ledger.trials),
-            front=front_of(self._ledger.trials, finals, self._options.objectives),
-            stopped=self._stopped,
-            insight=self._insight,
-            seconds=self._clock.elapsed_s,
-            phases=self._clock.phases_s,
-            resumed=self._ledger.resumed,
-            interrupted=interrupted,
-            database=self._database.location,
-            flops=int(work.flops.evaluate(sizes)) if work.flops is not None else None,
-            bytes=int(work.bytes.evaluate(sizes)) if work.bytes is not None else None,
-            notices=self._notices,
-            learnt_from=self._plan.learnt_from,
-        )
 
     def _start_run(self) -> int:
         return self._database.start_run(
@@ -287,21 +206,115 @@ class Session:
             settings=self._options.to_json(self._database.location),
             driver=self._backend.device.driver,
             host=platform.node(),
-            gates=self._ledger.gates,
+            gates=self._log.gates,
+        )
+
+    def _start_search(self) -> None:
+        """Create the search, and start the first compilations while the GPU worker starts."""
+        if self._rules.room != 0 and self._log.find(self._plan.default) is None:
+            self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
+        self._shortlist = self._resources.enter_context(closing(self._plan.begin(self._log)))
+        self._compile_ahead()
+
+    def _compile_ahead(self) -> None:
+        """Take proposals from the search, valid by rules and static limits, and start their compilation."""
+        self._pipeline.compile_ahead(self._shortlist, self._rules.room)
+        self._rules.expected_gain = self._shortlist.expected_gain
+
+    def _candidates(self) -> Iterator[CompiledCandidate]:
+        """Yield compiled candidates until a stopping rule holds or every configuration was tried."""
+        while (stopped := self._rules.stopped) is None:
+            candidate = self._pipeline.next_candidate(self._shortlist)
+            if candidate is None:
+                stopped = Stopped("space")
+                break
+            yield candidate
+            self._compile_ahead()
+        self._stopped = stopped
+
+    def _evaluate(self, candidate: CompiledCandidate) -> Trial:
+        """Load, verify and measure a candidate, unless it failed before."""
+        return self._pipeline.evaluate(candidate, self._log.best_us if self._options.drops_slow else None)
+
+    def _store(self, candidate: CompiledCandidate, trial: Trial) -> None:
+        """Commit a trial, and pass it on to the log, the search and the observer."""
+        self._database.add_trial(self._study_id, self._run_id, trial)
+        self._log.add(trial)
+        self._load.add(trial)
+        self._shortlist.tell(candidate.row, trial)
+        self._report("searching", trial)
+        check_kernel_failure(self._kernel.spec.source, self._log, trial, self._plan.default, self._plan.max_trials)
+
+    def _hold_finals(self) -> Finals | None:
+        """Race the finalists and store their trials; None where finals are disabled or no candidate can race."""
+        plan, hurried = self._plan, self._stop.requested
+        if not self._options.finals:
+            return None
+        finalists = choose_finalists(self.trials, plan.default, plan.incumbent, self._options.finals, hurried=hurried)
+        if not any(trial.outcome is Outcome.OK for trial in finalists):
+            return None
+        self._report("finals")
+        racing = self._pipeline.recompile(finalists)
+        if not racing:
+            return None
+        finals = run_finals(
+            racing,
+            self._backend,
+            default=plan.default,
+            incumbent=plan.incumbent,
+            seed=self._options.seed,
+            hurried=hurried,
+        )
+        self._notices += finals.notices
+        for rank, trial in enumerate(finals.ranked, start=1):
+            self._database.add_trial(self._study_id, self._run_id, trial, phase="final", rank=rank)
+        for trial in finals.refused:
+            self._database.add_trial(self._study_id, self._run_id, trial, phase="final")
+        return finals
+
+    def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:
+        log, work, sizes = self._log, self._kernel.spec.work, self._problem.sizes
+        return TuneResult(
+            problem=self._problem,
+            device=self._backend.device,
+            combinations=self._space.combinations,
+            valid=len(self._space),
+            gates=log.gates,
+            outcomes=log.outcomes,
+            winner=finals.winner if finals is not None else log.best,
+            default=finals.default if finals is not None else log.find(self._plan.default),
+            speedup=finals.speedup if finals is not None else None,
+            ties=finals.ties if finals is not None else (),
+            refused=finals.refused if finals is not None else (),
+            load=self._load.read(),
+            drift=measure_drift(log.trials),
+            front=pareto_front(log.trials, finals, self._options.objectives),
+            stopped=self._stopped,
+            insight=self._effects,
+            seconds=self._clock.elapsed_s,
+            phases=self._clock.phases_s,
+            resumed=log.resumed,
+            interrupted=interrupted,
+            database=self._database.location,
+            flops=int(work.flops.evaluate(sizes)) if work.flops is not None else None,
+            bytes=int(work.bytes.evaluate(sizes)) if work.bytes is not None else None,
+            notices=self._notices,
+            learnt_from=self._plan.learnt_from,
         )
 
     def _report(self, phase: str, last: Trial | None = None) -> None:
+        log = self._log
         self._observe(
             Progress(
                 phase=phase,
                 device=self._backend.device,
-                done=len(self._ledger) - self._ledger.resumed,
+                done=len(log) - log.resumed,
                 target=self._options.trial_target,
                 elapsed_s=self._clock.elapsed_s,
                 budget_s=self._options.budget_s,
-                outcomes=self._ledger.outcomes,
-                gates=self._ledger.gates,
-                best=self._ledger.best,
+                outcomes=log.outcomes,
+                gates=log.gates,
+                best=log.best,
                 last=last,
                 notices=self._notices,
             )

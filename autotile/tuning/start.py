@@ -1,4 +1,4 @@
-"""What a session starts from: earlier trials, results of other studies, and the rows it may try."""
+"""The start of a session: earlier trials, results of other studies, candidate rows, and the search over them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from autotile.kernel.problem import size_distance
 from autotile.search.samplers import lookahead_of, resolve_sampler
 from autotile.search.transfer import Source
 from autotile.space.limits import check_config
-from autotile.space.space import SearchSpace, feasible_space
+from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.trial_log import Ledger
+from autotile.tuning.trial_log import TrialLog
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -30,19 +30,20 @@ if TYPE_CHECKING:
     from autotile.search.search import Shortlist
 
 
-_MOST = 4
-"""Studies that are learnt from: each costs a model, of some tenths of a second."""
-_LEAST = 6
-"""Trials with a time, below which a study teaches nothing."""
+_MAX_SOURCES = 4
+"""Maximum number of studies to transfer from: each needs a model, which takes some tenths of a second to fit."""
+_MIN_TIMED_TRIALS = 6
+"""Minimum number of trials with a time in a study to transfer from."""
 _BEST_OF_EACH = 3
+"""Configurations of each of these studies that are in the space even where its heuristics exclude them."""
 
 
-def sources_of(database: Database, key: TuningKey) -> list[Source]:
-    """Trials of the nearest other studies of the same kernel and dtype, the nearest first.
+def find_sources(database: Database, key: TuningKey) -> list[Source]:
+    """Return the trials of the nearest other studies of the same kernel and dtype, nearest first.
 
-    Near is first the same GPU, then the same architecture, then the size. A study without a size in common, such as one
-    that was imported with names of its own, is of a problem that cannot be compared. That the trials' configurations
-    are valid here is not asked: a model of them answers for the rows of this space, and only those are proposed.
+    Studies are ordered by GPU, then by architecture, then by size. A study without a size in common, such as an
+    imported one with size names of its own, cannot be compared. Configurations of these trials may be invalid here: a
+    model fitted to them predicts the rows of this space, and only these are proposed.
     """
     others = [
         study
@@ -50,15 +51,15 @@ def sources_of(database: Database, key: TuningKey) -> list[Source]:
         if study.key != key
         and study.key.dtype == key.dtype
         and study.key.sizes.keys() & key.sizes.keys()
-        and study.trials >= _LEAST
+        and study.trials >= _MIN_TIMED_TRIALS
     ]
     others.sort(key=lambda study: _distance(study.key, key))
-    sources = [_source(database, study, key) for study in others[:_MOST]]
-    return [source for source in sources if len(source.configs) >= _LEAST]
+    sources = [_source(database, study, key) for study in others[:_MAX_SOURCES]]
+    return [source for source in sources if len(source.configs) >= _MIN_TIMED_TRIALS]
 
 
-def best_of(sources: Iterable[Source]) -> list[Config]:
-    """The fastest few configurations of each study: they may be good here too, also where the search would not look."""
+def best_configs(sources: Iterable[Source]) -> list[Config]:
+    """Return the fastest few configurations of each study: they may be fast here, too."""
     ordered = (sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0)) for source in sources)
     return [config for trials in ordered for _, config in trials[:_BEST_OF_EACH]]
 
@@ -88,19 +89,19 @@ def _distance(other: TuningKey, key: TuningKey) -> tuple[int, int, float]:
 Mask = NDArray[np.bool_]
 
 
-class Known(NamedTuple):
-    """What a session begins with.
+class PriorResults(NamedTuple):
+    """Results that are stored before a session begins.
 
     Attributes
     ----------
     trials
-        Of earlier sessions of the study.
+        Trials of earlier sessions of the study.
     incumbent
-        What they found; None where none has ended.
+        Best configuration of these sessions; None where none has ended.
     sources
-        Other studies that teach.
+        Other studies to transfer from.
     configs
-        The default, and all configurations that these and the user name.
+        The default, and all configurations that the trials, the sources and the user name.
     """
 
     trials: list[Trial]
@@ -109,18 +110,21 @@ class Known(NamedTuple):
     configs: list[Config]
 
 
-def known_before(database: Database, study_id: int, key: TuningKey, options: TuneOptions, default: Config) -> Known:
-    """What is known before the first trial; the default is tried in any case."""
-    trials, best = earlier_trials(database, study_id, options), incumbent(database, study_id)
-    sources = sources_of(database, key) if options.transfer else []
-    named = [*(options.only or ()), *(trial.config for trial in trials), *([best] if best else [])]
-    return Known(trials, best, sources, [dict(default), *named, *best_of(sources)])
+def read_prior_results(
+    database: Database, study_id: int, key: TuningKey, options: TuneOptions, default: Config
+) -> PriorResults:
+    """Read everything that is known before the first trial."""
+    trials, incumbent = earlier_trials(database, study_id, options), find_incumbent(database, study_id)
+    sources = find_sources(database, key) if options.transfer else []
+    named = [*(options.only or ()), *(trial.config for trial in trials), *([incumbent] if incumbent else [])]
+    return PriorResults(trials, incumbent, sources, [dict(default), *named, *best_configs(sources)])
 
 
 def earlier_trials(database: Database, study_id: int, options: TuneOptions) -> list[Trial]:
-    """What need not be measured again: neither what was dropped, where nothing is to be, nor what lacks an objective.
+    """Return the stored trials of a study that need not be repeated.
 
-    Those that the finals of an earlier session refused come as they were refused.
+    Left out are pruned trials if this session prunes nothing, and trials that lack a value of an objective. A trial
+    that the finals of an earlier session refused is returned with the outcome of that check.
     """
     if options.fresh:
         return []
@@ -131,11 +135,11 @@ def earlier_trials(database: Database, study_id: int, options: TuneOptions) -> l
     return [trial for trial in kept if not trial.outcome.has_time or objective_values(trial, options.objectives)]
 
 
-def incumbent(database: Database, study_id: int) -> Config | None:
-    """The best configuration of the sessions that ended, which a new winner must beat; None where none has.
+def find_incumbent(database: Database, study_id: int) -> Config | None:
+    """Return the best configuration of the sessions that ended, which a new winner must beat; None where none ended.
 
-    What a killed session had found by then is not it: the same command would name another winner than if it had not
-    been killed.
+    Results of a killed session do not count: otherwise the resumed session could name another winner than an
+    uninterrupted one.
     """
     confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
     if confirmed:
@@ -148,26 +152,28 @@ def incumbent(database: Database, study_id: int) -> Config | None:
     return min(ran, key=itemgetter(0))[1] if ran else None
 
 
-def reopened(
+def extend_space(
     space: SearchSpace, kernel: Kernel, problem: Problem, device: DeviceProperties, configs: Iterable[Config]
 ) -> SearchSpace:
-    """The space with those of the configurations that are only pruned: what was named, tried or taught is in it."""
+    """Return the space including those given configurations that only its heuristics exclude, not a rule or a limit."""
     outside = [config for config in configs if space.row_of(config) is None]
     return space.including(
         config for config in outside if not check_config(kernel.spec, config, problem.sizes, device, problem.dtype)
     )
 
 
-def first_to_try(default: Config, incumbent: Config | None, ledger: Ledger) -> list[Config]:
-    """What a search begins with: the default, and what is served so far where this study has not tried it.
+def first_configs(default: Config, incumbent: Config | None, log: TrialLog) -> list[Config]:
+    """Return the first proposals of a search: the default, and the incumbent if this study has no trial of it.
 
-    The default is named in any case, so that a search that goes on retraces how it began.
+    The default is always among them, so that a resumed search repeats the proposals of its first session.
     """
-    return [default] if incumbent is None or ledger.find(incumbent) is not None else [default, incumbent]
+    return [default] if incumbent is None or log.find(incumbent) is not None else [default, incumbent]
 
 
-def rows_to_try(kernel: Kernel, dtype: str, space: SearchSpace, backend: Backend, options: TuneOptions) -> Mask | None:
-    """Rows that can be run, that the user wants tried, and that are valid for every problem to be right on.
+def candidate_rows(
+    kernel: Kernel, dtype: str, space: SearchSpace, backend: Backend, options: TuneOptions
+) -> Mask | None:
+    """Return a mask over the rows that the backend can run, the user allows, and all problems to verify permit.
 
     Returns
     -------
@@ -179,38 +185,39 @@ def rows_to_try(kernel: Kernel, dtype: str, space: SearchSpace, backend: Backend
     InputError
         No configuration is valid for one of the problems.
     """
-    masks = [mask for mask in (backend.available(space),) if mask is not None]
+    available = backend.available_rows(space)
+    masks = [available] if available is not None else []
     if options.only is not None:
         wanted = np.zeros(len(space), dtype=np.bool_)
         wanted[[row for config in options.only if (row := space.row_of(config)) is not None]] = True
         masks.append(wanted)
-    valid = replace(kernel.spec, pruning=())  # they must be right there, not fast
+    valid = replace(kernel.spec, heuristics=())  # a configuration must be correct there, not fast
     masks += [space.rows_in(feasible_space(valid, sizes, backend.device, dtype)) for sizes in options.verify_sizes]
     return np.logical_and.reduce(masks) if masks else None
 
 
 class SearchPlan:
-    """Everything about a search that is settled before its first candidate.
+    """The decisions about a search that precede its first candidate.
 
     Parameters
     ----------
     kernel, problem, space, options, backend
-        The session's.
-    known
-        What earlier sessions chose, and what other studies teach.
+        As in the session.
+    prior
+        Results of earlier sessions and of other studies.
     workers
-        Compilations at a time.
+        Number of compile workers.
 
     Attributes
     ----------
     default
-        The file's default configuration.
+        Default configuration of the search-space file.
     incumbent
-        What earlier sessions chose; None where there were none.
-    most
-        Trials that the study can come to hold.
+        Best configuration of earlier sessions; None where there is none.
+    max_trials
+        Maximum number of trials that the study can hold.
     learnt_from
-        The studies that taught the search, once it has begun.
+        Names of the studies that the search learns from; empty before `begin`.
     """
 
     def __init__(
@@ -221,31 +228,31 @@ class SearchPlan:
         options: TuneOptions,
         *,
         backend: Backend,
-        known: Known,
+        prior: PriorResults,
         workers: int,
     ) -> None:
         self._space = space
         self._options = options
         self._sm_count = backend.device.sm_count
-        self._available = rows_to_try(kernel, problem.dtype, space, backend, options)
+        self._available = candidate_rows(kernel, problem.dtype, space, backend, options)
         candidates = len(space) if self._available is None else int(self._available.sum())
-        self._sources = known.sources
+        self._sources = prior.sources
         self._sampler = resolve_sampler(options.sampler, space, self._available, options.granted)
         self._lookahead = lookahead_of(self._sampler, workers)
         self.default: Config = dict(kernel.spec.default)
-        self.incumbent = known.incumbent
-        self.most = min(candidates, options.trial_target or candidates)
+        self.incumbent = prior.incumbent
+        self.max_trials = min(candidates, options.trial_target or candidates)
         self.learnt_from: tuple[str, ...] = ()
 
-    def begin(self, ledger: Ledger) -> Shortlist:
-        """The search, taught by the trials of earlier sessions."""
+    def begin(self, log: TrialLog) -> Shortlist:
+        """Return the search, which has learned from the trials of earlier sessions."""
         from autotile.search.search import Search, Shortlist
 
         search = Search(
             self._space,
             self._sampler,
             self._options.seed,
-            first=first_to_try(self.default, self.incumbent, ledger),
+            first=first_configs(self.default, self.incumbent, log),
             available=self._available,
             trials=self._options.trial_target,
             ahead=self._lookahead.compiling,
@@ -253,4 +260,4 @@ class SearchPlan:
             sources=self._sources,
         )
         self.learnt_from = search.learnt_from
-        return Shortlist(search, self._lookahead, self._sm_count, earlier=ledger.trials)
+        return Shortlist(search, self._lookahead, self._sm_count, earlier=log.trials)

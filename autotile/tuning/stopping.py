@@ -1,4 +1,4 @@
-"""When a search ends: trials, budget, expected gain, or an interrupt."""
+"""The rules that end a search: trials, budget, expected gain, interrupt."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any, Literal, Self
 from autotile.errors import InputError
 from autotile.search.samplers import gain_predicting_samplers
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.trial_log import Ledger
+from autotile.tuning.trial_log import TrialLog
 
 
 class Clock:
-    """Runs from when it is made."""
+    """Wall time of a session and of its phases, from construction on."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -26,17 +26,17 @@ class Clock:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the clock was made."""
+        """Seconds since construction."""
         return time.monotonic() - self._start
 
     @property
     def phases_s(self) -> Mapping[str, float]:
-        """Seconds of each phase that was reached, also where an exception ended it."""
+        """Seconds of each phase that was reached, including one that an exception ended."""
         return dict(self._phases)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Take the time of what runs inside."""
+        """Measure the time of the ``with`` block."""
         start = self.elapsed_s
         try:
             yield
@@ -45,9 +45,14 @@ class Clock:
 
 
 class StopRequest:
-    """While entered, the first SIGINT only sets `requested`; the next one raises `KeyboardInterrupt`.
+    """Context in which the first SIGINT only sets `requested`, and the next one raises `KeyboardInterrupt`.
 
-    Outside the main thread, where Python delivers no signals, it changes nothing.
+    Outside the main thread, where Python delivers no signals, the context has no effect.
+
+    Attributes
+    ----------
+    requested
+        Whether the user has asked for the end of the session.
     """
 
     def __init__(self) -> None:
@@ -76,81 +81,92 @@ Rule = Literal["interrupt", "trials", "budget", "until", "space"]
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Why a search ended.
+    """The reason for the end of a search.
 
     Attributes
     ----------
     rule
-        ``interrupt``, ``trials``, ``budget``, ``until`` or, where nothing was left to try, ``space``.
+        ``interrupt``, ``trials``, ``budget``, ``until``, or ``space`` where every configuration was tried.
     expected_gain
-        By how much the best speed was expected to rise with all the candidates that lay ready, 0.01 for 1 %; None where
-        the sampler does not say.
+        Expected relative gain in speed from all waiting candidates together, 0.01 for 1 %; None for a sampler that
+        does not estimate it.
     """
 
     rule: Rule
     expected_gain: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary."""
+        """Return a plain dictionary."""
         return {"rule": self.rule, "expected_gain": self.expected_gain}
 
 
-class Bounds:
-    """Trials, budget, what is still to be gained, and the user's patience.
+class StoppingRules:
+    """The limits on trials and budget, the minimum expected gain, and the user's interrupt.
+
+    Parameters
+    ----------
+    options
+        Limits of the session.
+    log
+        Trials of the study.
+    clock
+        Wall time of the session.
+    stop
+        The user's interrupt.
 
     Attributes
     ----------
     expected_gain
-        What the search expects of the candidates that are ready, see `autotile.search.search.Search`. That it is small
-        ends a search only where ``until`` says how small. Replayed over the seven recorded spaces with 10 seeds and up
-        to 300 trials, a search until 1 % took 90 trials (median), ended 0.1 % off the fastest on average, and within
-        1 % of it in all cases; until 2 %, 70 trials, 0.2 % and 96 %; until 5 %, 53 trials, 0.5 % and 99 %. The sum is
-        over the newest 32 proposals: over 16, searches until 1 % ended 0.4 % off.
+        Expected gain of the search, see `autotile.search.search.Search`; it ends a search only if ``until`` is set.
+        Replayed over the seven recorded spaces with 10 seeds and up to 300 trials, a search until 1 % took 90 trials
+        (median), ended 0.1 % off the fastest on average, and within 1 % of it in all cases; until 2 %, 70 trials, 0.2 %
+        and 96 %; until 5 %, 53 trials, 0.5 % and 99 %. The sum is over the newest 32 proposals: over 16, searches until
+        1 % ended 0.4 % off.
     """
 
-    def __init__(self, options: TuneOptions, ledger: Ledger, clock: Clock, stop: StopRequest) -> None:
+    def __init__(self, options: TuneOptions, log: TrialLog, clock: Clock, stop: StopRequest) -> None:
         self._options = options
-        self._ledger = ledger
+        self._log = log
         self._clock = clock
         self._stop = stop
         self.expected_gain: float | None = None
 
     @property
     def stopped(self) -> Stopped | None:
-        """Why no further trial may begin; None where one may."""
+        """The first rule that holds; None while another trial may begin."""
         target, budget_s, until = self._options.trial_target, self._options.budget_s, self._options.until
         gain = self.expected_gain
         reached: dict[Rule, bool] = {
             "interrupt": self._stop.requested,
-            "trials": target is not None and len(self._ledger) >= target,
-            "budget": budget_s is not None and self._clock.elapsed_s >= budget_s and self._has_something(budget_s),
+            "trials": target is not None and len(self._log) >= target,
+            "budget": budget_s is not None and self._clock.elapsed_s >= budget_s and self._may_end_by_budget(budget_s),
             "until": until is not None and gain is not None and gain < until,
         }
         return next((Stopped(rule, gain) for rule, holds in reached.items() if holds), None)
 
-    def _has_something(self, budget_s: float) -> bool:
-        """The default is tried first: where there is any budget, even the shortest session finds what to serve."""
-        return budget_s == 0.0 or len(self._ledger) > 0
+    def _may_end_by_budget(self, budget_s: float) -> bool:
+        """Allow one trial, of the default, for any budget but 0: even the shortest session then has a result."""
+        return budget_s == 0.0 or len(self._log) > 0
 
     @property
     def room(self) -> int | None:
-        """Trials that may still begin; None for any number."""
+        """Number of trials that may still begin; None for no limit."""
         if self.stopped is not None:
             return 0
         target = self._options.trial_target
-        return None if target is None else target - len(self._ledger)
+        return None if target is None else target - len(self._log)
 
 
 def check_until(options: TuneOptions) -> None:
-    """Refuse a rule that could never hold.
+    """Raise if the option ``until`` cannot be applied.
 
-    A sampler without a model could only be stopped for having found nothing better for long, which says little of what
-    is still to be found. With several objectives there is no best that something could be gained on.
+    A sampler without a model could only be stopped after many trials without an improvement, which says little about
+    the configurations that are left. With several objectives there is no single best to improve on.
 
     Raises
     ------
     InputError
-        The gain is not between 0 and 1, the sampler expects nothing, or there are several objectives.
+        The gain is not between 0 and 1, the sampler has no model, or there are several objectives.
     """
     if options.until is None:
         return

@@ -1,4 +1,4 @@
-"""The trials of a session, and the detection of a kernel that fails throughout."""
+"""The trials of a session, and the detection of a kernel for which every candidate fails."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from collections.abc import Iterable, Mapping
 
 from autotile.core.model import SAME_CODE, Config, Outcome, Trial, config_key, config_text
 from autotile.errors import InputError
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 
-class Ledger:
-    """The newest trial of each configuration, those of earlier sessions included.
+class TrialLog:
+    """The newest trial of each configuration, including those of earlier sessions.
 
-    Its sums are kept up to date with each trial, for it is asked after every one, of tens of thousands.
+    Counts are updated with each trial: they are read after every one of tens of thousands of trials.
 
     Parameters
     ----------
     space
         The feasible space.
     earlier
-        Trials that earlier sessions stored, oldest first. Those of configurations that the space no longer holds are
-        left out: a value or a rule may have changed since, and what is not valid must not win.
+        Stored trials of earlier sessions, oldest first. Those whose configurations are no longer in the space are
+        left out: a value or a rule may have changed since, and an invalid configuration must not win.
+
+    Attributes
+    ----------
+    resumed
+        Number of trials taken over from earlier sessions.
     """
 
     def __init__(self, space: SearchSpace, earlier: Iterable[Trial]) -> None:
@@ -46,22 +51,22 @@ class Ledger:
 
     @property
     def outcomes(self) -> Counter[Outcome]:
-        """How many trials ended how."""
+        """Number of trials by outcome."""
         return self._outcomes.copy()
 
     @property
     def best(self) -> Trial | None:
-        """The fastest trial that ran to its end."""
+        """The fastest trial that was measured to the end."""
         return self._best
 
     @property
     def best_us(self) -> float | None:
-        """Its time."""
+        """Time of the fastest trial, in microseconds."""
         return self._best.time_us if self._best is not None else None
 
     @property
-    def gates(self) -> dict[str, int]:
-        """Configurations left after rules and limits, and what became of the candidates at the later gates."""
+    def gates(self) -> Mapping[str, int]:
+        """Configurations left after the rules and the limits, and candidates rejected or passed at the later gates."""
         rules = self._space.rules
         return {
             "combinations": self._space.combinations,
@@ -74,7 +79,7 @@ class Ledger:
         }
 
     def add(self, trial: Trial) -> None:
-        """Enter the trial of a configuration that has none yet."""
+        """Add the trial of a configuration that has none yet."""
         self._trials[config_key(trial.config)] = trial
         self._outcomes[trial.outcome] += 1
         self._stages[trial.stage] += 1
@@ -82,7 +87,7 @@ class Ledger:
             self._best = trial
 
     def find(self, config: Config) -> Trial | None:
-        """The trial of a configuration."""
+        """Return the trial of a configuration."""
         return self._trials.get(config_key(config))
 
 
@@ -90,45 +95,52 @@ def _time_us(trial: Trial | None) -> float:
     return float("inf") if trial is None or trial.time_us is None else trial.time_us
 
 
-_ENOUGH = 8
-"""When so many candidates, the default among them, fail alike and none runs, the fault is the kernel's own."""
+_MIN_FAILURES = 8
+"""Candidates, the default among them, that must fail with the same outcome before the kernel itself is blamed."""
 
-_FAULTS = {
+_KERNEL_FAILURES = {
     Outcome.COMPILE_FAILED: "no candidate compiles; the compiler says of",
     Outcome.WRONG_RESULT: "no candidate agrees with the reference; correct one of the two. This is wrong with",
 }
 
 
-def kernel_fault(outcomes: Mapping[Outcome, int], last: Trial, default: Trial | None, most: int) -> str:
-    """What is wrong with the kernel itself, where every candidate failed for the same reason; else empty.
+def kernel_failure(outcomes: Mapping[Outcome, int], last: Trial, default: Trial | None, max_trials: int) -> str:
+    """Return the error of the kernel itself, if every candidate failed with the same outcome; empty otherwise.
 
     Parameters
     ----------
     outcomes
-        Trials by how they ended.
+        Number of trials by outcome.
     last
-        The newest of them.
+        The newest trial.
     default
-        The default configuration's, where it was tried. The default is expected to run: without it nothing is said
-        before all have failed.
-    most
-        Candidates that are to be tried.
+        Trial of the default configuration, if there is one. The default is expected to run: without its trial,
+        nothing is concluded until all candidates have failed.
+    max_trials
+        Number of candidates that the study will try.
     """
-    enough = most if default is None else min(_ENOUGH, most)
-    if len(outcomes) != 1 or sum(outcomes.values()) < enough or last.outcome not in _FAULTS:
+    required = max_trials if default is None else min(_MIN_FAILURES, max_trials)
+    if len(outcomes) != 1 or sum(outcomes.values()) < required or last.outcome not in _KERNEL_FAILURES:
         return ""
     example = default or last
-    return f"{_FAULTS[example.outcome]} {config_text(example.config)}: {example.reason}"
+    return f"{_KERNEL_FAILURES[example.outcome]} {config_text(example.config)}: {example.reason}"
 
 
-def check_kernel(source: str, ledger: Ledger, last: Trial, default: Config, most: int) -> None:
-    """Say once what is wrong with the kernel itself, instead of failing every candidate for the same reason.
+def check_kernel_failure(source: str, log: TrialLog, last: Trial, default: Config, max_trials: int) -> None:
+    """Raise if the kernel itself is at fault, instead of failing every candidate for the same reason.
+
+    Parameters
+    ----------
+    source
+        File of the kernel.
+    log, last, default, max_trials
+        As for `kernel_failure`; ``default`` is the configuration.
 
     Raises
     ------
     InputError
-        There is a `kernel_fault`; ``source`` is the kernel's file.
+        Every candidate failed with the same outcome.
     """
-    fault = kernel_fault(ledger.outcomes, last, ledger.find(default), most)
-    if fault:
-        raise InputError(f"{source}: {fault}")
+    failure = kernel_failure(log.outcomes, last, log.find(default), max_trials)
+    if failure:
+        raise InputError(f"{source}: {failure}")

@@ -11,8 +11,8 @@ from typing import Any
 from autotile.core.model import Config, Outcome, config_text
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
-from autotile.cuda.instance import Bound, ProblemInstance, Verdict
-from autotile.cuda.launch import Function, Module
+from autotile.cuda.function import Function, Module
+from autotile.cuda.instance import BoundArguments, ProblemInstance, Verdict
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.telemetry import EnergyMeter, Telemetry
 from autotile.cuda.timing import DriftProbe, Launch, Timer, discard_reason
@@ -155,7 +155,7 @@ class Workbench:
     def _load(self, cubin_path: str) -> Function:
         return Module(Path(cubin_path)).function(self._spec.entry)
 
-    def _launch(self, function: Function, config: Config, instance: ProblemInstance, bound: Bound) -> Launch:
+    def _launch(self, function: Function, config: Config, instance: ProblemInstance, bound: BoundArguments) -> Launch:
         geometry = launch_geometry(self._spec, config, instance.sizes, self.device)
         function.opt_in(geometry.dynamic_smem_bytes)
 

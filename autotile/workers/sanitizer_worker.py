@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotile.core.dtypes import DTYPES
-from autotile.cuda.arguments import pack_arguments, scalar_value
 from autotile.cuda.buffers import make_input
 from autotile.cuda.driver import live_device
-from autotile.cuda.launch import Module
+from autotile.cuda.function import Module
+from autotile.cuda.packing import pack_arguments, scalar_value
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError
-from autotile.kernel.launch import LaunchData, Workspace, known_names, launch_geometry
+from autotile.kernel.arguments import BufferArgument, Workspace
+from autotile.kernel.launch import LaunchData, known_names, launch_geometry
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.spec import BufferArgument
 from autotile.space.limits import check_config
 from autotile.workers.protocol import Candidate, Workload, exit_with_parent, limit_disk_use
 from autotile.workers.sanitizer import Notice, format_notice
@@ -104,7 +104,7 @@ def _exit(notify: Notify, error: Exception) -> NoReturn:
 def _buffer(buffer: BufferArgument, sizes: Mapping[str, int], problem_dtype: str) -> Any:
     shape, dtype = buffer.extents(sizes), buffer.element_type(problem_dtype, sizes)
     array = load_cupy().ndarray(shape, DTYPES[dtype].storage)
-    if buffer.access != "out":
+    if buffer.is_read:
         array.set(make_input(buffer, shape, dtype))
     return array
 

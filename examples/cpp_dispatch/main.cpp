@@ -1,9 +1,9 @@
-// C = alpha A B + beta C through the driver API, with the configuration that was tuned for the sizes.
+// C = alpha A B + beta C through the driver API, with the configuration tuned for the sizes.
 //
 //     cpp_dispatch FOLDER [M N K]...
 //
-// FOLDER holds the cubins that `autotile export --format c-header` wrote. Without sizes, a few are tried. Each product
-// is checked against sums in double on the CPU, and timed over many launches.
+// FOLDER holds the cubins written by `autotile export --format c-header`. Without sizes, a few examples are run. Each
+// product is verified against double precision on the CPU and timed over many launches.
 #include "kernels/sgemm_2d.hpp"
 
 #include <cstdio>
@@ -16,7 +16,7 @@ namespace sgemm = autotile::sgemm_2d;
 
 namespace {
 
-constexpr int kChecked = 200;    // elements of C
+constexpr int kChecked = 200;    // elements of C per product
 constexpr int kLaunches = 20;    // between two events
 constexpr float kAlpha = 0.75f;
 constexpr float kBeta = -0.5f;
@@ -28,7 +28,7 @@ void check(CUresult status) {
     throw std::runtime_error(text != nullptr ? text : "unknown CUDA error");
 }
 
-/// A matrix on the device, and what it held at first.
+/// A matrix on the device and its initial values.
 struct Matrix {
     std::vector<float> values;
     CUdeviceptr address = 0;
@@ -51,7 +51,7 @@ struct Matrix {
     }
 };
 
-/// The greatest error of some elements, relative to what rounding may add to a sum of K products.
+/// The largest error of some elements, relative to the rounding error bound of a sum of K products.
 double greatest_error(const sgemm::Sizes& sizes, const Matrix& a, const Matrix& b, const Matrix& c,
                       std::mt19937& random) {
     const std::vector<float> result = c.read();
@@ -72,7 +72,7 @@ double greatest_error(const sgemm::Sizes& sizes, const Matrix& a, const Matrix& 
     return greatest;
 }
 
-/// Microseconds of one launch, from many in a row on warm caches.
+/// Microseconds per launch, averaged over consecutive launches with warm caches.
 double time_us(sgemm::Kernel& kernel, const sgemm::Kernel::Prepared& prepared, const sgemm::Arguments& arguments) {
     CUevent begin = nullptr;
     CUevent end = nullptr;
@@ -100,7 +100,7 @@ const char* tier_name(sgemm::Tier tier) {
     return "";
 }
 
-/// Multiply once and check, then time; whether the result is right.
+/// Multiply once, verify and time. Returns true if the result is correct.
 bool multiply(sgemm::Kernel& kernel, const sgemm::Sizes& sizes) {
     std::mt19937 random(1);
     const Matrix a(sizes.M * sizes.K, random);

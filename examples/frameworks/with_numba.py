@@ -1,4 +1,4 @@
-"""Numba: device arrays go in as they are."""
+"""Numba: device arrays are passed as they are."""
 
 import numpy as np
 from numba import cuda

@@ -11,7 +11,7 @@ weights = torch.nn.Parameter(torch.randn(4096, 1024, device="cuda", dtype=torch.
 
 @torch.compile(fullgraph=True)
 def layer(x: torch.Tensor) -> torch.Tensor:
-    """A linear layer; the weights are used as they lie, transposed."""
+    """Apply a linear layer; the transposed weights are used without a copy."""
     return torch.relu(autotile.torch.matmul(x, weights.T))
 
 

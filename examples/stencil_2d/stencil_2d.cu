@@ -1,8 +1,8 @@
-// Five-point stencil on an H x W grid, fp32, row-major; outside the grid everything is zero.
+// Five-point stencil on an H x W grid, fp32, row-major; zero outside the grid.
 //
 //     out[y, x] = centre * u[y, x] + neighbour * (u[y-1, x] + u[y+1, x] + u[y, x-1] + u[y, x+1])
 //
-// Every cell is read by five outputs. A block loads its tile once, with a halo one cell wide, into shared memory:
+// Every cell is read for five outputs. A block loads its tile once, with a halo of one cell, into shared memory:
 //
 //        . h h h h h h .
 //        h o o o o o o h        o  cells that the block computes, TILE_H x TILE_W
@@ -10,15 +10,15 @@
 //        h o o o o o o h        .  corners: loaded with the rest, not used
 //        . h h h h h h .
 //
-// The kernel is bound by memory: 6 FLOP for 8 bytes (read once, written once). What a tile shape can win or lose is the
-// halo, (TILE_H + 2) * (TILE_W + 2) / (TILE_H * TILE_W) reads a cell, and the work in flight.
+// The kernel is memory-bound: 6 FLOP for 8 bytes (read once, written once). The tile shape determines the overhead of
+// the halo, (TILE_H + 2) * (TILE_W + 2) / (TILE_H * TILE_W) reads per cell, and the number of bytes in flight.
 //
 // Macros
-//   BX, BY         threads of a block across and down
-//   COLUMNS, ROWS  cells that a thread computes across and down, BX and BY apart: warps stay on neighbours
+//   BX, BY         threads per block across and down
+//   COLUMNS, ROWS  cells per thread across and down, at strides of BX and BY: accesses of a warp stay coalesced
 //   USE_SMEM       1: tile and halo in shared memory; 0: all five reads go to global memory and its caches
 //
-// Launch: BX x BY threads; grid.x counts tiles down the rows (it may grow to 2^31 - 1, grid.y only to 65,535), grid.y
+// Launch: BX x BY threads; grid.x counts tiles down the rows (its limit is 2^31 - 1, that of grid.y only 65,535), grid.y
 // across.
 
 #ifndef BX
@@ -32,7 +32,7 @@
 constexpr int TILE_W = BX * COLUMNS;
 constexpr int TILE_H = BY * ROWS;
 
-// The grid with its boundary: zero outside.
+// The grid with its boundary condition: zero outside.
 struct Field {
     const float* u;
     int H;
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(BX * BY)
 stencil_2d(const float* __restrict__ u, float* __restrict__ out, int H, int W, float centre, float neighbour)
 {
     const Field field = {u, H, W};
-    // 64-bit: y * W passes 2^31 in large grids.
+    // 64-bit: y * W exceeds 2^31 in large grids.
     const long long y0 = static_cast<long long>(blockIdx.x) * TILE_H;
     const long long x0 = static_cast<long long>(blockIdx.y) * TILE_W;
 

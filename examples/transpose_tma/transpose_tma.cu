@@ -1,15 +1,15 @@
-// B = A^T through the copy engine (TMA), for compute capability 9.0 and later.
+// B = A^T through TMA, for compute capability 9.0 and later.
 //
-// A block loads a box of ROWS x COLUMNS elements into shared memory by one copy, and writes it turned round, one column
-// of the box after the other. Elements beyond the edge of A arrive as zeros, so loading needs no care there.
+// A block loads a box of ROWS x COLUMNS elements into shared memory with one copy, and writes it transposed, one column
+// of the box after the other. Elements beyond the edge of A are read as zeros, so the load needs no bounds checks.
 //
-// A column's elements lie COLUMNS * 4 bytes apart, which without a swizzle is one bank of shared memory for many of
-// them. With SWIZZLE = 128, 64 or 32 the engine swaps 16-byte chunks within rows of so many bytes, by a pattern that
-// repeats after 1024, 512 or 256 bytes, and the reads spread over the banks.
+// The elements of a column are COLUMNS * 4 bytes apart; without a swizzle, many of them lie in the same bank of shared
+// memory. With SWIZZLE = 128, 64 or 32, TMA permutes 16-byte chunks within rows of that length, by a pattern that repeats
+// after 1024, 512 or 256 bytes, and the reads spread over the banks.
 //
-//   ROWS, COLUMNS   the box; a row of it fits in the swizzle's span
+//   ROWS, COLUMNS   the box; its rows fit into the swizzle span
 //   SWIZZLE         0, 32, 64 or 128 bytes
-//   THREADS         threads in a block
+//   THREADS         threads per block
 
 #ifndef ROWS
 #define ROWS 64
@@ -27,7 +27,7 @@ __device__ unsigned shared_address(const void* pointer)
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Where element (row, column) of the box lies: the chunk's number within its row is combined with bits of the row's.
+// Index of element (row, column) of the box: the index of a chunk within its row is XORed with bits of the row index.
 __device__ int swizzled(int row, int column)
 {
     const int bytes = (row * COLUMNS + column) * 4;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,15 +11,20 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
+import autotile
 from autotile import __version__
-from autotile.cli.application import app
+from autotile.cli.application import CommandLine, app
+from autotile.cli.output import examples
 from autotile.settings import child_environment
 
 HEAVY = ("optuna", "kernel_tuner", "cupy", "sqlalchemy", "torch")
 
 COMMANDS = [
     "tune",
+    "tune-family",
+    "tune-misses",
     "verify",
     "best",
     "list",
@@ -35,7 +41,7 @@ COMMANDS = [
     "import",
     "diff",
     "merge",
-    "prune",
+    "clean",
     "db",
     "db check",
     "db path",
@@ -43,13 +49,14 @@ COMMANDS = [
 
 
 def commands() -> Iterator[tuple[str, Any]]:
-    """Every command with its full name, groups too."""
+    """Every command that is not hidden, with its full name; groups too."""
     waiting = [("", typer.main.get_command(app))]
     while waiting:
         name, command = waiting.pop(0)
         yield name, command
         for word, inner in getattr(command, "commands", {}).items():
-            waiting.append((f"{name} {word}".strip(), inner))
+            if not inner.hidden:
+                waiting.append((f"{name} {word}".strip(), inner))
 
 
 def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -75,17 +82,116 @@ def test_every_command_and_option_has_help(name, command):
         assert f"autotile {name}" in command.epilog
 
 
+WITHOUT_FUNCTION = {
+    "best",
+    "list",
+    "trials",
+    "misses",
+    "space",
+    "explain",
+    "occupancy",
+    "devices",
+    "doctor",
+    "verify",
+    "diff",
+    "merge",
+    "prune",
+    "db_check",
+    "db_path",
+}
+"""Commands whose function is not public yet."""
+
+
+def test_every_command_has_a_function_of_its_name() -> None:
+    named = {name for name, command in commands() if not hasattr(command, "commands")}
+    functions = {"import_" if name == "import" else re.sub("[ -]", "_", name) for name in named}
+    assert functions - set(autotile.__all__) == WITHOUT_FUNCTION
+    for name in functions - WITHOUT_FUNCTION:
+        function = getattr(autotile, name)
+        assert callable(function)
+        assert function.__name__ == name
+        assert "Parameters\n" in function.__doc__
+
+
+def help_of(*words: str, application: typer.Typer = app, width: int = 100) -> list[str]:
+    """Lines of a command's help, without colours and frames."""
+    answer = CliRunner().invoke(application, [*words, "--help"], prog_name="autotile", env={"COLUMNS": str(width)})
+    assert answer.exit_code == 0
+    plain = re.sub(r"\x1b\[[\d;]*m", "", answer.stdout)
+    return [line.strip("│ ") for line in plain.splitlines()]
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_is_shown(run, name):
-    answer = run(*name.split(), "--help")
-    assert answer.code == 0
-    assert answer.out.startswith(f"Usage: autotile {name} ")
-    assert "[OPTIONS]" in answer.out
+def test_help_is_shown(name):
+    assert any(line.startswith(f"Usage: autotile {name} [OPTIONS]") for line in help_of(*name.split()))
 
 
-@pytest.mark.parametrize("words", [[], ["db"]])
-def test_the_list_of_commands_is_not_cut_off(run, words):
-    assert "...\n" not in run(*words, "--help").out.split("Commands:")[1]
+@pytest.mark.parametrize(("name", "command"), [pytest.param(n, c, id=n) for n, c in commands() if c.epilog])
+def test_examples_keep_their_lines(name, command):
+    lines = help_of(*name.split(), width=80)
+    examples = [line.strip("\b ") for line in command.epilog.splitlines()]
+    first = lines.index("Examples:")
+    assert lines[first : first + len(examples)] == examples
+
+
+def test_commands_are_in_panels():
+    lines = help_of()
+    panels = [line.strip("╭─╮ ") for line in lines if line.startswith("╭")]
+    assert panels == ["Options", "Everyday", "Results", "Exchange", "Care"]
+    assert "Commands" not in panels
+    for name, command in commands():
+        if name and " " not in name:
+            (line,) = [line for line in lines if line.split()[:1] == [name]]
+            assert line.endswith(command.help.splitlines()[0])
+
+
+def test_options_of_tune_are_in_panels():
+    lines = help_of("tune")
+    assert [line.strip("╭─╮ ") for line in lines if line.startswith("╭")] == [
+        "Arguments",
+        "Options",
+        "Search",
+        "Measurement",
+    ]
+    assert not any(word in "\n".join(lines) for word in ("--family", "--from-misses", "--points", "--max-configs"))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("tune", "NAME[,...]"),
+        ("tune", "[FILE.npz]"),
+        ("tune", "SIZE=N[,...]"),
+        ("bundle", "{KERNEL [SIZE=N]...}..."),
+        ("bundle", "KERNEL [SIZE=N]..."),
+    ],
+)
+def test_brackets_in_metavars_are_shown(name, shown):
+    assert shown in "\n".join(help_of(name))
+
+
+def test_texts_of_the_help_are_no_markup_and_fill_the_width():
+    application = typer.Typer(cls=CommandLine)
+
+    @application.callback()
+    def group() -> None:
+        """Hold [bold]one[/bold] command."""
+
+    @application.command(epilog=examples("one [a-z]*", "one \\[b]"))
+    def one(text: str = typer.Option("x", help="Take [red]any[/red] text \\.")) -> None:
+        """Do [italic]one[/italic] thing.
+
+        A paragraph of
+        short
+        lines with [brackets].
+        """
+
+    assert "Hold [bold]one[/bold] command." in help_of(application=application)
+    lines = help_of("one", application=application)
+    assert "A paragraph of short lines with [brackets]." in lines
+    assert "Do [italic]one[/italic] thing." in lines
+    assert any("Take [red]any[/red] text \\." in line for line in lines)
+    assert lines[lines.index("Examples:") + 1 :][:2] == ["one [a-z]*", "one \\[b]"]
 
 
 @pytest.mark.parametrize("words", [["devices"], ["list"], ["db", "path"], ["db", "check"], ["list", "--recordings"]])
@@ -106,6 +212,9 @@ USAGE_ERRORS = [
     ["list", "one", "two"],
     ["tune", "sgemm_2d", "--seed", "-1"],
     ["tune", "sgemm_2d", "--seed", "9" * 20],
+    ["tune-family"],
+    ["tune-family", "sgemm_2d", "--objective", "registers"],
+    ["tune-misses", "sgemm_2d", "M=4"],
     ["record", "sgemm_2d", "--sample", "none"],
 ]
 
@@ -124,6 +233,8 @@ REFUSED = {
     "a folder": ["space", "."],
     "a database": ["list", "--db", "."],
     "a database to tune into": ["tune", "sgemm_2d", "M=2048", "N=2048", "K=2048", "--db", "."],
+    "a GPU by a number": ["tune", "sgemm_2d", "M=1", "N=1", "K=1", "--device", "9" * 5000],
+    "a GPU by a name": ["record", "sgemm_2d", "M=1", "N=1", "K=1", "--device", "nosuch"],
     "a recording": ["tune", "sgemm_2d", "M=2048", "N=2048", "K=2048", "--replay=nothing.npz"],
     "a size": ["explain", "sgemm_2d", "M=0"],
     "a value": ["explain", "sgemm_2d", "BM=" + "9" * 20, "--device", "h200"],
@@ -144,7 +255,7 @@ def test_json_of_whatever_is_refused_is_one_document(run, words):
     assert answer.document["error"]["message"] in answer.err
 
 
-@pytest.mark.parametrize("words", [["list"], ["db", "path"], ["prune", "--older-than", "1d"], ["best", "sgemm_2d"]])
+@pytest.mark.parametrize("words", [["list"], ["db", "path"], ["clean", "--older-than", "1d"], ["best", "sgemm_2d"]])
 def test_an_empty_database_name_does_not_mean_the_users_own(run, words):
     answer = run(*words, "--db", "")
     assert answer.code == 2
@@ -155,7 +266,7 @@ def test_an_interrupted_command_says_so_and_is_130(run, monkeypatch):
     def interrupted(_: str | None) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autotile.ops.targets.target_device", interrupted)
+    monkeypatch.setattr("autotile.api.inspection.resolve_device", interrupted)
     answer = run("occupancy", "--threads", "32", "--json")
     assert answer.code == 130
     assert answer.document == {"error": {"kind": "CommandInterruptedError", "message": "interrupted"}}
@@ -166,7 +277,7 @@ def test_an_interrupted_command_says_so_and_is_130(run, monkeypatch):
 def test_a_group_alone_shows_its_help(run, words):
     answer = run(*words)
     assert (answer.code, answer.err) == (0, "")
-    assert "Commands:" in answer.out
+    assert "Usage: autotile" in answer.out
 
 
 def test_version(run):
@@ -181,7 +292,7 @@ def test_a_bug_is_not_hidden(run, monkeypatch):
     def broken(name: str | None) -> None:
         raise ZeroDivisionError(name)
 
-    monkeypatch.setattr("autotile.ops.targets.target_device", broken)
+    monkeypatch.setattr("autotile.api.inspection.resolve_device", broken)
     with pytest.raises(ZeroDivisionError):
         run("occupancy", "--threads", "32")
 
@@ -196,7 +307,7 @@ class TestProcesses:
         "code",
         [
             "import autotile",
-            "import autotile.cli, autotile.ops, autotile.report",
+            "import autotile.cli, autotile.api",
             "import autotile, contextlib, io, sys\n"
             "from autotile.cli.application import main\n"
             "sys.argv = ['autotile', '--help']\n"
@@ -231,6 +342,7 @@ class TestCompletion:
         ("typed", "offered"),
         [
             ("autotile tu", "tune"),
+            ("autotile tune-", "tune-misses"),
             ("autotile tune sgemm", "sgemm_2d"),
             ("autotile tune sgemm_2d --sampler brute", "brute-force"),
             ("autotile tune sgemm_2d --sampler kernel-tuner:ge", "kernel-tuner:genetic_algorithm"),

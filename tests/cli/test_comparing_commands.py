@@ -1,4 +1,4 @@
-"""`diff`, `merge` and `prune`: what is told, and that no trial and no winner is lost."""
+"""`diff`, `merge` and `clean`: what they show, and that no trial and no winner is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
 from autotile.database.schema import RUNS, TRIALS
-from autotile.database.winners import write_winners
+from autotile.exchange.shipped import write_winners
 from autotile.kernel.library import load_kernel
 
 FAST = {"THREADS": 256, "WORK": 4}
@@ -219,13 +219,13 @@ class TestMerge:
         (tmp_path / "notes.txt").write_text("notes")
         answer = run("merge", mine.path, "-o", tmp_path / "notes.txt")
         assert answer.code == 2
-        assert "is not a database, so it is left as it is" in answer.err
+        assert "is not a database, so it is left unchanged" in answer.err
         assert (tmp_path / "notes.txt").read_text() == "notes"
 
 
-class TestPrune:
-    def test_something_must_be_asked_for(self, run: Any) -> None:
-        answer = run("prune")
+class TestClean:
+    def test_a_criterion_is_required(self, run: Any) -> None:
+        answer = run("clean")
         assert answer.code == 2
         assert "give --older-than, --keep-gpu or --stale" in answer.err
 
@@ -245,44 +245,44 @@ class TestPrune:
 
     def test_a_dry_run_changes_nothing(self, mine: Book, run: Any) -> None:
         before = mine.trials()
-        answer = run("prune", "--older-than", "90d", "--keep-gpu", "h200", "--dry-run", "--json").document
+        answer = run("clean", "--older-than", "90d", "--keep-gpu", "h200", "--dry-run", "--json").document
         assert mine.trials() == before
         assert answer["dry_run"]
         assert [(study["problem"]["n"], study["trials"], study["reasons"]) for study in answer["studies"]] == [
             (1024, 2, ["other GPU"]),
             (512, 2, ["old"]),
         ]
-        assert "would be deleted" in run("prune", "--older-than", "90d", "--dry-run").out
+        assert "would be deleted" in run("clean", "--older-than", "90d", "--dry-run").out
 
     def test_old_trials_go_and_their_winner_stays(self, mine: Book, run: Any) -> None:
         count = len(mine.trials())
-        assert run("prune", "--older-than", "90d").code == 0
+        assert run("clean", "--older-than", "90d").code == 0
         assert len(mine.trials()) == count - 2
         assert mine.served(512) == SLOW
 
     def test_winners_go_where_they_are_meant(self, mine: Book, run: Any) -> None:
-        assert run("prune", "--older-than", "90d", "--winners").code == 0
+        assert run("clean", "--older-than", "90d", "--winners").code == 0
         assert mine.served(512) is None
         assert mine.served(1024) == FAST
         with Database.open(mine.path) as database:
             assert len(database.studies()) == 3
-            assert database.check().whole
+            assert database.check().ok
 
     def test_other_gpus(self, mine: Book, run: Any) -> None:
-        answer = run("prune", "--keep-gpu", "h200", "--winners", "--json").document
+        answer = run("clean", "--keep-gpu", "h200", "--winners", "--json").document
         assert [(study["device"], study["whole"]) for study in answer["studies"]] == [("NVIDIA A100-SXM4-80GB", True)]
         assert mine.served(1024, gpu="a100") is None
 
     def test_a_slip_in_the_name_of_a_gpu_deletes_nothing(self, mine: Book, run: Any) -> None:
         before = mine.trials()
-        answer = run("prune", "--keep-gpu", "h2000", "--winners")
+        answer = run("clean", "--keep-gpu", "h2000", "--winners")
         assert answer.code == 2
         assert "nearest: h200" in answer.err
         assert "the database holds results of NVIDIA A100-SXM4-80GB, NVIDIA H200" in answer.err
         assert mine.trials() == before
 
     def test_other_versions(self, mine: Book, run: Any, scale_toml: Path) -> None:
-        answer = run("prune", scale_toml, "--stale", "--json").document
+        answer = run("clean", scale_toml, "--stale", "--json").document
         assert [(study["reasons"], study["trials"], study["of"]) for study in answer["studies"]] == [
             (["other version"], 2, 3)
         ]
@@ -293,24 +293,30 @@ class TestPrune:
         with Database.open(mine.path) as database:
             study = database.study(mine.key(64, "a100"), None)
             session = database.start_run(study, sampler="random")
-            assert run("prune", "--keep-gpu", "h200", "--winners").code == 0
+            assert run("clean", "--keep-gpu", "h200", "--winners").code == 0
             database.add_trial(study, session, trial(SLOW, 1.0, 0.01))
             assert len(database.trials(study)) == 1
 
+    def test_the_old_name_runs_and_names_the_new_one(self, mine: Book, run: Any) -> None:
+        answer = run("prune", "--older-than", "90d", "--json")
+        assert answer.document["trials"] == 2
+        assert answer.err == "`autotile prune` is deprecated; use `autotile clean`\n"
+        assert mine.served(512) == SLOW
+
     def test_a_database_that_is_not_there(self, run: Any) -> None:
-        answer = run("prune", "--older-than", "2026-01-31")
+        answer = run("clean", "--older-than", "2026-01-31")
         assert answer.code == 0
         assert "nothing to delete" in answer.out
 
     @pytest.mark.parametrize("age", ["soon", "", "90", "d", "2026-13-01"])
     def test_an_age_that_is_none(self, run: Any, age: str) -> None:
-        answer = run("prune", "--older-than", age)
+        answer = run("clean", "--older-than", age)
         assert answer.code == 2
         assert "cannot be read" in answer.err
 
     def test_a_slip_in_a_date_deletes_nothing(self, mine: Book, run: Any) -> None:
         before = mine.trials()
-        answer = run("prune", "--older-than", "2062-01-31")
+        answer = run("clean", "--older-than", "2062-01-31")
         assert answer.code == 2
         assert "lies in the future" in answer.err
         assert mine.trials() == before

@@ -1,11 +1,11 @@
-"""``autotile tune --family`` and ``autotile list --families``, by replay."""
+"""``autotile tune-family``, its older form ``autotile tune --family``, and ``autotile list --families``, by replay."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autotile.ops import families
+from autotile.api import tuning
 from autotile.settings import read_settings
 
 
@@ -13,8 +13,17 @@ from autotile.settings import read_settings
 def tune_family(run, scale_toml, recording, monkeypatch):
     """Tune a family of the tiny kernel; one of its problems is recorded."""
     settings = replace(read_settings(), recording_folders=(Path(recording).parent,))
-    monkeypatch.setattr(families, "read_settings", lambda: settings)
-    return lambda *words: run("tune", scale_toml, "--family", "n=1000..2000000", "--replay", *words)
+    monkeypatch.setattr(tuning, "read_settings", lambda: settings)
+    return lambda *words: run("tune-family", scale_toml, "n=1000..2000000", "--replay", *words)
+
+
+def test_the_option_of_tune_is_the_same_command(tune_family, run, scale_toml):
+    found = tune_family("--points", "1", "--max-configs", "1", "--json").document
+    words = ("--family", "--points", "1", "--max-configs", "1", "--db", "other.db", "--replay", "--json")
+    again = run("tune", scale_toml, "n=1000..2000000", *words).document
+    varying = {"seconds": None, "database": None, "call": None}
+    assert {**again, **varying} == {**found, **varying}
+    assert len(found["rule"]["configs"]) == 1
 
 
 class TestTuning:
@@ -82,6 +91,25 @@ def test_a_family_needs_a_kernel(run):
     answer = run("tune", "--family")
     assert answer.code == 2
     assert "no kernel is named" in answer.err
+    answer = run("tune-family")
+    assert answer.code == 2
+    assert "KERNEL" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("n=9..1",), "the range n=9..1 is empty"),
+        ((), "the family needs the size n, such as n=1..4096"),
+        (("n=1..9", "--points", "0"), "--points"),
+        (("n=1..9", "--replay=x.npz"), "leave the file's name out"),
+        (("n=1..9", "--from-misses"), "--from-misses"),
+    ],
+)
+def test_what_tune_family_refuses(run, scale_toml, words, said):
+    answer = run("tune-family", scale_toml, *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert said in answer.err
 
 
 def test_lists_are_named_one_at_a_time(run):

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from autotile.api import doctor
 from autotile.core.device import device_profile, profile_names
 from autotile.errors import ToolchainError
-from autotile.ops import doctor
 
 
 @pytest.fixture
 def no_gpu(monkeypatch):
     for module in ("targets", "doctor"):
-        monkeypatch.setattr(f"autotile.ops.{module}.device_count", lambda: 0)
+        monkeypatch.setattr(f"autotile.api.{module}.device_count", lambda: 0)
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -28,8 +28,8 @@ def test_devices_without_a_gpu(run):
 
 
 def test_devices_with_a_gpu(run, monkeypatch):
-    monkeypatch.setattr("autotile.ops.targets.device_count", lambda: 1)
-    monkeypatch.setattr("autotile.ops.targets.live_device", lambda index: device_profile("h100"))
+    monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
+    monkeypatch.setattr("autotile.api.targets.live_device", lambda index: device_profile("h100"))
     (live,) = run("devices", "--json").document["live"]
     assert (live["index"], live["name"]) == (0, "NVIDIA H100 80GB HBM3")
 

@@ -1,4 +1,4 @@
-"""`autotile misses`: what may have been lost by serving for want of an exact result."""
+"""`autotile misses`: the time that fallbacks may have cost."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.database.database import Database
 from autotile.database.keys import key_of
 from autotile.kernel.library import load_kernel
-from autotile.ops.misses import missed_problems
 from autotile.settings import read_settings
+from autotile.tuning.missed_problems import missed_problems
 from autotile.tuning.options import TuneOptions
 
 FAST = {"THREADS": 256, "WORK": 4}

@@ -75,7 +75,29 @@ class TestHeader:
         assert "{{1048576}, " in text
         assert "@@" not in text
 
+    def test_a_header_is_not_of_one_gpu(self, run: Any, scale_toml: Path, tmp_path: Path) -> None:
+        answer = run("export", scale_toml, "--format", "c-header", "-o", tmp_path / "x.hpp", "--device", "h200")
+        assert answer.code == 2
+        assert "--device is not for --format c-header" in answer.err
+
     def test_an_architecture_is_for_headers_only(self, run: Any, scale_toml: Path, tmp_path: Path) -> None:
         answer = run("export", scale_toml, "n=1048576", "-o", tmp_path / "x.json", "--arch", "sm_90")
         assert answer.code == 2
         assert "--arch is for --format c-header" in answer.err
+
+
+@pytest.mark.usefixtures("tuned")
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("h200", ""),
+        ("a100", "was not tuned on NVIDIA A100"),
+        ("nosuch", "no GPU profile is named"),
+        ("7", "no CUDA device 7"),
+    ],
+)
+def test_trials_of_one_gpu(run: Any, scale_toml: Path, tmp_path: Path, device: str, said: str) -> None:
+    answer = run("export", scale_toml, "n=1048576", "-o", tmp_path / "x.json", "--device", device)
+    assert answer.code == (2 if said else 0)
+    assert said in answer.err
+    assert (tmp_path / "x.json").exists() == (not said)

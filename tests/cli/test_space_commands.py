@@ -49,13 +49,13 @@ class TestOccupancy:
         assert "rtx-3060" in answer.err
 
     def test_without_a_gpu_the_device_is_said(self, run, monkeypatch):
-        monkeypatch.setattr("autotile.ops.targets.device_count", lambda: 0)
+        monkeypatch.setattr("autotile.api.targets.device_count", lambda: 0)
         answer = run("occupancy", "--threads", "32", "--json")
         assert answer.document["device"] == {"name": "NVIDIA H200", "source": "profile"}
         assert "no CUDA device here: the answer is for the NVIDIA H200" in answer.err
 
     def test_a_gpu_that_is_not_there(self, run, monkeypatch):
-        monkeypatch.setattr("autotile.ops.targets.device_count", lambda: 2)
+        monkeypatch.setattr("autotile.api.targets.device_count", lambda: 2)
         answer = run("occupancy", "--threads", "32", "--device", "2")
         assert answer.code == 2
         assert "there are 0 to 1" in answer.err
@@ -187,7 +187,7 @@ class TestExplain:
         def missing(*_: object) -> None:
             raise ToolchainError("no NVRTC here")
 
-        monkeypatch.setattr("autotile.ops.explaining.compile_job", missing)
+        monkeypatch.setattr("autotile.api.explanation.compile_job", missing)
         found = run("explain", scale_toml, "--device", "h200", "--json").document
         assert (found["valid"], found["not_compiled"]) == (True, "no NVRTC here")
         shown = run("explain", scale_toml, "--device", "h200").out

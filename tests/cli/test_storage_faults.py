@@ -40,7 +40,7 @@ def refusal(code: int, out: str, err: str) -> str:
 def stored(location: Path) -> int:
     """Trials of the search in a database."""
     with Database.open(location) as database:
-        assert database.check().whole
+        assert database.check().ok
         return len(database.trials(1, phase="search"))
 
 
@@ -201,7 +201,7 @@ class TestFullDisk:
             text=True,
             check=False,
         )
-        assert "the disk refused to read or write" in refusal(done.returncode, done.stdout, done.stderr)
+        assert "reading from or writing to the disk failed" in refusal(done.returncode, done.stdout, done.stderr)
         assert 0 <= stored(location) < 12
 
 
@@ -258,14 +258,14 @@ class TestReadOnlyDisk:
             steps = [autotile(*commands[name], "--db", disk / "tuning.db") for name in ("list", "check", "tune")]
             *_, listed, checked, told = on_small_disk(disk, "4m", *copies, ["read-only"], *steps)
         for answer in (listed, checked):
-            assert "tuning.db-wal, which cannot be read where nothing can be written: copy both" in refusal(*answer)
+            assert "tuning.db-wal, which cannot be read in a folder that is not writable: copy both" in refusal(*answer)
         assert "cannot write" in refusal(*told)
 
     def test_of_cubins(self, words: list[str], tmp_path: Path) -> None:
         disk = tmp_path / "disk"
         tune = autotile(*words, "--db", tmp_path / "tuning.db", AUTOTILE_CACHE=disk)
         _, done = on_small_disk(disk, "4m", ["read-only"], tune)
-        assert "cannot make the cubin cache" in refusal(*done)
+        assert "cannot create the cubin cache" in refusal(*done)
 
 
 class TestDamage:
@@ -317,7 +317,7 @@ class TestForeignFiles:
         path.write_text("remember the milk")
         for words in commands.values():
             answer = run(*words, "--db", path)
-            assert "is not a database, so it is left as it is" in refusal(answer.code, answer.out, answer.err)
+            assert "is not a database, so it is left unchanged" in refusal(answer.code, answer.out, answer.err)
         assert path.read_text() == "remember the milk"
 
 
@@ -325,8 +325,8 @@ class TestNetwork:
     def test_a_database_there_is_kept_without_shared_memory(
         self, run: Callable[..., Any], words: list[str], tuned: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for module in ("engine", "places"):
-            monkeypatch.setattr(f"autotile.store.{module}.network_file_system", lambda path: "nfs4")
+        for module in ("engine", "paths"):
+            monkeypatch.setattr(f"autotile.database.{module}.network_file_system", lambda path: "nfs4")
         answer = run(*words, "--db", tuned)
         assert answer.code == 0
         assert f"{tuned} lies on a network file system (nfs4)" in answer.err

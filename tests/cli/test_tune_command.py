@@ -2,16 +2,16 @@ from dataclasses import replace
 
 import pytest
 
-from autotile.cli.arguments import read_duration, read_share
-from autotile.cli.tune import _with_replay_value
+from autotile.api import tuning
+from autotile.cli.arguments import fill_in_replay, read_duration, read_share
+from autotile.cli.progress import TuneProgress
+from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Problem
 from autotile.database.database import Database
 from autotile.errors import InputError, WorkerError
 from autotile.exchange.recording import read_recording_header
-from autotile.ops import tuning
-from autotile.report.progress import TuneProgress
 from autotile.settings import read_settings
-from autotile.tuning.record import Recorded
+from autotile.tuning.recorder import Recorded
 from autotile.tuning.result import Progress, TuneResult
 
 SIZES = "n=1048576"
@@ -167,15 +167,15 @@ class TestRefusals:
         assert "no recording" in answer.err or "GiB" in answer.err
 
     def test_recording_needs_a_gpu(self, run, scale_toml, monkeypatch):
-        monkeypatch.setattr("autotile.ops.targets.device_count", lambda: 0)
+        monkeypatch.setattr("autotile.api.targets.device_count", lambda: 0)
         answer = run("record", scale_toml, "n=4096", "--json")
         assert answer.code == 2
         assert "no CUDA device 0 on this machine" in answer.document["error"]["message"]
 
     def test_an_interrupted_recording_is_130_and_one_document(self, run, scale_toml, recording, monkeypatch):
         header = read_recording_header(recording)
-        monkeypatch.setattr("autotile.ops.tuning.check_device_index", lambda _: None)
-        monkeypatch.setattr("autotile.ops.tuning.record", lambda *_, **__: Recorded(None, header, 7, 1.0))
+        monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
+        monkeypatch.setattr(tuning.recorder, "record", lambda *_, **__: Recorded(None, header, 7, 1.0))
         answer = run("record", scale_toml, "n=1048576", "--json")
         assert answer.code == 130
         assert "7 configurations measured; the same command goes on" in answer.document["error"]["message"]
@@ -214,16 +214,23 @@ class TestMisses:
         rows = run("misses", "--json").document
         assert [(row["problem"]["n"], row["count"]) for row in rows] == [(1048576, 2), (2048, 1)]
         assert "NVIDIA H200" in run("misses").out
-        answer = run("tune", "--from-misses", f"--replay={recording}", "--json")
+        answer = run("tune-misses", f"--replay={recording}", "--json")
         assert [found["problem"] for found in answer.document] == [{"n": 1048576}]
         assert answer.document[0]["winner"]["config"] == {"THREADS": 256, "WORK": 4}
         assert "n=2048 float32 is left out" in answer.err
         assert answer.code == 1
 
     @pytest.mark.usefixtures("missed")
+    def test_the_option_of_tune_is_the_same_command(self, run, recording):
+        answer = run("tune", "scale", "--from-misses", f"--replay={recording}")
+        assert "1048576 float32: 2 calls not served exactly" in answer.err
+        assert "THREADS=256 WORK=4" in answer.out
+        assert answer.code == 1
+
+    @pytest.mark.usefixtures("missed")
     def test_what_is_tuned_since_is_not_tuned_again(self, run, tune, recording):
         tune()
-        answer = run("tune", "scale", "--from-misses", f"--replay={recording}")
+        answer = run("tune-misses", "scale", f"--replay={recording}")
         assert "1048576 float32: 2 calls" not in answer.err
         assert "nothing was tuned" in answer.out
 
@@ -249,13 +256,51 @@ class TestMisses:
         assert 4096 not in [row["problem"]["n"] for row in run("misses", "--json").document]
 
     def test_no_misses(self, run):
-        assert run("tune", "--from-misses", "--json").document == []
+        assert run("tune-misses", "--json").document == []
+        assert "no missed problem is left to tune" in run("tune", "--from-misses").err
         assert run("misses", "--json").document == []
-        assert "nothing was asked for in vain" in run("misses").out
+        assert "no misses are stored" in run("misses").out
 
     def test_sizes_are_not_given(self, run):
         assert run("tune", "scale", "n=4", "--from-misses").code == 2
         assert run("list", "--families", "--recordings").code == 2
+
+
+class TestDevice:
+    """``--device`` is the index or the name of a GPU of this machine."""
+
+    @pytest.fixture
+    def used(self, monkeypatch):
+        """Two GPUs, an H100 and an A100; each session adds the index of the one that it would run on."""
+        gpus = [replace(device_profile(name), source="cuda") for name in ("h100", "a100")]
+        monkeypatch.setattr("autotile.api.targets.device_count", lambda: len(gpus))
+        monkeypatch.setattr("autotile.api.targets.live_device", lambda index: gpus[index])
+        indices: list[int] = []
+
+        def session(_kernel, _problem, _settings, options, *_, **__):
+            indices.append(options.device_index)
+            raise WorkerError("no GPU at all")
+
+        monkeypatch.setattr(tuning.session, "tune", session)
+        monkeypatch.setattr(tuning.recorder, "record", session)
+        return indices
+
+    @pytest.mark.parametrize(
+        ("device", "index"), [("0", 0), ("1", 1), ("a100", 1), ("NVIDIA A100-SXM4-80GB", 1), ("H100", 0)]
+    )
+    def test_an_index_or_a_name(self, run, scale_toml, used, device, index):
+        for command in ("tune", "record"):
+            answer = run(command, scale_toml, SIZES, "--device", device)
+            assert "no GPU at all" in answer.err
+        assert used == [index, index]
+
+    @pytest.mark.parametrize("command", ["tune", "tune-family", "record"])
+    @pytest.mark.parametrize("device", ["h200", "2", "-1", "", "9" * 5000])
+    @pytest.mark.usefixtures("used")
+    def test_any_other_is_refused(self, run, scale_toml, command, device):
+        answer = run(command, scale_toml, SIZES, "--device", device)
+        assert (answer.code, answer.out) == (2, "")
+        assert "CUDA device" in answer.err
 
 
 def test_a_run_without_a_winner_is_1(run, scale_toml, recording, monkeypatch):
@@ -297,7 +342,7 @@ def test_an_interrupt_says_what_is_saved_and_is_130(run, scale_toml, recording, 
     ],
 )
 def test_replay_may_stand_alone(words, full):
-    assert _with_replay_value(words) == full
+    assert fill_in_replay(words) == full
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Frozen dataclasses that share their methods do what those of the standard library do."""
+"""Frozen dataclasses with shared methods behave like those of the standard library."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def test_values_defaults_and_text(values: tuple[Any, ...], named: dict[str, Any]
 @pytest.mark.parametrize(
     ("values", "named", "words"),
     [
-        ((), {}, "lacks a value for 'name'"),
+        ((), {}, "is missing a value for 'name'"),
         (("a", 1, [], "", 5), {}, "takes 4 values, got 5"),
-        (("a",), {"name": "b"}, "several values for 'name'"),
+        (("a",), {"name": "b"}, "multiple values for 'name'"),
         (("a",), {"other": 1}, "no field 'other'"),
     ],
 )

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autotile.core.model import Measurement, Outcome, Resources, Trial
-from autotile.core.objectives import OBJECTIVES, objective_values, whole_objectives
+from autotile.core.objectives import OBJECTIVES, normalize_objectives, objective_values
 from autotile.errors import InputError
 
 TRIAL = Trial(
@@ -25,12 +25,12 @@ TRIAL = Trial(
     ],
 )
 def test_time_is_always_the_first(given: list[str], meant: tuple[str, ...]) -> None:
-    assert whole_objectives(given) == meant
+    assert normalize_objectives(given) == meant
 
 
 def test_an_unknown_one_is_refused() -> None:
     with pytest.raises(InputError, match=r"no objective 'register'.*registers.*known: time, registers, energy, error"):
-        whole_objectives(["time", "register"])
+        normalize_objectives(["time", "register"])
 
 
 def test_values_come_in_the_order_asked_for() -> None:

@@ -11,7 +11,7 @@ times = st.floats(0.01, 1e6)
 
 
 def end_ranks(n: int) -> tuple[int, int]:
-    """1-based ranks of the interval's ends among n samples."""
+    """Return the 1-based ranks of the bounds of the interval among n samples."""
     interval = median_interval(np.arange(1, n + 1))
     return int(interval.low), int(interval.high)
 
@@ -111,7 +111,7 @@ def test_equal_kernels_tie_about_as_often_as_promised():
 
 
 def test_paired_times_need_equal_rounds():
-    with pytest.raises(ValueError, match="equal rounds: 2 of a, 3 of b"):
+    with pytest.raises(ValueError, match="equal numbers of rounds: 2 of a, 3 of b"):
         paired_ratio([1.0, 2.0], [1.0, 2.0, 3.0])
 
 

@@ -1,4 +1,4 @@
-"""The tolerance accepts right answers of every accumulation order and rejects wrong ones."""
+"""The tolerance accepts correct results of every accumulation order and rejects wrong ones."""
 
 import math
 
@@ -12,7 +12,7 @@ TF32_ROUNDOFF = 2.0**-11
 
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:
-    """Largest error over max(|want|, RMS of want), as outputs are judged."""
+    """Return the maximum error relative to max(|expected|, RMS of expected), as in verification."""
     scale = math.sqrt(float(np.mean(np.square(want))))
     return float(np.max(np.abs(got - want) / np.maximum(np.abs(want), scale)))
 
@@ -62,7 +62,7 @@ class TestProducts:
         assert relative_error(got, want) < output_tolerance(HALF, [HALF, HALF], 1024)
 
     def test_a_half_sum_is_wrong(self) -> None:
-        """Accumulating in fp16 is what a template must not do."""
+        """A template must not accumulate in fp16."""
         a, b = product(4096)
         want = np.sum(a.astype(np.float16).astype(np.float64) * b.astype(np.float16), axis=1)
         total = np.zeros(len(a), np.float16)

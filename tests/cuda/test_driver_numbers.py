@@ -1,9 +1,9 @@
-"""Numbers of cuda.h that are written down here are those of the bindings."""
+"""Constants of cuda.h in the package equal those of the bindings."""
 
 import pytest
 
-from autotile.cuda.arguments import DATA_TYPES, PROMOTIONS, SWIZZLES
 from autotile.cuda.driver import _RELAXED
+from autotile.cuda.packing import DATA_TYPES, PROMOTIONS, SWIZZLES
 
 driver = pytest.importorskip("cuda.bindings.driver")
 

@@ -1,4 +1,4 @@
-"""Energy of a run, on a made-up GPU whose time passes where the meter sleeps."""
+"""Energy of a launch, on a simulated GPU whose time advances while the meter sleeps."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LAUNCH_US, LAUNCH_W = 100.0, 400.0
 IDLE_W = 100.0
 
 
-class MadeUpGpu:
-    """Clock, board and NVML in one; its counter shows every tenth of a second what was used by then."""
+class SimulatedGpu:
+    """Clock, board and NVML; the energy counter is updated every tenth of a second."""
 
     def __init__(self, *, counts: bool = True, has_power: bool = True) -> None:
         self.now_s = 0.0
@@ -42,15 +42,15 @@ class MadeUpGpu:
         return self.power if self.has_power else None
 
 
-class WithoutCounter(MadeUpGpu):
+class WithoutCounter(SimulatedGpu):
     def energy_mj(self) -> float | None:
         return None
 
 
-class MadeUpTimer:
-    """Runs back to back on the made-up GPU."""
+class SimulatedTimer:
+    """Launches back to back on the simulated GPU."""
 
-    def __init__(self, gpu: MadeUpGpu, l2: str = "cold") -> None:
+    def __init__(self, gpu: SimulatedGpu, l2: str = "cold") -> None:
         self._gpu = gpu
         self.l2 = l2
         self.ran: list[int] = []
@@ -81,43 +81,43 @@ class MadeUpTimer:
         self._gpu.power = IDLE_W
 
 
-def meter(gpu: MadeUpGpu, l2: str, monkeypatch: pytest.MonkeyPatch) -> tuple[EnergyMeter, MadeUpTimer]:
+def meter(gpu: SimulatedGpu, l2: str, monkeypatch: pytest.MonkeyPatch) -> tuple[EnergyMeter, SimulatedTimer]:
     monkeypatch.setattr(energy.time, "perf_counter", lambda: gpu.now_s)
     monkeypatch.setattr(energy.time, "sleep", gpu.sleep)
-    timer: Any = MadeUpTimer(gpu, l2)
+    timer: Any = SimulatedTimer(gpu, l2)
     made_up: Any = gpu
     return EnergyMeter(timer, made_up), timer
 
 
 @pytest.mark.parametrize("l2", ["cold", "hot"])
-@pytest.mark.parametrize(("gpu", "source"), [(MadeUpGpu, "counter"), (WithoutCounter, "power")])
+@pytest.mark.parametrize(("gpu", "source"), [(SimulatedGpu, "counter"), (WithoutCounter, "power")])
 def test_the_energy_is_that_of_the_run_alone(
-    gpu: type[MadeUpGpu], source: str, l2: str, monkeypatch: pytest.MonkeyPatch
+    gpu: type[SimulatedGpu], source: str, l2: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = meter(gpu(), l2, monkeypatch)[0].read(lambda: None, LAUNCH_US)
     assert found == {"energy_mj": pytest.approx(1e-3 * LAUNCH_US * LAUNCH_W, rel=0.01), "energy_source": source}
 
 
 def test_a_flush_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject, timer = meter(MadeUpGpu(), "cold", monkeypatch)
+    subject, timer = meter(SimulatedGpu(), "cold", monkeypatch)
     first, second = (subject.read(lambda: None, LAUNCH_US) for _ in range(2))
     assert first["energy_mj"] == pytest.approx(second["energy_mj"], rel=0.01)
     assert timer.ran == [1, 2, 2]
 
 
 def test_a_counter_that_stands_still_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = meter(MadeUpGpu(counts=False), "hot", monkeypatch)[0].read(lambda: None, LAUNCH_US)
+    found = meter(SimulatedGpu(counts=False), "hot", monkeypatch)[0].read(lambda: None, LAUNCH_US)
     assert found["energy_source"] == "power"
 
 
 def test_without_power_either_there_is_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="neither how much energy this GPU uses nor its power; leave the objective"):
+    with pytest.raises(InputError, match="neither the energy nor the power of this GPU; leave the objective"):
         meter(WithoutCounter(has_power=False), "cold", monkeypatch)
 
 
 def test_a_counter_that_stops_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = MadeUpGpu()
+    gpu = SimulatedGpu()
     subject, _ = meter(gpu, "hot", monkeypatch)
     gpu.counts = False
-    with pytest.raises(ToolchainError, match="NVML has stopped saying"):
+    with pytest.raises(ToolchainError, match="NVML has stopped updating"):
         subject.read(lambda: None, LAUNCH_US)

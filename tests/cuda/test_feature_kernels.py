@@ -1,4 +1,4 @@
-"""Kernels with flags, workspaces, tensor maps and clusters compile, for the target and with the macros they ask for."""
+"""Kernels with flags, workspaces, tensor maps and clusters compile for their target and with their macros."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from feature_kernels import CLUSTER_SPACE, CLUSTER_TEMPLATE, SPLIT_SPACE, SPLIT_
 from autotile.core.device import device_profile
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.kernel.library import load_kernel
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 ROOT = Path(__file__).parents[2]
 TRANSPOSE = ROOT / "examples" / "transpose_tma" / "transpose_tma.toml"

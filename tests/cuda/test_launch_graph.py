@@ -1,4 +1,4 @@
-"""Graphs of one launch: how many there are, what is done when CUDA refuses, when they may be destroyed."""
+"""Graphs of one launch: their number, errors of CUDA, and their destruction."""
 
 import gc
 from collections.abc import Iterator
@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotile.cuda import launch as launch_graph
-from autotile.cuda.launch import ParameterBlock, make_launch_graph
+from autotile.cuda import function as launch_graph
+from autotile.cuda.function import ParameterBlock, make_launch_graph
 
 BLOCK = ParameterBlock([np.uint64(1)])
 PLACES = 4
 
 
 class RefusedError(RuntimeError):
-    """What CUDA says."""
+    """Error of CUDA."""
 
 
 class Cuda:
-    """As much of CuPy as making a graph takes; it tells when graphs and streams are destroyed."""
+    """The part of CuPy that makes graphs; it records when graphs and streams are destroyed."""
 
     def __init__(self) -> None:
         self.cuda = self.runtime = self.driver = self
@@ -58,7 +58,7 @@ class Cuda:
 
 
 class Handle:
-    """Something that is destroyed with the last reference."""
+    """An object that is destroyed with the last reference to it."""
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
@@ -93,7 +93,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
         places.put(None)
     monkeypatch.setattr(launch_graph, "load_cupy", lambda: cuda)
     monkeypatch.setattr(launch_graph, "outside_of_captures", cuda.outside_of_captures)
-    monkeypatch.setattr(launch_graph, "_places", places)
+    monkeypatch.setattr(launch_graph, "_free_places", places)
     return cuda
 
 
@@ -151,7 +151,7 @@ def test_an_error_that_is_not_cudas_is_told(cuda: Cuda, monkeypatch: pytest.Monk
 def test_a_forked_child_leaves_the_graphs_of_its_parent_alone(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(cuda)
     kept: list[Any] = []
-    monkeypatch.setattr(launch_graph, "_of_the_parent", kept)
+    monkeypatch.setattr(launch_graph, "_inherited", kept)
     monkeypatch.setattr(launch_graph, "os", SimpleNamespace(getpid=lambda: -1))
     del made
     gc.collect()

@@ -1,4 +1,4 @@
-"""The worker's own tools, on a real device."""
+"""Support kernels, buffers, references, timers and telemetry on a device."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from autotile.core.dtypes import DTYPES
 from autotile.cuda.buffers import GuardedBuffer
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
-from autotile.cuda.instance import Reference
+from autotile.cuda.instance import ReferenceSolution
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.telemetry import Telemetry
 from autotile.cuda.timing import DriftProbe, Timer
@@ -131,10 +131,10 @@ def test_the_device_and_numpy_give_the_same_answer(support: SupportKernels, text
             "x": generator.standard_normal(size)}  # fmt: skip
     expression = parse_array_expression(text, host)
     expected = expression.evaluate(host)
-    reference = Reference({name: cupy.asarray(array) for name, array in host.items()}, support)
-    answer = reference.answer("y", expression, expected.shape, "[reference] outputs.y")
-    np.testing.assert_allclose(answer.values.get(), expected, rtol=1e-10, atol=1e-10)
-    assert answer.scale == pytest.approx(np.sqrt(np.mean(expected**2)))
+    solution = ReferenceSolution({name: cupy.asarray(array) for name, array in host.items()}, support)
+    output = solution.output("y", expression, expected.shape, "[reference] outputs.y")
+    np.testing.assert_allclose(output.values.get(), expected, rtol=1e-10, atol=1e-10)
+    assert output.scale == pytest.approx(np.sqrt(np.mean(expected**2)))
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_the_device_and_numpy_give_the_same_answer(support: SupportKernels, text
 def test_an_answer_that_is_none_is_told(support: SupportKernels, text: str, words: str) -> None:
     import cupy
 
-    reference = Reference({"x": cupy.arange(1.0, 9.0)}, support)
+    solution = ReferenceSolution({"x": cupy.arange(1.0, 9.0)}, support)
     with pytest.raises(InputError, match=words):
-        reference.answer("y", parse_array_expression(text, ["x"]), (8,), "[reference] outputs.y")
+        solution.output("y", parse_array_expression(text, ["x"]), (8,), "[reference] outputs.y")
 
 
 def test_telemetry_reads_or_is_empty() -> None:

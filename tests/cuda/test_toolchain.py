@@ -1,4 +1,4 @@
-"""The parts of the CUDA toolkit, where some are missing."""
+"""The CUDA toolkit with parts missing."""
 
 import sys
 

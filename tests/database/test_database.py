@@ -124,7 +124,7 @@ def test_what_the_finals_refused_is_best_no_more(
     again = database.start_run(study, sampler="tpe")
     database.add_trial(study, again, failed({"BM": 64}, Outcome.WRONG_RESULT), phase="final")
     assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 128}]
-    database.add_trial(study, again, measured({"BM": 64}, 11.0))  # measured afresh since
+    database.add_trial(study, again, measured({"BM": 64}, 11.0))  # measured again since
     assert [best.trial.config for best in database.best(study_id=study)] == [{"BM": 64}]
 
 
@@ -184,7 +184,7 @@ def test_a_check_counts_rows_and_finds_orphans(
 ) -> None:
     database.add_trial(study, run, measured({"BM": 64}, 1.0))
     report = database.check()
-    assert report.whole
+    assert report.ok
     assert report.counts == {"studies": 1, "runs": 1, "trials": 1, "misses": 0, "families": 0}
     assert (report.unfinished_runs, report.revision) == (1, SCHEMA_REVISION)
     connection = sqlite3.connect(tmp_path / "tuning.db")

@@ -1,4 +1,4 @@
-"""What lies, or does not lie, where the database should be."""
+"""Files at the path of the database: missing, foreign, damaged, unwritable or of another version."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def test_the_folder_is_made(tmp_path: Path) -> None:
         assert database.notices == ()
         assert database.studies() == []
     with Database.open(f"sqlite:///{tmp_path}/a/b/tuning.db") as again:
-        assert again.check().whole
+        assert again.check().ok
 
 
 @pytest.mark.parametrize("content", [None, b""])
@@ -41,7 +41,7 @@ def test_reading_what_is_not_there_gives_none_and_makes_nothing(tmp_path: Path, 
 def test_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
     (tmp_path / "tuning.db").touch()
     with Database.open(tmp_path / "tuning.db") as database:
-        assert database.check().whole
+        assert database.check().ok
 
 
 @pytest.mark.parametrize("opening", [Database.open, Database.open_readonly])
@@ -81,9 +81,9 @@ def test_a_newer_schema_is_refused(tmp_path: Path, opening: Callable[..., object
 
 def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DatabaseError, match="cannot make the folder"):
+    with pytest.raises(DatabaseError, match="cannot create the folder"):
         Database.open(tmp_path / "file" / "tuning.db")
-    with pytest.raises(DatabaseError, match="cannot make the folder"):
+    with pytest.raises(DatabaseError, match="cannot create the folder"):
         Database.open("/proc/tuning/autotile.db")
 
 
@@ -134,7 +134,7 @@ def test_a_password_is_used_but_never_shown(url: str) -> None:
     [
         ("mysql://user:secret@host/name", "kind 'mysql' is not supported; expected the path"),
         ("postgresql+nosuchdriver://user:secret@host/name", "nosuchdriver"),
-        ("postgresql://user:secret@host:port/name", "no database URL"),
+        ("postgresql://user:secret@host:port/name", "is not a database URL"),
     ],
 )
 def test_a_url_that_cannot_be_used_says_so_without_the_password(location: str, message: str) -> None:
@@ -202,7 +202,7 @@ def test_damage_found_while_reading_says_what_to_do(
         with pytest.raises(DatabaseError, match="damaged; `autotile db check` says where"):
             reader.trials(1)
         report = reader.check()
-    assert not report.whole
+    assert not report.ok
     assert path.read_bytes() == bytes(data)
 
 
@@ -231,7 +231,7 @@ def test_network_file_systems_are_told_from_local_ones(tmp_path: Path, monkeypat
 def test_on_a_network_file_system_the_log_is_not_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotile.database.engine.network_file_system", lambda path: "nfs4")
     with Database.open(tmp_path / "tuning.db") as database:
-        assert database.check().whole
+        assert database.check().ok
         assert [entry.name for entry in tmp_path.iterdir()] == ["tuning.db"]
 
 

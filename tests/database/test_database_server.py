@@ -1,4 +1,4 @@
-"""The same promises on a PostgreSQL server.
+"""The same guarantees on a PostgreSQL server.
 
 Run with ``AUTOTILE_TEST_POSTGRESQL=postgresql://user@host/empty_database`` and psycopg installed.
 """
@@ -68,7 +68,7 @@ def test_misses_are_counted(server: Database) -> None:
 
 
 def test_the_check_is_whole_and_errors_hide_the_password(server: Database, measured: Callable[..., Trial]) -> None:
-    assert server.check().whole
+    assert server.check().ok
     with pytest.raises(DatabaseError, match="foreign key constraint"):
         server.add_trial(2**30, 2**30, measured({"BM": 1}, 1.0))
     with pytest.raises(DatabaseError) as caught:

@@ -1,21 +1,27 @@
-"""What dispatch reads without an SQL engine is what the database says."""
+"""Reading without an SQL engine returns what the database returns."""
 
 import sqlite3
 from contextlib import closing
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import Select
+from sqlalchemy.dialects import sqlite
+
+from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Resources, Trial
 from autotile.database.database import Database
-from autotile.database.fast_read import VERSION_TABLE, read_winners_quickly
+from autotile.database.family_store import rules_query
+from autotile.database.fast_read import RULES_SQL, VERSION_TABLE, WINNERS_SQL, read_winners_fast
 from autotile.database.keys import TuningKey
+from autotile.database.schema import STUDIES
+from autotile.database.studies import WINNER_SELECTION, best_query
 
 
 def _fill(path: Path, key: TuningKey) -> None:
     with Database.open(path) as database:
-        study = database.study(key, None)
-        run = database.start_run(study, sampler="random", seed=0)
+        study = database.study(key, device_profile("h200"))
+        run = database.start_run(study, sampler="random", seed=0, driver="99.9")
         trial = Trial(
             {"b": 2, "a": True},
             Outcome.OK,
@@ -26,25 +32,34 @@ def _fill(path: Path, key: TuningKey) -> None:
         database.end_run(run)
 
 
-def test_the_same_as_the_database_says(tmp_path: Path, key: TuningKey) -> None:
+def test_it_returns_what_the_database_returns(tmp_path: Path, key: TuningKey) -> None:
     path = tmp_path / "autotile.db"
     _fill(path, key)
     with Database.open(path) as database:
-        slow = [best.winner for best in database.best(key.kernel, dtype=key.dtype)]
-    quick = read_winners_quickly(str(path), key.kernel, key.dtype)
-    assert quick is not None
-    assert [_without_samples(w) for w in slow] == [_without_samples(w) for w in quick]
-    assert list(quick[0].config) == ["b", "a"]
-    assert abs(quick[0].tuned_at - slow[0].tuned_at) < timedelta(microseconds=1)
-    assert read_winners_quickly(str(path), "another", key.dtype) == []
+        expected = [best.winner for best in database.best(key.kernel, dtype=key.dtype)]
+    found = read_winners_fast(str(path), key.kernel, key.dtype)
+    assert found == expected
+    assert [winner.device.driver for winner in found if winner.device] == ["99.9"]
+    assert list(found[0].config) == ["b", "a"]
+    assert read_winners_fast(str(path), "another", key.dtype) == []
+
+
+def _statement(query: Select[Any]) -> str:
+    return " ".join(str(query.compile(dialect=sqlite.dialect())).replace(chr(34), "").split())  # it quotes "key"
+
+
+def test_the_statements_are_those_of_the_schema() -> None:
+    winners = best_query(*WINNER_SELECTION).where(STUDIES.c.kernel == "k", STUDIES.c.dtype == "float32")
+    assert " ".join(WINNERS_SQL.split()) == _statement(winners)
+    assert " ".join(RULES_SQL.split()) == _statement(rules_query("k", "float32"))
 
 
 def test_no_database(tmp_path: Path) -> None:
-    assert read_winners_quickly(str(tmp_path / "absent.db"), "k", "float32") == []
+    assert read_winners_fast(str(tmp_path / "absent.db"), "k", "float32") == []
     assert not (tmp_path / "absent.db").exists()
 
 
-def test_what_is_out_of_the_ordinary_is_left_to_others(tmp_path: Path, key: TuningKey) -> None:
+def test_every_other_case_is_left_to_the_database(tmp_path: Path, key: TuningKey) -> None:
     newer, other, damaged = tmp_path / "newer.db", tmp_path / "other.db", tmp_path / "damaged.db"
     _fill(newer, key)
     with closing(sqlite3.connect(newer)) as connection:
@@ -55,10 +70,5 @@ def test_what_is_out_of_the_ordinary_is_left_to_others(tmp_path: Path, key: Tuni
         connection.commit()
     damaged.write_bytes(b"SQLite format 3\0" + bytes(5000))
     for place in (newer, other, damaged, tmp_path):
-        assert read_winners_quickly(str(place), key.kernel, key.dtype) is None
-    assert read_winners_quickly("postgresql://host/name", key.kernel, key.dtype) is None
-
-
-def _without_samples(winner: Any) -> tuple[Any, ...]:
-    time = winner.measurement
-    return (winner.key, winner.device, winner.config, winner.resources, (time.time_us, time.low_us, time.high_us))
+        assert read_winners_fast(str(place), key.kernel, key.dtype) is None
+    assert read_winners_fast("postgresql://host/name", key.kernel, key.dtype) is None

@@ -57,6 +57,8 @@ def changed(old: str, new: str) -> str:
         ("[64, 128, 256]", "[64, 128, 256, 512]"),
         ("BLOCK = 128", "BLOCK = 64"),
         ('enough = "BLOCK * ITEMS <= 512"', 'enough = "BLOCK * ITEMS <= 1024"'),
+        ("[launch]", '[heuristics]\nfew = "ITEMS < 4"\n\n[launch]'),
+        ("[launch]", '[pruning]\nfew = "ITEMS < 4"\n\n[launch]'),
         ("y = a x", "scale a vector"),
         ("N = 65536", "N = 1024"),
         ("ITEMS + 8", "ITEMS + 9"),

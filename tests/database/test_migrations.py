@@ -1,4 +1,4 @@
-"""The migrations lead to the tables that the code uses, and an older database keeps its rows."""
+"""The migrations create the declared tables, and an older database keeps its rows."""
 
 import shutil
 from pathlib import Path
@@ -10,12 +10,12 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, text
 
-from autotile.database import fast_read as revision
 from autotile.database import schema, upgrade
 from autotile.database.database import Database
+from autotile.database.fast_read import SCHEMA_REVISION, VERSION_TABLE
 from autotile.database.keys import TuningKey
 
-SECOND = '''
+NEWER = '''
 """Add a column."""
 import sqlalchemy as sa
 from alembic import op
@@ -32,7 +32,7 @@ def upgrade() -> None:
 def test_the_migrations_make_the_declared_tables(database: Database, tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/tuning.db")
     with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": revision.VERSION_TABLE})
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
         assert compare_metadata(context, schema.METADATA) == []
     engine.dispose()
 
@@ -41,7 +41,7 @@ def test_the_declared_revision_is_the_newest_migration() -> None:
     config = Config()
     config.set_main_option("script_location", str(upgrade._MIGRATIONS))
     script = ScriptDirectory.from_config(config)
-    assert script.get_heads() == [revision.SCHEMA_REVISION]
+    assert script.get_heads() == [SCHEMA_REVISION]
     assert [step.revision for step in script.walk_revisions()] == ["0003", "0002", "0001"]
 
 
@@ -54,7 +54,7 @@ def test_an_older_database_is_brought_up_to_date(
         database.study(key, None)
     folder = tmp_path / "100% migrations"
     shutil.copytree(upgrade._MIGRATIONS, folder)
-    (folder / "versions" / "v0004_note.py").write_text(SECOND)
+    (folder / "versions" / "v0004_note.py").write_text(NEWER)
     monkeypatch.setattr(upgrade, "_MIGRATIONS", folder)
     monkeypatch.setattr(upgrade, "SCHEMA_REVISION", "0004")
     opened = Database.open_readonly(path) if readonly else Database.open(path)
@@ -72,7 +72,7 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
         database.study(key, None)
     folder = tmp_path / "migrations"
     shutil.copytree(upgrade._MIGRATIONS, folder)
-    (folder / "versions" / "v0004_note.py").write_text(SECOND + '    raise RuntimeError("half way")\n')
+    (folder / "versions" / "v0004_note.py").write_text(NEWER + '    raise RuntimeError("half way")\n')
     with monkeypatch.context() as patch:
         patch.setattr(upgrade, "_MIGRATIONS", folder)
         patch.setattr(upgrade, "SCHEMA_REVISION", "0004")

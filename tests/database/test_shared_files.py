@@ -1,4 +1,4 @@
-"""What processes and threads that share a database file must not do to each other."""
+"""Processes and threads that share a database file do not harm each other."""
 
 import sqlite3
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from autotile.core.model import Trial
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
-from autotile.database.paths import whole_file
+from autotile.database.paths import atomic_write
 
 VISIT = "import sys; from autotile.database.database import Database; Database.open(sys.argv[1]).close()"
 
@@ -29,7 +29,7 @@ with Database.open(sys.argv[1]) as opened:
 
 
 def test_opening_it_again_in_one_process_loses_nothing(tmp_path: Path, key: TuningKey) -> None:
-    """To close the file outside of SQLite would take this process's locks, and others would delete its log."""
+    """Closing the file outside of SQLite would drop this process's locks, and others would delete its log."""
     path = tmp_path / "tuning.db"
     with Database.open(path) as first:
         study = first.study(key, None)
@@ -51,7 +51,7 @@ def test_a_damaged_file_is_set_aside_once_by_many(
         run = database.start_run(database.study(key, None), sampler="random")
         database.add_trials(1, run, [measured({"BM": number}, 1.0) for number in range(100)])
     path.write_bytes(path.read_bytes()[:8192])
-    together = str(time.time() + 2)  # all have imported what they need by then
+    together = str(time.time() + 2)  # all have finished importing by then
     visitors = [subprocess.Popen([sys.executable, "-c", BEGIN, str(path), together]) for _ in range(8)]
     assert [visitor.wait(60) for visitor in visitors] == [0] * 8
     assert len(list(tmp_path.glob("tuning.db.corrupt-*[0-9]"))) == 1
@@ -64,34 +64,34 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path.write_text("old")
     link = tmp_path / "link.json"
     link.symlink_to(path)
-    with pytest.raises(TypeError), whole_file(path) as stream:
+    with pytest.raises(TypeError), atomic_write(path) as stream:
         stream.writelines([b"half of", None])  # type: ignore[list-item]
     assert path.read_text() == "old"
-    with whole_file(link) as stream:
+    with atomic_write(link) as stream:
         stream.write(b"new")
     assert path.read_text() == "new"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.json", "results.json"]
 
 
 def test_a_database_is_never_replaced(tmp_path: Path, key: TuningKey) -> None:
-    """An output that is named like the database by a slip of the hand would cost all that was measured."""
+    """Naming the database as an output by mistake would otherwise lose all measurements."""
     path = tmp_path / "tuning.db"
     with Database.open(path) as database:
         database.study(key, None)
     before = path.read_bytes()
-    with pytest.raises(OSError, match="is a database"), whole_file(path) as stream:
+    with pytest.raises(OSError, match="is a database"), atomic_write(path) as stream:
         stream.write(b"a bundle")
     assert path.read_bytes() == before
 
 
 def test_what_is_no_ordinary_file_is_not_replaced() -> None:
-    with whole_file(Path("/dev/null")) as stream:
+    with atomic_write(Path("/dev/null")) as stream:
         stream.write(b"away")
     assert Path("/dev/null").is_char_device()
 
 
 def test_reading_needs_no_room_beside_the_file(tmp_path: Path, key: TuningKey, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no log lies beside it, what SQLite would have to make for a reader is done without."""
+    """Without a log beside the file, it is read without the files that SQLite would have to create."""
     path = tmp_path / "tuning.db"
     with Database.open(path) as database:
         database.study(key, None)

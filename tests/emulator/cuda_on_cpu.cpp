@@ -1,8 +1,8 @@
-// Runs one CUDA kernel on the CPU, so that a template can be proved right where there is no GPU.
+// Runs a CUDA kernel on the CPU, so that templates can be tested without a GPU.
 //
-// A block's threads are fibers that take turns: each runs until it reaches a barrier or its end, then the next one
-// does. The order is reversed after every barrier, so that a barrier too few shows as a wrong result. Shared memory
-// holds NaN when a block starts; each buffer ends at an unreadable page, so that a step beyond it ends the process.
+// The threads of a block are fibers: each runs until it reaches a barrier or its end, then the next one runs. The order
+// is reversed after every barrier, so that a missing barrier shows as a wrong result. Shared memory holds NaN when a
+// block starts; each buffer ends at an unreadable page, so that an access beyond it ends the process.
 //
 //     g++ -std=c++17 -DKERNEL_FILE='"sgemm_2d.cu"' -DENTRY=sgemm_2d -DBM=128 ... cuda_on_cpu.cpp -o kernel
 //     ./kernel GRID_X GRID_Y GRID_Z BLOCK_X BLOCK_Y BLOCK_Z ARGUMENT...
@@ -43,7 +43,7 @@ using std::min;
 
 #include KERNEL_FILE
 
-// The linker marks where the section of all __shared__ variables starts and stops; a kernel without any has no section.
+// The linker defines the start and stop of the section of all __shared__ variables; without any, there is no section.
 extern "C" char __start_block_memory[] __attribute__((weak));
 extern "C" char __stop_block_memory[] __attribute__((weak));
 
@@ -102,7 +102,7 @@ static void run_block(std::vector<Fiber>& fibers)
     }
 }
 
-// A copy of a file that ends where an unreadable page begins.
+// A copy of a file that ends at the start of an unreadable page.
 struct GuardedBuffer {
     std::string path;
     size_t size;

@@ -14,7 +14,6 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Config
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
-from autotile.kernel.spec import BufferArgument
 
 _SOURCE = Path(__file__).with_name("cuda_on_cpu.cpp")
 _FLAGS = ["-std=c++17", "-fsanitize=undefined", "-fno-sanitize-recover=all", "-Werror=return-type"]
@@ -22,7 +21,7 @@ _FLAGS = ["-std=c++17", "-fsanitize=undefined", "-fno-sanitize-recover=all", "-W
 
 @functools.cache
 def why_not() -> str:
-    """Why no template can be run on this machine's CPU; empty where one can."""
+    """Return the reason why templates cannot run on this machine's CPU; empty if they can."""
     if shutil.which("g++") is None:
         return "g++ is not installed"
     probe = subprocess.run(
@@ -36,7 +35,7 @@ def why_not() -> str:
 
 
 class CpuKernel:
-    """One configuration of a kernel, compiled for the CPU."""
+    """A configuration of a kernel, compiled for the CPU."""
 
     def __init__(self, kernel: Kernel, config: Config, folder: Path) -> None:
         self._spec = kernel.spec
@@ -51,21 +50,19 @@ class CpuKernel:
     def run(
         self, sizes: Mapping[str, int], device: DeviceProperties, values: Mapping[str, np.ndarray | float]
     ) -> dict[str, np.ndarray]:
-        """Launch over buffers and scalars given by name; return every buffer as the kernel left it.
+        """Launch with buffers and scalars given by name and return all buffers after the launch.
 
         Raises
         ------
         AssertionError
-            The kernel stepped beyond a buffer, read a misaligned vector or overflowed an integer.
+            The kernel accessed memory beyond a buffer, read a misaligned vector or overflowed an integer.
         """
         geometry = launch_geometry(self._spec, self._config, sizes, device)
         buffers = {b.name: np.asarray(values[b.name]) for b in self._spec.buffers}
         files = {name: self._folder / f"{name}.bin" for name in buffers}
         for name, file in files.items():
             buffers[name].tofile(file)
-        arguments = [
-            str(files[a.name]) if isinstance(a, BufferArgument) else f"={values[a.name]}" for a in self._spec.arguments
-        ]
+        arguments = [str(files[a.name]) if a.is_given else f"={values[a.name]}" for a in self._spec.arguments]
         launch = [str(extent) for extent in (*geometry.grid, *geometry.block)]
         done = subprocess.run(
             [str(self._program), *launch, *arguments], capture_output=True, text=True, timeout=60, check=False

@@ -1,4 +1,4 @@
-"""The templates compute what their search spaces say, at ragged shapes too: run on the CPU, with no GPU."""
+"""The templates match the references of their search spaces, at ragged shapes too: run on the CPU, without a GPU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import pytest
 from autotile.core.device import device_profile
 from autotile.core.dtypes import DTYPES, output_tolerance
 from autotile.core.model import Config
-from autotile.kernel.expressions import Expression
 from autotile.kernel.library import Kernel, load_kernel
-from autotile.kernel.spec import ScalarArgument
 from autotile.space.limits import check_config
 
 pytestmark = pytest.mark.skipif(bool(cuda_on_cpu.why_not()), reason=cuda_on_cpu.why_not())
@@ -33,18 +31,16 @@ def kernel_named(name: str) -> Kernel:
 
 
 def inputs(kernel: Kernel, sizes: Sizes, **scalars: float) -> Values:
-    """Random inputs; outputs and the inout buffer hold NaN unless ``beta`` asks for its old values."""
+    """Return random inputs; outputs hold NaN, and so does the inout buffer unless ``beta`` uses its old values."""
     rng = np.random.default_rng(7)
     values: Values = {}
     for buffer in kernel.spec.buffers:
         shape = tuple(extent.evaluate(sizes) for extent in buffer.shape)
         read = buffer.access == "in" or (buffer.access == "inout" and scalars.get("beta", 0.0) != 0.0)
         values[buffer.name] = (rng.standard_normal(shape) if read else np.full(shape, np.nan)).astype(np.float32)
-    for argument in kernel.spec.arguments:
-        if isinstance(argument, ScalarArgument) and isinstance(argument.value, Expression):
-            values[argument.name] = argument.value.evaluate(sizes)
-        elif isinstance(argument, ScalarArgument):
-            values[argument.name] = scalars.get(argument.name, argument.value)
+    for scalar in kernel.spec.scalars:
+        own = scalar.operand(sizes, check=False)
+        values[scalar.name] = own if scalar.default is None else scalars.get(scalar.name, own)
     return values
 
 
@@ -115,8 +111,8 @@ def sgemm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         (67, 45, 33),
         (68, 44, 33),  # all buffers start on a vector boundary, the second row of A does not
         (68, 45, 36),  # nor does the second row of B
-        (68, 44, 36),  # every row does, and the last vector ends where the buffer ends
-        (260, 132, 64),  # whole tiles along K, blocks that reach over two edges
+        (68, 44, 36),  # every row does, and the last vector ends at the end of the buffer
+        (260, 132, 64),  # whole tiles along K, blocks that extend beyond two edges
     ],
 )
 def test_sgemm(sgemm: cuda_on_cpu.CpuKernel, M: int, N: int, K: int) -> None:
@@ -132,7 +128,7 @@ def test_sgemm_takes_pointers_off_the_vector_boundary(sgemm: cuda_on_cpu.CpuKern
     sizes = {"M": 12, "N": 20, "K": 24}
     values = inputs(kernel, sizes)
     expected = values["A"] @ values["B"]
-    # Buffers end at a page's end: one float more moves the first by 4 bytes.
+    # Buffers end at the end of a page: one more float shifts the start by 4 bytes.
     values[shifted] = np.append(values[shifted], np.float32(np.nan))
     result = sgemm.run(sizes, H200, values)["C"].ravel()
     np.testing.assert_allclose(result[: 12 * 20].reshape(12, 20), expected, rtol=1e-4, atol=1e-5)

@@ -1,8 +1,8 @@
-"""Many processes on one database file at once: they tune, read, import and export until the time is up.
+"""Many processes that tune, read, import and export on one database file concurrently, for a given time.
 
     python crowd.py FOLDER ROLE NUMBER SECONDS large|small
 
-is one of them: it runs command after command in one process, so that the file is busy and not the imports.
+is one of them: it runs command after command in one process, so that time goes to the database rather than to imports.
 """
 
 from __future__ import annotations
@@ -19,39 +19,41 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from endurance.telling import open_marks, tell_progress
+from endurance.progress_marks import mark_progress, open_marks
 
 from autotile.core.model import config_key
 from autotile.database.database import Database
 
 ROLES = ("tune", "read", "tune", "exchange")
-"""What processes do, in turn."""
+"""Roles of the processes, assigned in rotation."""
 _SIZES = ("M=2048", "N=2048", "K=2048")
 SMALL = ("matmul_tiled", *_SIZES)
-"""Compiles fast; it is tuned before the others begin, so that there is something to read."""
+"""Compiles fast; it is tuned before the others start, so that there are results to read."""
 LARGE = ("sgemm_2d", *_SIZES)
 _READING = (("list",), ("trials", *SMALL), ("best", *SMALL), ("db", "check"), ("explain", *SMALL))
 _FORMATS = {"kernel-tuner": ".json", "t4": ".json", "optuna": ".db"}
-_STRAGGLE_S = 240.0
-"""For the last command of each, where many share few cores."""
+_LAST_COMMAND_S = 240.0
+"""Time limit of each process's last command, in seconds, where many share few cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """What became of it.
+    """Result of a run of the processes.
 
     Attributes
     ----------
     commands
-        Commands that ended, by name.
+        Number of completed commands, by name.
     errors
-        Commands that failed, with what they said.
+        Failed commands, with their messages.
     acknowledged, lost
-        Trials that a process said are stored, and those of them that are not in the database.
+        Number of trials that a process reported as stored, and of those that are not in the database.
     imported, lost_imports
-        Imports that said they are done, and those of them that left no finished run.
+        Number of imports that were reported as done, and of those that left no finished run.
+    stored
+        Number of trials in the database.
     damage
-        What is wrong with the database.
+        Faults of the database.
     """
 
     processes: int
@@ -67,21 +69,27 @@ class Crowd:
 
     @property
     def faults(self) -> list[str]:
-        """What should not have been; empty where all is well."""
+        """All faults; empty if the run succeeded."""
         found = [*self.errors, *self.damage]
         found += [f"{self.lost} trials lost"] if self.lost else []
         return found + ([f"{self.lost_imports} imports lost"] if self.lost_imports else [])
 
 
 def run_crowd(folder: Path, processes: int, seconds: float, cache: Path, *, large: bool = True) -> Crowd:
-    """Let processes loose on one database, and look at what they leave.
+    """Run processes on one database concurrently, and check the result.
 
     Parameters
     ----------
+    folder
+        Folder for the database and the processes' files.
+    processes
+        Number of processes.
+    seconds
+        Duration, in seconds.
     cache
         Cubin cache that they share.
     large
-        Tune a kernel, too, that takes a while to compile.
+        Whether to tune a kernel that is slow to compile as well.
     """
     environment = {
         **os.environ,
@@ -93,7 +101,7 @@ def run_crowd(folder: Path, processes: int, seconds: float, cache: Path, *, larg
     start = time.monotonic()
     tuned = "large" if large else "small"
     members = [_start(folder, number, str(seconds), tuned, environment) for number in range(processes)]
-    ends = [member.wait(seconds + _STRAGGLE_S) for member in members]
+    ends = [member.wait(seconds + _LAST_COMMAND_S) for member in members]
     took_s = time.monotonic() - start
     logs = [(folder / f"{number}.log").read_text() for number in range(processes)]
     errors = [f"exit code {code}: {log.strip()[-500:]}" for code, log in zip(ends, logs, strict=True) if code]
@@ -108,14 +116,14 @@ def _start(folder: Path, number: int, seconds: str, tuned: str, environment: dic
 
 
 def _prepare(folder: Path, environment: dict[str, str]) -> None:
-    """A first study to read, and a file to import."""
+    """Create a first study to read, and a file to import."""
     for words in (("tune", *SMALL, "--replay", "--trials", "20"), _export("kernel-tuner", folder / "import.json")):
         subprocess.run([sys.executable, "-m", "autotile", *words], env=environment, check=True, capture_output=True)
 
 
 def _account(folder: Path, processes: int, seconds: float, errors: list[str]) -> Crowd:
     marks = [json.loads(line) for path in folder.glob("*.marks") for line in path.read_text().splitlines()]
-    told = Counter(text for _, kind, text in marks if kind == "trial")
+    acknowledged = Counter(text for _, kind, text in marks if kind == "trial")
     done = Counter(text for _, kind, text in marks if kind == "done")
     failed = [text for _, kind, text in marks if kind == "failed"]
     aside = [f"{path.name} was set aside" for path in folder.glob("tuning.db.corrupt-*")]
@@ -137,8 +145,8 @@ def _account(folder: Path, processes: int, seconds: float, errors: list[str]) ->
         seconds=seconds,
         commands=dict(done.most_common()),
         errors=(*errors, *failed),
-        acknowledged=told.total(),
-        lost=(told - stored).total(),
+        acknowledged=acknowledged.total(),
+        lost=(acknowledged - stored).total(),
         imported=done["import"],
         lost_imports=max(0, done["import"] - imports),
         stored=stored.total(),
@@ -151,7 +159,7 @@ def _export(file_format: str, path: Path) -> tuple[str, ...]:
 
 
 def _commands(role: str, folder: Path, number: int, problems: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """Words of one command after the other, without end."""
+    """Yield the words of one command after the other, endlessly."""
     rng = Random(number)
     turn = 0
     while True:
@@ -170,11 +178,11 @@ def _commands(role: str, folder: Path, number: int, problems: Sequence[tuple[str
 
 
 def main() -> None:
-    """One process of the crowd."""
+    """Run one process of the crowd."""
     folder, role, number, seconds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
     problems = [SMALL, *([LARGE] if sys.argv[5] == "large" else [])]
     mark = open_marks(str(folder / f"{number}.marks"))
-    tell_progress(mark)
+    mark_progress(mark)
     from autotile.cli.application import main as run
 
     end = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Kill `autotile tune` again and again, and compare what comes of it with a session that nobody disturbed."""
+"""Kill and resume `autotile tune` repeatedly, and compare the result with that of an uninterrupted session."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from faults.traces import descendants
 from autotile.core.model import config_key
 from autotile.database.database import Database
 
-_TELLING = Path(__file__).with_name("telling.py")
-_PATIENCE_S = 300.0
-"""For a session to reach a stage or its end, on a machine that is busy with other things."""
+_COMMAND = Path(__file__).with_name("progress_marks.py")
+_TIMEOUT_S = 300.0
+"""Timeout for a session to reach a stage or its end, in seconds, on a busy machine."""
 _WEIGHTS = {"searching": 8, "finals": 2}
-"""How often a stage is drawn; what a session may lose, it has in these. One that is resumed may be past them."""
+"""Relative frequency of drawing a stage, 1 by default: these have results to lose. A resumed session may skip them."""
 GONE_WITHIN_S = 5.0
-"""A worker looks for its parent once a second."""
+"""Time limit for orphaned workers to end, in seconds; a worker checks for its parent once a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Scenario:
     Attributes
     ----------
     words
-        What follows ``autotile tune``.
+        Arguments of ``autotile tune``.
     cold
-        Forget the cubins before each start, so that compile workers are at work when the parent is killed.
+        Whether to delete the cubin cache before each start, so that compile workers are busy when the parent is killed.
     """
 
     name: str
@@ -50,29 +50,33 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a database holds of one study in the end."""
+    """Final content of a study."""
 
     winner: str
     trials: tuple[tuple[str, str, float | None], ...]
-    """Configuration, outcome and microseconds, in the order of the search."""
+    """Configuration, outcome and time in microseconds, in the order of the search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One death, and what it left.
+    """One kill and its consequences.
 
     Attributes
     ----------
     stage
         The stage that the process had reached.
+    after_s
+        Time from start to kill, in seconds.
     acknowledged, stored
-        Trials that it had said are stored, and trials that are in the database.
+        Number of trials that were reported as stored, and that are in the database.
     lost
-        Trials that are missing, or that are there more than once.
+        Number of trials that are missing or duplicated.
+    workers
+        Number of worker processes at the kill.
     gone_s
-        Seconds until no worker was left; infinite where one stayed.
+        Time until the last worker ended, in seconds; infinite if one remained.
     damage
-        What SQLite says of the file; empty where it is whole.
+        Fault that SQLite reports for the file; empty if there is none.
     """
 
     scenario: str
@@ -88,7 +92,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One study: killed, begun again, and at last ended; and how it differs from one that was never killed."""
+    """One study that was killed and resumed until it ended, and its difference from an uninterrupted one."""
 
     scenario: str
     kills: tuple[Kill, ...]
@@ -96,39 +100,39 @@ class Series:
 
     @property
     def faults(self) -> list[str]:
-        """What should not have been; empty where all is well."""
+        """All faults; empty if the series succeeded."""
         found = [f"{kill.lost} trials lost" for kill in self.kills if kill.lost]
         found += [f"damaged: {kill.damage}" for kill in self.kills if kill.damage]
-        found += ["a worker stayed" for kill in self.kills if kill.gone_s > GONE_WITHIN_S]
+        found += ["a worker remained" for kill in self.kills if kill.gone_s > GONE_WITHIN_S]
         return [*found, *filter(None, [self.difference])]
 
 
 class Bench:
-    """A folder with one database after the other, and a cubin cache."""
+    """Runner of one scenario: a folder with a new database for each series, and a cubin cache."""
 
     def __init__(self, folder: Path, scenario: Scenario, cache: Path) -> None:
         self._folder = folder
         self._scenario = scenario
         self._cache = cache
         self._number = 0
-        self.undisturbed, self.spans_s = self._measure()
+        self.uninterrupted, self.spans_s = self._measure()
 
-    def series(self, rng: Random, most_kills: int) -> Series:
-        """Begin a study, kill and resume it until it ends or was killed so often, and look at the result."""
+    def series(self, rng: Random, max_kills: int) -> Series:
+        """Start a study, kill and resume it until it ends or after ``max_kills``, and check the result."""
         location = self._new_location()
         kills: list[Kill] = []
         acknowledged: Counter[str] = Counter()
-        while len(kills) < most_kills:
+        while len(kills) < max_kills:
             kill = self._run_and_kill(location, rng, acknowledged)
             if kill is None:
                 break
             kills.append(kill)
         else:
             self._run(location)
-        return Series(self._scenario.name, tuple(kills), difference(self.undisturbed, read_study(location)))
+        return Series(self._scenario.name, tuple(kills), difference(self.uninterrupted, read_study(location)))
 
     def _measure(self) -> tuple[Found, dict[str, float]]:
-        """An undisturbed session, and how long it was in each stage; the second one, with warm caches, is timed."""
+        """Return the study of an uninterrupted session, and its time in each stage with warm caches, in seconds."""
         for _ in range(2):
             location = self._new_location()
             end_s = self._run(location)
@@ -137,10 +141,10 @@ class Bench:
         return read_study(location), spans
 
     def _run_and_kill(self, location: Path, rng: Random, acknowledged: Counter[str]) -> Kill | None:
-        """Kill a session at a random moment of a random stage; None where it ended before that."""
+        """Kill a session at a random moment of a random stage; return None if it ended before."""
         stage = rng.choices(list(self.spans_s), [_WEIGHTS.get(each, 1) for each in self.spans_s])[0]
         delay_s = rng.uniform(0.0, self.spans_s[stage])
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         process = self._start(location)
         reached_s = self._wait_for(process, location, stage)
         while process.poll() is None and time.monotonic() < reached_s + delay_s:
@@ -161,7 +165,7 @@ class Bench:
         return Kill(
             scenario=self._scenario.name,
             stage=next((text for _, kind, text in reversed(marks) if kind == "stage"), "import"),
-            after_s=killed_s - began_s,
+            after_s=killed_s - started_s,
             acknowledged=len(acknowledged),
             stored=len(stored),
             lost=sum((_configs(acknowledged) - stored).values()) + repeated,
@@ -171,9 +175,9 @@ class Bench:
         )
 
     def _run(self, location: Path) -> float:
-        """A session to its end; when that was."""
+        """Run a session to its end, and return the time of its end."""
         process = self._start(location)
-        assert process.wait(_PATIENCE_S) == 0, _log_of(location).read_text()
+        assert process.wait(_TIMEOUT_S) == 0, _log_of(location).read_text()
         return time.monotonic()
 
     def _start(self, location: Path) -> subprocess.Popen[bytes]:
@@ -185,13 +189,13 @@ class Bench:
             "AUTOTILE_CACHE": str(self._cache),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-        command = [sys.executable, str(_TELLING), str(_marks_of(location)), "tune", *self._scenario.words]
+        command = [sys.executable, str(_COMMAND), str(_marks_of(location)), "tune", *self._scenario.words]
         with _log_of(location).open("wb") as log:
             return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def _wait_for(self, process: subprocess.Popen[bytes], location: Path, stage: str) -> float:
-        """When a stage was reached, or the process ended."""
-        end = time.monotonic() + _PATIENCE_S
+        """Return the time at which a stage was reached, or the process ended."""
+        end = time.monotonic() + _TIMEOUT_S
         marks = _marks_of(location)
         while process.poll() is None and time.monotonic() < end:
             if marks.exists() and f'"stage", "{stage}"' in marks.read_text():
@@ -209,7 +213,7 @@ class Bench:
 def kill_and_resume(
     folder: Path, scenarios: Sequence[Scenario], kills: int, seed: int, cache: Path | None = None
 ) -> Iterator[Series]:
-    """Kill sessions so often in all, over several scenarios in turn."""
+    """Kill sessions ``kills`` times in total, rotating through the scenarios; yield each series."""
     rng = Random(seed)
     benches = [
         Bench(folder, scenario, folder / scenario.name / "cache" if scenario.cold or cache is None else cache)
@@ -225,7 +229,7 @@ def kill_and_resume(
 
 
 def read_study(location: Path) -> Found:
-    """What the only study of a database has come to."""
+    """Return the final content of the only study of a database."""
     with Database.open(location) as database:
         (best,) = database.best()
         assert best.confirmed
@@ -237,7 +241,7 @@ def read_study(location: Path) -> Found:
 
 
 def difference(expected: Found, found: Found) -> str:
-    """In what two studies differ; empty where they are the same."""
+    """Return the difference between two studies; empty if they are equal."""
     if len(expected.trials) != len(found.trials):
         return f"{len(found.trials)} trials, expected {len(expected.trials)}"
     for number, (one, other) in enumerate(zip(expected.trials, found.trials, strict=True)):
@@ -247,7 +251,7 @@ def difference(expected: Found, found: Found) -> str:
 
 
 def _stored(location: Path) -> Counter[str]:
-    """How often each configuration was searched; nothing where the database was not made yet."""
+    """Count the trials of each configuration; empty if the database was not created yet."""
     database = Database.open_readonly(location)
     if database is None:
         return Counter()
@@ -259,7 +263,7 @@ def _stored(location: Path) -> Counter[str]:
 
 
 def _configs(acknowledged: Counter[str]) -> Counter[str]:
-    """Each configuration once, without the problem before it."""
+    """Return each configuration once, without the preceding problem."""
     return Counter({"{" + text.partition("{")[2]: 1 for text in acknowledged})
 
 
@@ -283,7 +287,7 @@ def _seconds_until_gone(mark: str, killed_s: float) -> float:
 
 
 def _read_marks(path: Path) -> Iterator[tuple[float, str, str]]:
-    """Marks that were written whole."""
+    """Yield the complete marks of a file."""
     try:
         lines = path.read_text().splitlines(keepends=True)
     except FileNotFoundError:

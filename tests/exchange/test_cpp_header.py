@@ -1,4 +1,4 @@
-"""The C++ header: its expressions have the values that Python's have, and it chooses what dispatch chooses."""
+"""The C++ header: its expressions have the same values as in Python, and it chooses what serving chooses."""
 
 import random
 import shutil
@@ -26,7 +26,7 @@ from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.choice import choose
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 COMPILER = shutil.which("g++")
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-O0"]
@@ -71,7 +71,7 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not install
 
 
 def compile_program(source: str, folder: Path, *options: str) -> Path:
-    """Compile a program without a warning."""
+    """Compile a program, with warnings as errors, and return its path."""
     includes = [f"-isystem{path}" for path in include_folders()]
     program = folder / "program"
     command = [str(COMPILER), *FLAGS, *includes, "-I", str(folder), "-x", "c++", "-", "-o", str(program), *options]
@@ -81,9 +81,9 @@ def compile_program(source: str, folder: Path, *options: str) -> Path:
 
 
 def run(source: str, folder: Path, *arguments: str, given: str = "") -> list[str]:
-    """Compile and run a program; lines of its output.
+    """Compile and run a program, and return the lines of its output.
 
-    It is linked without the driver, which is not installed everywhere: nothing of it may be called.
+    It is linked without the driver, which is not installed everywhere, so it must not call the driver.
     """
     program = compile_program(source, folder, "-Wl,--unresolved-symbols=ignore-all")
     done = subprocess.run([str(program), *arguments], input=given, capture_output=True, text=True, check=True)
@@ -91,7 +91,7 @@ def run(source: str, folder: Path, *arguments: str, given: str = "") -> list[str
 
 
 def detail_of(header: str) -> str:
-    """The helpers that expressions call."""
+    """Return the helper functions that expressions call."""
     begin = header.index("// Division that rounds")
     return "namespace detail {\n" + header[begin : header.index("}  // namespace detail")] + "}\n"
 
@@ -158,7 +158,7 @@ int main(int, char** words) {
 
 
 def winners_of(device: DeviceProperties, sizes: Sequence[dict[str, int]], seed: int) -> list[Winner]:
-    """Made-up winners: any valid configuration."""
+    """Return winners with random valid configurations."""
     kernel = load_kernel("sgemm_2d")
     chosen = random.Random(seed)
     found = []
@@ -218,7 +218,7 @@ FEATURES = [
 
 
 def rule_of(winners: Sequence[Winner], features: Sequence[Feature], thresholds: Sequence[float]) -> FamilyRule:
-    """A tree that asks for one feature after the other, with made-up times."""
+    """Return a rule whose tree tests one feature after the other, with made-up times."""
     configs = list({config_key(w.config): w.config for w in winners}.values())[:3]
     tree: Tree = Leaf((2, 0, 1))
     for number, (feature, threshold) in enumerate(zip(features, thresholds, strict=True)):
@@ -264,7 +264,7 @@ def test_the_rule_of_a_family_is_the_same_tree(feature: Feature | None, tmp_path
 
 @needs_compiler
 def test_flags_workspaces_and_tensor_maps(tmp_path: Path) -> None:
-    """A kernel with everything that an argument can be; the compiler finds no fault, and the flags choose the cubin."""
+    """A kernel with every kind of argument compiles without warnings, and the flags select the cubin."""
     spec = parse_spec(EVERYTHING, "everything.toml")
     cubins = [HeaderCubin("sm_90a", {"TRANS_B": flag}, spec.default, RESOURCES, f"{flag}.cubin") for flag in (0, 1)]
     text = write_header(spec, "bfloat16", [], cubins, stem="everything", version="0")

@@ -1,4 +1,4 @@
-"""Exchange with Kernel Tuner, checked with Kernel Tuner itself."""
+"""T4, and exchange with Kernel Tuner, checked with Kernel Tuner itself."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ def configs() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def stored(database: Database, key: TuningKey, measured: Callable[..., Trial]) -> Sequence[StoredTrial]:
-    """Three configurations that were measured, one of them again in the finals, and one of every failure."""
+    """Three measured configurations, one of them measured again in the finals, and one for each failure."""
     study = database.study(key, None)
     run = database.start_run(study, sampler="random")
     for config, time_us in zip(configs(), (50.0, 40.0, 60.0), strict=False):
@@ -114,13 +114,13 @@ class TestExport:
         assert util.read_cache(tmp_path / "empty.json", open_cache=False)["cache"] == {}
 
     def test_a_name_that_kernel_tuner_keeps_is_refused(self, tmp_path: Path, key: TuningKey) -> None:
-        with pytest.raises(InputError, match="keeps the name 'time' for itself; rename"):
+        with pytest.raises(InputError, match="reserves the name 'time'; rename"):
             write_cache(tmp_path / "x.json", key, [Parameter("time", (1, 2))], [])
 
 
 @pytest.fixture
 def theirs(tmp_path: Path) -> Path:
-    """A cache file that Kernel Tuner's own functions have written, left open as by a session that was killed."""
+    """A cache file written by Kernel Tuner's own functions, unclosed as after a killed session."""
     util = pytest.importorskip("kernel_tuner.util")
     path = tmp_path / "theirs.json"
     tune_params = {"block_size_x": [32, 64, 128], "vector": [True, False], "kind": ["a", "b"]}
@@ -209,7 +209,7 @@ class TestImport:
     def test_a_size_that_is_not_said_must_be_given(self, theirs: Path) -> None:
         theirs.write_text(theirs.read_text().replace("[\n4096,\n2\n]", '"callable"'))
         cache = read_cache(theirs)
-        with pytest.raises(InputError, match=r"does not say what problem size.*such as N=1024"):
+        with pytest.raises(InputError, match=r"does not state its problem size.*such as N=1024"):
             cache.key()
         assert cache.key({"N": 4096}).sizes == {"N": 4096}
 
@@ -217,16 +217,16 @@ class TestImport:
         ("old", "new", "message"),
         [
             ('"tune_params_keys"', '"other"', "lacks 'tune_params_keys'"),
-            ('"kernel_name": "add"', '"kernel_name": 3', "'kernel_name' is no text"),
+            ('"kernel_name": "add"', '"kernel_name": 3', "'kernel_name' is not a string"),
             ("4096,", '"4096",', "'problem_size' is"),
             ("32,\n64,", "0.5,\n64,", "block_size_x has the value 0.5, expected integers"),
-            ('"kind": [', '"sort": [', "no values of 'kind'"),
-            ('"block_size_x": 32, "v', '"block_size_x": 48, "v', "no value that is listed for 'block_size_x'"),
-            ('"vector": true, "kind"', '"vector": 1, "kind"', "no value that is listed for 'vector'"),
+            ('"kind": [', '"sort": [', "lacks values for 'kind'"),
+            ('"block_size_x": 32, "v', '"block_size_x": 48, "v', "lacks a listed value of 'block_size_x'"),
+            ('"vector": true, "kind"', '"vector": 1, "kind"', "lacks a listed value of 'vector'"),
             ('"time": 0.5', '"time": NaN', "entry '32,True,a' has the time nan, expected milliseconds"),
             ('"time": 0.5', '"seconds": 0.5', "entry '32,True,a' has the time None"),
             ('"time": 0.5', '"time": "__import__(\'os\')"', "has the time \"__import__"),
-            ('"32,True,a": {', '"32,True,a": 3, "x": {', "entry '32,True,a' is no object"),
+            ('"32,True,a": {', '"32,True,a": 3, "x": {', "entry '32,True,a' is not an object"),
         ],
     )  # fmt: skip
     def test_a_malformed_file_says_where(self, theirs: Path, old: str, new: str, message: str) -> None:

@@ -186,7 +186,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, np.ndarray]], None]) -> None:
-    """Change a recording's header and arrays, and write it whole again."""
+    """Change a recording's header and arrays, and write it again."""
     with np.load(path) as archive:
         arrays = dict(archive)
     header = json.loads(arrays["header"].tobytes())
@@ -233,7 +233,7 @@ def replaced(name: str, array: np.ndarray) -> Callable[[dict[str, Any], dict[str
         (head("parameters", value=[["BM", [1, 1.5]], ["A", [1]], ["B", [1]]]), "'parameters'"),
         (head("parameters", value=[["BM", [32, 64]], ["A", [1, 2]], ["B", [1, 2]]]), "value that its parameter lacks"),
         (head("labels", value={"outcome": ["fine"], "stage": [""], "reason": [""]}), "'fine' is not a valid Outcome"),
-        (head("labels", "reason", value=[1]), "a stage or reason is no text"),
+        (head("labels", "reason", value=[1]), "a stage or reason is not a string"),
         (head("labels", "reason", value=[]), "unknown reason"),
         (head("labels", value=None), "header cannot be used"),
         (put("codes", 0, 1), "occurs twice"),
@@ -259,13 +259,13 @@ def test_a_file_that_claims_too_much_is_refused_before_it_is_read(path: Path) ->
     np.lib.format.write_array_header_1_0(bomb, {"descr": "|u1", "fortran_order": False, "shape": (2**40,)})
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("header.npy", bomb.getvalue())
-    with pytest.raises(RecordingError, match="'header' has not the length that it claims"):
+    with pytest.raises(RecordingError, match="'header' does not have the length that it declares"):
         read_recording(path)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("header.npy", "w") as stream:
         for _ in range(257):
             stream.write(bytes(2**20))
     assert path.stat().st_size < 2**20
-    with pytest.raises(RecordingError, match="claims to hold 269,484,032 bytes"):
+    with pytest.raises(RecordingError, match="declares 269,484,032 bytes"):
         read_recording(path)
 
 

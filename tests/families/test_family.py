@@ -1,9 +1,9 @@
-"""Families of problems: how they are typed, what is in them, how they are kept."""
+"""Families of problems: parsing, membership, serialization."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_costs import SPEC
+from synthetic_gpu import SPEC
 
 from autotile.errors import ProblemError
 from autotile.families.family import Extent, Family, family_of, parse_family

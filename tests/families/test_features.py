@@ -1,13 +1,13 @@
-"""What a rule may ask of a problem."""
+"""Features of a problem."""
 
 import numpy as np
 import pytest
-from made_up_costs import DEVICE, SPEC
+from synthetic_gpu import DEVICE, SPEC
 
-from autotile.families.features import Feature, Traits, features_of, meet_rules
+from autotile.families.features import Feature, Traits, list_features, meet_rules
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.parser import parse_spec
-from autotile.space.space import enumerate_space
+from autotile.space.search_space import enumerate_space
 
 SIZES = [{"M": 4096, "N": 4096, "K": 1024}, {"M": 129, "N": 1999, "K": 7}]
 WIDE, NARROW = SPEC.default | {"BM": 256, "BN": 128}, SPEC.default | {"BM": 64, "BN": 64, "TM": 4, "TN": 4}
@@ -59,7 +59,7 @@ def test_rules_are_evaluated_for_many_problems_as_for_one() -> None:
 
 def test_features_read_back() -> None:
     names = tuple(SPEC.sizes)
-    for feature in features_of(SPEC, 3):
+    for feature in list_features(SPEC, 3):
         assert Feature.from_json(feature.to_json(), names, 3) == feature
         assert str(feature)
     for damaged in (
@@ -70,5 +70,5 @@ def test_features_read_back() -> None:
         {"feature": []},
         7,
     ):
-        with pytest.raises(ValueError, match="is no feature"):
+        with pytest.raises(ValueError, match="is not a feature"):
             Feature.from_json(damaged, names, 3)

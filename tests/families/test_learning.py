@@ -1,4 +1,4 @@
-"""Learning a rule, on a made-up GPU whose times are known everywhere."""
+"""Learning of a rule, on a synthetic GPU whose times are known everywhere."""
 
 from dataclasses import replace
 
@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up_costs import MOST, SPEC, MadeUpGpu, learned_from
+from synthetic_gpu import MAX_CONFIGS, SPEC, SyntheticGpu, learned_from
 
-from autotile.families.features import Feature, features_of
-from autotile.families.learning import UNSERVED, Measured, grow_tree, learn, select_configs, threshold_between
+from autotile.families.features import Feature, list_features
+from autotile.families.learning import (
+    UNSERVED_LOSS,
+    TrainingData,
+    learn_rule,
+    learn_tree,
+    select_configs,
+    threshold_between,
+)
 from autotile.families.rule import Leaf, Split, Tree, tree_from_json
 from autotile.families.time_model import TimeModel
 from autotile.kernel.problem import size_distance
@@ -30,15 +37,15 @@ def number_of_leaves(tree: Tree) -> int:
 
 class TestRule:
     def test_it_loses_little_where_it_was_not_tuned_and_less_than_the_nearest(self) -> None:
-        """In the mean over several GPUs; of a single one, no rule can promise it."""
+        """Averaged over several GPUs: it need not hold for a single one."""
         by_rule, by_nearest = np.mean([self._losses_elsewhere(seed) for seed in range(6)], axis=0)
         assert by_rule < 0.06
         assert by_rule < by_nearest / 2
 
     @staticmethod
     def _losses_elsewhere(seed: int) -> tuple[float, float]:
-        """Mean loss at sizes that were not tuned: by the rule, and by the nearest size's winner."""
-        gpu = MadeUpGpu.make(seed)
+        """Return the mean loss at unseen sizes of the rule, and of the winner of the nearest size."""
+        gpu = SyntheticGpu.make(seed)
         _, points, measured = gpu.measured(FAMILY, 20, seed)
         learned, unseen = learned_from(measured), drawn(60, seed)
         known = np.flatnonzero(measured.proposed_by.any(axis=0))
@@ -53,51 +60,51 @@ class TestRule:
     @settings(max_examples=4, deadline=None)
     @given(st.integers(0, 1000))
     def test_it_never_loses_less_than_the_best_of_each_point(self, seed: int) -> None:
-        _, _, measured = MadeUpGpu.make(seed, 20).measured(FAMILY, 8, seed)
+        _, _, measured = SyntheticGpu.make(seed, 20).measured(FAMILY, 8, seed)
         learned = learned_from(measured)
         least = measured.losses[:, learned.chosen].min(axis=1)
         assert (learned.losses >= least).all()
         assert (learned.held_out >= 0).all()
 
     def test_it_is_the_same_every_time(self) -> None:
-        _, _, measured = MadeUpGpu.make(5, 20).measured(FAMILY, 8)
+        _, _, measured = SyntheticGpu.make(5, 20).measured(FAMILY, 8)
         first, second = learned_from(measured), learned_from(measured)
         assert (first.chosen, first.tree) == (second.chosen, second.tree)
 
     def test_what_cannot_be_served_is_never_counted_as_served(self) -> None:
-        _, _, measured = MadeUpGpu.make(3, 20).measured(FAMILY, 10)
+        _, _, measured = SyntheticGpu.make(3, 20).measured(FAMILY, 10)
         rng = np.random.default_rng(0)
         holes = rng.random(measured.times_us.shape) < 0.4
         holes[:, 0] = False
         times_us = np.where(holes, np.nan, measured.times_us)
-        holed = Measured(
-            times_us, measured.proposed_by & ~holes, measured.traits, measured.between, measured.valid_between
+        holed = TrainingData(
+            times_us, measured.proposed_by & ~holes, measured.traits, measured.unmeasured, measured.is_valid
         )
         learned = learned_from(holed)
         assert np.isfinite(learned.losses).all()
         for loss, row in zip(learned.losses, holed.losses[:, learned.chosen], strict=True):
-            assert loss in row[np.isfinite(row)] or loss == UNSERVED
+            assert loss in row[np.isfinite(row)] or loss == UNSERVED_LOSS
 
     def test_of_few_points_each_is_served_well_though_leaving_any_out_loses_much(self) -> None:
-        """In the mean over several GPUs."""
-        learned = [learned_from(MadeUpGpu.make(seed, 20).measured(FAMILY, 3, seed)[2]) for seed in range(20)]
+        """Averaged over several GPUs."""
+        learned = [learned_from(SyntheticGpu.make(seed, 20).measured(FAMILY, 3, seed)[2]) for seed in range(20)]
         losses = np.mean([rule.losses.mean() for rule in learned])
         held_out = np.mean([rule.held_out.mean() for rule in learned])
         assert losses < 0.05
         assert losses < held_out / 4
 
     def test_it_loses_less_than_the_best_single_configuration(self) -> None:
-        """In the mean over several GPUs."""
+        """Averaged over several GPUs."""
         ratios = []
         for seed in range(6):
-            measured = MadeUpGpu.make(seed, 20).measured(FAMILY, 8, seed)[2]
+            measured = SyntheticGpu.make(seed, 20).measured(FAMILY, 8, seed)[2]
             learned = learned_from(measured)
             ratios.append((learned.losses.mean(), measured.losses[:, learned.chosen].mean(axis=0).min()))
         by_rule, by_one = np.mean(ratios, axis=0)
         assert by_rule < by_one / 2
 
     def test_a_single_point_has_a_rule_and_no_held_out_loss(self) -> None:
-        _, _, measured = MadeUpGpu.make(3, 10).measured(["M=512", "N=512", "K=512"], 4)
+        _, _, measured = SyntheticGpu.make(3, 10).measured(["M=512", "N=512", "K=512"], 4)
         learned = learned_from(measured)
         assert isinstance(learned.tree, Leaf)
         assert learned.losses.tolist() == [0.0]
@@ -105,33 +112,31 @@ class TestRule:
 
     @pytest.mark.filterwarnings("error")
     def test_where_nothing_can_be_served_between_the_points_there_is_a_rule_all_the_same(self) -> None:
-        _, _, measured = MadeUpGpu.make(3, 10).measured(FAMILY, 12)
-        learned = learned_from(replace(measured, valid_between=np.zeros_like(measured.valid_between)))
+        _, _, measured = SyntheticGpu.make(3, 10).measured(FAMILY, 12)
+        learned = learned_from(replace(measured, is_valid=np.zeros_like(measured.is_valid)))
         assert np.isfinite(learned.losses).all()
 
     def test_configurations_are_chosen_for_the_problems_between_the_points_too(self) -> None:
-        """Two of equal worth at the points: the one that can be served at more of the other problems is chosen."""
-        gpu = MadeUpGpu.make(1, 2, noise=0.0)
+        """Of two equal ones at the points, the one that is valid for more of the other problems is selected."""
+        gpu = SyntheticGpu.make(1, 2, noise=0.0)
         _, _, measured = gpu.measured(FAMILY, 12)
         times_us = np.ones_like(measured.times_us)
         for other in (0, 1):
-            valid = np.ones_like(measured.valid_between)
+            valid = np.ones_like(measured.is_valid)
             valid[: len(valid) // 2, other] = False
-            found = replace(
-                measured, times_us=times_us, proposed_by=np.ones_like(measured.proposed_by), valid_between=valid
-            )
-            assert learn(found, features_of(SPEC, 1), 1).chosen == (1 - other,)
+            found = replace(measured, times_us=times_us, proposed_by=np.ones_like(measured.proposed_by), is_valid=valid)
+            assert learn_rule(found, list_features(SPEC, 1), 1).chosen == (1 - other,)
 
     def test_configurations_are_chosen_for_what_they_are_expected_to_take_between_the_points(self) -> None:
-        """A large tile wins at the points, which all fill its last round, and loses at most other sizes."""
-        gpu = MadeUpGpu.make(1, 40, noise=0.0)
+        """A large tile wins at the points, all of which fill its last round, and loses at most other sizes."""
+        gpu = SyntheticGpu.make(1, 40, noise=0.0)
         sizes = [{"M": M, "N": 4096, "K": 1024} for M in range(64, 8192, 64)]
         tile = gpu.traits(sizes).tile
         pair = [int(tile.argmax()), int(tile.argmin())]
         traits = gpu.traits(sizes).select(pair)
         times_us = traits.rounds * traits.tile * [0.97, 1.0]
         at_best = np.flatnonzero(times_us[:, 0] < times_us[:, 1])[:12]
-        measured = Measured(
+        measured = TrainingData(
             times_us[at_best],
             np.ones((len(at_best), 2), np.bool_),
             traits.rows(at_best),
@@ -140,7 +145,7 @@ class TestRule:
         )
         assert times_us[:, 1].sum() < times_us[:, 0].sum()
         assert len(at_best) > 3
-        assert learn(measured, features_of(SPEC, 1), 1).chosen == (1,)
+        assert learn_rule(measured, list_features(SPEC, 1), 1).chosen == (1,)
 
 
 class TestSelection:
@@ -152,7 +157,7 @@ class TestSelection:
         assert few <= losses.mean(axis=0).min() + 1e-9
 
     def test_what_can_be_served_everywhere_comes_before_what_cannot(self) -> None:
-        losses = np.array([[0.0, 0.1], [UNSERVED, 0.1], [0.0, 0.1]])
+        losses = np.array([[0.0, 0.1], [UNSERVED_LOSS, 0.1], [0.0, 0.1]])
         assert select_configs(losses, np.ones(3), 1) == [1]
         assert sorted(select_configs(losses, np.ones(3), 2)) == [0, 1]
 
@@ -166,7 +171,7 @@ class TestTree:
     def test_a_question_that_tells_them_apart_is_found(self) -> None:
         losses = np.array([[0.0, 1.0]] * 5 + [[1.0, 0.0]] * 5)
         table = np.stack([np.arange(10.0), np.ones(10)], axis=1)
-        tree = grow_tree(losses, np.ones(10), features_of(SPEC, 0)[:2], table, 4)
+        tree = learn_tree(losses, np.ones(10), list_features(SPEC, 0)[:2], table, 4)
         assert isinstance(tree, Split)
         assert 4 <= tree.at_most < 5
         assert (tree.then, tree.otherwise) == (Leaf((0, 1)), Leaf((1, 0)))
@@ -174,13 +179,13 @@ class TestTree:
     def test_a_question_that_gains_next_to_nothing_is_not_asked(self) -> None:
         losses = np.array([[0.0, 1e-5]] * 5 + [[1e-5, 0.0]] * 5)
         table = np.arange(10.0)[:, None]
-        assert isinstance(grow_tree(losses, np.ones(10), features_of(SPEC, 0)[:1], table, 4), Leaf)
+        assert isinstance(learn_tree(losses, np.ones(10), list_features(SPEC, 0)[:1], table, 4), Leaf)
 
-    @given(matrices, st.integers(1, MOST))
+    @given(matrices, st.integers(1, MAX_CONFIGS))
     def test_it_reads_back_and_is_no_larger_than_asked(self, losses: np.ndarray, most: int) -> None:
-        features = features_of(SPEC, losses.shape[1])
+        features = list_features(SPEC, losses.shape[1])
         table = np.random.default_rng(0).random((len(losses), len(features)))
-        tree = grow_tree(losses, np.ones(len(losses)), features, table, most)
+        tree = learn_tree(losses, np.ones(len(losses)), features, table, most)
         assert number_of_leaves(tree) <= most
         assert tree_from_json(tree.to_json(), tuple(SPEC.sizes), losses.shape[1]) == tree
 
@@ -204,10 +209,10 @@ class TestTree:
 
 
 def test_a_leaf_serves_what_is_best_in_it_though_elsewhere_it_is_bad() -> None:
-    """Of 100 problems, 6 by themselves: what wins there by 5 % loses 200 % at all others."""
+    """The winner of 6 of 100 problems, by 5 %, loses 200 % at all others."""
     few = np.arange(100) < 6
     losses = np.stack([np.where(few, 0.05, 0.0), np.where(few, 0.0, 2.0)], axis=1)
-    tree = grow_tree(losses, np.ones(100), [Feature("size", "M")], np.arange(100.0)[:, None], 4)
+    tree = learn_tree(losses, np.ones(100), [Feature("size", "M")], np.arange(100.0)[:, None], 4)
     assert isinstance(tree, Split)
     assert isinstance(tree.then, Leaf)
     assert tree.then.order == (1, 0)
@@ -221,20 +226,20 @@ class TestTimeModel:
         assert np.median(np.abs(errors - errors.mean(axis=1, keepdims=True))) < 0.25 * np.median(np.abs(differences))
 
     def test_where_a_configuration_cannot_run_bends_nothing_where_it_can(self) -> None:
-        """Each was measured only where it is good, and large tiles are where the best take many times as long."""
-        _, _, measured = MadeUpGpu.make(1, 12, noise=0.0).measured(FAMILY, 24)
+        """Each configuration was measured only where it is good, and large tiles only at large problems."""
+        _, _, measured = SyntheticGpu.make(1, 12, noise=0.0).measured(FAMILY, 24)
         expected, actual = self._expected_and_actual(measured.losses < 1.5)
         good = actual < 2.0 * actual.min(axis=1, keepdims=True)
         errors = np.where(good, np.abs(np.log(expected / actual)), np.nan)
         assert np.nanmedian(errors, axis=0).max() < 0.06
 
     def test_configurations_that_were_measured_once_are_hardly_believed_to_be_the_best(self) -> None:
-        """In the mean over several GPUs, of the one that is expected to be the fastest."""
+        """Averaged over several GPUs, for the configuration with the least expected time."""
         assert np.mean([self._loss_where_half_were_measured_once(seed) for seed in range(4)]) < 0.3
 
     def test_a_wave_that_is_begun_is_a_whole_one(self) -> None:
-        """Blocks of which an SM holds many at once: from one block more than a wave on, the time of two."""
-        gpu = MadeUpGpu.make(2, 1, noise=0.0)
+        """With many resident blocks per SM, one block more than a wave takes the time of two waves."""
+        gpu = SyntheticGpu.make(2, 1, noise=0.0)
         traits = gpu.traits([{"M": M, "N": 128, "K": 64} for M in range(16, 60_000, 400)])
         waves = traits.waves[:, 0]
         times_us = 10.0 * np.ceil(waves)[:, None]
@@ -245,19 +250,19 @@ class TestTimeModel:
         assert np.abs(expected / times_us[~even, 0] - 1).max() < 0.02
 
     def test_a_larger_problem_takes_no_less_and_a_smaller_one_no_more(self) -> None:
-        """Though by its blocks, of which two share an SM as fast as one, a configuration would seem to take longer."""
-        gpu = MadeUpGpu.make(2, 1, noise=0.0)
+        """Even though two blocks on an SM, as fast as one, make the model expect twice the time."""
+        gpu = SyntheticGpu.make(2, 1, noise=0.0)
         points = gpu.traits([{"M": M, "N": 4096, "K": 4096} for M in (64, 8192, 512, 32_768)])
         times_us = np.array([[30.0], [31.0], [30.5], [1000.0]])
         fitted = TimeModel.fit(times_us, times_us[:, 0], points)
         expected = fitted.predict(gpu.traits([{"M": M, "N": 4096, "K": 4096} for M in (64, 128, 512, 4096, 8192)]))
-        strange = 1.0 + np.exp(-1.0 / 0.1)  # what is known nearby is hardly doubted
+        margin = 1.0 + np.exp(-1.0 / 0.1)  # nearly 1 for a configuration that is known nearby
         assert (expected[:, 0] >= 30.0).all()
-        assert (expected[:, 0] <= 31.0 * strange).all()
+        assert (expected[:, 0] <= 31.0 * margin).all()
 
     @staticmethod
     def _loss_where_half_were_measured_once(seed: int) -> float:
-        gpu, once = MadeUpGpu.make(seed, 40, noise=0.0), np.arange(20, 40)
+        gpu, once = SyntheticGpu.make(seed, 40, noise=0.0), np.arange(20, 40)
         _, points, measured = gpu.measured(FAMILY, 24)
         known = np.tile(np.arange(40) < 20, (24, 1))
         known[measured.losses[:, once].argmin(axis=0), once] = True
@@ -269,8 +274,8 @@ class TestTimeModel:
 
     @staticmethod
     def _expected_and_actual(known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Times at sizes that were not measured, learned from the known ones of 24 points."""
-        gpu = MadeUpGpu.make(1, 12, noise=0.0)
+        """Return predicted and true times at unseen sizes, given the known times of 24 points."""
+        gpu = SyntheticGpu.make(1, 12, noise=0.0)
         _, points, measured = gpu.measured(FAMILY, 24)
         unseen = drawn(50, 4)
         times_us = np.where(known, measured.times_us, np.nan)

@@ -1,4 +1,4 @@
-"""The fault kit: a kernel with a healthy configuration of each size, and one configuration for each way to fail."""
+"""The fault kit: a kernel with healthy configurations, and one configuration for each kind of fault."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ HEALTHY = "none"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What the tuner should make of one way to fail.
+    """Expected trial of a configuration with one kind of fault.
 
     Attributes
     ----------
+    name
+        Name of the fault.
     outcomes
-        Any of these is right.
+        Accepted outcomes.
     stage, reason
-        Patterns of the stage that sees it and of what a person is told.
+        Regular expressions for the stage and the reason of the trial.
     """
 
     name: str
@@ -34,18 +36,18 @@ class Fault:
     reason: str
 
     def complaint(self, trial: Trial | None) -> str:
-        """What is not as expected about the faulty configuration's trial; empty where all is."""
+        """Return the deviation of the faulty configuration's trial from the expected one; empty if there is none."""
         if trial is None:
             return "was never tried"
-        told = f"{trial.outcome} in stage {trial.stage}: {trial.reason}"
-        right = trial.outcome in self.outcomes and re.fullmatch(self.stage, trial.stage)
-        if right and re.search(self.reason, trial.reason, re.DOTALL):
+        found = f"{trial.outcome} in stage {trial.stage}: {trial.reason}"
+        matches = trial.outcome in self.outcomes and re.fullmatch(self.stage, trial.stage)
+        if matches and re.search(self.reason, trial.reason, re.DOTALL):
             return ""
-        return f"{told}; expected {' or '.join(self.outcomes)} in stage {self.stage}: {self.reason}"
+        return f"{found}; expected {' or '.join(self.outcomes)} in stage {self.stage}: {self.reason}"
 
 
 def read_faults() -> tuple[Fault, ...]:
-    """Every fault of the kit."""
+    """Read the faults of the kit."""
     expected = tomllib.loads((_HERE / "expected.toml").read_text())
     return tuple(
         Fault(name, tuple(entry["outcomes"]), entry["stage"], entry["reason"]) for name, entry in expected.items()
@@ -53,12 +55,14 @@ def read_faults() -> tuple[Fault, ...]:
 
 
 def fault_kernel(folder: Path, *faults: str) -> Kernel:
-    """The kit's kernel with its healthy configurations and some of the faulty ones, copied to a folder.
+    """Copy the kit's kernel to a folder, with its healthy configurations and some of the faulty ones; load it.
 
     Parameters
     ----------
+    folder
+        Folder to copy to.
     faults
-        Names; none for all, `HEALTHY` for no fault.
+        Names of the faults; empty for all, `HEALTHY` for none.
     """
     shutil.copy(_HERE / "faults.cu", folder)
     text = (_HERE / "faults.toml").read_text()

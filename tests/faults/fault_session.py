@@ -1,4 +1,4 @@
-"""Tune the fault kit's kernel on a real GPU, with deadlines that fit its tiny kernel."""
+"""Tuning of the fault kit's kernel, with short timeouts that fit its small kernel."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
 
 RUN_DEADLINE_S = 4.0
-"""A healthy candidate takes 0.3 s, in a fresh worker up to 2.5 s with warming up."""
+"""Timeout of one candidate. A healthy one takes 0.3 s, and up to 2.5 s in a new worker, including the warm-up."""
 COMPILE_DEADLINE_S = 5.0
-"""A healthy candidate takes 0.1 s, the first of a worker one second."""
+"""Timeout of one compilation. A healthy candidate takes 0.1 s, the first of a worker one second."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultSession:
-    """A session over healthy and faulty configurations, and what it took."""
+    """Result of a session over healthy and faulty configurations, and its wall time."""
 
     result: TuneResult
     trials: tuple[Trial, ...]
     seconds: float
 
     def trial_of(self, fault: str) -> Trial | None:
-        """The faulty configuration's trial."""
+        """Return the trial of a faulty configuration."""
         return next((trial for trial in self.trials if trial.config["FAULT"] == fault), None)
 
     def damage(self) -> list[str]:
-        """What became of the healthy configurations that should not have; empty where all is well."""
+        """Return what went wrong with the healthy configurations; empty if nothing did."""
         healthy = [trial for trial in self.trials if trial.config["FAULT"] == HEALTHY]
         found = [f"{t.config}: {t.outcome}: {t.reason}" for t in healthy if not t.outcome.has_time]
         if len(healthy) != 4:
@@ -54,11 +54,11 @@ def tune_faults(folder: Path, *faults: str, cache: Path | None = None) -> FaultS
     Parameters
     ----------
     folder
-        Empty; for the kernel and the database.
+        Empty folder for the kernel and the database.
     faults
-        Names; none for all, `HEALTHY` for no fault.
+        Names of the faults; empty for all, `HEALTHY` for none.
     cache
-        Cubin cache to share; None: one of its own.
+        Cubin cache to share; None for a separate one.
     """
     kernel = fault_kernel(folder, *faults)
     settings = Settings(str(folder / "tuning.db"), cache or folder / "cache", 10**9, (), ())

@@ -1,47 +1,47 @@
-// y = 2 x + 1, or a fault: what a kernel template gets wrong for one configuration and not for the others.
+// y = 2 x + 1, or a fault: an error that a kernel template has in one configuration and not in the others.
 //
-//   THREADS  threads in a block
-//   FAULT    what goes wrong, one of the names below
+//   THREADS  threads per block
+//   FAULT    kind of fault, one of the names below
 //
-// Launch: one thread an element, ceil(n / THREADS) blocks of THREADS threads.
+// Launch: one thread per element, ceil(n / THREADS) blocks of THREADS threads.
 
 enum Fault {
     none,
     // addresses
     illegal_address,     // far from anything mapped
-    misaligned_address,  // a vector of four at an address of one
+    misaligned_address,  // a vector of four, aligned as a scalar only
     write_outside,       // one element past the end
-    write_overhang,      // 256 KiB past the end, as a tile does that overhangs the last rows
+    write_overhang,      // 256 KiB past the end, as by a tile that extends beyond the last rows
     write_far,           // a terabyte past the end
-    write_astray,        // the tuner's own copy of the input, as a stray pointer may
+    write_astray,        // the tuner's copy of the input, as by a stray pointer
     // time
     infinite_loop,
-    over_deadline,  // finite, a minute a launch
-    slow,           // a tenth of a second a launch
-    // the kernel gives up
+    over_deadline,  // finite, a minute per launch
+    slow,           // a tenth of a second per launch
+    // the kernel aborts
     assertion,
     trap,
-    recursion,  // without end, on a stack that has one
+    recursion,  // infinite, until the stack overflows
     // results
     wrong_element,
     nan_only,
     unwritten,      // the last quarter
     changed_input,  // one element of x
     wrong_sometimes,  // in one launch of fifty
-    prints,           // right, but prints a thousand lines a launch
-    // right, as it happens; only compute-sanitizer sees it
+    prints,           // correct, but prints a thousand lines per launch
+    // correct by chance; only compute-sanitizer finds them
     shared_race,         // each warp writes what the others read, with no barrier between
     uninitialized_read,  // reads its output before it writes it
     divergent_barrier,   // the warps of a block wait at two barriers
     // resources
     shared_memory,           // static shared memory that the search space does not state
     shared_memory_declared,  // dynamic shared memory beyond the limit
-    registers,               // 96 values alive in each of 1024 threads
+    registers,               // 96 live values in each of 1024 threads
     device_memory,           // a terabyte
     // the compiler
     compile_error,
     compile_minutes,  // a tree of 262,144 types
-    compile_memory,   // a table of 16 GiB, written out by the compiler
+    compile_memory,   // a table of 16 GiB, emitted by the compiler
 };
 
 typedef unsigned int word_t;
@@ -62,7 +62,7 @@ __device__ void spin(wide_t ns) {
     }
 }
 
-// Find x's copy by its first elements, anywhere in the 2 MiB that the driver maps at once, and change it.
+// Find the copy of x by its first elements, anywhere in the 2 MiB page that the driver maps, and change it.
 __device__ void change_copy(const float* x, int n, int i, int threads) {
     constexpr wide_t PAGE = 2 << 20;
     float* page = (float*)((wide_t)x & ~(PAGE - 1));
@@ -100,7 +100,7 @@ struct Tree<0, ID> {
     static constexpr word_t leaves = 1;
 };
 
-// The first barrier is passed by the even warps, the second by the odd ones: the hardware takes them for one.
+// Even warps wait at the first barrier, odd ones at the second: the hardware treats both as one.
 __device__ void wait_apart() {
     if (threadIdx.x / 32 % 2 == 0) {
         asm volatile("bar.sync 0;" ::: "memory");
@@ -111,7 +111,7 @@ __device__ void wait_apart() {
     }
 }
 
-// What goes wrong before the result is written; whether to write it. A template, so that only the one fault compiles.
+// Commit the fault, if it precedes the result; return whether to write the result. A template compiles one fault only.
 template <Fault fault>
 __device__ bool before(float* x, float* y, int n, int i) {
     static_assert(fault != compile_error, "this configuration is not supported");
@@ -135,7 +135,7 @@ __device__ bool before(float* x, float* y, int n, int i) {
     return i < n;
 }
 
-// The result of one element, right or wrong.
+// Return the result of one element, correct or wrong.
 template <Fault fault>
 __device__ float result(const float* x, int n, int i) {
     const float right = 2.0f * x[i] + 1.0f;
@@ -148,7 +148,7 @@ __device__ float result(const float* x, int n, int i) {
     }
     if constexpr (fault == shared_race) {
         __shared__ volatile float factor;
-        if (threadIdx.x % 32 == 0) factor = 2.0f;  // while other warps read it; what they find is the same
+        if (threadIdx.x % 32 == 0) factor = 2.0f;  // while other warps read it; the value does not change
         __syncwarp(__activemask());
         return factor * x[i] + 1.0f;
     }

@@ -1,4 +1,4 @@
-"""The fault kit is what it says it is, as far as a machine without a GPU can tell."""
+"""The fault kit has the faults that it states, as far as this can be checked without a GPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.errors import CompileError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
-from autotile.space.limits import check_config, compiled_occupancy, resource_fault
-from autotile.space.space import feasible_space
+from autotile.space.limits import check_config, compiled_occupancy, resource_violation
+from autotile.space.search_space import feasible_space
 from autotile.workers.compile_pool import Compiled, CompilePool
 
 H200 = device_profile("h200")
@@ -28,7 +28,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
 
 
 def faulty(kernel: Kernel, fault: str) -> Config:
-    """The one configuration with a fault."""
+    """Return the configuration with a fault."""
     space = feasible_space(kernel.spec, kernel.spec.sizes, H200)
     return next(space.config(row) for row in range(len(space)) if space.config(row)["FAULT"] == fault)
 
@@ -38,9 +38,9 @@ def resources(kernel: Kernel, config: Config) -> Resources:
 
 
 def gate(kernel: Kernel, config: Config) -> str:
-    """What the second gate says."""
+    """Return the verdict of the second gate."""
     geometry, used = launch_geometry(kernel.spec, config, kernel.spec.sizes, H200), resources(kernel, config)
-    return resource_fault(kernel.spec.limits, geometry, used, compiled_occupancy(geometry, used, H200), H200)
+    return resource_violation(kernel.spec.limits, geometry, used, compiled_occupancy(geometry, used, H200), H200)
 
 
 def compiled(kernel: Kernel, fault: str, folder: Path, *, deadline_s: float, memory_bytes: int) -> Compiled:

@@ -1,4 +1,4 @@
-"""A whole session over faults, with real compile workers and a GPU worker that makes up its answers; needs no GPU."""
+"""A whole session over faulty configurations, with real compile workers and a fake GPU worker; needs no GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotile.core.device import device_profile
 from autotile.core.model import Problem
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings
-from autotile.tuning.backend import Backend, GpuEvaluator
+from autotile.tuning.backend import LiveBackend
 from autotile.tuning.options import TuneOptions
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Workload
@@ -21,25 +21,22 @@ from autotile.workers.worker_pool import WorkerPool
 
 EXPECTED = {fault.name: fault for fault in read_faults()}
 AS_IF = ["write_outside", "assertion", "infinite_loop"]
-"""What the made-up worker does as the GPU would."""
+"""Faults that the fake worker simulates."""
 REAL = ["shared_memory", "registers", "compile_error", "compile_minutes"]
 
 
-def made_up_backend(
+def fake_backend(
     kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
-) -> Backend:
+) -> LiveBackend:
     workload = Workload("", "", problem.sizes, problem.dtype, options.l2, str(settings.cache), 10**8, 0.1)
-
-    def open_gpu() -> GpuEvaluator:
-        return GpuEvaluator(Gpu(workload, options.run_deadline_s, "made_up_gpu_worker", worker_pool=worker_pool))
-
-    return Backend(device_profile("h200"), open_gpu, lambda _: None)
+    gpu = Gpu(workload, options.run_deadline_s, "fake_gpu_worker", worker_pool=worker_pool)
+    return LiveBackend(gpu, device_profile("h200"))
 
 
 @pytest.fixture(autouse=True)
 def _no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    monkeypatch.setattr("autotile.tuning.session.choose_backend", made_up_backend)
+    monkeypatch.setattr("autotile.tuning.session.choose_backend", fake_backend)
     monkeypatch.setattr("faults.fault_session.RUN_DEADLINE_S", 1.0)
     monkeypatch.setattr("faults.fault_session.COMPILE_DEADLINE_S", 3.0)
 

@@ -1,4 +1,4 @@
-"""What a tuner might leave behind: processes, open files, temporary files."""
+"""Detection of leaks: processes, open files, temporary files."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 _SETTLED_S = 5.0
-"""For the system to take away what was killed."""
+"""Time for the system to remove killed processes, in seconds."""
 
 
 def open_files() -> int:
-    """File descriptors of this process."""
+    """Return the number of file descriptors of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def descendants(mark: str) -> set[int]:
-    """Children of this process, zombies too, and any process that has inherited ``mark`` in its environment.
+    """Return the children of this process, including zombies, and all processes with ``mark`` in their environment.
 
-    Python's own tracker of shared resources, which other tests may have started, lives as long as the interpreter.
+    Python's resource tracker, which other tests may have started, is not included: it lives as long as the interpreter.
     """
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
@@ -32,7 +32,7 @@ def descendants(mark: str) -> set[int]:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             marked = mark.encode() in (folder / "environ").read_bytes()
             own = b"multiprocessing.resource_tracker" in (folder / "cmdline").read_bytes()
-        except OSError:  # it has just ended, or is another user's
+        except OSError:  # it has just ended, or belongs to another user
             continue
         if pid != os.getpid() and not own and (marked or parent == os.getpid()):
             found.add(pid)
@@ -40,7 +40,7 @@ def descendants(mark: str) -> set[int]:
 
 
 def settles(condition: Callable[[], bool]) -> bool:
-    """Whether a condition comes true within a few seconds."""
+    """Return whether a condition becomes true within a few seconds."""
     end = time.monotonic() + _SETTLED_S
     while not condition():
         if time.monotonic() > end:
@@ -51,12 +51,12 @@ def settles(condition: Callable[[], bool]) -> bool:
 
 @contextmanager
 def no_traces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail where what runs inside leaves a process, an open file or a temporary file behind.
+    """Fail if the ``with`` block leaves a process, an open file or a temporary file behind.
 
     Parameters
     ----------
     folder
-        Empty; temporary files go there meanwhile.
+        Empty folder for temporary files.
     """
     mark = f"AUTOTILE_TEST_MARK={folder}"
     monkeypatch.setenv(*mark.split("=", 1))

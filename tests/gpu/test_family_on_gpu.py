@@ -1,4 +1,4 @@
-"""A family tuned on a GPU: its rule serves other sizes, and what it serves is right."""
+"""A family tuned on a GPU: its rule serves other sizes with correct results."""
 
 from pathlib import Path
 

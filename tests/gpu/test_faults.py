@@ -1,4 +1,4 @@
-"""A session outlives every fault of the kit, blames it on the right configuration and names a healthy winner."""
+"""A session survives every fault of the kit, attributes it to the right configuration and names a healthy winner."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from autotile.cuda.driver import live_device
 
 pytestmark = pytest.mark.gpu
 FAULTS = read_faults()
-ONLY_SOMETIMES = "wrong_sometimes"
+INTERMITTENT = "wrong_sometimes"
 _LEAK_BYTES = 100 << 20
-"""A context that is left behind holds several times as much; other programs may come and go."""
+"""Tolerated growth of the GPU memory in use, by other programs; a leaked context holds several times as much."""
 
 
 def used_gpu_bytes() -> int:
-    """Memory in use on the GPU of these tests."""
+    """Return the memory in use on the GPU of these tests, in bytes."""
     import cupy
     import pynvml
 
@@ -32,10 +32,10 @@ def used_gpu_bytes() -> int:
 
 @contextmanager
 def nothing_left(folder: Path) -> Iterator[None]:
-    """No process, open file, temporary file or memory of the GPU may be left."""
+    """Fail if the ``with`` block leaves a process, an open file, a temporary file or GPU memory behind."""
     temporary = folder / "temporary"
     temporary.mkdir()
-    live_device()  # what the driver opens in this process, it opens before
+    live_device()  # the driver opens its files in this process before the count
     used = used_gpu_bytes()
     with pytest.MonkeyPatch.context() as patch, no_traces(temporary, patch):
         yield
@@ -44,20 +44,20 @@ def nothing_left(folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Cubins that the tests of this file share."""
+    """Cubin cache shared by the tests of this file."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
 def everything(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FaultSession:
-    """One session with every fault but the one that shows only sometimes."""
+    """One session with every fault but the intermittent one."""
     folder = tmp_path_factory.mktemp("everything")
-    names = [fault.name for fault in FAULTS if fault.name != ONLY_SOMETIMES]
+    names = [fault.name for fault in FAULTS if fault.name != INTERMITTENT]
     with nothing_left(folder):
         return tune_faults(folder, *names, cache=cache)
 
 
-@pytest.mark.parametrize("fault", [f for f in FAULTS if f.name != ONLY_SOMETIMES], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f.name != INTERMITTENT], ids=lambda fault: fault.name)
 def test_each_fault_is_blamed_on_its_configuration(everything: FaultSession, fault: Fault) -> None:
     assert fault.complaint(everything.trial_of(fault.name)) == ""
 
@@ -79,5 +79,5 @@ def test_one_fault_alone_costs_a_few_seconds(cache: Path, tmp_path: Path, name: 
 
 def test_what_is_wrong_only_sometimes_does_not_win(cache: Path, tmp_path: Path) -> None:
     with nothing_left(tmp_path):
-        session = tune_faults(tmp_path, ONLY_SOMETIMES, cache=cache)
+        session = tune_faults(tmp_path, INTERMITTENT, cache=cache)
     assert session.damage() == []

@@ -44,7 +44,7 @@ def split_toml(tmp_path: Path) -> Path:
 
 
 def with_default(toml: Path, **values: object) -> Path:
-    """The same kernel with another default configuration."""
+    """Change the default configuration of a kernel."""
     head, _, tail = toml.read_text().partition("[default]\n")
     body, _, rest = tail.partition("\n[")
     lines = dict(line.split(" = ") for line in body.splitlines() if line) | {k: str(v) for k, v in values.items()}
@@ -55,7 +55,7 @@ def with_default(toml: Path, **values: object) -> Path:
 
 @pytest.mark.parametrize(("dtype", "flags"), [("float32", {}), ("float16", {"OUT_FP32": 1, "TRANS_B": 1})])
 def test_workspaces_are_verified(split_toml: Path, dtype: str, flags: dict[str, int]) -> None:
-    """What is right is found right, and each fault is told by what it does to a workspace."""
+    """Correct configurations pass, and each fault is identified by its effect on a workspace."""
     trials = []
     sizes = {"M": 256, "N": 192, "K": 320, **flags}
     autotile.tune(str(split_toml), dtype=dtype, options=ALL, observe=lambda p: trials.append(p.last), **sizes)
@@ -82,7 +82,7 @@ def test_flags_and_stacks(split_toml: Path, cp: Any, split_k: int, shape: tuple[
     a, b = generator.standard_normal((batch, 33, 70)), generator.standard_normal((batch, 70, 17))
     stored_a, stored_b = a.swapaxes(1, 2) if trans_a else a, b.swapaxes(1, 2) if trans_b else b
     given = [cp.asarray(np.ascontiguousarray(each), np.float32) for each in (stored_a, stored_b)]
-    for _ in range(2):  # the second launch finds the workspaces as the first left them
+    for _ in range(2):  # the second launch uses the workspaces in the state after the first
         np.testing.assert_allclose(kernel(*given).get(), a @ b, rtol=1e-4, atol=1e-4)
 
 
@@ -106,7 +106,7 @@ def test_a_result_of_another_type(split_toml: Path, cp: Any) -> None:
 
 
 def test_streams_have_workspaces_of_their_own(split_toml: Path, cp: Any) -> None:
-    """Launches on many streams at once would spoil each other's partial sums and counters."""
+    """With shared workspaces, concurrent launches would corrupt each other's partial sums and counters."""
     kernel = get_best_kernel(str(with_default(split_toml, SPLIT_K=5)), M=512, N=512, K=512)
     b = cp.asarray(np.random.default_rng(0).standard_normal((512, 512)), np.float32)
     expected = (cp.eye(512, dtype=np.float32) @ b).get()
@@ -128,7 +128,7 @@ def test_streams_have_workspaces_of_their_own(split_toml: Path, cp: Any) -> None
 @pytest.mark.usefixtures("hopper")
 class TestTensorMaps:
     def test_every_configuration_is_right(self) -> None:
-        """Every swizzle, at a tuned and at a ragged shape."""
+        """For every swizzle, at a tuned and at a ragged shape."""
         last: list[Progress] = []
         result = autotile.tune(str(TRANSPOSE), M=1000, N=520, options=ALL, observe=last.append)
         reasons = [p.last.reason for p in last if p.last is not None and p.last.outcome is not Outcome.OK]

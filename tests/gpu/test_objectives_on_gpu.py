@@ -27,8 +27,8 @@ SIDE = 1024
 SIZES = {"M": SIDE, "N": SIDE, "K": SIDE}
 FLOAT = DTYPES["float32"]
 Measure = Callable[[int], tuple[float, float]]
-LEAST_W, MOST_W = 20.0, 1500.0
-"""No GPU that computes draws less or more."""
+MIN_W, MAX_W = 20.0, 1500.0
+"""Range of the power of any GPU under load, in watts."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def support(tmp_path_factory: pytest.TempPathFactory) -> SupportKernels:
 
 @pytest.fixture(scope="module", params=["hot", "cold"])
 def energy_mj(request: pytest.FixtureRequest, support: SupportKernels) -> Measure:
-    """Measures what a kernel of so many turns uses, in millijoules, and its time in microseconds."""
+    """Return a function that measures the energy (mJ) and the time (us) of a kernel of ``turns`` turns."""
     device = live_device()
     timer = Timer(device.l2_bytes, request.param, 0.1)
     meter = EnergyMeter(timer, Telemetry())
@@ -57,7 +57,7 @@ def energy_mj(request: pytest.FixtureRequest, support: SupportKernels) -> Measur
 
 
 class TestEnergy:
-    """Of a kernel that takes a number of clock cycles, so that its energy is in proportion to them."""
+    """Energy of a kernel that takes a given number of clock cycles, to which it is proportional."""
 
     def test_a_longer_kernel_uses_more(self, energy_mj: Measure) -> None:
         (short_mj, short_us), (long_mj, long_us) = energy_mj(20_000), energy_mj(200_000)
@@ -70,7 +70,7 @@ class TestEnergy:
 
     def test_the_power_is_that_of_a_gpu(self, energy_mj: Measure) -> None:
         used_mj, time_us = energy_mj(40_000)
-        assert LEAST_W < 1e3 * used_mj / time_us < MOST_W
+        assert MIN_W < 1e3 * used_mj / time_us < MAX_W
 
 
 class TestError:
@@ -98,7 +98,7 @@ class TestError:
 
 @pytest.fixture(scope="module")
 def evaluations(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Evaluation]:
-    """The default of a product of matrices, with and without its energy."""
+    """Evaluate the default configuration of a matrix product, with and without its energy."""
     folder = tmp_path_factory.mktemp("energy")
     kernel = load_kernel("matmul_tiled")
     job = compile_job(kernel, kernel.spec.default, "float32", live_device().architecture)
@@ -127,7 +127,7 @@ class TestCandidate:
         asked = evaluations[True]
         assert asked.outcome is Outcome.OK
         assert asked.measurement is not None
-        assert LEAST_W < 1e3 * float(asked.telemetry["energy_mj"]) / asked.measurement.time_us < MOST_W
+        assert MIN_W < 1e3 * float(asked.telemetry["energy_mj"]) / asked.measurement.time_us < MAX_W
 
 
 def test_a_session_finds_what_can_be_had_for_what(tmp_path: Path) -> None:

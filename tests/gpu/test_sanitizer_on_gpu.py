@@ -1,4 +1,4 @@
-"""The fault kit under the real compute-sanitizer: each tool finds its own fault, and no other tool takes it for one."""
+"""The fault kit under compute-sanitizer: each fault is found by its tool, and by no other."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
 
 @pytest.fixture(scope="module")
 def findings(kit: Kit, tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """What each tool says of each fault."""
+    """Findings of each tool for each fault."""
     candidates = [kit.candidate(fault) for fault in FAULTS]
     with pytest.MonkeyPatch.context() as patch, no_traces(tmp_path_factory.mktemp("temporary"), patch):
         rows = kit.sanitizer(DEADLINE_S).check_all(candidates)

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from autotile.errors import SpecError
 from autotile.kernel.array_expressions import ARRAY_FUNCTIONS, ArrayExpression, parse_array_expression, shift
 from autotile.kernel.nodes import Kind
+from autotile.kernel.syntax import Location
 
 NAMES = ("A", "B", "v", "alpha", "N")
 
 
 def parse(text: str) -> ArrayExpression:
-    return parse_array_expression(text, NAMES, source="f.toml", key="reference.outputs.C", line=9)
+    return parse_array_expression(text, NAMES, location=Location("f.toml", "reference.outputs.C", 9))
 
 
 def arrays() -> dict[str, Any]:
@@ -102,9 +103,9 @@ def test_what_has_no_finite_value_stays_in_the_result() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("A + B", "operands of shape (3, 4) and (4, 5) do not fit"),
-        ("B @ A", "operands of shape (4, 5) and (3, 4) do not fit"),
-        ("A @ alpha", "operands of shape (3, 4) and () do not fit"),
+        ("A + B", "operands of shape (3, 4) and (4, 5) are not compatible"),
+        ("B @ A", "operands of shape (4, 5) and (3, 4) are not compatible"),
+        ("A @ alpha", "operands of shape (3, 4) and () are not compatible"),
         ("sum(A, 2)", "axis 2 is out of bounds"),
         ("shift(A, 1)", "takes 2 offsets, got 1"),
     ],

@@ -1,4 +1,4 @@
-"""Which devices a kernel is for."""
+"""Devices that a kernel supports."""
 
 import pytest
 from feature_kernels import CLUSTER_SPACE, SPLIT_SPACE
@@ -6,9 +6,9 @@ from feature_kernels import CLUSTER_SPACE, SPLIT_SPACE
 from autotile.core.device import device_profile
 from autotile.errors import DeviceError, InputError, SpecError
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.problem import capability_of, device_fault, is_below
+from autotile.kernel.problem import capability_of, is_below, unsupported_reason
 from autotile.space.limits import check_config
-from autotile.space.space import enumerate_space
+from autotile.space.search_space import enumerate_space
 
 
 def declared(line: str, text: str = SPLIT_SPACE) -> str:
@@ -23,13 +23,13 @@ def declared(line: str, text: str = SPLIT_SPACE) -> str:
         ('minimum_compute_capability = "8.0"', "b200", ""),
         ('minimum_compute_capability = "8.0"', "t4", "split needs compute capability 8.0, but Tesla T4 has 7.5"),
         ('architecture = "sm_90a"', "h100", ""),
-        ('architecture = "sm_90a"', "b200", "for sm_90a alone, which takes compute capability 9.0, but NVIDIA B200"),
+        ('architecture = "sm_90a"', "b200", "for sm_90a only, which requires compute capability 9.0, but NVIDIA B200"),
         ('architecture = "sm_90a"', "a100", "choose a device of capability 9.0, or another kernel"),
     ],
 )  # fmt: skip
 def test_devices(line: str, device: str, said: str) -> None:
     spec = parse_spec(declared(line), "split.toml")
-    fault = device_fault(spec, device_profile(device))
+    fault = unsupported_reason(spec, device_profile(device))
     assert said in fault
     assert bool(said) == bool(fault)
     if said:
@@ -40,8 +40,8 @@ def test_devices(line: str, device: str, said: str) -> None:
 
 def test_what_the_file_uses_is_needed_though_it_says_nothing() -> None:
     spec = parse_spec(CLUSTER_SPACE.replace('architecture = "sm_90a"', ""), "swap.toml")
-    assert "swap needs compute capability 9.0 for its clusters" in device_fault(spec, device_profile("a100"))
-    assert device_fault(spec, device_profile("b200")) == ""
+    assert "swap needs compute capability 9.0 for its clusters" in unsupported_reason(spec, device_profile("a100"))
+    assert unsupported_reason(spec, device_profile("b200")) == ""
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_refusals(line: str, said: str) -> None:
     [
         (
             declared('architecture = "sm_90a"\nminimum_compute_capability = "10.0"'),
-            "sm_90a runs on compute capability 9.0 alone, but the kernel needs 10.0, its minimum_compute_capability",
+            "sm_90a runs on compute capability 9.0 only, but the kernel needs 10.0, its minimum_compute_capability",
         ),
         (
             CLUSTER_SPACE.replace('"sm_90a"', '"sm_80"'),
-            "sm_80 runs on compute capability 8.0 alone, but the kernel needs 9.0 for its clusters",
+            "sm_80 runs on compute capability 8.0 only, but the kernel needs 9.0 for its clusters",
         ),
     ],
 )
@@ -79,7 +79,7 @@ def test_what_no_device_meets_is_refused(text: str, said: str) -> None:
 
 def test_a_minimum_below_the_one_architecture_is_no_contradiction() -> None:
     spec = parse_spec(declared('architecture = "sm_90a"\nminimum_compute_capability = "8.0"'), "split.toml")
-    assert device_fault(spec, device_profile("h200")) == ""
+    assert unsupported_reason(spec, device_profile("h200")) == ""
 
 
 def test_capabilities_are_numbers_not_texts() -> None:
@@ -92,5 +92,5 @@ def test_capabilities_are_numbers_not_texts() -> None:
 def test_with_a_lower_minimum_older_devices_run_clusters_of_one_block() -> None:
     text = CLUSTER_SPACE.replace('architecture = "sm_90a"', 'minimum_compute_capability = "8.0"')
     spec = parse_spec(text, "swap.toml")
-    assert device_fault(spec, device_profile("a100")) == ""
+    assert unsupported_reason(spec, device_profile("a100")) == ""
     assert "NVIDIA A100" in check_config(spec, spec.default, spec.sizes, device_profile("a100"))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from autotile.errors import SpecError
 from autotile.kernel.expressions import parse_expression
 from autotile.kernel.nodes import Kind
+from autotile.kernel.syntax import Location
 
 KINDS: dict[str, Kind] = {
     "A": "number",
@@ -23,7 +24,7 @@ KINDS: dict[str, Kind] = {
 
 
 def parse(text: str, kinds: dict[str, Kind] = KINDS) -> Any:
-    return parse_expression(text, kinds, source="f.toml", key="rules.r", line=7)
+    return parse_expression(text, kinds, Location("f.toml", "rules.r", 7))
 
 
 def refusal(text: str) -> SpecError:
@@ -81,7 +82,7 @@ ROWS = st.lists(
 
 
 def by_python(text: str, row: dict[str, Any]) -> Any:
-    """The value that Python gives, or None where it divides by zero."""
+    """Return the value in Python; None for a division by zero."""
     try:
         return eval(text, {"min": min, "max": max, "ceil_div": lambda a, b: -(-a // b)}, row)
     except ZeroDivisionError:
@@ -146,7 +147,7 @@ def test_kinds_are_settled_when_parsed(text: str, kind: str) -> None:
     assert parse(text).kind == kind
 
 
-# --- rows that an operand does not reach never fail
+# --- rows in which an operand is not evaluated never fail
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_empty_columns() -> None:
     assert parse("A % B == 0 and A ** B + A * B > 2").evaluate({"A": empty, "B": empty}).tolist() == []
 
 
-# --- arithmetic that has no 64-bit answer
+# --- arithmetic without a 64-bit result
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ def test_a_fault_names_the_values_that_led_there() -> None:
     assert "where A = 5, B = 1" in caught.value.problem
 
 
-# --- refusals: the problem, the 1-based column, and the caret under it
+# --- errors: the message, the 1-based column, and the caret under it
 
 
 @pytest.mark.parametrize(
@@ -260,12 +261,12 @@ def test_a_fault_names_the_values_that_led_there() -> None:
     [
         ("A % C == 0", 5, ["unknown name 'C'", "known: A, B, F, S, device.*"]),
         ("AA > 1", 1, ["unknown name 'AA'", "did you mean 'A'?"]),
-        ("A > device.sm_cout", 5, ["'device.sm_cout' is no property", "did you mean 'device.sm_count'?"]),
+        ("A > device.sm_cout", 5, ["'device.sm_cout' is not a property", "did you mean 'device.sm_count'?"]),
         ("A > B.real", 5, ["only properties of 'device'"]),
         ("device.sm_count.real > 1", 1, ["only properties of 'device'"]),
         ("device > 1", 1, ["unknown name 'device'"]),
         ("min > 1", 1, ["'min' is a function; call it"]),
-        ("A + S", 5, ["S is a string where a number belongs"]),
+        ("A + S", 5, ["S is a string where a number is expected"]),
         ("S < 'x'", 5, ["strings have no order for '<'"]),
         ("S == 1", 6, ["a string is compared with a number"]),
         ("S in ('x', 3)", 12, ["a string is compared with a number"]),
@@ -274,10 +275,10 @@ def test_a_fault_names_the_values_that_led_there() -> None:
         ("A in {1, 2}", 6, ["'in' takes a list of values"]),
         ("A < 3 in (1, 2)", 10, ["split with 'and'"]),
         ("A is B", 6, ["use =="]),
-        ("A and B > 1", 1, ["A is a number where a condition belongs", "A != 0"]),
-        ("not A", 5, ["where a condition belongs"]),
-        ("1 if A else 2", 6, ["where a condition belongs"]),
-        ("S if F else 1", 1, ["S is a string where a number belongs"]),
+        ("A and B > 1", 1, ["A is a number where a condition is expected", "A != 0"]),
+        ("not A", 5, ["where a condition is expected"]),
+        ("1 if A else 2", 6, ["where a condition is expected"]),
+        ("S if F else 1", 1, ["S is a string where a number is expected"]),
         ("A % 0", 5, ["division by zero"]),
         ("A // (0)", 7, ["division by zero"]),
         ("ceil_div(A, 0)", 13, ["division by zero"]),
@@ -288,8 +289,8 @@ def test_a_fault_names_the_values_that_led_there() -> None:
         ("A << 2", 1, ["2 ** n"]),
         ("~A", 1, ["use 'not'"]),
         ("A @ B", 1, ["this operator is not accepted"]),
-        ("A > 1.5", 5, ["1.5 is no whole number"]),
-        ("A > 1e3", 5, ["no whole number"]),
+        ("A > 1.5", 5, ["1.5 is not a whole number"]),
+        ("A > 1e3", 5, ["not a whole number"]),
         ("A > 2j", 5, ["'2j' is not accepted"]),
         ("A > None", 5, ["'None' is not accepted"]),
         ("S == b'x'", 6, ["is not accepted"]),

@@ -13,7 +13,7 @@ from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem, size_distance
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 H200 = device_profile("h200")
 SPEC = parse_spec(SPLIT_SPACE, "split.toml")

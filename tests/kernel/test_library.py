@@ -1,4 +1,4 @@
-"""Finding kernels, and the hash that says whether one has changed."""
+"""Finding kernels, and the hash that detects changes."""
 
 from pathlib import Path
 
@@ -149,11 +149,11 @@ class TestHash:
 
 
 class TestIncludes:
-    """A header of the author's own counts wherever the compiler finds it."""
+    """A header of the author is hashed wherever the compiler finds it."""
 
     @pytest.fixture
     def header(self, scale_toml: Path) -> Path:
-        """``deep/inner.cuh`` includes ``outer.cuh``, which lies beside the template."""
+        """``deep/inner.cuh`` includes ``outer.cuh``, which is in the folder of the template."""
         folder = scale_toml.parent
         (folder / "deep").mkdir()
         (folder / "deep" / "inner.cuh").write_text('#pragma once\n#include "outer.cuh"\n')
@@ -194,7 +194,7 @@ class TestIncludes:
 
 
 def test_the_same_object_until_a_file_changes(tmp_path: Path) -> None:
-    """Thousands of served problems share what a kernel's files say, and a changed file is seen."""
+    """Thousands of served problems share one object, and a changed file is read again."""
     folder = tmp_path / "kernels"
     folder.mkdir()
     for name in ("sgemm_2d.toml", "sgemm_2d.cu"):

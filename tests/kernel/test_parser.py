@@ -12,10 +12,10 @@ from spec_samples import SGEMM
 from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES
 from autotile.errors import SpecError
+from autotile.kernel.arguments import BufferArgument, ScalarArgument
 from autotile.kernel.array_expressions import ARRAY_FUNCTIONS
 from autotile.kernel.expressions import FUNCTIONS, Expression
 from autotile.kernel.parser import ALLOWED_OPTIONS, SECTIONS, derived_ragged, parse_spec
-from autotile.kernel.spec import BufferArgument, ScalarArgument
 
 
 def refusal(text: str) -> SpecError:
@@ -30,7 +30,7 @@ def edited(old: str, new: str) -> str:
     return SGEMM.replace(old, new)
 
 
-# --- what a good file gives
+# --- valid files
 
 
 def test_every_section_is_read() -> None:
@@ -45,7 +45,7 @@ def test_every_section_is_read() -> None:
     assert spec.default == {"BM": 64, "BN": 64, "TM": 8, "STAGED": True, "LAYOUT": "row"}
     assert list(spec.default) == [parameter.name for parameter in spec.parameters]
     assert [rule.name for rule in spec.rules] == ["squarish", "fits"]
-    assert spec.pruning == ()
+    assert spec.heuristics == ()
     assert [expression.text for expression in spec.launch.block] == ["BN // TM", "BM // TM"]
     assert spec.launch.static_smem_bytes is not None
     assert spec.launch.static_smem_bytes.evaluate({}) == 1024
@@ -139,7 +139,7 @@ def test_derived_ragged_sizes_are_odd_and_never_larger(sizes: dict[str, int]) ->
 
 def test_the_worked_example_of_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
-    example = page.split("`saxpy.toml`, beside it:\n\n")[1].split("\n\nA mistake in it")[0]
+    example = page.split("`saxpy.toml`, in the same folder:\n\n")[1].split("\n\nAn error is reported")[0]
     spec = parse_spec(textwrap.dedent(example), "saxpy.toml")
     assert [parameter.name for parameter in spec.parameters] == ["BLOCK", "PER_THREAD"]
     assert all(f"`{name}`" in page for name in (*EXPRESSION_NAMES, *DTYPES))
@@ -152,15 +152,15 @@ def test_allowed_options(option: str) -> None:
     assert parse_spec(edited("--use_fast_math", option), "sgemm.toml").options == (option,)
 
 
-# --- refusals: old text, new text, the key, and parts of the message
+# --- errors: old text, new text, the key, and parts of the message
 
 KERNEL = [
     ('name = "sgemm"', 'name = "a b"', "kernel.name", ["letters, digits"]),
     ('name = "sgemm"', "name = 3", "kernel.name", ["expected a string, got the number 3"]),
     ('name = "sgemm"\n', "", "kernel", ["'name' is missing"]),
     ('"sgemm.cu"', '"../sgemm.cu"', "kernel.template", ["bare file name that ends in .cu"]),
-    ('"sgemm.cu"', '"/etc/x.cu"', "kernel.template", ["no directories"]),
-    ('"sgemm.cu"', '"a\\\\b.cu"', "kernel.template", ["no directories"]),
+    ('"sgemm.cu"', '"/etc/x.cu"', "kernel.template", ["without directories"]),
+    ('"sgemm.cu"', '"a\\\\b.cu"', "kernel.template", ["without directories"]),
     ('"sgemm.cu"', '".."', "kernel.template", ["ends in .cu"]),
     ('entry = "sgemm"', 'entry = "a-b"', "kernel.entry", ["extern"]),
     ('"C = alpha A B + beta C"', '"two\\nlines"', "kernel.summary", ["one line"]),
@@ -193,8 +193,8 @@ PARAMETERS = [
     ("TM = [4, 8]", "TM = []", "parameters.TM", ["the list is empty"]),
     ("TM = [4, 8]", "TM = 4", "parameters.TM", ["expected a list, got the number 4"]),
     ("TM = [4, 8]", "TM = [4, 8, 4]", "parameters.TM", ["the number 4 is listed twice"]),
-    ("TM = [4, 8]", "TM = [4, true]", "parameters.TM", ["different kinds"]),
-    ("TM = [4, 8]", 'TM = [4, "8"]', "parameters.TM", ["different kinds"]),
+    ("TM = [4, 8]", "TM = [4, true]", "parameters.TM", ["different types"]),
+    ("TM = [4, 8]", 'TM = [4, "8"]', "parameters.TM", ["different types"]),
     ("TM = [4, 8]", "TM = [4.0, 8.0]", "parameters.TM", ["not the number 4.0"]),
     ("TM = [4, 8]", "TM = [[4], [8]]", "parameters.TM", ["not a list"]),
     ("TM = [4, 8]", f"TM = [{2**63}]", "parameters.TM", ["does not fit in 64 bits"]),
@@ -228,10 +228,15 @@ RULES = [
     ('squarish = "max', 'squarish = "A < max', "rules.squarish", ["unknown name 'A'"]),
     (" <= 2 * min(BM, BN)", "", "rules.squarish", ["expected a boolean, but this is a number"]),
     ('squarish = "max(BM, BN) <= 2 * min(BM, BN)"', "squarish = true", "rules.squarish", ["expression in a string"]),
-    ("squarish =", "squarish-tiles =", "rules.squarish-tiles", ["no name for a rule"]),
+    ("squarish =", "squarish-tiles =", "rules.squarish-tiles", ["not a C identifier"]),
     ("[rules]", "[rules.more]", "rules.more", ["expected an expression in a string, got a table"]),
-    ("[launch]", '[pruning]\nsquarish = "BM > 32"\n[launch]', "pruning.squarish", ["name of a rule already"]),
-    ("[launch]", '[pruning]\nlarge = "BM > 64"\n[launch]', "default", ["breaks the rule 'large' at default sizes"]),
+    ("[launch]", '[heuristics]\nsquarish = "BM > 32"\n[launch]', "heuristics.squarish", ["already names a rule"]),
+    (
+        "[launch]",
+        '[heuristics]\nlarge = "BM > 64"\n[launch]',
+        "default",
+        ["breaks the heuristic 'large' at default sizes"],
+    ),
 ]
 LAUNCH = [
     ('["BN // TM", "BM // TM"]', "[]", "launch.block", ["the list is empty"]),
@@ -245,7 +250,7 @@ LAUNCH = [
     ("static_smem_bytes = 1024", "static_smem_bytes = true", "launch.static_smem_bytes", ["got the boolean true"]),
 ]
 LIMITS = [
-    ("0.05", "1.5", "limits.min_occupancy", ["a share from 0 to 1"]),
+    ("0.05", "1.5", "limits.min_occupancy", ["a fraction from 0 to 1"]),
     ("0.05", "nan", "limits.min_occupancy", ["expected a finite number"]),
     ("0.05", '"5 %"', "limits.min_occupancy", ["expected a number"]),
     ("max_spill_bytes = 0", "max_spill_bytes = -1", "limits.max_spill_bytes", ["whole number from 0"]),
@@ -256,13 +261,18 @@ ARGUMENTS = [
     ('access = "inout"', 'access = "write"', "arguments.C.access", ["is not accepted", "known: in, out, inout"]),
     (', access = "inout"', "", "arguments.C", ["'access' is missing"]),
     ('init = "uniform"', 'init = "random"', "arguments.B.init", ["known: normal, uniform, zeros, ones, arange"]),
-    ('access = "inout"', 'access = "out", init = "ones"', "arguments.C.init", ["holds nothing before the run"]),
+    ('access = "inout"', 'access = "out", init = "ones"', "arguments.C.init", ["is not initialized"]),
     ('"K", "N"', '"K", "BN"', "arguments.B.shape", ["unknown name 'BN'"]),
     ('"K", "N"', '"K", "device.sm_count"', "arguments.B.shape", ["is not accepted here"]),
     ('"K", "N"', '"K", "N - 300"', "arguments.B.shape", ["N - 300 is -23, expected at least 1 where N = 277"]),
     ('["K", "N"]', "[1, 1, 1, 1, 1, 1, 1, 1, 1]", "arguments.B.shape", ["at most 8 expressions"]),
     ('{ scalar = "int32", value = "M" }', "3", "arguments.M", ["expected a table"]),
-    ('scalar = "int32", ', "", "arguments.M", ["one of buffer, scalar and workspace"]),
+    (
+        'scalar = "int32", ',
+        "",
+        "arguments.M",
+        ["exactly one of the keys buffer, scalar, workspace, tensor_map"],
+    ),
     ('scalar = "int32"', 'scalar = "int"', "arguments.M.scalar", ["is not accepted", "int8"]),
     ('value = "M" }', 'value = "N" }', "arguments.M", ["'M' already names a size", 'value = "M"']),
     ('value = "M" }', 'value = "Q" }', "arguments.M.value", ["unknown name 'Q'"]),
@@ -337,6 +347,32 @@ def test_a_fault_in_an_expression_has_a_line_a_column_and_a_caret() -> None:
     assert str(error).splitlines()[1:] == ["    max(BM, BQ) <= 2 * min(BM, BN)", "            ^"]
 
 
+HEURISTIC = 'few_blocks = "BM * BN >= 4096"\n'
+
+
+def test_heuristics_are_read_apart_from_rules() -> None:
+    spec = parse_spec(edited("[launch]", f"[heuristics]\n{HEURISTIC}\n[launch]"), "sgemm.toml")
+    assert [str(rule) for rule in (*spec.rules, *spec.heuristics)] == [
+        "rule 'squarish'", "rule 'fits'", "heuristic 'few_blocks'",
+    ]  # fmt: skip
+
+
+def test_the_deprecated_name_of_heuristics_is_still_read() -> None:
+    former, current = (
+        parse_spec(edited("[launch]", f"[{name}]\n{HEURISTIC}\n[launch]"), "sgemm.toml")
+        for name in ("pruning", "heuristics")
+    )
+    assert former.heuristics
+    assert [str(rule) for rule in former.heuristics] == [str(rule) for rule in current.heuristics]
+
+
+def test_both_names_of_heuristics_at_once_are_refused() -> None:
+    error = refusal(edited("[launch]", f"[heuristics]\n{HEURISTIC}\n[pruning]\n{HEURISTIC}\n[launch]"))
+    assert error.key == "pruning"
+    assert "deprecated name of [heuristics]" in error.problem
+    assert "pruning" not in refusal(SGEMM + "\n[prunings]\nx = 1\n").problem.partition("(known")[2]
+
+
 def test_keys_are_found_in_every_way_of_writing_a_table() -> None:
     text = edited("sizes = { M = 4096, N = 4096, K = 4096 }\nragged = { M = 389 }\n", "").replace(
         "[parameters]", "[problem.sizes]\nM = 4096\nN = 0\nK = 4096\n\n[parameters]"
@@ -348,7 +384,7 @@ def test_keys_are_found_in_every_way_of_writing_a_table() -> None:
     assert refusal(dotted).line == 2
 
 
-# --- files that are no search-space files at all
+# --- texts that are not search-space files
 
 
 @pytest.mark.parametrize(
@@ -365,7 +401,7 @@ def test_keys_are_found_in_every_way_of_writing_a_table() -> None:
         ("kernel = 3", "expected a table, got the number 3"),
         ("[[kernel]]\nname = 'a'\n[problem]\n", "expected a table, got a list"),
         ("\ud800", ""),
-        ('"a\\u001b[2J" = 1', "'a\\x1b[2J' is no key"),
+        ('"a\\u001b[2J" = 1', "'a\\x1b[2J' is not a valid key"),
         ("[kernel]\n" + "k" * 101 + " = 1", "at most 100 printable characters"),
         ('x = """\n[' + " " * 100_000 + '\n"""', "unknown section 'x'"),
     ],

@@ -64,13 +64,13 @@ class TestResolve:
     def test_unknown_sizes_and_dtypes(self) -> None:
         with pytest.raises(ProblemError, match=r"sgemm has no size 'L'; give its sizes like M=4096"):
             resolve_problem(SPEC, {**SIZES, "L": 1})
-        with pytest.raises(ProblemError, match=r"not written for dtype 'int8'; it takes float32, float64"):
+        with pytest.raises(ProblemError, match=r"does not support dtype 'int8'; it supports float32, float64"):
             resolve_problem(SPEC, SIZES, "int8")
         assert issubclass(ProblemError, InputError)
 
 
 class TestMemory:
-    """A, B and C are held twice (C is updated), the answer in float64, and a buffer as large as the L2 cache."""
+    """A, B and C are held twice (C is updated), the reference in float64, and a buffer of the size of the L2 cache."""
 
     def test_just_enough(self) -> None:
         problem = resolve_problem(SPEC, {"M": 1000, "N": 1000, "K": 1000})

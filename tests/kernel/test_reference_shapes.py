@@ -1,4 +1,4 @@
-"""A broken [reference] is told when the file is read."""
+"""Errors in [reference] are reported when the file is read."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_shapes_are_those_that_numpy_computes(text: str, extents: list[int]) -> 
         ("sum(A @ B, 0)", "the result has the shape (4096,), but the buffer C has (4096, 4096), at M=4096"),
         ("transpose(A @ B)", "the result has the shape (277, 389), but the buffer C has (389, 277), at M=389"),
         ("A @ B + C / 0", "the divisor is zero"),
-        ("A @ B + C * (1 / 0)", "an operand is inf, so that the result is not finite"),
+        ("A @ B + C * (1 / 0)", "an operand is inf, so the result is not finite"),
         ("shift(C, 1)", "takes 2 offsets, got 1"),
         ("alpha", "the result has the shape ()"),
     ],
@@ -67,7 +67,7 @@ def test_faults(text: str, said: str) -> None:
 def test_each_flag_is_tried_both_ways() -> None:
     spoilt = SPLIT_SPACE.replace("transpose(B) if TRANS_B else B", "B")
     assert spoilt != SPLIT_SPACE
-    with pytest.raises(SpecError, match="do not fit") as caught:
+    with pytest.raises(SpecError, match="are not compatible") as caught:
         parse_spec(spoilt, "split.toml")
     assert caught.value.key == "reference.outputs.C"
 

@@ -1,4 +1,4 @@
-"""What a tensor map may be, for one configuration and for columns of them."""
+"""Limits of tensor maps, for one configuration and for columns of configurations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from autotile.core.device import device_profile
 from autotile.errors import SpecError
-from autotile.kernel.launch import LaunchData, TensorMap, TensorMapDemand, known_names, strides_bytes
+from autotile.kernel.launch import LaunchData, known_names
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
+from autotile.kernel.tensor_maps import TensorMap, TensorMapDemand, strides_bytes
 from autotile.space.limits import check_config
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 H200 = device_profile("h200")
 TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpose_tma.toml"
@@ -89,7 +90,7 @@ def test_a_table_and_one_row_agree() -> None:
 
 
 def test_a_box_without_extent_is_no_map() -> None:
-    """Such as that of an output, where a configuration stores otherwise: then its rows may be any."""
+    """As for an output that a configuration stores without the map; then the row pitch is not restricted."""
     text = TEXT.replace('box = ["ROWS", ', 'box = ["0 if THREADS == 512 else ROWS", ')
     spec = parse_spec(text, str(TRANSPOSE))
     found = feasible_space(spec, {"M": 8, "N": 9}, H200)

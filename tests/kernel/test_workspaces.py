@@ -1,4 +1,4 @@
-"""Workspaces: their shapes, what they take of the device's memory, and how they are refused."""
+"""Workspaces: shapes, device memory, and errors."""
 
 from dataclasses import replace
 
@@ -8,10 +8,11 @@ from feature_kernels import CLUSTER_SPACE, SPLIT_SPACE
 
 from autotile.core.device import device_profile
 from autotile.errors import ConfigError, SpecError
-from autotile.kernel.launch import LaunchData, Workspace, known_names
+from autotile.kernel.arguments import Workspace
+from autotile.kernel.launch import LaunchData, known_names
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 H200 = device_profile("h200")
 SPEC = parse_spec(SPLIT_SPACE, "split.toml")
@@ -68,7 +69,7 @@ def test_buffers_and_workspaces_fit_in_the_devices_memory() -> None:
         ('workspace = "float32"', 'workspace = "float"', "arguments.partials.workspace", "did you mean 'float"),
         ('"SPLIT_K if', '"SPLITS if', "arguments.partials.shape", "did you mean 'SPLIT_K'"),
         ('{ workspace = "float32",', '{ workspace = "float32", access = "in",', "arguments.partials.access", "unknown"),
-        ('{ workspace = "float32",', "{", "arguments.partials", "expected one of buffer, scalar and workspace"),
+        ('{ workspace = "float32",', "{", "arguments.partials", "expected exactly one of the keys buffer"),
         ("beta * C", "beta * partials", "reference.outputs.C", "unknown name 'partials'"),
     ],
 )  # fmt: skip
@@ -96,7 +97,7 @@ class TestClusters:
         ]
         assert configs == expected
 
-    def test_it_is_told(self) -> None:
+    def test_an_invalid_cluster_is_explained(self) -> None:
         config = {"THREADS": 64, "CLUSTER": 8, "WHOLE": False}
         reason = check_config(self.SPEC, config, {"n": 65}, H200)
         assert reason.startswith("cluster: clusters of 8 blocks in a grid of 2 blocks, expected 1 to 8 that divide")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autotile.core.model import Config, Measurement, Outcome, Trial, Value
 from autotile.kernel.spec import Parameter
 from autotile.search.search import Search
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 TILES = {
     "BM": (32, 64, 128, 256),

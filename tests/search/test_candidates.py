@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rows import make_space, spaces
 
 from autotile.search.row_sampler import Candidates, positions
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 
 @settings(deadline=None, max_examples=50)

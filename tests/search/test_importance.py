@@ -13,7 +13,7 @@ from autotile.core.model import Config
 from autotile.kernel.spec import Parameter
 from autotile.search.importance import Effect, Importance, importance_of
 from autotile.search.search import Search
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 SIZES = (1, 2, 4, 8, 16)
 SIX = dict.fromkeys("ABCDEF", SIZES)

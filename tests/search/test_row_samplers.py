@@ -17,7 +17,7 @@ from autotile.search.optuna_samplers import FeasibleSampler
 from autotile.search.row_sampler import RowSampler
 from autotile.search.samplers import SAMPLERS, make_sampler
 from autotile.search.study import distributions_of
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 INSTALLED = [name for name, kind in SAMPLERS.items() if kind.missing_package is None]
 QUICK = [name for name in INSTALLED if name != "gp"]

@@ -10,7 +10,7 @@ from autotile.core.model import Config
 from autotile.search.optuna_samplers import FeasibleTPESampler
 from autotile.search.search import Search
 from autotile.search.study import distributions_of, new_study
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 
 def wide_space() -> SearchSpace:

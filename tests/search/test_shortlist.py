@@ -14,7 +14,7 @@ from autotile.errors import ConfigError
 from autotile.search.embedding import CompiledPoints, features_of
 from autotile.search.samplers import Lookahead
 from autotile.search.search import Search, Shortlist
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 RANKED = Lookahead(compiling=8, per_measured=2)
 DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}

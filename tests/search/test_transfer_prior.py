@@ -13,7 +13,7 @@ from autotile.kernel.spec import Parameter
 from autotile.search.gp_sampler import FeasibleGPSampler
 from autotile.search.study import distributions_of
 from autotile.search.transfer import Source, TransferPrior
-from autotile.space.space import SearchSpace
+from autotile.space.search_space import SearchSpace
 
 BM, BN, BK, VEC = (16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (8, 16, 32), (1, 4)
 TimeOf = Callable[[Mapping[str, Any]], float]

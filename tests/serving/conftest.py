@@ -1,4 +1,4 @@
-"""A tiny kernel, and a database of results that never ran."""
+"""Fixtures: a small kernel, a database of results that were never measured, and machines with and without a GPU."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from autotile.database.keys import TuningKey, space_hash
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.serving import dispatcher as serving
 from autotile.serving.bound import BoundKernel
-from autotile.serving.dispatcher import get_best_kernel
+from autotile.serving.dispatcher import default_dispatcher, get_best_kernel
 from autotile.settings import read_settings
 
 RESOURCES = Resources(24, 0, 0, 0, 0)
 
 
 @dataclass
-class Shelf:
-    """Results of a kernel, as tuning would have stored them."""
+class ResultStore:
+    """Stores results of a kernel as tuning does, and serves them."""
 
     kernel: Kernel
     path: Path
@@ -41,7 +41,7 @@ class Shelf:
         driver: str = "",
         **changes: Any,
     ) -> TuningKey:
-        """Store a winner for a size, measured under a driver; ``changes`` are of the key."""
+        """Store a winner for a size, measured with a driver version; ``changes`` are of the key."""
         device = device or replace(device_profile("h200"), source="cuda")
         key = TuningKey.for_device(
             Problem(self.kernel.name, {"n": n}, "float32"),
@@ -65,24 +65,31 @@ class Shelf:
         return key
 
     def ask(self, n: int, device: int | str | None = "h200", **named: Any) -> BoundKernel:
-        """Ask anew."""
-        serving.forget_served()
+        """Serve a size, with nothing remembered."""
+        default_dispatcher.clear()
         return get_best_kernel(str(self.path), n=n, device=device, **named)
 
 
 @pytest.fixture
-def shelf(scale_toml: Path) -> Shelf:
-    return Shelf(load_kernel(str(scale_toml)), scale_toml)
+def store(scale_toml: Path) -> ResultStore:
+    return ResultStore(load_kernel(str(scale_toml)), scale_toml)
 
 
 @pytest.fixture
 def live_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with an H200, as far as serving looks at it; nothing can be launched."""
-    monkeypatch.setattr(serving, "_current_device", lambda: 0)
+    """A machine with an H200, as far as serving queries it; nothing can be launched."""
+    monkeypatch.setattr(default_dispatcher, "current_device", lambda: 0)
     monkeypatch.setattr(serving, "live_device", lambda _: replace(device_profile("h200"), source="cuda"))
 
 
 @pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def uncounted_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default dispatcher as it is before it has counted the CUDA devices."""
+    monkeypatch.setattr(default_dispatcher, "_device_count", 0)
+    monkeypatch.setattr(default_dispatcher, "_only_device", None)
+
+
+@pytest.fixture
+def no_gpu(uncounted_devices: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a GPU."""
     monkeypatch.setattr(serving, "device_count", lambda: 0)

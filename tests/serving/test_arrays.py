@@ -1,4 +1,4 @@
-"""What is read of arrays, and which of them are taken at once; arrays need a device only to be used."""
+"""Signatures of arrays, and which arrays are accepted on the fast path; arrays need a device only to be used."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,10 @@ import cupy
 import numpy as np
 import pytest
 
-from autotile.serving.arrays import CupyLibrary, Slot, pointers
+from autotile.serving.arrays import ArraySpec, CupyLibrary, accepted_pointers
 
 ADDRESS = 0x7000_0000_0000
-SLOTS = (Slot(((1, 8, 4), (8, 4)), (np.dtype(np.float32),)), Slot(((4,),), (np.dtype(np.float16),)))
+SPECS = (ArraySpec(((1, 8, 4), (8, 4)), (np.dtype(np.float32),)), ArraySpec(((4,),), (np.dtype(np.float16),)))
 
 
 def array(shape: tuple[int, ...], dtype: type, address: int = ADDRESS) -> Any:
@@ -19,8 +19,8 @@ def array(shape: tuple[int, ...], dtype: type, address: int = ADDRESS) -> Any:
 
 
 def taken(*arrays: Any) -> tuple[int, ...] | None:
-    facts = CupyLibrary().facts(arrays)
-    return pointers(facts, SLOTS, 0) if facts else None
+    signature = CupyLibrary().signature(arrays)
+    return accepted_pointers(signature, SPECS, 0) if signature else None
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 4), (8, 4)])
@@ -44,16 +44,16 @@ def test_what_is_not_just_right_is_not_taken(spoil: Callable[[Any], Any]) -> Non
 
 
 def test_arrays_of_another_device_are_not_taken() -> None:
-    facts = CupyLibrary().facts([array((8, 4), np.float32), array((4,), np.float16)])
-    assert pointers(facts, SLOTS, 0) is not None
-    assert pointers(facts, SLOTS, 1) is None
+    signature = CupyLibrary().signature([array((8, 4), np.float32), array((4,), np.float16)])
+    assert accepted_pointers(signature, SPECS, 0) is not None
+    assert accepted_pointers(signature, SPECS, 1) is None
 
 
 def test_a_launch_is_found_again_by_all_that_its_arrays_are() -> None:
-    """Arrays on the same memory that differ in anything are other arrays."""
+    """Arrays on the same memory that differ in any property have different signatures."""
     library = CupyLibrary()
     first = array((8, 4), np.float32)
     views = (first, first.reshape(32), first.view(np.int32), first.reshape(4, 8).T, array((8, 4), np.float32, 4096))
-    keys = [library.facts([view]) for view in views]
+    keys = [library.signature([view]) for view in views]
     assert len(set(keys)) == len(views)
-    assert library.facts([array((8, 4), np.float32)]) == keys[0]
+    assert library.signature([array((8, 4), np.float32)]) == keys[0]

@@ -1,4 +1,4 @@
-"""Bundles: made, served without compiler and database, and refused where they are not what they were."""
+"""Bundles: written, served without a compiler or a database, and refused if damaged."""
 
 import json
 import os
@@ -13,19 +13,20 @@ from typing import Any
 
 import pytest
 
+from autotile.api import exchange
+from autotile.cli.bundle import read_selections
 from autotile.core.device import device_profile
-from autotile.database import winners as shipped_file
 from autotile.database.database import Database
-from autotile.database.families import Families, FamilyProgress
-from autotile.database.winners import StoredRule, write_rules_file
+from autotile.database.family_store import FamilyState, FamilyStore
+from autotile.database.winners import StoredRule
 from autotile.errors import BundleError, InputError, NotTunedError
+from autotile.exchange import shipped as shipped_file
 from autotile.exchange.bundle import MANIFEST, Bundle, manifest_digest
+from autotile.exchange.shipped import write_rules
 from autotile.families.family import Extent, Family
 from autotile.families.features import Feature
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split
 from autotile.kernel.problem import runs_on
-from autotile.ops.bundling import make_bundle, read_wanted
-from autotile.ops.shipping import Wanted
 from autotile.serving import dispatcher as serving
 from autotile.serving.dispatcher import get_best_kernel
 from autotile.settings import read_settings
@@ -36,12 +37,12 @@ SLOW = {"THREADS": 64, "WORK": 2}
 
 
 @pytest.fixture
-def bundle(shelf: Any, tmp_path: Path) -> Path:
+def bundle(store: Any, tmp_path: Path) -> Path:
     """A bundle of two problems that were tuned on an H200."""
-    shelf.put(4096, FAST)
-    shelf.put(65536, SLOW, time_us=20.0)
+    store.put(4096, FAST)
+    store.put(65536, SLOW, time_us=20.0)
     path = tmp_path / "app.autotile"
-    make_bundle([Wanted(str(shelf.path), None)], path)
+    exchange.bundle(store.path, output=path)
     return path
 
 
@@ -51,7 +52,7 @@ def ask(bundle: Path, n: int, device: str = "h200", **named: Any) -> Any:
 
 
 def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
-    """Write the archive anew with other members."""
+    """Rewrite the archive with changed members."""
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     change(members)
@@ -75,9 +76,9 @@ class TestServing:
         assert kernel.resources.registers > 0
         assert f"It comes from the bundle {bundle}, compiled for sm_90" in kernel.explain()
 
-    def test_without_compiler_database_and_template(self, bundle: Path, shelf: Any) -> None:
+    def test_without_compiler_database_and_template(self, bundle: Path, store: Any) -> None:
         """In a process that can import neither NVRTC nor SQLAlchemy, with the kernel's own files gone."""
-        for path in shelf.path.parent.iterdir():
+        for path in store.path.parent.iterdir():
             path.unlink()
         code = (
             "import sys\n"
@@ -105,10 +106,10 @@ class TestServing:
 
     @pytest.mark.parametrize("came_along", [False, True])
     def test_by_the_rule_of_a_family(
-        self, shelf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came_along: bool
+        self, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came_along: bool
     ) -> None:
-        """Its configurations are packed too, and it is asked where nothing is exact; be it the user's or autotile's."""
-        key = shelf.put(4096, FAST)
+        """Its configurations are packed as well, and it chooses if nothing is exact; a user's rule or a shipped one."""
+        key = store.put(4096, FAST)
         other = {"THREADS": 32, "WORK": 1}
         point = RulePoint({"n": 4096}, ((10.0, 9.9, 10.1),) * 2, 10.0, 0.0, None)
         configs = (RuleConfig(FAST, None, 2), RuleConfig(other, None, 2))
@@ -117,14 +118,14 @@ class TestServing:
         with Database.open(read_settings().database) as database:
             device = database.best("scale")[0].device
             if not came_along:
-                Families(database).save_progress(replace(key, sizes={}), family, device, FamilyProgress({}))
-                Families(database).save_rule(replace(key, sizes={}), device, rule)
+                FamilyStore(database).save_state(replace(key, sizes={}), family, device, FamilyState({}))
+                FamilyStore(database).save_rule(replace(key, sizes={}), device, rule)
         if came_along:
             (tmp_path / "families").mkdir()
             stored = StoredRule(replace(key, sizes={}), device, rule, datetime(2026, 1, 1, tzinfo=UTC))
-            write_rules_file(tmp_path / "families" / "h200.scale.json", [stored])
+            write_rules(tmp_path / "families" / "h200.scale.json", [stored])
             monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
-        make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
+        exchange.bundle(store.path, output=tmp_path / "x")
         served = {n: ask(tmp_path / "x", n) for n in (4096, 4000, 8000, 200_000)}
         assert {n: kernel.tier for n, kernel in served.items()} == {
             4096: "exact",
@@ -136,23 +137,23 @@ class TestServing:
 
     def test_strict(self, bundle: Path) -> None:
         assert ask(bundle, 4096, strict=True).tier == "exact"
-        with pytest.raises(NotTunedError, match="sizes: tuned n=65536, asked n=70000") as caught:
+        with pytest.raises(NotTunedError, match="sizes: tuned n=65536, requested n=70000") as caught:
             ask(bundle, 70000, strict=True)
         assert caught.value.differences == (("sizes", "n=65536", "n=70000"),)
 
     def test_a_kernel_that_it_does_not_hold(self, bundle: Path) -> None:
-        with pytest.raises(BundleError, match="holds no kernel 'sgemm_2d', only scale"):
+        with pytest.raises(BundleError, match="does not contain the kernel 'sgemm_2d', only scale"):
             get_best_kernel("sgemm_2d", M=1, N=1, K=1, device="h200", bundle=bundle)
 
     def test_members_are_read_when_they_are_needed(self, bundle: Path) -> None:
-        """A damaged cubin is found where it would be served, before any launch, and harms no other."""
+        """A damaged cubin is detected when it would be served, before any launch, and does not affect the others."""
         needed = ask(bundle, 4096)
         kernel = Bundle(bundle).kernel("scale")
         (other,) = [c.member for c in kernel.cubins if c.config == SLOW]
         rewrite(bundle, lambda members: members.update({other: b"\x7fELF and then nothing"}))
         assert needed._packed.read()[:4] == b"\x7fELF"
         assert ask(bundle, 4096).tier == "exact"
-        with pytest.raises(BundleError, match="is not what was put in"):
+        with pytest.raises(BundleError, match="was changed"):
             ask(bundle, 65536)
 
 
@@ -180,75 +181,75 @@ class TestArchitectures:
             BundleError, match=r"scale for sm_90, which does not run on NVIDIA A100.*--arch sm_80"
         ) as caught:
             ask(bundle, 4096, device="a100")
-        assert "the database and the compiler of this machine serve" in str(caught.value)
+        assert "from the database and the compiler of this machine" in str(caught.value)
 
-    def test_several(self, shelf: Any, tmp_path: Path) -> None:
-        shelf.put(4096, FAST)
+    def test_several(self, store: Any, tmp_path: Path) -> None:
+        store.put(4096, FAST)
         path = tmp_path / "both.autotile"
-        report = make_bundle([Wanted(str(shelf.path), None)], path, architectures=["sm_90", "sm_80", "sm_86"])
-        assert report.rows[0].architectures == ("sm_90", "sm_80", "sm_86")
+        written = exchange.bundle(store.path, output=path, architectures=["sm_90", "sm_80", "sm_86"])
+        assert written.kernels[0].architectures == ("sm_90", "sm_80", "sm_86")
         assert ask(path, 4096).tier == "exact"
         for device, target in (("a100", "sm_80"), ("rtx-3090", "sm_86"), ("rtx-4090", "sm_86")):
             kernel = ask(path, 4096, device=device)
             assert (kernel.tier, kernel.config) == ("transferred", FAST)
             assert f"compiled for {target}" in kernel.explain()
 
-    def test_one_that_the_compiler_does_not_know(self, shelf: Any, tmp_path: Path) -> None:
-        shelf.put(4096, FAST)
+    def test_one_that_the_compiler_does_not_know(self, store: Any, tmp_path: Path) -> None:
+        store.put(4096, FAST)
         with pytest.raises(InputError, match="'sm_9' is no architecture"):
-            make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x", architectures=["sm_9"])
+            exchange.bundle(store.path, output=tmp_path / "x", architectures=["sm_9"])
 
-    def test_what_is_not_tuned_can_be_bundled_for_a_named_one(self, shelf: Any, tmp_path: Path) -> None:
+    def test_what_is_not_tuned_can_be_bundled_for_a_named_one(self, store: Any, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"nothing is tuned of scale.*--arch"):
-            make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
-        make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x", architectures=["sm_90"])
+            exchange.bundle(store.path, output=tmp_path / "x")
+        exchange.bundle(store.path, output=tmp_path / "x", architectures=["sm_90"])
         assert ask(tmp_path / "x", 4096).tier == "default"
 
 
 class TestMaking:
-    def test_equal_contents_make_equal_files(self, bundle: Path, shelf: Any, tmp_path: Path) -> None:
-        make_bundle([Wanted(str(shelf.path), None)], tmp_path / "again")
+    def test_equal_contents_make_equal_files(self, bundle: Path, store: Any, tmp_path: Path) -> None:
+        exchange.bundle(store.path, output=tmp_path / "again")
         assert (tmp_path / "again").read_bytes() == bundle.read_bytes()
 
-    def test_one_problem_alone(self, bundle: Path, shelf: Any, tmp_path: Path) -> None:
-        make_bundle([Wanted(str(shelf.path), {"n": 65536})], tmp_path / "one")
+    def test_one_problem_alone(self, bundle: Path, store: Any, tmp_path: Path) -> None:
+        exchange.bundle([(store.path, {"n": 65536})], output=tmp_path / "one")
         held = Bundle(tmp_path / "one").kernel("scale")
         assert [dict(w.key.sizes) for w in held.winners] == [{"n": 65536}]
         assert {json.dumps(c.config) for c in held.cubins} == {json.dumps(SLOW), '{"THREADS": 128, "WORK": 1}'}
 
-    def test_one_that_is_not_tuned(self, bundle: Path, shelf: Any, tmp_path: Path) -> None:
+    def test_one_that_is_not_tuned(self, bundle: Path, store: Any, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="scale n=5000 is not tuned; tuned is n=65536; n=4096"):
-            make_bundle([Wanted(str(shelf.path), {"n": 5000})], tmp_path / "one")
+            exchange.bundle([(store.path, {"n": 5000})], output=tmp_path / "one")
 
-    def test_results_of_another_version_are_left_out(self, shelf: Any, tmp_path: Path) -> None:
-        shelf.put(4096, FAST, template_hash="0" * 64)
+    def test_results_of_another_version_are_left_out(self, store: Any, tmp_path: Path) -> None:
+        store.put(4096, FAST, template_hash="0" * 64)
         with pytest.raises(InputError, match="nothing is tuned of scale"):
-            make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
+            exchange.bundle(store.path, output=tmp_path / "x")
 
-    def test_a_winner_of_a_gpu_that_is_compiled_for_elsewhere(self, shelf: Any, tmp_path: Path) -> None:
-        shelf.put(4096, FAST, device=replace(device_profile("a100"), source="cuda"))
-        make_bundle([Wanted(str(shelf.path), None)], tmp_path / "x")
+    def test_a_winner_of_a_gpu_that_is_compiled_for_elsewhere(self, store: Any, tmp_path: Path) -> None:
+        store.put(4096, FAST, device=replace(device_profile("a100"), source="cuda"))
+        exchange.bundle(store.path, output=tmp_path / "x")
         assert ask(tmp_path / "x", 4096, device="a100").tier == "exact"
 
     def test_words(self) -> None:
-        assert read_wanted(["a", "M=1", "N=2", "b", "a", "M=3"]) == [
-            Wanted("a", {"M": 1, "N": 2}),
-            Wanted("b", None),
-            Wanted("a", {"M": 3}),
+        assert read_selections(["a", "M=1", "N=2", "b", "a", "M=3"]) == [
+            ("a", {"M": 1, "N": 2}),
+            ("b", None),
+            ("a", {"M": 3}),
         ]
         with pytest.raises(InputError, match="stands before any kernel"):
-            read_wanted(["M=1", "a"])
+            read_selections(["M=1", "a"])
 
 
 class TestRefusals:
-    """Nothing is served from a bundle that is not what was written; no refusal is a traceback."""
+    """Nothing is served from a bundle that was changed, and every refusal is a `BundleError`."""
 
     def test_missing_folder_and_other_files(self, tmp_path: Path) -> None:
         for path in (tmp_path / "nothing", tmp_path):
             with pytest.raises(BundleError, match="cannot read the bundle"):
                 ask(path, 4096)
         (tmp_path / "text").write_text("no archive")
-        with pytest.raises(BundleError, match="damaged, changed or no bundle"):
+        with pytest.raises(BundleError, match="damaged, changed or not a bundle"):
             ask(tmp_path / "text", 4096)
 
     def test_truncated_anywhere(self, bundle: Path) -> None:
@@ -259,7 +260,7 @@ class TestRefusals:
                 ask(bundle, 4096)
 
     def test_a_changed_byte_anywhere(self, bundle: Path) -> None:
-        """Every member is read; a change between members (the archive's own structure) may do no harm."""
+        """Every member is checked; a change in the structure of the archive may be harmless."""
         whole = bundle.read_bytes()
         kernel = ask(bundle, 4096)
         sound = kernel._packed.read()
@@ -308,7 +309,9 @@ class TestRefusals:
 
     def test_a_newer_format(self, bundle: Path) -> None:
         rewrite(bundle, lambda members: members.update({MANIFEST: b'{"format": 2, "other": "things"}'}))
-        with pytest.raises(BundleError, match=r"is a bundle of format 2, this autotile reads 1: upgrade autotile"):
+        with pytest.raises(
+            BundleError, match=r"is a bundle of format 2, this version of autotile reads 1: upgrade autotile"
+        ):
             ask(bundle, 4096)
 
     @pytest.mark.parametrize(
@@ -327,12 +330,12 @@ class TestRefusals:
             seal(members)
 
         rewrite(bundle, change)
-        with pytest.raises(BundleError, match="what it holds of scale is not as expected"):
+        with pytest.raises(BundleError, match="the entry of scale is malformed"):
             ask(bundle, 4096)
 
 
 def seal(members: dict[str, bytes]) -> None:
-    """Write the manifest that a forger would write."""
+    """Write a manifest that matches the changed members."""
     import hashlib
 
     manifest = json.loads(members[MANIFEST])

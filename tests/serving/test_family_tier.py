@@ -1,4 +1,4 @@
-"""What a family's rule serves, and what it never serves."""
+"""Configurations that a family's rule serves, and those that it never serves."""
 
 import subprocess
 import sys
@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Problem, Resources
 from autotile.cuda.toolchain import nvrtc_version
-from autotile.database import winners as shipped_file
 from autotile.database.database import Database
-from autotile.database.families import Families, FamilyProgress
+from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.keys import key_of
-from autotile.database.winners import StoredRule, write_rules_file
+from autotile.database.winners import StoredRule
 from autotile.errors import NotTunedError
+from autotile.exchange import shipped as shipped_file
+from autotile.exchange.shipped import write_rules
 from autotile.families.family import Family, parse_family
 from autotile.families.features import Feature
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split, Tree
@@ -40,21 +41,21 @@ def rule_of(family: Family, configs: tuple[Config, ...], tree: Tree, resources: 
     return FamilyRule(family, tuple(RuleConfig(config, resources, 8) for config in configs), tree, (point,))
 
 
-def learn(shelf: Any, text: str = "n=1000..100000", device: DeviceProperties = H200, **changes: Any) -> None:
-    """Store a rule: SMALL up to 10,000 elements, LARGE beyond; ``changes`` are of the key."""
-    kernel: Kernel = shelf.kernel
+def learn(store: Any, text: str = "n=1000..100000", device: DeviceProperties = H200, **changes: Any) -> None:
+    """Store a rule: SMALL up to 10,000 elements, LARGE above; ``changes`` are of the key."""
+    kernel: Kernel = store.kernel
     problem = Problem(kernel.name, {}, "float32")
     key = replace(key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold"), **changes)
     rule = rule_of(parse_family(kernel.spec, text.split()), (SMALL, LARGE), BY_SIZE)
     with Database.open(read_settings().database) as database:
-        Families(database).save_progress(key, rule.family, device, FamilyProgress({}))
-        Families(database).save_rule(key, device, rule)
+        FamilyStore(database).save_state(key, rule.family, device, FamilyState({}))
+        FamilyStore(database).save_rule(key, device, rule)
 
 
 class TestTier:
-    def test_inside_the_family_the_rule_chooses(self, shelf: Any) -> None:
-        learn(shelf)
-        small, large = shelf.ask(4097), shelf.ask(50_001)
+    def test_inside_the_family_the_rule_chooses(self, store: Any) -> None:
+        learn(store)
+        small, large = store.ask(4097), store.ask(50_001)
         assert (small.tier, small.config) == ("family", SMALL)
         assert (large.tier, large.config) == ("family", LARGE)
         assert large.measurement.time_us == 11.0
@@ -65,49 +66,49 @@ class TestTier:
             "to 12, cold L2) when tuned today."
         )
 
-    def test_exact_comes_first_and_nearest_serves_outside(self, shelf: Any) -> None:
-        shelf.put(4097, DEFAULT)
-        learn(shelf)
-        assert (shelf.ask(4097).tier, shelf.ask(4097).config) == ("exact", DEFAULT)
-        assert (shelf.ask(4098).tier, shelf.ask(4098).config) == ("family", SMALL)
-        assert (shelf.ask(200_000).tier, shelf.ask(200_000).config) == ("nearest", DEFAULT)
+    def test_exact_comes_first_and_nearest_serves_outside(self, store: Any) -> None:
+        store.put(4097, DEFAULT)
+        learn(store)
+        assert (store.ask(4097).tier, store.ask(4097).config) == ("exact", DEFAULT)
+        assert (store.ask(4098).tier, store.ask(4098).config) == ("family", SMALL)
+        assert (store.ask(200_000).tier, store.ask(200_000).config) == ("nearest", DEFAULT)
 
-    def test_of_two_families_the_newest_chooses(self, shelf: Any) -> None:
-        learn(shelf, "n=1..1000000")
-        learn(shelf, "n=40000..60000")
-        assert "n=40000..60000" in shelf.ask(50_000).explain()
-        assert "n=1..1000000" in shelf.ask(30_000).explain()
+    def test_of_two_families_the_newest_chooses(self, store: Any) -> None:
+        learn(store, "n=1..1000000")
+        learn(store, "n=40000..60000")
+        assert "n=40000..60000" in store.ask(50_000).explain()
+        assert "n=1..1000000" in store.ask(30_000).explain()
 
     def test_rules_that_come_with_autotile_serve_behind_the_users(
-        self, shelf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        learn(shelf)
+        learn(store)
         with Database.open(read_settings().database) as database:
-            (stored,) = Families(database).rules()
-        wide = replace(stored, rule=replace(stored.rule, family=parse_family(shelf.kernel.spec, ["n=1..1000000"])))
+            (stored,) = FamilyStore(database).rules()
+        wide = replace(stored, rule=replace(stored.rule, family=parse_family(store.kernel.spec, ["n=1..1000000"])))
         (tmp_path / "families").mkdir()
-        write_rules_file(tmp_path / "families" / "h200.scale.json", [wide])
+        write_rules(tmp_path / "families" / "h200.scale.json", [wide])
         monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
-        assert "n=1000..100000" in shelf.ask(4097).explain()
-        shipped = shelf.ask(200_000)
+        assert "n=1000..100000" in store.ask(4097).explain()
+        shipped = store.ask(200_000)
         assert (shipped.tier, shipped.config) == ("family", LARGE)
         assert "The result came with autotile" in shipped.explain()
 
-    def test_what_breaks_a_rule_gives_way_to_the_next_of_the_leaf(self, shelf: Any) -> None:
-        learn(shelf, "n=1..1000000")
-        shelf.path.write_text(shelf.path.read_text().replace("n >= THREADS * WORK", "n % (THREADS * WORK) == 0"))
-        other = type(shelf)(load_kernel(str(shelf.path)), shelf.path)
+    def test_what_breaks_a_rule_gives_way_to_the_next_of_the_leaf(self, store: Any) -> None:
+        learn(store, "n=1..1000000")
+        store.path.write_text(store.path.read_text().replace("n >= THREADS * WORK", "n % (THREADS * WORK) == 0"))
+        other = type(store)(load_kernel(str(store.path)), store.path)
         assert other.ask(64_000).config == SMALL  # 64,000 is no multiple of 1,024
         assert other.ask(64 * 1024).config == LARGE
         assert other.ask(128 * 3 + 32).tier == "default"
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_strict_serving_takes_no_rule(self, shelf: Any) -> None:
-        shelf.put(200_000, DEFAULT)
-        learn(shelf)
-        assert shelf.ask(4097, device=None).tier == "family"
-        with pytest.raises(NotTunedError, match=r"strict=True takes no fallback \(family\)"):
-            shelf.ask(4097, device=None, strict=True)
+    def test_strict_serving_takes_no_rule(self, store: Any) -> None:
+        store.put(200_000, DEFAULT)
+        learn(store)
+        assert store.ask(4097, device=None).tier == "family"
+        with pytest.raises(NotTunedError, match=r"strict=True allows no fallback \(family\)"):
+            store.ask(4097, device=None, strict=True)
 
 
 class TestNeverServed:
@@ -120,26 +121,26 @@ class TestNeverServed:
             {"dtype": "float64"},
         ],
     )
-    def test_a_rule_of_another_version(self, shelf: Any, changes: dict[str, Any]) -> None:
-        learn(shelf, **changes)
-        assert shelf.ask(4097).tier == "default"
+    def test_a_rule_of_another_version(self, store: Any, changes: dict[str, Any]) -> None:
+        learn(store, **changes)
+        assert store.ask(4097).tier == "default"
 
-    def test_a_rule_of_another_gpu(self, shelf: Any) -> None:
-        learn(shelf, device=replace(device_profile("h100"), source="cuda"))
-        assert shelf.ask(4097).tier == "default"
+    def test_a_rule_of_another_gpu(self, store: Any) -> None:
+        learn(store, device=replace(device_profile("h100"), source="cuda"))
+        assert store.ask(4097).tier == "default"
 
-    def test_a_rule_from_replay_on_the_gpu_itself(self, shelf: Any) -> None:
-        learn(shelf, device=replace(H200, source="replayed"))
-        assert shelf.ask(4097).tier == "default"
+    def test_a_rule_from_replay_on_the_gpu_itself(self, store: Any) -> None:
+        learn(store, device=replace(H200, source="replayed"))
+        assert store.ask(4097).tier == "default"
 
-    def test_what_with_its_registers_does_not_fit(self, shelf: Any) -> None:
-        problem = Problem(shelf.kernel.name, {"n": 4097}, "float32")
-        family = parse_family(shelf.kernel.spec, ["n=1..10000"])
-        key = replace(key_of(shelf.kernel, problem, H200, nvrtc_version="13.0", l2_mode="cold"), sizes={})
+    def test_what_with_its_registers_does_not_fit(self, store: Any) -> None:
+        problem = Problem(store.kernel.name, {"n": 4097}, "float32")
+        family = parse_family(store.kernel.spec, ["n=1..10000"])
+        key = replace(key_of(store.kernel, problem, H200, nvrtc_version="13.0", l2_mode="cold"), sizes={})
         for registers, expected in ((64, SMALL), (400, DEFAULT)):
             rule = rule_of(family, (SMALL,), Leaf((0,)), Resources(registers, 0, 0, 0, 0))
             stored = StoredRule(key, H200, rule, NOW)
-            assert choose(shelf.kernel, problem, H200, "13.0", [], rules=[stored]).config == expected
+            assert choose(store.kernel, problem, H200, "13.0", [], rules=[stored]).config == expected
 
 
 TILED = load_kernel("matmul_tiled")
@@ -172,11 +173,11 @@ def test_whatever_the_sizes_and_the_order_what_is_served_is_valid(
         assert choice.tier == "default"
 
 
-def test_a_rule_does_not_load_what_learning_needs(shelf: Any) -> None:
-    learn(shelf)
+def test_a_rule_does_not_load_what_learning_needs(store: Any) -> None:
+    learn(store)
     code = (
         "import sys, autotile\n"
-        f"kernel = autotile.get_best_kernel({str(shelf.path)!r}, n=4097, device='h200')\n"
+        f"kernel = autotile.get_best_kernel({str(store.path)!r}, n=4097, device='h200')\n"
         "assert kernel.tier == 'family', kernel.tier\n"
         "print([name for name in ('scipy', 'sqlalchemy', 'optuna') if name in sys.modules])"
     )

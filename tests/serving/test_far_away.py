@@ -1,14 +1,14 @@
-"""What is served far from where anything was tuned: what a search would try there."""
+"""Far from all tuned sizes, only configurations are served that a search would try there."""
 
 import pytest
 
 from autotile.core.device import device_profile
 from autotile.core.model import Problem
-from autotile.database.winners import shipped_winners
+from autotile.exchange.shipped import shipped_winners
 from autotile.kernel.library import load_kernel
 from autotile.serving.choice import choose
-from autotile.space.limits import check_config, is_worth_a_trial
-from autotile.space.space import feasible_space
+from autotile.space.limits import check_config, meets_heuristics
+from autotile.space.search_space import feasible_space
 
 KERNELS = ("sgemm", "sgemm_ws", "gemm_mma", "sgemm_bf16x6", "gemm_wgmma")
 H200 = device_profile("h200")
@@ -31,7 +31,7 @@ def test_a_winner_of_far_smaller_products_is_not_served(device: str, size: int) 
     ]
     assert small
     chosen = choose(kernel, problem, properties, small[0].key.nvrtc_version, small)
-    assert is_worth_a_trial(kernel.spec, chosen.config, problem.sizes, properties)
+    assert meets_heuristics(kernel.spec, chosen.config, problem.sizes, properties)
 
 
 def test_a_winner_nearby_is_served_though_a_search_would_not_try_it() -> None:
@@ -48,7 +48,7 @@ def test_a_winner_nearby_is_served_though_a_search_would_not_try_it() -> None:
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("sizes", [(2, 4096, 4096), (64, 64, 8192), (16, 4096, 7168), (4096, 16, 512)])
 def test_an_untuned_kernel_is_served_as_a_search_would_begin(name: str, sizes: tuple[int, int, int]) -> None:
-    """And there is always a space to search where anything is right."""
+    """If any configuration is valid, there is a space to search."""
     kernel = load_kernel(name)
     problem = problem_of(name, **dict(zip("MNK", sizes, strict=True)))
     chosen = choose(kernel, problem, H200, "13.0", [])

@@ -1,4 +1,4 @@
-"""Launching what is served: arrays of every library, outputs, scalars, streams, and what is refused."""
+"""Launches of served kernels: arrays of every library, outputs, scalars, streams, and errors."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -104,7 +104,7 @@ outputs = { y = "factor * x" }
 
 
 class ByInterface:
-    """An array of a library that only has ``__cuda_array_interface__``, as Numba's."""
+    """An array with nothing but ``__cuda_array_interface__``, as in Numba."""
 
     def __init__(self, array: Any) -> None:
         self.__cuda_array_interface__ = array.__cuda_array_interface__
@@ -112,7 +112,7 @@ class ByInterface:
 
 
 class ByDLPack:
-    """An array of a library that only has DLPack."""
+    """An array with nothing but DLPack."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -152,7 +152,7 @@ def blend(blend_toml: Path) -> BoundKernel:
 
 @pytest.fixture
 def arrays(cp: Any) -> Callable[..., tuple[Any, Any, Any]]:
-    """Fresh x and total, and an out that is poisoned."""
+    """New arrays x and total, and a poisoned out."""
 
     def make(dtype: Any = np.float32) -> tuple[Any, Any, Any]:
         generator = np.random.default_rng(0)
@@ -287,13 +287,13 @@ class TestRefusals:
             pytest.skip("one GPU only")
         with cp.cuda.Device(1):
             x, _, _ = arrays()
-        with pytest.raises(ArgumentError, match="x is on CUDA device 1, but the kernel serves device 0"):
+        with pytest.raises(ArgumentError, match="x is on CUDA device 1, but the kernel is bound to device 0"):
             blend(x)
 
 
 class TestStreams:
     def test_the_stream_that_is_given(self, blend: BoundKernel, arrays: Any, cp: Any) -> None:
-        """Captured on that stream, the launch runs when the graph does and not before."""
+        """A launch that is captured on the stream runs with the graph, and not before."""
         x, total, out = arrays()
         blend(x, total, out)  # loads the kernel, which a capture does not allow
         out.fill(np.nan)
@@ -356,7 +356,7 @@ class TestStreams:
 
 class TestSharedMemory:
     def test_more_than_48_kib_is_verified_and_launched(self, stage_toml: Path, cp: Any) -> None:
-        """Every tile that the device can hold, also where only static and dynamic together pass 48 KiB."""
+        """All tiles that fit on the device, also if only static and dynamic memory together exceed 48 KiB."""
         options = TuneOptions(sampler="brute-force", discard=False, finals=0)
         result = autotile.tune(str(stage_toml), n=100_000, options=options)
         limit = live_device().smem_per_block_optin_bytes

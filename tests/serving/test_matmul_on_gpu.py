@@ -1,4 +1,4 @@
-"""`matmul` on a device: every layout, batch and type against float64, in CuPy's and PyTorch's arrays."""
+"""`matmul` on a device: all layouts, batches and dtypes against float64, with CuPy and PyTorch arrays."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def test_stacks_and_what_is_added_to(torch: Any, dtype: str) -> None:
 
 
 def test_float32_on_the_cuda_cores_alone(torch: Any) -> None:
-    """Of elements so small, bfloat16 has no part but the first: IEEE fp32 arithmetic keeps them whole."""
+    """The lower bfloat16 parts of elements this small underflow; IEEE fp32 arithmetic keeps full precision."""
     a, b = torch.full((96, 64), 2.0**-126 * (1 + 2.0**-10), device="cuda"), torch.ones((64, 80), device="cuda")
     result = autotile.matmul(a, b, emulate=False)
     expected = a.double() @ b.double()
@@ -62,7 +62,7 @@ def test_float32_on_the_cuda_cores_alone(torch: Any) -> None:
 
 @pytest.mark.parametrize("name", sorted(EMULATED))
 def test_float32_is_as_accurate_from_parts(torch: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For long sums, beside what cuBLAS makes of them; by no other kernel."""
+    """For long sums, compared with cuBLAS; the kernel under test is the only one."""
     monkeypatch.setattr("autotile.serving.matmul.KERNELS", (name,))
     a, b = (torch.randn(s, device="cuda") for s in ((256, 8192), (8192, 384)))
     exact = a.double() @ b.double()

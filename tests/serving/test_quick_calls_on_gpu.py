@@ -1,4 +1,4 @@
-"""Calls in a hot loop: quick ones do what careful ones do, on every stream and thread, and refuse the same."""
+"""The fast path of calls: same results and errors as a checked call, on every stream and in every thread."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotile.cuda import launch as launch_graph
+from autotile.cuda import function as launch_graph
 from autotile.errors import ArgumentError
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import forget_served, get_best_kernel
@@ -160,7 +160,7 @@ def test_a_parameter_of_a_module_is_a_tensor(tally: BoundKernel) -> None:
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_captured_by_cupy(tally: BoundKernel, cp: Any, warm: bool) -> None:
-    """Also at its first call, which loads the kernel and allocates its workspaces."""
+    """Also in the first call, which loads the kernel and allocates its workspaces."""
     x, y = _random(cp, 0), cp.zeros(N, np.float32)
     if warm:
         tally(x, y)
@@ -202,7 +202,7 @@ def test_a_stream_is_ready_though_its_first_launch_was_captured(tally: BoundKern
         stream.begin_capture()
         tally(x, y)
         graph = stream.end_capture()
-        workspaces = tally._caller.workspaces.current()
+        workspaces = tally._launcher.arguments.workspaces.current()  # type: ignore[union-attr]
         counted.append(int(workspaces.arrays[0].get()[0]))
         tally(x, y)
         counted.append(int(workspaces.arrays[0].get()[0]))
@@ -266,7 +266,7 @@ def test_bound_launches_follow_the_current_stream(tally: BoundKernel, cp: Any) -
 
 @pytest.mark.parametrize("on_null", [True, False])
 def test_launches_that_became_graphs(tally: BoundKernel, cp: Any, on_null: bool) -> None:
-    """They see what the arrays hold now, also where they are captured as part of another graph."""
+    """They read the current content of the arrays, also if they are captured into another graph."""
     stream = cp.cuda.Stream.null if on_null else cp.cuda.Stream(non_blocking=True)
     with stream:
         pairs = [(_random(cp, seed), cp.zeros(N, np.float32)) for seed in range(6)]
@@ -280,8 +280,8 @@ def test_launches_that_became_graphs(tally: BoundKernel, cp: Any, on_null: bool)
             pairs[0][1].fill(np.nan)
             launch()
             cp.testing.assert_array_equal(pairs[0][1], 2 * pairs[0][0])
-        lane = tally._launching._lanes.by_stream[stream.ptr]  # type: ignore[union-attr]
-        assert len(lane.graphs) == len(pairs)
+        state = tally._launcher._states.by_stream[stream.ptr]  # type: ignore[union-attr]
+        assert len(state.graphs) == len(pairs)
         if not on_null:
             (x, y), (_, z) = pairs[0], pairs[1]
             stream.begin_capture()
@@ -295,12 +295,12 @@ def test_launches_that_became_graphs(tally: BoundKernel, cp: Any, on_null: bool)
 
 
 def test_launches_let_go_of_while_a_stream_is_captured(tally: BoundKernel, cp: Any) -> None:
-    """By the thread that captures and by another, in the mode in which CUDA forbids most: the capture stays whole."""
+    """By the capturing thread or another one, in the strictest capture mode; the capture stays valid."""
     pairs = [(_random(cp, seed), cp.zeros(N, np.float32)) for seed in range(4)]
     with cp.cuda.Stream(non_blocking=True) as stream:
         for x, y in pairs * 3:
             tally(x, y)
-        graphs = tally._launching._lanes.by_stream[stream.ptr].graphs  # type: ignore[union-attr]
+        graphs = tally._launcher._states.by_stream[stream.ptr].graphs  # type: ignore[union-attr]
         stream.synchronize()
         stream.begin_capture(cp.cuda.runtime.streamCaptureModeGlobal)
         tally(*pairs[0])
@@ -359,5 +359,5 @@ def test_launches_without_graphs(tally: BoundKernel, cp: Any, monkeypatch: pytes
     x, y = _random(cp, 0), cp.zeros(N, np.float32)
     for _ in range(4):
         tally(x, y)
-    assert not tally._launching._lanes.by_stream[0].graphs  # type: ignore[union-attr]
+    assert not tally._launcher._states.by_stream[0].graphs  # type: ignore[union-attr]
     np.testing.assert_array_equal(y.get(), 2 * x.get())

@@ -1,4 +1,4 @@
-"""Launches without a device: the parameters that they are made from, and from which thread and device they are made."""
+"""Launches without a device: their parameters, threads, devices and graphs."""
 
 import ctypes
 import threading
@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotile.cuda.launch import ParameterBlock
-from autotile.kernel.launch import TensorMap
-from autotile.serving import launching
-from autotile.serving import stream_state as lanes
-from autotile.serving.arrays import Facts, Slot
-from autotile.serving.launching import Given, Launching
-from autotile.serving.stream_state import Lane, MapPlace, Places, StreamWorkspaces
+from autotile.cuda.function import ParameterBlock
+from autotile.kernel.tensor_maps import TensorMap
+from autotile.serving import launching, stream_state
+from autotile.serving.arrays import ArraySpec, Signature
+from autotile.serving.launching import CheckedArrays, Launcher
+from autotile.serving.stream_state import ParameterLayout, StreamState, StreamWorkspaces, TensorMapPlace
 
 
 def test_tensor_maps_follow_the_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,17 +26,17 @@ def test_tensor_maps_follow_the_addresses(monkeypatch: pytest.MonkeyPatch) -> No
         made.append(pointer)
         return np.frombuffer(pointer.to_bytes(8, "little") * 16, np.dtype((np.void, 128)))
 
-    monkeypatch.setattr(lanes, "encode_tensor_map", encode)
+    monkeypatch.setattr(stream_state, "encode_tensor_map", encode)
     tensor_map = TensorMap("A_map", "A", "float32", (8, 8), (8, 8), (1, 1), 0, 0)
     block = ParameterBlock([np.uint64(1), encode(tensor_map, 2), np.int32(3)], spare_words=2)
     address, place, number = block.starts
     spare = len(block.words) - 1
     launched: list[tuple[int, int, int]] = []
-    places = Places((spare, address), (MapPlace(spare, place, tensor_map),))
-    lane = Lane(lambda *launch: launched.append(launch), block, places, None)
+    layout = ParameterLayout((spare, address), (TensorMapPlace(spare, place, tensor_map),))
+    state = StreamState(lambda *launch: launched.append(launch), block, layout, None)
     made.clear()
     for mapped, other in ((64, 128), (64, 256), (32, 256)):
-        lane.launch(7, (mapped, other))
+        state.launch(7, (mapped, other))
         assert launched.pop() == (7, block.address, 0)
         assert block.words[address] == other
         assert list(block.words[place : place + 16]) == [mapped] * 16
@@ -46,7 +45,7 @@ def test_tensor_maps_follow_the_addresses(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_parameters_lie_as_the_driver_reads_them() -> None:
-    """Each address is that of a value, and what is wider than a word starts on 64 bytes."""
+    """Each address is that of a value, and values wider than a word are aligned to 64 bytes."""
     wide = np.arange(16, dtype=np.uint64)
     block = ParameterBlock([np.float32(1.5), np.uint64(7), wide, np.int32(-2)], spare_words=1)
     addresses = np.frombuffer((ctypes.c_uint64 * 4).from_address(block.address), np.uint64)
@@ -60,7 +59,7 @@ def test_parameters_lie_as_the_driver_reads_them() -> None:
 
 
 class Cuda:
-    """A CUDA library of two devices, as far as a launch asks it: who has a context, what is current, what was launched.
+    """The part of CuPy that launches use, with two devices: contexts of threads, current device, launches.
 
     An array is a `SimpleNamespace` whose ``place`` is its device.
     """
@@ -102,20 +101,20 @@ class Cuda:
 
 
 class Arrays:
-    """The library of those arrays; its current stream is number 7."""
+    """Library of those arrays, whose current stream is 7."""
 
-    def slot(self, *_: Any) -> Slot:
-        return Slot(((),), ("float32",))
+    def spec(self, *_: Any) -> ArraySpec:
+        return ArraySpec(((),), ("float32",))
 
     def stream(self, _: int) -> int:
         return 7
 
-    def facts(self, arrays: Sequence[Any]) -> Facts:
+    def signature(self, arrays: Sequence[Any]) -> Signature:
         return tuple((id(array), (), "float32", True, array.place) for array in arrays)
 
 
 class OneIn:
-    """A `Caller` of a kernel that reads one array and writes another."""
+    """`CallArguments` of a kernel that reads one array and writes another."""
 
     workspaces = StreamWorkspaces(())
     geometry = None
@@ -129,11 +128,11 @@ class OneIn:
     def pack(self, *_: Any) -> tuple[Any, ...]:
         return np.uint64(1), np.uint64(2)
 
-    def slots(self, library: Arrays) -> tuple[Slot, ...]:
-        return library.slot(), library.slot()
+    def array_specs(self, library: Arrays) -> tuple[ArraySpec, ...]:
+        return library.spec(), library.spec()
 
-    def places(self, *_: Any) -> Places:
-        return Places((0, 1), ())
+    def layout(self, *_: Any) -> ParameterLayout:
+        return ParameterLayout((0, 1), ())
 
 
 @pytest.fixture
@@ -150,39 +149,39 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return cuda
 
 
-def launch_carefully(kernel: Launching, caller: OneIn, cuda: Cuda, index: int, array: Any) -> None:
+def launch_checked(kernel: Launcher, arguments: OneIn, cuda: Cuda, index: int, array: Any) -> None:
     with cuda.Device(index):
-        kernel.carefully(Given({}, caller.complete([array])), {})
+        kernel._launch_checked(CheckedArrays({}, arguments.complete([array])), {})
 
 
 def test_an_output_left_out_is_no_reason_to_leave_the_device(cuda: Cuda) -> None:
-    """On a second device that is not the current one, a call is not quick, and nothing is allocated elsewhere."""
-    caller, array = OneIn(cuda), SimpleNamespace(place=1)
-    kernel = Launching(caller, SimpleNamespace(pointer=0), 1, with_graphs=False)  # type: ignore[arg-type]
-    assert kernel.quickly([array]) is None
-    launch_carefully(kernel, caller, cuda, 1, array)
+    """On a second device that is not current, the fast path does not apply, and nothing is allocated elsewhere."""
+    arguments, array = OneIn(cuda), SimpleNamespace(place=1)
+    kernel = Launcher(arguments, SimpleNamespace(pointer=0), 1, with_graphs=False)  # type: ignore[arg-type]
+    assert kernel.launch_fast([array]) is None
+    launch_checked(kernel, arguments, cuda, 1, array)
     cuda.current = 0
-    assert kernel.quickly([array]) is None
+    assert kernel.launch_fast([array]) is None
     cuda.current = 1
-    launched = kernel.quickly([array])
+    launched = kernel.launch_fast([array])
     assert launched is not None
     assert [one.place for one in launched] == [1, 1]
     assert cuda.launched == [(1, 7)] * 2
 
 
 def test_a_thread_without_a_context_gets_one(cuda: Cuda) -> None:
-    """Also where it has the number of one that ended: threads are told apart by more than that."""
+    """Also if its identifier is that of a thread that has ended."""
     cuda.devices = 1
-    caller, array = OneIn(cuda), SimpleNamespace(place=0)
-    kernel = Launching(caller, SimpleNamespace(pointer=0), 0, with_graphs=False)  # type: ignore[arg-type]
+    arguments, array = OneIn(cuda), SimpleNamespace(place=0)
+    kernel = Launcher(arguments, SimpleNamespace(pointer=0), 0, with_graphs=False)  # type: ignore[arg-type]
     quick: list[bool] = []
 
     def call() -> None:
         cuda.context_of.pop(threading.get_ident(), None)
         for _ in range(2):
-            quick.append(kernel.quickly([array]) is not None)
+            quick.append(kernel.launch_fast([array]) is not None)
             if not quick[-1]:
-                launch_carefully(kernel, caller, cuda, 0, array)
+                launch_checked(kernel, arguments, cuda, 0, array)
 
     for _ in range(3):
         thread = threading.Thread(target=call)
@@ -195,9 +194,9 @@ def test_a_thread_without_a_context_gets_one(cuda: Cuda) -> None:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_bound_launch_in_another_thread_and_with_another_device_current(cuda: Cuda, devices: int) -> None:
     cuda.devices, index = devices, devices - 1
-    caller = OneIn(cuda)
-    kernel = Launching(caller, SimpleNamespace(pointer=0), index, with_graphs=False)  # type: ignore[arg-type]
-    launch = kernel.bound(Given({}, (SimpleNamespace(place=index),) * 2), {})
+    arguments = OneIn(cuda)
+    kernel = Launcher(arguments, SimpleNamespace(pointer=0), index, with_graphs=False)  # type: ignore[arg-type]
+    launch = kernel._bind_checked(CheckedArrays({}, (SimpleNamespace(place=index),) * 2), {})
     cuda.current = 0
     with ThreadPoolExecutor(1) as pool:
         pool.submit(launch).result()
@@ -210,19 +209,19 @@ def test_an_error_of_the_driver_is_told(cuda: Cuda, monkeypatch: pytest.MonkeyPa
         raise cuda.CUDADriverError("CUDA_ERROR_INVALID_VALUE")
 
     monkeypatch.setattr(cuda, "launch", refuse)
-    kernel = Launching(OneIn(cuda), SimpleNamespace(pointer=0), 0, with_graphs=False)  # type: ignore[arg-type]
-    launch = kernel.bound(Given({}, (SimpleNamespace(place=0),) * 2), {})
+    kernel = Launcher(OneIn(cuda), SimpleNamespace(pointer=0), 0, with_graphs=False)  # type: ignore[arg-type]
+    launch = kernel._bind_checked(CheckedArrays({}, (SimpleNamespace(place=0),) * 2), {})
     with pytest.raises(RuntimeError, match="INVALID_VALUE"):
         launch()
 
 
 class Graphs:
-    """Makes graphs, numbered from 1, until told to make no more."""
+    """Makes graphs, numbered from 1, unless ``refuses`` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = self.made = 0
         self.refuses = False
-        monkeypatch.setattr(lanes, "make_launch_graph", self._make)
+        monkeypatch.setattr(stream_state, "make_launch_graph", self._make)
 
     def _make(self, *_: Any) -> Any:
         self.asked += 1
@@ -238,25 +237,25 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
 
 
 @pytest.fixture
-def lane() -> Lane:
+def state() -> StreamState:
     block = ParameterBlock([np.uint64(1)])
-    return Lane(lambda *_: None, block, Places((0,), ()), None)
+    return StreamState(lambda *_: None, block, ParameterLayout((0,), ()), None)
 
 
 def test_a_launch_that_comes_again_becomes_a_graph(cuda: Cuda, graphs: Graphs) -> None:
-    """And is launched as one, but while its stream is captured, where graphs are not allowed."""
-    caller, arrays = OneIn(cuda), [SimpleNamespace(place=0), SimpleNamespace(place=0)]
-    kernel = Launching(caller, SimpleNamespace(pointer=0), 0, with_graphs=True)  # type: ignore[arg-type]
-    launch_carefully(kernel, caller, cuda, 0, arrays[0])
+    """And is launched as one, except while its stream is captured, when graphs are not allowed."""
+    arguments, arrays = OneIn(cuda), [SimpleNamespace(place=0), SimpleNamespace(place=0)]
+    kernel = Launcher(arguments, SimpleNamespace(pointer=0), 0, with_graphs=True)  # type: ignore[arg-type]
+    launch_checked(kernel, arguments, cuda, 0, arrays[0])
     cuda.devices, direct, graph = 1, (0, 7), (1, 7)
     for expected in (direct, direct, graph, graph):
         cuda.launched.clear()
-        assert kernel.quickly(arrays) is arrays
+        assert kernel.launch_fast(arrays) is arrays
         assert cuda.launched == [expected]
     cuda.captured.add(7)
     for both in (arrays, arrays[::-1], arrays[::-1], arrays[::-1]):
         cuda.launched.clear()
-        assert kernel.quickly(both) is both
+        assert kernel.launch_fast(both) is both
         assert cuda.launched == [direct]
     assert graphs.made == 1
 
@@ -265,10 +264,10 @@ def test_a_bound_launch_becomes_a_graph_of_each_stream(
     cuda: Cuda, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda.devices = 1
-    kernel = Launching(OneIn(cuda), SimpleNamespace(pointer=0), 0, with_graphs=True)  # type: ignore[arg-type]
+    kernel = Launcher(OneIn(cuda), SimpleNamespace(pointer=0), 0, with_graphs=True)  # type: ignore[arg-type]
     current = [7]
     monkeypatch.setattr(Arrays, "stream", lambda *_: current[0])
-    launch = kernel.bound(Given({}, (SimpleNamespace(place=0),) * 2), {})
+    launch = kernel._bind_checked(CheckedArrays({}, (SimpleNamespace(place=0),) * 2), {})
     for current[0] in (7, 7, 7, 8, 8, 8, 7):
         launch()
     assert cuda.launched == [(0, 7), (0, 7), (1, 7), (0, 8), (0, 8), (2, 8), (1, 7)]
@@ -277,75 +276,75 @@ def test_a_bound_launch_becomes_a_graph_of_each_stream(
     assert cuda.launched[-1] == (0, 7)
 
 
-def test_arrays_that_never_come_again_cost_no_graphs(lane: Lane, graphs: Graphs) -> None:
+def test_arrays_that_never_come_again_cost_no_graphs(state: StreamState, graphs: Graphs) -> None:
     for pointer in range(10_000):
-        lane.keep_as_graph(0, (pointer,))
+        state.keep_as_graph(0, (pointer,))
     assert graphs.made == 0
 
 
-def test_many_arrays_in_turn_make_few_graphs(lane: Lane, graphs: Graphs) -> None:
-    """More than are kept: those in use stay, and what made none would make others only after a long time."""
+def test_many_arrays_in_turn_make_few_graphs(state: StreamState, graphs: Graphs) -> None:
+    """If there are more than can be kept, those that were made stay for a long time."""
     for _ in range(50):
         for pointer in range(40):
-            if (pointer,) not in lane.graphs:
-                lane.keep_as_graph(0, (pointer,))
-    assert graphs.made == len(lane.graphs) == 32
+            if (pointer,) not in state.graphs:
+                state.keep_as_graph(0, (pointer,))
+    assert graphs.made == len(state.graphs) == 32
 
 
-def test_graphs_of_arrays_that_are_gone_give_way(lane: Lane, graphs: Graphs) -> None:
+def test_graphs_of_arrays_that_are_gone_give_way(state: StreamState, graphs: Graphs) -> None:
     for start in (0, 100):
         for _ in range(1000):
             for pointer in range(start, start + 32):
-                if (pointer,) not in lane.graphs:
-                    lane.keep_as_graph(0, (pointer,))
-        assert set(lane.graphs) == {(pointer,) for pointer in range(start, start + 32)}
+                if (pointer,) not in state.graphs:
+                    state.keep_as_graph(0, (pointer,))
+        assert set(state.graphs) == {(pointer,) for pointer in range(start, start + 32)}
     assert graphs.made == 64
 
 
-def test_patience_begins_anew_with_each_graph(lane: Lane, graphs: Graphs) -> None:
-    """Launches long ago on arrays that never came again say nothing about the graphs in use now."""
+def test_patience_begins_anew_with_each_graph(state: StreamState, graphs: Graphs) -> None:
+    """Earlier launches on arrays that never came again do not affect the graphs in use."""
     for pointer in range(2000):
-        lane.keep_as_graph(0, (-pointer,))
+        state.keep_as_graph(0, (-pointer,))
     for _ in range(2):
         for pointer in range(1, 33):
-            lane.keep_as_graph(0, (pointer,))
+            state.keep_as_graph(0, (pointer,))
     for _ in range(2):
         for pointer in range(100, 150):
-            lane.keep_as_graph(0, (pointer,))
+            state.keep_as_graph(0, (pointer,))
     assert graphs.made == 32
-    assert (1,) in lane.graphs
+    assert (1,) in state.graphs
 
 
-def test_what_is_refused_is_asked_for_again_after_a_long_time(lane: Lane, graphs: Graphs) -> None:
+def test_what_is_refused_is_asked_for_again_after_a_long_time(state: StreamState, graphs: Graphs) -> None:
     graphs.refuses = True
     for _ in range(5000):
-        lane.keep_as_graph(0, (1,))
-    assert not lane.graphs
+        state.keep_as_graph(0, (1,))
+    assert not state.graphs
     assert graphs.asked == 3
     graphs.refuses = False
     for _ in range(2048):
-        lane.keep_as_graph(0, (1,))
-    assert (1,) in lane.graphs
+        state.keep_as_graph(0, (1,))
+    assert (1,) in state.graphs
 
 
 def test_a_careful_launch_leaves_the_graphs_alone(cuda: Cuda, graphs: Graphs) -> None:
-    """As calls with ``stream=`` are, which may come in turn with quick ones, also while the stream is captured."""
+    """As calls with ``stream=`` are, which may alternate with fast ones, also while the stream is captured."""
     cuda.devices = 1
-    caller, arrays = OneIn(cuda), [SimpleNamespace(place=0), SimpleNamespace(place=0)]
-    kernel = Launching(caller, SimpleNamespace(pointer=0), 0, with_graphs=True)  # type: ignore[arg-type]
+    arguments, arrays = OneIn(cuda), [SimpleNamespace(place=0), SimpleNamespace(place=0)]
+    kernel = Launcher(arguments, SimpleNamespace(pointer=0), 0, with_graphs=True)  # type: ignore[arg-type]
     for _ in range(4):
-        launch_carefully(kernel, caller, cuda, 0, arrays[0])
+        launch_checked(kernel, arguments, cuda, 0, arrays[0])
         for _ in range(3):
-            kernel.quickly(arrays)
+            kernel.launch_fast(arrays)
     assert graphs.made == 1
     assert cuda.launched[-3:] == [(1, 7)] * 3
 
 
 def test_without_graphs_none_is_asked_for(cuda: Cuda, graphs: Graphs) -> None:
-    caller, arrays = OneIn(cuda), [SimpleNamespace(place=0), SimpleNamespace(place=0)]
-    kernel = Launching(caller, SimpleNamespace(pointer=0), 0, with_graphs=False)  # type: ignore[arg-type]
-    launch_carefully(kernel, caller, cuda, 0, arrays[0])
+    arguments, arrays = OneIn(cuda), [SimpleNamespace(place=0), SimpleNamespace(place=0)]
+    kernel = Launcher(arguments, SimpleNamespace(pointer=0), 0, with_graphs=False)  # type: ignore[arg-type]
+    launch_checked(kernel, arguments, cuda, 0, arrays[0])
     cuda.devices = 1
     for _ in range(5):
-        kernel.quickly(arrays)
+        kernel.launch_fast(arrays)
     assert graphs.asked == 0

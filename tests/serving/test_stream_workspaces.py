@@ -1,4 +1,4 @@
-"""Workspaces of streams, without a device: whose memory is filled when, and how long it is kept."""
+"""Workspaces of streams, without a device: allocation, initialization and lifetime."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotile.kernel.launch import Workspace
+from autotile.kernel.arguments import Workspace
 from autotile.serving import stream_state as stream_workspaces
 from autotile.serving.stream_state import StreamWorkspaces
 
@@ -15,7 +15,7 @@ EMPTY = Workspace("empty", "float32", (0, 4), zeroed=False)
 
 
 class Stream:
-    """A stream that notes what is done on it."""
+    """A stream that records the operations on it."""
 
     def __init__(self, cuda: "Cuda", pointer: int, *, captured: bool = False) -> None:
         self.cuda, self.ptr, self.captured = cuda, pointer, captured
@@ -36,7 +36,7 @@ class Stream:
 
 
 class Cuda:
-    """CuPy, as far as workspaces ask it."""
+    """The part of CuPy that workspaces use."""
 
     def __init__(self) -> None:
         self.cuda = self
@@ -89,8 +89,8 @@ def test_what_is_filled_for_a_captured_stream_is_no_part_of_its_graph(cuda: Cuda
 @pytest.mark.parametrize("captured", [False, True])
 def test_what_a_graph_may_use_is_never_given_back(cuda: Cuda, captured: bool) -> None:
     workspaces = StreamWorkspaces((COUNTER,))
-    for _ in range(stream_workspaces._MOST_STREAMS + 8):
+    for _ in range(stream_workspaces._MAX_WORKSPACE_SETS + 8):
         with cuda.Stream(captured=captured):
             workspaces.current()
-    assert len(workspaces._sets) == stream_workspaces._MOST_STREAMS
-    assert len(workspaces._captured) == captured * (stream_workspaces._MOST_STREAMS + 8)
+    assert len(workspaces._sets) == stream_workspaces._MAX_WORKSPACE_SETS
+    assert len(workspaces._captured) == captured * (stream_workspaces._MAX_WORKSPACE_SETS + 8)

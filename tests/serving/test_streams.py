@@ -1,4 +1,4 @@
-"""Streams of any library, as a call takes them."""
+"""Streams of all libraries, as arguments of a call."""
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -27,7 +27,7 @@ class CupyStream:
 
 
 class ExternalStream(CupyStream):
-    """CuPy's own name for a stream of somebody else."""
+    """CuPy's class of a stream of another library."""
 
 
 entered: list[object] = []
@@ -66,14 +66,14 @@ def test_what_is_no_stream(stream: Any) -> None:
 
 
 class Tensor:
-    """A tensor of PyTorch, as far as streams ask it."""
+    """The part of a PyTorch tensor that streams use."""
 
     is_cuda, device = True, "cuda:1"
 
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch, whose current stream is number 5; the streams that it is told to work on are noted."""
+    """PyTorch with the current stream 5; the streams that are made current are recorded."""
 
     def stream(chosen: str) -> AbstractContextManager[None]:
         entered.append(chosen)
@@ -95,6 +95,6 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["none", "named", "null"],
 )
 def test_tensors_are_worked_on_by_both_libraries(stream: Any, expected: list[object]) -> None:
-    """PyTorch would take the address 0 of the default stream for no address."""
+    """PyTorch would treat the handle 0 of the default stream as no handle."""
     with arrays.on_stream([object(), Tensor()], stream):
         assert entered == expected

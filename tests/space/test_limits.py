@@ -10,7 +10,7 @@ from spec_samples import make_spec
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.space.limits import LIMITS, check_config
 from autotile.space.occupancy import occupancy
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 H200 = device_profile("h200")
 G80 = device_profile("g80")
@@ -58,11 +58,14 @@ def test_the_limits_and_their_order() -> None:
         ({"grid": [1, 65536]}, "grid_dims: a grid of 1 x 65,536 blocks"),
         ({"grid": ["N - 4096"]}, "grid_dims: a grid of 0 blocks"),
         ({"min_registers": 255}, ""),
-        ({"min_registers": 256}, "registers: at least 256 registers a thread for 32 threads, NVIDIA H200 allows 255 a"),
+        (
+            {"min_registers": 256},
+            "registers: at least 256 registers per thread for 32 threads, NVIDIA H200 allows 255 per",
+        ),
         ({"block": [512], "min_registers": 128}, ""),
         (
             {"block": [512], "min_registers": 129},
-            "registers: at least 129 registers a thread for 512 threads, NVIDIA H200 allows 255 a thread and 65,536 a",
+            "registers: at least 129 registers per thread for 512 threads, NVIDIA H200 allows 255 per thread and",
         ),
         ({"static_smem_bytes": 49_152, "dynamic_smem_bytes": 183_296}, ""),
         (
@@ -93,11 +96,11 @@ def test_occupancy_counts_what_the_file_declares() -> None:
 
 
 def test_registers_are_handed_out_in_units() -> None:
-    """Fits by plain product, but not once each warp's registers are rounded up to the device's unit."""
+    """Fits by the plain product, but not after rounding up the registers of each warp to the allocation unit."""
     launch = {"block": [32 * 9], "min_registers": 224}
     assert H200.registers_per_block >= 32 * 9 * 224
     assert reason(launch) == (
-        "occupancy: no block fits on an SM of NVIDIA H200: 288 threads, at least 224 registers a thread, 0 bytes of "
+        "occupancy: no block fits on an SM of NVIDIA H200: 288 threads, at least 224 registers per thread, 0 bytes of "
         "shared memory; limited by registers"
     )
 

@@ -19,8 +19,8 @@ TILE_16 = 2 * 16 * 16 * 4
 """Bytes of two 16x16 fp32 tiles, one of each factor."""
 TILE_32 = 2 * 32 * 32 * 4
 
-# threads, registers, bytes of shared memory -> blocks by threads, registers, shared memory and block slots, as
-# NVIDIA's cuda_occupancy.h (CUDA 13) gives them
+# threads, registers, bytes of shared memory -> blocks by threads, registers, shared memory and block slots, from
+# NVIDIA's cuda_occupancy.h (CUDA 13)
 NVIDIA_ANSWERS = [
     ("7.0", (256, 40, 0), (8, 6, UNLIMITED, 32)),
     ("7.0", (1024, 64, 49152), (2, 1, 2, 32)),

@@ -5,7 +5,7 @@ import pytest
 from autotile.core.device import device_profile
 from autotile.core.model import LaunchGeometry, Resources
 from autotile.kernel.spec import Limits
-from autotile.space.limits import compiled_occupancy, resource_fault
+from autotile.space.limits import compiled_occupancy, resource_violation
 
 H200 = device_profile("h200")
 LENIENT = Limits(min_occupancy=0.0, max_spill_bytes=None)
@@ -17,7 +17,7 @@ def fault(
     limits: Limits = LENIENT, geometry: LaunchGeometry = GEOMETRY, resources: Resources = RESOURCES, gpu: str = "h200"
 ) -> str:
     device = device_profile(gpu)
-    return resource_fault(limits, geometry, resources, compiled_occupancy(geometry, resources, device), device)
+    return resource_violation(limits, geometry, resources, compiled_occupancy(geometry, resources, device), device)
 
 
 def test_static_and_dynamic_shared_memory_add_up() -> None:
@@ -43,7 +43,7 @@ def test_what_fits_passes() -> None:
 def test_what_fits_no_sm_says_what_it_needs(geometry: LaunchGeometry, resources: Resources, by: str) -> None:
     said = fault(geometry=geometry, resources=resources)
     assert said.startswith("no block fits on an SM of NVIDIA H200: ")
-    assert f"{geometry.threads} threads, {resources.registers} registers a thread" in said
+    assert f"{geometry.threads} threads, {resources.registers} registers per thread" in said
     assert said.endswith(f"limited by {by}")
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome
-from autotile.cuda.arguments import pack_arguments
 from autotile.cuda.compiler import compile_cubin, compile_job
+from autotile.cuda.function import Function, Module
 from autotile.cuda.instance import ProblemInstance
-from autotile.cuda.launch import Function, Module
+from autotile.cuda.packing import pack_arguments
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.launch import LaunchData, known_names, launch_geometry

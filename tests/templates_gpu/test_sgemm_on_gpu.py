@@ -14,7 +14,7 @@ from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.support import SupportKernels
 from autotile.kernel.library import Kernel, load_kernel
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 
 pytestmark = pytest.mark.gpu
 SPACES = Path(__file__).parents[2] / "search_spaces"

@@ -1,4 +1,4 @@
-"""A tiny kernel with recordings of made-up times, and sessions that replay them."""
+"""A tiny kernel with recordings of synthetic times, and sessions that replay them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import read_settings
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
@@ -28,17 +28,17 @@ Judge = Callable[[Config], Trial]
 
 
 def timed(config: Config, time_us: float, outcome: Outcome = Outcome.OK) -> Trial:
-    """A trial that was measured to one percent."""
+    """Return a trial with a time and an interval of 1 %."""
     return Trial(config, outcome, "", "measure", measurement=Measurement(time_us, 0.99 * time_us, 1.01 * time_us))
 
 
 def failed(config: Config, outcome: Outcome, reason: str = "because", stage: str = "verify") -> Trial:
-    """A trial that was not measured."""
+    """Return a trial without a time."""
     return Trial(config, outcome, reason, stage)
 
 
 def by_threads(config: Config) -> Trial:
-    """More threads are faster, and more work a thread helps a little: THREADS=256 WORK=4 wins by 8 %."""
+    """Return a trial that is faster with more threads and, slightly, with more work: THREADS=256 WORK=4 wins by 8 %."""
     return timed(config, 1000 / int(config["THREADS"]) + 2 / int(config["WORK"]))
 
 
@@ -64,7 +64,7 @@ class Bench:
         return [space.config(row) for row in range(len(space))]
 
     def key(self, n: int = SIZE, l2: L2Mode = "cold", **changes: Any) -> TuningKey:
-        """Key of the recorded results, with fields changed."""
+        """Return the key of the recorded results, with some fields replaced."""
         key = TuningKey.for_device(
             self.problem(n),
             self.device,
@@ -79,7 +79,7 @@ class Bench:
     def record(
         self, judge: Judge = by_threads, configs: Iterable[Config] | None = None, *, n: int = SIZE, **changes: Any
     ) -> Path:
-        """Write a recording; ``changes`` are of the key."""
+        """Write a recording of all configurations or of ``configs``; ``changes`` replace fields of its key."""
         trials = [judge(config) for config in (configs if configs is not None else self.configs(n))]
         path = self.folder / f"{len(list(self.folder.glob('*.npz')))}.npz"
         header = RecordingHeader(key=self.key(n, **changes), parameters=self.kernel.spec.parameters, device=self.device)
@@ -99,7 +99,7 @@ class Bench:
         return tune(self.kernel, self.problem(n), read_settings(), chosen, observe)
 
     def stored(self, phase: Any = "search") -> list[Trial]:
-        """Trials in the database, oldest first, of all studies."""
+        """Return the trials of all studies in the database, oldest first."""
         with Database.open(read_settings().database) as database:
             studies = [study.study_id for study in database.studies()]
             return [trial for study in studies for trial in database.trials(study, phase=phase)]
@@ -112,7 +112,7 @@ def bench(scale_toml: Path, tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def rewrite(scale_toml: Path, tmp_path: Path) -> Callable[[Mapping[str, str]], Bench]:
-    """The tiny kernel with parts of its search space or template replaced."""
+    """Return a function that replaces parts of the tiny kernel's search space or template."""
 
     def make(changes: Mapping[str, str]) -> Bench:
         for file in (scale_toml, scale_toml.with_suffix(".cu")):
@@ -127,5 +127,5 @@ def rewrite(scale_toml: Path, tmp_path: Path) -> Callable[[Mapping[str, str]], B
 
 @pytest.fixture
 def judges() -> dict[str, Any]:
-    """Ways to judge a configuration, for tests that mix them."""
+    """Functions that make the trial of a configuration, for tests that combine them."""
     return {"timed": timed, "failed": failed, "by_threads": by_threads}

@@ -1,4 +1,4 @@
-"""Look at a tuning process from outside: its trials, and the children it leaves."""
+"""Observe a tuning process from outside: its trials, and the children that it leaves behind."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PATIENCE_S = 30.0
 
 
 def count_configs(trials: list[Trial]) -> Counter[str]:
-    """How often each configuration was tried."""
+    """Return the number of trials of each configuration."""
     return Counter(config_key(trial.config) for trial in trials)
 
 
 def wait_for_trials(location: Path, count: int) -> int:
-    """Look into the database from outside until so many trials are in it."""
+    """Wait until the database holds ``count`` trials; return their number."""
     for _ in range(int(PATIENCE_S / 0.01)):
         time.sleep(0.01)
         try:
@@ -29,7 +29,7 @@ def wait_for_trials(location: Path, count: int) -> int:
                 (found,) = connection.execute("SELECT count(*) FROM trials").fetchone()
             finally:
                 connection.close()
-        except sqlite3.OperationalError:  # not made yet
+        except sqlite3.OperationalError:  # not created yet
             continue
         if found >= count:
             return int(found)
@@ -37,7 +37,7 @@ def wait_for_trials(location: Path, count: int) -> int:
 
 
 def wait_until_gone(mark: str) -> None:
-    """Wait until no worker process has a mark any more."""
+    """Wait until no worker process with a mark is left."""
     for _ in range(int(PATIENCE_S / 0.05)):
         left = workers_with(mark)
         if not left:
@@ -47,7 +47,7 @@ def wait_until_gone(mark: str) -> None:
 
 
 def workers_with(mark: str) -> list[int]:
-    """Worker processes with a mark in their environment or status."""
+    """Return the worker processes with a mark in their environment or status."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,9 +1,10 @@
-"""What answers launches, and which recordings are refused."""
+"""The choice of a backend, replay of a recording, and recordings that are refused."""
 
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,23 +12,25 @@ from faults.traces import no_traces
 
 from autotile.core.model import Outcome
 from autotile.database.database import Database
-from autotile.errors import InputError, ProblemError, RecordingError
+from autotile.errors import InputError, ProblemError, RecordingError, ToolchainError, WorkerError
 from autotile.exchange.kernel_tuner import import_into_recording, read_cache, write_cache
 from autotile.exchange.recording import RecordingHeader, read_recording, write_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import Settings, read_settings
+from autotile.space.search_space import feasible_space
 from autotile.tuning import backend as backends
-from autotile.tuning.backend import Backend, ReplayEvaluator, choose_backend
+from autotile.tuning.backend import Backend, LiveBackend, ReplayBackend, choose_backend
 from autotile.tuning.options import TuneOptions
 from autotile.workers.protocol import Candidate
+from autotile.workers.sanitizer import Finding, Verdict
 
 CANDIDATE = {"THREADS": 64, "WORK": 2}
 
 
 @pytest.fixture
 def choose(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Backend]:
-    """Choose on a machine without a GPU."""
+    """Choose a backend on a machine without a GPU."""
     monkeypatch.setattr(backends, "device_count", lambda: 0)
 
     def with_options(folders: tuple[Path, ...] = (), **options: Any) -> Backend:
@@ -42,9 +45,9 @@ def test_a_recording_stands_in_for_a_missing_gpu(bench: Any, choose: Callable[..
     chosen = choose((bench.folder,))
     assert (chosen.device.name, chosen.device.source) == ("NVIDIA H200", "replayed")
     assert chosen.notice.startswith("there is no CUDA device here: launches are replayed")
-    evaluator = chosen.open()
-    assert evaluator.source == "replayed"
-    assert evaluator.evaluate(Candidate(CANDIDATE, ""), None).outcome is Outcome.OK
+    chosen.wait()
+    assert chosen.source == "replayed"
+    assert chosen.evaluate(Candidate(CANDIDATE, ""), None).outcome is Outcome.OK
 
 
 def test_replay_that_is_asked_for_says_so(bench: Any, choose: Callable[..., Backend]) -> None:
@@ -57,8 +60,45 @@ def test_a_gpu_is_used_where_there_is_one(bench: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(backends, "device_count", lambda: 1)
     monkeypatch.setattr(backends, "live_device", lambda index: replace(bench.device, source="cuda"))
     with closing(choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions())) as chosen:
-        assert (chosen.device.source, chosen.notice) == ("cuda", "")
-        assert chosen.available(None) is None  # type: ignore[arg-type]
+        assert (chosen.device.source, chosen.source, chosen.notice) == ("cuda", "cuda", "")
+        assert chosen.available_rows(None) is None  # type: ignore[arg-type]
+
+
+def test_the_worker_starts_before_the_device_is_read(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def fake_gpu(*_: Any, **__: Any) -> Any:
+        calls.append("worker")
+        return SimpleNamespace(close=lambda: calls.append("close"))
+
+    def broken_device(index: int) -> Any:
+        calls.append("device")
+        raise ToolchainError("no driver")
+
+    monkeypatch.setattr(backends, "has_driver", lambda: True)
+    monkeypatch.setattr(backends, "device_count", lambda: 1)
+    monkeypatch.setattr(backends, "Gpu", fake_gpu)
+    monkeypatch.setattr(backends, "live_device", broken_device)
+    with pytest.raises(ToolchainError, match="no driver"):
+        choose_backend(bench.kernel, bench.problem(), read_settings(), TuneOptions())
+    assert calls == ["worker", "device", "close"]
+
+
+def test_a_worker_that_dies_in_the_race_gives_no_times(bench: Any) -> None:
+    def race(*_: Any) -> Any:
+        raise WorkerError("the worker died")
+
+    gpu: Any = SimpleNamespace(race=race)
+    assert LiveBackend(gpu, bench.device).race([Candidate(CANDIDATE, "")], 9, 0) is None
+
+
+def test_findings_need_a_sanitizer(bench: Any) -> None:
+    candidates = [Candidate(CANDIDATE, "")]
+    findings = [[Finding("memcheck", Verdict.PASSED, "")]]
+    sanitizer: Any = SimpleNamespace(check_all=lambda given: findings if given == candidates else None)
+    gpu: Any = SimpleNamespace()
+    assert LiveBackend(gpu, bench.device).sanitize(candidates) == [[]]
+    assert LiveBackend(gpu, bench.device, sanitizer).sanitize(candidates) == findings
 
 
 def test_a_driver_without_a_device_leaves_no_worker_behind(
@@ -138,41 +178,50 @@ def test_a_missing_recording(choose: Callable[..., Backend]) -> None:
 
 class TestReplay:
     @pytest.fixture
-    def evaluator(self, bench: Any, judges: dict[str, Any]) -> ReplayEvaluator:
+    def backend(self, bench: Any, judges: dict[str, Any]) -> ReplayBackend:
         def judge(config: Any) -> Any:
             if config["WORK"] == 4:
                 return judges["failed"](config, Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify")
             return judges["by_threads"](config)
 
         configs = [config for config in bench.configs() if config["THREADS"] != 32]
-        return ReplayEvaluator(read_recording(bench.record(judge, configs)))
+        return ReplayBackend(read_recording(bench.record(judge, configs)))
 
-    def test_a_time(self, evaluator: ReplayEvaluator) -> None:
-        found = evaluator.evaluate(Candidate(CANDIDATE, ""), None)
+    def test_a_time(self, backend: ReplayBackend) -> None:
+        found = backend.evaluate(Candidate(CANDIDATE, ""), None)
         assert found.measurement is not None
         assert found.measurement.time_us == pytest.approx(1000 / 64 + 1, rel=1e-6)
         assert (found.outcome, found.stage) == (Outcome.OK, "measure")
 
-    def test_a_failure(self, evaluator: ReplayEvaluator) -> None:
-        found = evaluator.evaluate(Candidate({"THREADS": 64, "WORK": 4}, ""), None)
+    def test_a_failure(self, backend: ReplayBackend) -> None:
+        found = backend.evaluate(Candidate({"THREADS": 64, "WORK": 4}, ""), None)
         assert (found.outcome, found.reason, found.stage) == (Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify")
         assert found.measurement is None
 
-    def test_a_clearly_slower_one(self, evaluator: ReplayEvaluator) -> None:
-        assert evaluator.evaluate(Candidate(CANDIDATE, ""), 14.0).outcome is Outcome.OK
-        found = evaluator.evaluate(Candidate(CANDIDATE, ""), 13.0)
+    def test_a_clearly_slower_one(self, backend: ReplayBackend) -> None:
+        assert backend.evaluate(Candidate(CANDIDATE, ""), 14.0).outcome is Outcome.OK
+        found = backend.evaluate(Candidate(CANDIDATE, ""), 13.0)
         assert found.outcome is Outcome.PRUNED
         assert found.measurement is not None
 
-    def test_one_that_is_not_recorded(self, evaluator: ReplayEvaluator) -> None:
-        assert evaluator.evaluate(Candidate({"THREADS": 32, "WORK": 1}, ""), None).outcome is Outcome.NOT_AVAILABLE
+    def test_one_that_is_not_recorded(self, backend: ReplayBackend) -> None:
+        assert backend.evaluate(Candidate({"THREADS": 32, "WORK": 1}, ""), None).outcome is Outcome.NOT_AVAILABLE
 
-    def test_no_race(self, evaluator: ReplayEvaluator) -> None:
-        assert evaluator.race([Candidate(CANDIDATE, "")], 9, 0) is None
+    def test_nothing_runs_again(self, backend: ReplayBackend) -> None:
+        candidate = Candidate(CANDIDATE, "")
+        assert backend.race([candidate], 9, 0) is None
+        assert backend.verify(candidate, 75).outcome is Outcome.OK
+        assert backend.sanitize([candidate, candidate]) == [[], []]
+
+    def test_available_rows_are_the_recorded_ones(self, bench: Any, backend: ReplayBackend) -> None:
+        space = feasible_space(bench.kernel.spec, {"n": 4096}, bench.device)
+        available = backend.available_rows(space)
+        assert available is not None
+        assert [space.config(row)["THREADS"] != 32 for row in range(len(space))] == available.tolist()
 
 
 def test_kernel_tuners_cache_is_replayed(bench: Any, choose: Callable[..., Backend], tmp_path: Path) -> None:
-    """Our trials, written as Kernel Tuner's cache, imported as a recording, tuned by replay: the same winner."""
+    """Trials exported as a cache of Kernel Tuner, imported as a recording and replayed, give the same winner."""
     whole = bench.tune(bench.record())
     cache_file, recording_file = tmp_path / "cache.json", tmp_path / "imported.npz"
     with Database.open(read_settings().database) as database:
@@ -191,7 +240,7 @@ def test_kernel_tuners_cache_is_replayed(bench: Any, choose: Callable[..., Backe
 
 
 class TestWithNothingToMeasure:
-    """A fault of the kernel or the problem is told before the lack of a GPU."""
+    """An error of the kernel or the problem is reported before the lack of a GPU."""
 
     def test_a_template_that_does_not_compile(self, bench: Any, choose: Callable[..., Backend]) -> None:
         bench.kernel.template_path.write_text(bench.kernel.source.replace("blockIdx.x", "blockIdy.x"))

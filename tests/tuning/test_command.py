@@ -1,4 +1,4 @@
-"""What `autotile tune` says of a session: that times are replayed, and that a kernel is broken."""
+"""Output of `autotile tune` for a replayed session, and for a broken kernel."""
 
 import io
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from autotile.cli.application import app
+from autotile.cli.progress import TuneProgress
 from autotile.kernel.workrate import Workrate
-from autotile.report.progress import TuneProgress
 
 NOTICE = "replayed from measurements recorded on NVIDIA H200"
 

@@ -9,13 +9,13 @@ import pytest
 
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.database import Database
-from autotile.database.families import Families, FamilyProgress
+from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.errors import InputError
 from autotile.families.family import parse_family
 from autotile.serving import dispatcher as serving
 from autotile.serving.dispatcher import get_best_kernel
 from autotile.settings import read_settings
-from autotile.tuning.family import FamilyPlan, FamilyResult, FamilyStep, tune_family
+from autotile.tuning.family_session import FamilyPlan, FamilyResult, FamilyStep, tune_family
 from autotile.tuning.options import TuneOptions
 
 SIZES = (1024, 3000, 5000, 16384, 40_001, 65536)
@@ -23,7 +23,7 @@ FEW, MANY = {"THREADS": 64, "WORK": 1}, {"THREADS": 256, "WORK": 4}
 
 
 def record_all(bench: Any, judges: Mapping[str, Any], sizes: tuple[int, ...] = SIZES) -> None:
-    """Recordings in which FEW is best up to 10,000 elements, and MANY beyond."""
+    """Write recordings in which FEW is best up to 10,000 elements, and MANY beyond."""
 
     def judge(n: int) -> Callable[[Config], Trial]:
         best = config_key(FEW if n <= 10_000 else MANY)
@@ -96,7 +96,7 @@ class TestRule:
         )
         result = run(plan=FamilyPlan(points=6, max_configs=12))
         assert config_key(MANY) not in {config_key(one.config) for one in result.rule.configs}
-        assert result.rule.mean_loss == 0.0  # the best is that of what may be served
+        assert result.rule.mean_loss == 0.0  # relative to the best configuration that may be served
 
 
 class TestResuming:
@@ -133,9 +133,11 @@ class TestResuming:
     def test_candidates_are_measured_where_the_search_would_not_try_them(
         self, bench: Any, judges: Any, run: Any, rewrite: Any
     ) -> None:
-        """And what was measured there counts from then on."""
+        """And these trials count in later sessions."""
         record_all(bench, judges)
-        bench.kernel = rewrite({"[launch]": '[pruning]\nwork_for_many = "WORK == 1 or n > 10000"\n\n[launch]'}).kernel
+        bench.kernel = rewrite(
+            {"[launch]": '[heuristics]\nwork_for_many = "WORK == 1 or n > 10000"\n\n[launch]'}
+        ).kernel
         rule = run().rule
         many = next(number for number, one in enumerate(rule.configs) if one.config == MANY)
         times_us = {point.sizes["n"]: point.times_us[many] for point in rule.points}
@@ -151,27 +153,27 @@ class TestResuming:
         record_all(bench, judges)
         result = run()
         with Database.open(read_settings().database) as database:
-            (stored,) = Families(database).rules("scale")
+            (stored,) = FamilyStore(database).rules("scale")
             assert stored.rule == result.rule
-            assert Families(database).progress(stored.key, stored.rule.family) is None
+            assert FamilyStore(database).state(stored.key, stored.rule.family) is None
 
 
 def test_a_budget_is_shared_and_kept(bench: Any, judges: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     record_all(bench, judges)
-    from autotile.tuning import family
+    from autotile.tuning import family_session
 
     given: list[float | None] = []
-    tune = family.tune
+    tune = family_session.tune
 
     def noted(*arguments: Any, **named: Any) -> Any:
         given.append(arguments[3].budget_s)
         return tune(*arguments, **named)
 
-    monkeypatch.setattr(family, "tune", noted)
+    monkeypatch.setattr(family_session, "tune", noted)
     assert run(budget_s=600.0).rule is not None
     tuning = given[:6]
     assert all(share is not None and 0 < share <= 600 for share in given)
-    assert min(tuning) > 0.8 * 600 / 6 - 10  # each its part of four fifths, less a session's overhead
+    assert min(tuning) > 0.8 * 600 / 6 - 10  # an equal part of four fifths, less the overhead of a session
     assert max(tuning) < 0.8 * 600
 
 
@@ -198,9 +200,9 @@ def test_old_progress_of_other_points_is_no_hindrance(bench: Any, judges: Any, r
     record_all(bench, judges)
     result = run()
     with Database.open(read_settings().database) as database:
-        (stored,) = Families(database).rules("scale")
-        Families(database).save_progress(
-            stored.key, stored.rule.family, stored.device, FamilyProgress({"points": []}, 5, 5)
+        (stored,) = FamilyStore(database).rules("scale")
+        FamilyStore(database).save_state(
+            stored.key, stored.rule.family, stored.device, FamilyState({"points": []}, 5, 5)
         )
     assert run().rule == result.rule
 
@@ -221,5 +223,5 @@ def test_ctrl_c_keeps_what_was_tuned(bench: Any, judges: Any, run: Any) -> None:
     assert result.interrupted
     assert result.to_json()["rule"] is None
     with Database.open(read_settings().database) as database:
-        assert Families(database).rules() == []
+        assert FamilyStore(database).rules() == []
     assert run().resumed == 1

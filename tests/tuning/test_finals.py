@@ -13,7 +13,7 @@ A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
 
 
 class Racer:
-    """Answers races with made-up times; None where nothing can be raced."""
+    """Backend with given times for the race; None where no race is possible."""
 
     source: Literal["cuda", "replayed"] = "cuda"
 
@@ -38,7 +38,7 @@ class Racer:
         return [self._findings if candidate.config == A else [] for candidate in candidates]
 
     def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
-        raise AssertionError("finals only race")
+        raise AssertionError("the finals evaluate no candidate")
 
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
         self.rounds = rounds
@@ -142,7 +142,7 @@ class TestRace:
 
 
 class TestWithoutRace:
-    """In replay, and where the worker died of the race."""
+    """In replay, and if the worker died during the race."""
 
     def test_recorded_intervals_decide(self, ran: Callable[..., Trial]) -> None:
         finals = hold([ran(A, 10.0), ran(B, 10.1), ran(C, 11.0), ran(D, 20.0)], Racer(None))
@@ -160,7 +160,7 @@ class TestWithoutRace:
 TIMES_US = {1: [1.0] * 9, 2: [2.0] * 9, 3: [2.0] * 9, 4: [4.0] * 9}
 
 
-class TestProof:
+class TestChecks:
     def test_the_next_one_wins_where_the_fastest_is_faulty(self, ran: Callable[..., Trial]) -> None:
         finals = hold([ran(A, 1.0), ran(B, 2.0), ran(C, 2.0), ran(D, 4.0)], Racer(TIMES_US, faulty=[A]))
         assert finals.winner is not None

@@ -1,4 +1,4 @@
-"""Sessions with several objectives: by replay for registers, on a made-up GPU for energy and error."""
+"""Sessions with several objectives: by replay for registers, on a fake GPU for energy and error."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from autotile.database.database import Database
 from autotile.errors import InputError, RecordingError
 from autotile.kernel.library import Kernel
 from autotile.settings import Settings, read_settings
-from autotile.tuning.backend import Backend, GpuEvaluator
+from autotile.tuning.backend import LiveBackend
 from autotile.tuning.finals import Finals
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.result import front_of
+from autotile.tuning.result import pareto_front
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Workload
 from autotile.workers.worker_pool import WorkerPool
@@ -35,22 +35,17 @@ def trial(tile: int, time_us: float, registers: int, outcome: Outcome = Outcome.
 
 @pytest.fixture
 def energetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A made-up GPU in place of replay."""
+    """Replace the choice of a backend by a fake GPU that measures energy."""
 
     def backend(
         kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
-    ) -> Backend:
+    ) -> LiveBackend:
         workload = Workload(
             "", "", problem.sizes, problem.dtype, "cold", str(settings.cache), 10**8, 0.1,
             energy="energy" in options.objectives,
         )  # fmt: skip
-        gpu = Gpu(workload, options.run_deadline_s, "made_up_energies", worker_pool=worker_pool)
-
-        def open_gpu() -> GpuEvaluator:
-            gpu.wait()
-            return GpuEvaluator(gpu)
-
-        return Backend(device_profile("h200"), open_gpu, lambda _: None, close=gpu.close)
+        gpu = Gpu(workload, options.run_deadline_s, "fake_energy_worker", worker_pool=worker_pool)
+        return LiveBackend(gpu, device_profile("h200"))
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr("autotile.tuning.session.choose_backend", backend)
@@ -58,12 +53,12 @@ def energetic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestFront:
     def test_one_objective_has_none(self) -> None:
-        assert front_of([trial(1, 10.0, 40)], None, ["time"]) is None
+        assert pareto_front([trial(1, 10.0, 40)], None, ["time"]) is None
 
     def test_the_fastest_comes_first_and_what_others_beat_is_left_out(self) -> None:
         trials = [trial(1, 30.0, 32), trial(2, 10.0, 90), trial(3, 20.0, 90), trial(4, 20.0, 40), trial(5, 1.0, 1)]
         trials[-1] = replace(trials[-1], outcome=Outcome.CRASHED, measurement=None)
-        front = front_of(trials, None, REGISTERS)
+        front = pareto_front(trials, None, REGISTERS)
         assert front is not None
         assert [t.config["BM"] for t in front.trials] == [2, 4, 1]
         assert front.to_json() == {
@@ -78,12 +73,12 @@ class TestFront:
     def test_the_finals_have_the_last_word(self) -> None:
         searched = [trial(1, 10.0, 60), trial(2, 11.0, 50), trial(3, 30.0, 40)]
         refused = replace(searched[0], outcome=Outcome.WRONG_RESULT, measurement=None)
-        front = front_of(searched, Finals((trial(2, 12.0, 50),), None, None, (), (refused,)), REGISTERS)
+        front = pareto_front(searched, Finals((trial(2, 12.0, 50),), None, None, (), (refused,)), REGISTERS)
         assert front is not None
         assert [(t.config["BM"], t.time_us) for t in front.trials] == [(2, 12.0), (3, 30.0)]
 
     def test_where_nothing_ran_it_is_empty(self) -> None:
-        front = front_of([trial(1, 1.0, 1, Outcome.CRASHED)], None, REGISTERS)
+        front = pareto_front([trial(1, 1.0, 1, Outcome.CRASHED)], None, REGISTERS)
         assert front is not None
         assert front.to_json() == {"objectives": ["time", "registers"], "front": []}
 
@@ -170,7 +165,7 @@ class TestMeasured:
         without = bench.tune(None, objectives=("time", "error"))
         assert without.resumed == 0
         again = bench.tune(None, objectives=("time", "energy"))
-        assert (again.resumed, again.outcomes[Outcome.OK]) == (1, 11)  # the wrong one is wrong
+        assert (again.resumed, again.outcomes[Outcome.OK]) == (1, 11)  # the wrong result needs no second trial
         assert bench.tune(None, objectives=("time", "energy", "error")).resumed == 12
 
 

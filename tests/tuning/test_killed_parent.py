@@ -1,5 +1,5 @@
-"""`autotile tune` killed at random moments of its life: nothing is lost, no worker stays, and the same command ends
-with the result of a session that nobody disturbed. ``benchmarks/durability.py`` does the same a hundred times."""
+"""`autotile tune` killed at random moments: nothing is lost, no worker is left, and the same command ends with the
+result of an undisturbed session. ``benchmarks/durability.py`` repeats this a hundred times."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_killed_session_ends_like_one_that_was_not(
 
 
 def test_a_worker_that_was_still_starting_leaves_too(tmp_path: Path) -> None:
-    """It was asked for something long already, and has never seen its parent alive."""
+    """A worker with a long request pending, which has never seen its parent alive."""
     mark = f"AUTOTILE_TEST_MARK={tmp_path}"
     workers = Path(__file__).parents[1] / "workers"
     paths = os.pathsep.join(map(str, [*filter(None, sys.path), workers]))

@@ -1,4 +1,4 @@
-"""What the search waited for, from the moments at which trials ended and compilations began."""
+"""The load of a search, from the times at which trials ended and compilations began."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotile.tuning.pipeline import Load, LoadMeter
 
 @pytest.fixture
 def moment(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A clock that is set by hand."""
+    """A clock under control of the test."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr("autotile.tuning.pipeline.time.perf_counter", lambda: clock.now)
     return clock
@@ -27,7 +27,7 @@ def test_the_load_is_that_between_the_first_trial_and_the_last_compilation(momen
     pool: Any = SimpleNamespace(busy_s=0.0, begun_at=0.0)
     meter = LoadMeter(pool, workers=2)
     assert meter.read() is None
-    # moment, seconds on the GPU, seconds compiled so far, moment of the newest compilation
+    # time, seconds on the GPU, seconds compiled so far, start of the newest compilation
     for now, gpu_s, compiled_s, begun_at in [
         (10, 5, 20, 10),
         (11, 0.25, 21, 11),

@@ -1,12 +1,13 @@
-"""Options that no session could work with are refused where they are made."""
+"""Options of a session: refused values, and the number of trials at which the search ends."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from autotile.errors import InputError
-from autotile.tuning.family import FamilyPlan
+from autotile.tuning.family_session import FamilyPlan
 from autotile.tuning.options import TuneOptions
 
 
@@ -44,3 +45,20 @@ def test_numpys_numbers_are_numbers() -> None:
 def test_what_leaves_the_choice_to_autotile() -> None:
     assert TuneOptions(trials=None, workers=None, budget_s=None).trial_target == 200
     assert TuneOptions(budget_s=0).trial_target is None
+
+
+@pytest.mark.parametrize(
+    ("options", "target"),
+    [
+        (TuneOptions(), 200),
+        (TuneOptions(trials=7), 7),
+        (TuneOptions(budget_s=60.0), None),
+        (TuneOptions(budget_s=60.0, trials=7), 7),
+        (TuneOptions(sampler="brute-force"), None),
+        (TuneOptions(sampler="brute-force", trials=7), 7),
+        (TuneOptions(sampler="random"), 200),
+        (TuneOptions(replay=Path("x.npz")), 200),
+    ],
+)
+def test_trials_to_stop_at(options: TuneOptions, target: int | None) -> None:
+    assert options.trial_target == target

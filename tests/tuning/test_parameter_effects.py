@@ -1,4 +1,4 @@
-"""What is said of a study's trials: what matters, where the best lie, and beyond what nothing helped."""
+"""Effects of the parameters: which ones matter, values of the best trials, thresholds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from autotile.core.model import Config, LaunchGeometry, Measurement, Outcome, Trial
 from autotile.kernel.spec import Parameter
-from autotile.space.space import SearchSpace
-from autotile.tuning.parameter_effects import Insight, insight_of
+from autotile.space.search_space import SearchSpace
+from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
 
 PARAMETERS = (
     Parameter("BM", (32, 64, 128, 256)),
@@ -28,7 +28,7 @@ def space() -> SearchSpace:
 
 
 def trials(space: SearchSpace, time_us: Callable[[Config], float], count: int = 160) -> list[Trial]:
-    """Of rows at random, each with a block of BM * TM threads."""
+    """Return trials of random rows, each with a block of BM * TM threads."""
     found = []
     for row in np.random.default_rng(0).permutation(len(space))[:count]:
         config = space.config(int(row))
@@ -40,26 +40,26 @@ def trials(space: SearchSpace, time_us: Callable[[Config], float], count: int = 
 
 
 def by_block(config: Config) -> float:
-    """256 threads or fewer are alike, more are slower by 55.5 %; BM=64 saves a third."""
+    """Return a time that is 55.5 % longer with more than 256 threads, and a third shorter with BM=64."""
     crowded = int(config["BM"]) * int(config["TM"]) > 256
     return (155.5 if crowded else 100.0) * (1.0 if config["BM"] == 64 else 1.5) * (1 + 0.001 * int(config["PAD"]))
 
 
 def test_the_sentence(space: SearchSpace) -> None:
-    insight = insight_of(space, trials(space, by_block))
-    assert insight.sentence.startswith("BM explains ")
-    assert " % of the differences (best at 64), TM " in insight.sentence
-    assert "; no effect is seen of " in insight.sentence
-    assert "ASYNC" in insight.sentence.split("no effect is seen of ")[1]
-    beyond = insight.thresholds[0]
+    effects = find_parameter_effects(space, trials(space, by_block))
+    assert effects.sentence.startswith("BM explains ")
+    assert " % of the differences (best at 64), TM " in effects.sentence
+    assert "; no effect is seen of " in effects.sentence
+    assert "ASYNC" in effects.sentence.split("no effect is seen of ")[1]
+    beyond = effects.thresholds[0]
     assert (beyond.quantity, beyond.side, beyond.value) == ("threads", "above", 256)
-    assert insight.sentence.endswith(
+    assert effects.sentence.endswith(
         f"none of {beyond.trials} trials beyond 256 threads a block came within 55 % of the best"
     )
 
 
 def test_the_document(space: SearchSpace) -> None:
-    document = insight_of(space, trials(space, by_block)).to_json()
+    document = find_parameter_effects(space, trials(space, by_block)).to_json()
     assert set(document) == {"importance", "thresholds", "insight"}
     first = document["importance"][0]
     assert (first["parameter"], first["matters"], first["favoured"]) == ("BM", True, [64])
@@ -71,7 +71,7 @@ def test_the_document(space: SearchSpace) -> None:
 def test_every_trial_beyond_a_threshold_is_as_slow_as_is_said(space: SearchSpace) -> None:
     measured = trials(space, by_block)
     best = min(trial.time_us or 0.0 for trial in measured)
-    for threshold in insight_of(space, measured).thresholds:
+    for threshold in find_parameter_effects(space, measured).thresholds:
         if threshold.quantity == "threads":
             beyond = [t for t in measured if t.geometry is not None and t.geometry.threads > threshold.value]
             assert len(beyond) == threshold.trials
@@ -79,22 +79,22 @@ def test_every_trial_beyond_a_threshold_is_as_slow_as_is_said(space: SearchSpace
 
 
 def test_what_few_trials_show_is_no_threshold(space: SearchSpace) -> None:
-    insight = insight_of(space, trials(space, by_block, 45))
-    assert insight.thresholds == ()
-    assert insight.effects
+    effects = find_parameter_effects(space, trials(space, by_block, 45))
+    assert effects.thresholds == ()
+    assert effects.effects
 
 
 def test_failures_are_left_aside(space: SearchSpace) -> None:
     measured = trials(space, by_block)
     failed = [Trial(space.config(row), Outcome.CRASHED, "dead", "measure") for row in range(20)]
-    assert insight_of(space, [*failed, *measured]) == insight_of(space, measured)
+    assert find_parameter_effects(space, [*failed, *measured]) == find_parameter_effects(space, measured)
 
 
 def test_where_nothing_can_be_told_that_is_said(space: SearchSpace) -> None:
-    assert insight_of(space, []).sentence == "0 times are too few to tell what matters: 30 are needed"
-    assert insight_of(space, trials(space, lambda _: 7.0)).sentence == "the times differ by less than 2 %"
+    assert find_parameter_effects(space, []).sentence == "0 times are too few to tell what matters: 30 are needed"
+    assert find_parameter_effects(space, trials(space, lambda _: 7.0)).sentence == "the times differ by less than 2 %"
     rng = np.random.default_rng(0)
-    noise = insight_of(space, trials(space, lambda _: float(np.exp(rng.normal()))))
+    noise = find_parameter_effects(space, trials(space, lambda _: float(np.exp(rng.normal()))))
     assert noise.sentence == "the parameters explain the differences no better than chance"
-    assert isinstance(noise, Insight)
+    assert isinstance(noise, ParameterEffects)
     assert noise.to_json()["importance"] == []

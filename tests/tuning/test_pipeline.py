@@ -1,4 +1,4 @@
-"""One candidate's way through the gates, with a compiler and a GPU that answer as they are told."""
+"""The path of a candidate through the gates, with a fake compiler and a fake GPU."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,25 +8,25 @@ from typing import Any, Literal
 
 import pytest
 
+from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Measurement, Outcome, Resources, Trial
 from autotile.cuda.compiler import CachedCubin, CompileJob
 from autotile.errors import ToolchainError
 from autotile.tuning.pipeline import Pipeline
 from autotile.workers.compile_pool import Compiled
 from autotile.workers.protocol import Candidate, Evaluation
-from autotile.workers.sanitizer import Finding
 
 SMALL = Resources(32, 0, 0, 0, 1024)
 
 
 class Pool:
-    """Compiles when it is told to, in any order."""
+    """Compile pool whose compilations end when the test says so, newest first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.waiting: list[tuple[CompileJob, Future[Compiled]]] = []
         self.code = ""
-        """Hash of whatever is compiled; empty: one of its own for each configuration."""
+        """Hash of every cubin; empty for a different one for each configuration."""
 
     def submit(self, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
         future: Future[Compiled] = Future()
@@ -44,11 +44,12 @@ class Pool:
 
 
 class Device:
-    """Runs everything in 10 us."""
+    """Backend that runs every candidate in 10 us."""
 
     source: Literal["cuda", "replayed"] = "cuda"
 
-    def __init__(self) -> None:
+    def __init__(self, device: DeviceProperties) -> None:
+        self.device = device
         self.ran: list[tuple[Config, float | None]] = []
 
     def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
@@ -56,18 +57,6 @@ class Device:
         return Evaluation(
             Outcome.OK, "", "measure", Measurement(10.0, 9.0, 11.0), {"load": 0.1, "measure": 0.2}, {"power_w": 500.0}
         )
-
-    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> None:
-        return None
-
-    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
-        raise AssertionError("the pipeline evaluates")
-
-    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        raise AssertionError("the pipeline evaluates")
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture
@@ -77,12 +66,12 @@ def pool(tmp_path: Path) -> Pool:
 
 
 @pytest.fixture
-def device() -> Device:
-    return Device()
+def device(bench: Any) -> Device:
+    return Device(bench.device)
 
 
 class InOrder:
-    """Proposes configurations; up to four wait, of which so many are ready and one is chosen."""
+    """Proposes configurations in order; up to four wait, the first ``ready`` are ready, number ``choice`` is chosen."""
 
     def __init__(self, configs: Sequence[Config], ready: int = 1, choice: int = 0) -> None:
         self._rows: Iterator[tuple[int, Config]] = iter(enumerate(configs))
@@ -106,8 +95,8 @@ class InOrder:
 
 
 @pytest.fixture
-def pipeline(bench: Any, pool: Pool) -> Pipeline:
-    return Pipeline(bench.kernel, bench.problem(), bench.device, pool)  # type: ignore[arg-type]
+def pipeline(bench: Any, device: Device, pool: Pool) -> Pipeline:
+    return Pipeline(bench.kernel, bench.problem(), device, pool)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -115,18 +104,19 @@ def proposals(bench: Any) -> InOrder:
     return InOrder(bench.configs())
 
 
-def advance(pipeline: Pipeline, proposals: InOrder, device: Device, best_us: float | None = None) -> Any:
-    """The next trial, which then waits no more."""
-    pair = pipeline.next_trial(proposals, device, best_us)
-    if pair is not None:
-        proposals.waiting.remove(pair[0])
-    return pair
+def advance(pipeline: Pipeline, proposals: InOrder, best_us: float | None = None) -> Any:
+    """Evaluate the next candidate; return its row and its trial."""
+    candidate = pipeline.next_candidate(proposals)
+    if candidate is None:
+        return None
+    proposals.waiting.remove(candidate.row)
+    return candidate.row, pipeline.evaluate(candidate, best_us)
 
 
 def test_candidates_are_compiled_ahead(pipeline: Pipeline, pool: Pool, proposals: InOrder) -> None:
-    pipeline.fill(proposals)
+    pipeline.compile_ahead(proposals)
     assert len(pool.waiting) == 4
-    pipeline.fill(proposals)
+    pipeline.compile_ahead(proposals)
     assert len(pool.waiting) == 4
     job = pool.waiting[1][0]
     assert job.entry == "scale"
@@ -138,16 +128,16 @@ def test_candidates_are_compiled_ahead(pipeline: Pipeline, pool: Pool, proposals
 def test_no_more_than_there_is_room_for(
     pipeline: Pipeline, pool: Pool, proposals: InOrder, room: int | None, queued: int
 ) -> None:
-    pipeline.fill(proposals, room)
+    pipeline.compile_ahead(proposals, room)
     assert len(pool.waiting) == queued
 
 
 def test_trials_come_in_the_order_of_the_proposals(
     bench: Any, pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder
 ) -> None:
-    pipeline.fill(proposals)
-    pool.finish()  # the last one first
-    pairs = [advance(pipeline, proposals, device, None) for _ in range(5)]
+    pipeline.compile_ahead(proposals)
+    pool.finish()  # newest first
+    pairs = [advance(pipeline, proposals) for _ in range(5)]
     assert [(row, trial.config) for row, trial in filter(None, pairs)] == list(enumerate(bench.configs()[:4]))
     assert pairs[-1] is None
 
@@ -156,9 +146,9 @@ def test_what_is_measured_is_chosen_among_what_is_compiled(
     bench: Any, pipeline: Pipeline, pool: Pool, device: Device
 ) -> None:
     proposals = InOrder(bench.configs(), ready=3, choice=2)
-    pipeline.fill(proposals)
+    pipeline.compile_ahead(proposals)
     pool.finish()
-    row, trial = advance(pipeline, proposals, device)
+    row, trial = advance(pipeline, proposals)
     assert row == 2
     assert [config for config, _ in device.ran] == [bench.configs()[2]]
     assert trial.outcome is Outcome.OK
@@ -172,21 +162,21 @@ def test_what_does_not_compile_comes_before_what_is_chosen(
     bench: Any, pipeline: Pipeline, pool: Pool, device: Device
 ) -> None:
     proposals = InOrder(bench.configs(), ready=3)
-    pipeline.fill(proposals)
+    pipeline.compile_ahead(proposals)
     pool.waiting.pop(1)[1].set_result(Compiled(None, 1.0, Outcome.COMPILE_FAILED, "why"))
     pool.finish()
-    assert [advance(pipeline, proposals, device)[0] for _ in range(3)] == [1, 0, 2]
+    assert [advance(pipeline, proposals)[0] for _ in range(3)] == [1, 0, 2]
     assert len(device.ran) == 2
 
 
 def test_a_candidate_whose_code_is_gone_is_compiled_again(
     pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder
 ) -> None:
-    pipeline.fill(proposals, room=1)
+    pipeline.compile_ahead(proposals, room=1)
     pool.finish()
     next(pool.folder.iterdir()).unlink()
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(pipeline.next_trial, proposals, device, None)
+        running = thread.submit(advance, pipeline, proposals)
         while not pool.waiting:
             time.sleep(0.001)
         pool.finish()
@@ -195,9 +185,9 @@ def test_a_candidate_whose_code_is_gone_is_compiled_again(
 
 
 def test_a_trial_tells_the_whole_story(pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder) -> None:
-    pipeline.fill(proposals)
+    pipeline.compile_ahead(proposals)
     pool.finish()
-    pair = advance(pipeline, proposals, device, 7.5)
+    pair = advance(pipeline, proposals, 7.5)
     assert pair is not None
     row, trial = pair
     assert (row, trial.outcome, trial.stage, trial.time_us) == (0, Outcome.OK, "measure", 10.0)
@@ -214,16 +204,16 @@ def test_a_trial_tells_the_whole_story(pipeline: Pipeline, pool: Pool, device: D
 
 def test_the_same_code_is_measured_once(pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder) -> None:
     pool.code = "the same"
-    pipeline.fill(proposals)
+    pipeline.compile_ahead(proposals)
     pool.finish()
-    trials = [pair[1] for pair in (advance(pipeline, proposals, device, None) for _ in range(4)) if pair is not None]
-    assert len(device.ran) == 4  # each has a launch of its own
-    pipeline.recall(trials)
-    pipeline.start(trials[0].config)
+    trials = [pair[1] for pair in (advance(pipeline, proposals) for _ in range(4)) if pair is not None]
+    assert len(device.ran) == 4  # their launches differ
+    pipeline.remember(trials)
+    pipeline.prefetch(trials[0].config)
     proposals = InOrder([trials[0].config])
-    pipeline.fill(proposals, room=1)
+    pipeline.compile_ahead(proposals, room=1)
     pool.finish()
-    pair = advance(pipeline, proposals, device, None)
+    pair = advance(pipeline, proposals)
     assert pair is not None
     assert (pair[1].stage, pair[1].outcome, pair[1].measurement) == ("same_code", Outcome.OK, trials[0].measurement)
     assert pair[1].reason == "the same code as THREADS=32 WORK=1, which was measured"
@@ -232,9 +222,9 @@ def test_the_same_code_is_measured_once(pipeline: Pipeline, pool: Pool, device: 
 
 
 def test_what_does_not_fit_is_not_launched(pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder) -> None:
-    pipeline.fill(proposals)
+    pipeline.compile_ahead(proposals)
     pool.finish(Resources(32, 0, 0, 0, 300_000))
-    pair = advance(pipeline, proposals, device, None)
+    pair = advance(pipeline, proposals)
     assert pair is not None
     assert (pair[1].outcome, pair[1].stage) == (Outcome.RESOURCE_EXCEEDED, "resources")
     assert "300000 bytes of shared memory" in pair[1].reason
@@ -246,9 +236,9 @@ def test_what_does_not_fit_is_not_launched(pipeline: Pipeline, pool: Pool, devic
 def test_what_does_not_compile_is_not_launched(
     pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder, outcome: Outcome
 ) -> None:
-    pipeline.fill(proposals)
+    pipeline.compile_ahead(proposals)
     pool.waiting[0][1].set_result(Compiled(None, 60.0, outcome, "why"))
-    pair = advance(pipeline, proposals, device, None)
+    pair = advance(pipeline, proposals)
     assert pair is not None
     assert (pair[1].outcome, pair[1].stage, pair[1].reason) == (outcome, "compile", "why")
     assert pair[1].geometry is not None
@@ -261,7 +251,7 @@ def test_what_no_longer_compiles_does_not_race(
 ) -> None:
     trials = [judges["by_threads"](config) for config in bench.configs()[:2]]
     with ThreadPoolExecutor(1) as thread:
-        racing = thread.submit(pipeline.compile_again, trials)
+        racing = thread.submit(pipeline.recompile, trials)
         while len(pool.waiting) < 2:
             time.sleep(0.001)
         pool.waiting.pop(0)[1].set_result(Compiled(None, 0.1, Outcome.COMPILE_FAILED, "the cache was trimmed"))
@@ -275,11 +265,11 @@ def test_what_no_longer_compiles_does_not_race(
 def test_what_waits_for_a_worker_is_given_up_when_the_finals_begin(
     pipeline: Pipeline, pool: Pool, proposals: InOrder, judges: dict[str, Any], bench: Any
 ) -> None:
-    pipeline.fill(proposals)
+    pipeline.compile_ahead(proposals)
     waiting = [future for _, future in pool.waiting]
     pool.waiting.clear()
     with ThreadPoolExecutor(1) as thread:
-        racing = thread.submit(pipeline.compile_again, [judges["by_threads"](bench.configs()[0])])
+        racing = thread.submit(pipeline.recompile, [judges["by_threads"](bench.configs()[0])])
         while not pool.waiting:
             time.sleep(0.001)
         pool.finish()
@@ -289,7 +279,7 @@ def test_what_waits_for_a_worker_is_given_up_when_the_finals_begin(
 
 
 def test_a_broken_toolchain_is_raised(pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder) -> None:
-    pipeline.fill(proposals)
+    pipeline.compile_ahead(proposals)
     pool.waiting[0][1].set_exception(ToolchainError("no NVRTC"))
     with pytest.raises(ToolchainError, match="no NVRTC"):
-        advance(pipeline, proposals, device, None)
+        advance(pipeline, proposals)

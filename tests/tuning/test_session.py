@@ -1,4 +1,4 @@
-"""Whole sessions by replay: what is searched, kept, resumed, raced and refused."""
+"""Whole sessions by replay: search, ends, resuming, finals, kernel failures, progress."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -127,7 +127,7 @@ class TestEnds:
 
 
 class TestDefault:
-    """The default where it cannot run."""
+    """A default that cannot run."""
 
     def test_it_breaks_a_rule_at_these_sizes(self, bench: Any) -> None:
         result = bench.tune(bench.record(n=100), n=100)
@@ -243,7 +243,7 @@ class TestRepeatable:
         assert orders[0] == orders[1]
 
 
-class TestHopeless:
+class TestKernelFailure:
     def test_nothing_compiles(self, rewrite: Callable[..., Any]) -> None:
         bench = rewrite({"factor * x[i]": "factor * z[i]"})
         with pytest.raises(InputError, match=r"no candidate compiles") as caught:
@@ -320,7 +320,7 @@ class TestProgress:
 
 
 class TestOnly:
-    """A session held to given configurations."""
+    """A session restricted to given configurations."""
 
     def test_nothing_else_is_tried(self, bench: Any) -> None:
         wanted = [BEST, {"THREADS": 64, "WORK": 2}]

@@ -52,7 +52,7 @@ def test_once_ends_the_search_and_holds_the_finals(bench: Any) -> None:
     assert result.interrupted
     assert sum(result.outcomes.values()) == 6
     assert result.speedup is not None
-    assert 4 <= len(bench.stored("final")) <= 5  # four finalists, and the default where it is none of them
+    assert 4 <= len(bench.stored("final")) <= 5  # four finalists, and the default if it is not among them
     assert bench.tune(bench.record()).resumed == 6
 
 

@@ -1,4 +1,4 @@
-"""The rule that stops a search when little is to be gained, and what a session says of why it ended."""
+"""The stopping rule for a small expected gain, and the reason for the end of a search."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from autotile.core.model import Config, Measurement, Outcome, Trial
 from autotile.errors import InputError
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.stopping import Bounds, Clock, StopRequest, check_until
+from autotile.tuning.stopping import Clock, StoppingRules, StopRequest, check_until
 
 MANY = {
     "THREADS = [32, 64, 128, 256]": f"THREADS = {list(range(32, 1025, 32))}",
@@ -20,7 +20,7 @@ MANY = {
 
 @pytest.fixture(scope="module")
 def smooth() -> Callable[[Config], Trial]:
-    """One valley over both parameters, 192 configurations, with its bottom at THREADS=512 WORK=4."""
+    """Times with a single minimum over both parameters, 192 configurations, at THREADS=512 WORK=4."""
 
     def judge(config: Config) -> Trial:
         away = abs(np.log2(int(config["THREADS"]) / 512)) + abs(int(config["WORK"]) - 4)
@@ -83,17 +83,17 @@ class TestSession:
 class TestRule:
     @pytest.mark.parametrize(("gain", "rule"), [(None, None), (0.02, None), (0.01, None), (0.0099, "until")])
     def test_less_than_the_gain_that_is_asked_for(self, gain: float | None, rule: str | None) -> None:
-        ledger: Any = ()
-        bounds = Bounds(TuneOptions(until=0.01), ledger, Clock(), StopRequest())
-        bounds.expected_gain = gain
-        assert (bounds.stopped.rule if bounds.stopped is not None else None) == rule
-        assert bounds.room == (0 if rule else None)
+        log: Any = ()
+        rules = StoppingRules(TuneOptions(until=0.01), log, Clock(), StopRequest())
+        rules.expected_gain = gain
+        assert (rules.stopped.rule if rules.stopped is not None else None) == rule
+        assert rules.room == (0 if rule else None)
 
     def test_it_holds_for_none_unless_asked_for(self) -> None:
-        ledger: Any = ()
-        bounds = Bounds(TuneOptions(), ledger, Clock(), StopRequest())
-        bounds.expected_gain = 0.0
-        assert (bounds.stopped, bounds.room) == (None, 200)
+        log: Any = ()
+        rules = StoppingRules(TuneOptions(), log, Clock(), StopRequest())
+        rules.expected_gain = 0.0
+        assert (rules.stopped, rules.room) == (None, 200)
 
     @pytest.mark.parametrize("sampler", ["tpe", "random", "brute-force", "gp", "cmaes", "nsga2"])
     def test_a_sampler_without_a_model_is_refused(self, sampler: str) -> None:

@@ -1,4 +1,4 @@
-"""A session learns from what other studies of its kernel found."""
+"""Transfer from other studies of the same kernel."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from autotile.database.database import Database
 from autotile.settings import read_settings
-from autotile.tuning.start import sources_of
+from autotile.tuning.start import find_sources
 
 
 def test_the_nearest_studies_come_first(bench: Any) -> None:
@@ -15,7 +15,7 @@ def test_the_nearest_studies_come_first(bench: Any) -> None:
         bench.tune(bench.record(n=n), n=n, trials=8)
     with Database.open(read_settings().database) as database:
         key = next(study.key for study in database.studies() if study.key.sizes == {"n": 1024})
-        sources = sources_of(database, key)
+        sources = find_sources(database, key)
     assert [source.name for source in sources] == ["n=512", "n=8192"]
     assert all(len(source.configs) == len(source.times_us) >= 6 for source in sources)
 
@@ -30,8 +30,8 @@ def test_a_study_without_a_size_in_common_teaches_nothing(bench: Any) -> None:
     bench.tune(bench.record(n=1024), n=1024, trials=8)
     with Database.open(read_settings().database) as database:
         key = next(study.key for study in database.studies())
-        assert sources_of(database, replace(key, sizes={"n": 4096}))
-        assert sources_of(database, replace(key, sizes={"x": 4096})) == []
+        assert find_sources(database, replace(key, sizes={"n": 4096}))
+        assert find_sources(database, replace(key, sizes={"x": 4096})) == []
 
 
 def test_what_was_learnt_from_is_told(bench: Any) -> None:
@@ -52,13 +52,13 @@ def test_a_taught_session_finds_the_best_at_once(bench: Any) -> None:
 
 @pytest.mark.parametrize(
     ("place", "condition", "work"),
-    [("[launch]", "[pruning]\n{}\n\n[launch]", 4), ("[rules]\n", "[rules]\n{}\n", 2)],
-    ids=["pruning", "rules"],
+    [("[launch]", "[heuristics]\n{}\n\n[launch]", 4), ("[rules]\n", "[rules]\n{}\n", 2)],
+    ids=["heuristics", "rules"],
 )
 def test_what_was_best_elsewhere_is_tried_where_the_search_would_not_look(
     bench: Any, rewrite: Any, place: str, condition: str, work: int
 ) -> None:
-    """But not what breaks a rule."""
+    """But not a configuration that breaks a rule."""
     bench.tune(bench.record(n=1024), n=1024, sampler="brute-force")
     recording = bench.record()
     bench.kernel = rewrite({place: condition.format('little = "WORK < 4 or n < 4096"')}).kernel

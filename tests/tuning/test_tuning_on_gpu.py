@@ -25,9 +25,9 @@ from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import get_best_kernel
 from autotile.settings import read_settings
 from autotile.space.limits import compiled_occupancy
-from autotile.space.space import feasible_space
+from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.record import record
+from autotile.tuning.recorder import record
 from autotile.tuning.result import Progress
 from autotile.tuning.session import tune
 from autotile.workers.gpu import Gpu
@@ -49,7 +49,7 @@ FAULTS = """
 
 @pytest.fixture
 def faulty(rewrite: Callable[..., Any]) -> Any:
-    """The tiny kernel with a parameter that makes it fail in several ways, only after it was compiled."""
+    """The tiny kernel with a parameter that makes it fail in several ways after compilation."""
     return rewrite(
         {
             "float factor) {\n": "float factor) {\n" + FAULTS,
@@ -175,7 +175,7 @@ class TestInterrupts:
         assert "Traceback" not in errors
         wait_until_gone(f"AUTOTILE_DB={location}")
         with Database.open(location) as database:
-            assert database.check().whole
+            assert database.check().ok
             assert len(database.trials(1)) >= 4
 
 
@@ -200,7 +200,7 @@ class TestRecording:
 
 
 def test_occupancy_is_the_drivers_own(cubin_cache_folder: Path) -> None:
-    """The compiled resources through our formula give the blocks per SM that the driver gives."""
+    """The occupancy computed from the compiled resources equals the driver's."""
     kernel = load_kernel(str(STENCIL))
     device = live_device()
     sizes = {"H": HEIGHT, "W": WIDTH}

@@ -1,1 +1,1 @@
-"""Alembic steps from an empty database to the current schema, run by `autotile.database.upgrade`."""
+"""Alembic migrations from an empty database to the current schema, run by `autotile.database.upgrade`."""

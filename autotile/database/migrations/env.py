@@ -1,4 +1,4 @@
-"""Alembic's way in: run the steps on the connection, and inside the transaction, that the caller holds."""
+"""Alembic's environment: run the migrations on the caller's connection, inside its transaction."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One module a step, numbered in order; a released step is never changed."""
+"""One module for each migration, numbered in order; a released migration is never changed."""

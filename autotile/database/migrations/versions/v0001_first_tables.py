@@ -33,7 +33,7 @@ JOIN trials ON trials.id = COALESCE(
 
 
 def upgrade() -> None:
-    """Make the tables and the view."""
+    """Create the tables and the view."""
     _studies()
     _runs()
     _trials()

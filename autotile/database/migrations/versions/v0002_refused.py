@@ -1,4 +1,4 @@
-"""A configuration that the finals have refused since is not the best one any more."""
+"""Exclude configurations that later finals refused from the view of the best results."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ JOIN trials ON trials.id = COALESCE(
 
 
 def upgrade() -> None:
-    """Make the view again."""
+    """Replace the view."""
     op.execute("DROP VIEW best")
     op.execute(BEST_VIEW)

@@ -1,4 +1,4 @@
-"""Families of problems: how far each is tuned, and the rule that was learned."""
+"""Families of problems: the state of their tuning, and their rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Make the table."""
+    """Create the table."""
     op.create_table(
         "families",
         sa.Column("id", sa.Integer, primary_key=True),

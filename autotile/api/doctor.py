@@ -1,0 +1,272 @@
+"""Diagnosis of an installation: everything that tuning needs, with a remedy for what is missing."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from autotile.core.display import Displayed
+from autotile.core.text import bytes_text, device_text, plural
+from autotile.cuda.compiler import CompileJob, CubinCache
+from autotile.cuda.driver import device_count, driver_version, live_device
+from autotile.cuda.toolchain import INSTALL_WHEELS, include_folders, load_cupy, nvrtc_version
+from autotile.database.database import Database
+from autotile.database.engine import parse_location
+from autotile.database.paths import check_writable
+from autotile.errors import AutotileError, ToolchainError
+from autotile.exchange.recording import list_recordings
+from autotile.kernel.library import kernel_names, load_kernel
+from autotile.kernel.problem import resolve_problem
+from autotile.settings import Settings, read_settings
+from autotile.workers.compile_pool import CompilePool
+from autotile.workers.gpu import Gpu
+from autotile.workers.protocol import Workload
+
+Status = Literal["ok", "warn", "fail"]
+
+_TINY_KERNEL = 'extern "C" __global__ void tiny(float* x) { x[threadIdx.x] = 1.0f; }\n'
+_DEFAULT_ARCHITECTURE = "sm_80"
+"""Compilation target without a GPU."""
+_TIMEOUT_S = 60.0
+"""Timeout of the compilation and of the start of a GPU worker."""
+_CACHE_LIMIT_BYTES = 2**20
+_SAMPLE_LIMIT_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class HealthCheck:
+    """Result of one check.
+
+    Attributes
+    ----------
+    name
+        Component that was checked.
+    status
+        ``warn`` if tuning works without the component, ``fail`` if it does not.
+    detail
+        What was found.
+    remedy
+        Action that solves the problem; empty if there is none to take.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    remedy: str = ""
+
+    @property
+    def text(self) -> str:
+        """Detail, with the remedy on a line of its own."""
+        return f"{self.detail}\n{self.remedy}" if self.remedy else self.detail
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class HealthReport(Displayed):
+    """Results of all checks.
+
+    Attributes
+    ----------
+    checks
+        One for each component.
+    verdict
+        One line that says whether tuning works.
+    """
+
+    checks: tuple[HealthCheck, ...]
+    verdict: str
+
+    @property
+    def works(self) -> bool:
+        """Whether tuning works, on a GPU or by replay."""
+        return all(check.status != "fail" for check in self.checks)
+
+    def _headline(self) -> str:
+        return self.verdict
+
+    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+        return ("status", "looked at", "found"), [(check.status, check.name, check.text) for check in self.checks]
+
+
+def doctor(database: str | Path | None = None) -> HealthReport:
+    """Check the driver, the GPUs, the compiler, the caches, the database, the kernels and the recordings.
+
+    Problems are reported and not raised.
+
+    Parameters
+    ----------
+    database
+        Path or URL of the database to check; None for the user's own.
+    """
+    try:
+        settings = read_settings()
+    except AutotileError as error:
+        check = HealthCheck("settings", "fail", str(error))
+        return HealthReport((check,), "nothing works until the settings can be read")
+    gpus, recordings = device_count(), list_recordings(settings.recording_folders)
+    damaged = [recording.problem for recording in recordings if recording.problem]
+    readable = len(recordings) - len(damaged)
+    missing: Status = "warn" if readable else "fail"  # replay needs no GPU
+    checks = [
+        _check_cupy(missing),
+        _check_driver(missing),
+        *_check_gpus(gpus, missing),
+        _check("NVRTC", lambda: f"version {nvrtc_version()}"),
+        _check_headers(),
+        _check_compiler(_architecture(gpus)),
+        _check_cache(settings),
+        _check_database(str(database or settings.database)),
+        _check_kernels(settings),
+        *(HealthCheck("recording", "warn", problem, "record it again, or delete it") for problem in damaged),
+        _check_recordings(readable, gpus),
+    ]
+    if gpus and all(check.status != "fail" for check in checks):
+        checks.append(_check("GPU worker", lambda: _worker_text(settings)))
+    return HealthReport(tuple(checks), _verdict(checks, gpus, readable))
+
+
+def _verdict(checks: Iterable[HealthCheck], gpus: int, recordings: int) -> str:
+    failed = [check.name for check in checks if check.status == "fail"]
+    if failed:
+        return f"tuning does not work here: see {', '.join(failed)}"
+    if gpus:
+        return "tuning works here"
+    return f"tuning works here by replay, of {plural(recordings, 'recorded problem')}; measuring needs a CUDA device"
+
+
+def _check(name: str, describe: Callable[[], str], remedy: str = "") -> HealthCheck:
+    """Return a check that passes with the returned description, or fails with the error that was raised."""
+    try:
+        return HealthCheck(name, "ok", describe())
+    except AutotileError as error:
+        return HealthCheck(name, "fail", str(error), remedy)
+
+
+def _check_cupy(missing: Status) -> HealthCheck:
+    try:
+        return HealthCheck("CuPy", "ok", f"version {load_cupy().__version__}")
+    except ToolchainError as error:
+        return HealthCheck("CuPy", missing, str(error))
+
+
+def _check_driver(missing: Status) -> HealthCheck:
+    try:
+        version = driver_version()
+    except Exception as error:  # CuPy raises exceptions of its own if there is no driver library
+        return HealthCheck("driver", missing, f"not found: {error}".splitlines()[0])
+    if version == "0.0":
+        return HealthCheck("driver", missing, "no NVIDIA driver", "install the driver of your GPU; replay needs none")
+    return HealthCheck("driver", "ok", f"supports CUDA {version}")
+
+
+def _check_gpus(count: int, missing: Status) -> Iterator[HealthCheck]:
+    if count == 0:
+        remedy = "tune by replay here, or run on a machine with an NVIDIA GPU"
+        yield HealthCheck("GPU", missing, "no CUDA device", remedy)
+    for index in range(count):
+        yield _check(f"GPU {index}", partial(_gpu_text, index))
+
+
+def _gpu_text(index: int) -> str:
+    gpu = live_device(index)
+    return f"{gpu.name}, compute capability {gpu.compute_capability}, {bytes_text(gpu.memory_bytes)}"
+
+
+def _check_headers() -> HealthCheck:
+    folders = include_folders()
+    if folders:
+        return HealthCheck("headers", "ok", ", ".join(folders))
+    detail = "no CUDA headers: kernels that include cuda_fp16.h do not compile"
+    return HealthCheck("headers", "warn", detail, INSTALL_WHEELS)
+
+
+def _architecture(gpus: int) -> str:
+    try:
+        return live_device().architecture if gpus else _DEFAULT_ARCHITECTURE
+    except ToolchainError:
+        return _DEFAULT_ARCHITECTURE
+
+
+def _check_compiler(architecture: str) -> HealthCheck:
+    """Compile a tiny kernel in a worker process, with a temporary cache."""
+    job = CompileJob(_TINY_KERNEL, "tiny", "tiny.cu", "tiny", architecture, ())
+    with tempfile.TemporaryDirectory(prefix="autotile-doctor-") as folder:
+        pool = CompilePool(Path(folder), _CACHE_LIMIT_BYTES, 1, _TIMEOUT_S)
+        try:
+            compiled = pool.submit(lambda: job).result()
+        except AutotileError as error:
+            return HealthCheck("compiler", "fail", str(error))
+        finally:
+            pool.close()
+    if compiled.cubin is None:
+        return HealthCheck("compiler", "fail", compiled.reason)
+    return HealthCheck("compiler", "ok", f"a tiny kernel compiles for {architecture} in {compiled.seconds:.2f} s")
+
+
+def _check_cache(settings: Settings) -> HealthCheck:
+    def describe() -> str:
+        cache = CubinCache(settings.cache, settings.cache_limit_bytes)
+        with tempfile.TemporaryFile(dir=settings.cache):
+            return f"{settings.cache}: {bytes_text(cache.size_bytes())} of {bytes_text(settings.cache_limit_bytes)}"
+
+    try:
+        return _check("cubin cache", describe)
+    except OSError as error:
+        detail = f"cannot write {settings.cache}: {error.strerror}"
+        return HealthCheck("cubin cache", "fail", detail, "set AUTOTILE_CACHE")
+
+
+def _check_database(location: str) -> HealthCheck:
+    def describe() -> str:
+        place = parse_location(location)
+        if isinstance(place, Path):
+            check_writable(place)
+        opened = Database.open_readonly(location)
+        if opened is None:
+            return f"{place}: not there yet, the first `autotile tune` makes it"
+        with opened:
+            return f"{opened.location}: {plural(len(opened.studies()), 'study', 'studies')}"
+
+    return _check("database", describe, "set AUTOTILE_DB to another path, or look at it with `autotile db check`")
+
+
+def _check_kernels(settings: Settings) -> HealthCheck:
+    names = kernel_names(settings.kernel_folders)
+    errors = []
+    for name in names:
+        try:
+            load_kernel(name, settings.kernel_folders)
+        except AutotileError as error:
+            errors.append(str(error))
+    if errors:
+        return HealthCheck("kernels", "warn", "\n".join(errors))
+    return HealthCheck("kernels", "ok" if names else "warn", ", ".join(names) or "none found")
+
+
+def _check_recordings(readable: int, gpus: int) -> HealthCheck:
+    if readable:
+        return HealthCheck("recordings", "ok", f"{plural(readable, 'problem')} can be tuned by replay")
+    remedy = "`autotile record` makes one on a machine with a GPU"
+    return HealthCheck("recordings", "warn" if gpus else "fail", "none: nothing can be tuned by replay", remedy)
+
+
+def _worker_text(settings: Settings) -> str:
+    """Start a GPU worker on a small problem, as a tuning session does, and describe it."""
+    kernel = load_kernel(kernel_names(settings.kernel_folders)[0], settings.kernel_folders)
+    problem = resolve_problem(kernel.spec, kernel.spec.ragged)
+    workload = Workload(
+        spec_text=kernel.spec.text,
+        spec_source=kernel.spec.source,
+        sizes=problem.sizes,
+        dtype=problem.dtype,
+        l2="cold",
+        cache=str(settings.cache),
+        cache_limit_bytes=settings.cache_limit_bytes,
+        sample_limit_s=_SAMPLE_LIMIT_S,
+    )
+    with closing(Gpu(workload, _TIMEOUT_S)) as gpu:
+        return f"starts, and sets up a small problem on {device_text(gpu.wait())}"

@@ -1,0 +1,324 @@
+"""Explanation of one configuration: conditions, launch, compiled resources and occupancy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from autotile.core.device import DeviceProperties
+from autotile.core.display import Displayed
+from autotile.core.model import Config, LaunchGeometry, Occupancy, Problem, Resources, Value, config_text
+from autotile.core.text import bytes_text, device_text, occupancy_text, percent_text
+from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.errors import CompileError, ConfigError, SpecError, ToolchainError
+from autotile.kernel.arguments import Workspace
+from autotile.kernel.launch import LaunchData, known_names, launch_geometry, value_or_zero
+from autotile.kernel.library import Kernel
+from autotile.kernel.problem import unsupported_reason
+from autotile.kernel.spec import KernelSpec, Rule
+from autotile.kernel.tensor_maps import TensorMap
+from autotile.settings import read_settings
+from autotile.space.limits import check_config, demand_of, limits_of, resource_violation
+from autotile.space.occupancy import UNLIMITED, occupancy
+
+CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockResources:
+    """Resources that one block uses.
+
+    Attributes
+    ----------
+    threads
+        Threads per block.
+    registers
+        Registers per thread; 0 if unknown.
+    smem_bytes
+        Static and dynamic shared memory per block, in bytes.
+    """
+
+    threads: int
+    registers: int
+    smem_bytes: int
+
+    def occupancy(self, device: DeviceProperties) -> Occupancy:
+        """Compute the occupancy of an SM by such blocks."""
+        return occupancy(self.threads, self.registers, self.smem_bytes, device)
+
+
+LIMIT_HEADINGS = ("limit", "a block uses", "an SM has", "blocks allowed", "")
+"""Column headings of `limit_rows`."""
+
+
+def limit_rows(
+    device: DeviceProperties, block: BlockResources, occupancy: Occupancy
+) -> list[tuple[str, str, str, str, str]]:
+    """Format the limits of an occupancy: for each, one text for each of `LIMIT_HEADINGS`."""
+    reserved = device.smem_reserved_per_block_bytes
+    smem = f"{block.smem_bytes:,} B" + (f" + {reserved:,} B reserved" if reserved else "")
+    registers = f"{block.registers:,} a thread" if block.registers else "not known"
+    used_and_available = {
+        "threads": (f"{block.threads:,}", f"{device.max_threads_per_sm:,}"),
+        "registers": (registers, f"{device.registers_per_sm:,}"),
+        "shared_memory": (smem, f"{device.smem_per_sm_bytes:,} B"),
+        "blocks": ("1", f"{device.max_blocks_per_sm:,}"),
+    }
+    rows = []
+    for name, (used, available) in used_and_available.items():
+        blocks = occupancy.limits[name]
+        allowed = "no limit" if blocks == UNLIMITED else f"{blocks:,}"
+        binds = "binds" if name in occupancy.limited_by else ""
+        rows.append((name.replace("_", " "), used, available, allowed, binds))
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One condition on a configuration.
+
+    Attributes
+    ----------
+    kind
+        Origin of the condition. A ``heuristic`` only decides whether a search tries the configuration.
+    name
+        Name of the rule, limit or parameter.
+    holds
+        Whether the configuration meets the condition.
+    detail
+        Expression of a rule or heuristic; for others, the reason for a failure, or an empty string.
+    """
+
+    kind: CheckKind
+    name: str
+    holds: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation(Displayed):
+    """Everything that is known of a configuration without running it.
+
+    Attributes
+    ----------
+    problem, device, config
+        Configuration, and the problem and device that it is for.
+    checks
+        Values, rules, heuristics and limits in the order applied, then the conditions on the compiled code.
+    fault
+        Reason why the configuration cannot be used: the first rule or limit that it breaks, or the compiler's error.
+        Empty if it can be used.
+    geometry
+        Launch geometry; None if it cannot be evaluated.
+    resources
+        Resources reported by the compiler; None if the configuration was not compiled.
+    not_compiled
+        Reason why it was not compiled; otherwise empty.
+    block, occupancy
+        Resources of a block and the resulting occupancy, as compiled, or else as declared in the search-space file.
+        None if the launch geometry cannot be evaluated.
+    data
+        Workspaces and tensor maps; None if they cannot be evaluated.
+    notices
+        Assumptions about the device and the sizes, one line each.
+    """
+
+    problem: Problem
+    device: DeviceProperties
+    config: Mapping[str, Value]
+    checks: tuple[Check, ...]
+    fault: str
+    geometry: LaunchGeometry | None
+    resources: Resources | None
+    not_compiled: str
+    block: BlockResources | None
+    occupancy: Occupancy | None
+    data: LaunchData | None
+    notices: tuple[str, ...] = ()
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """Yield the configuration, the verdict and the launch as pairs of a label and its text."""
+        yield "configuration", config_text(self.config)
+        valid = "valid" if self.resources is not None else "valid, as far as is known without compiling"
+        yield "verdict", self.fault or valid
+        if self.geometry is not None:
+            grid, block = (_shape_text(dimensions) for dimensions in (self.geometry.grid, self.geometry.block))
+            yield "grid", f"{grid}: {self.geometry.blocks:,} blocks"
+            yield "block", f"{block}: {self.geometry.threads:,} threads"
+        if self.resources is not None:
+            dynamic_bytes = self.geometry.dynamic_smem_bytes if self.geometry is not None else 0
+            yield "registers", f"{self.resources.registers} a thread"
+            yield "spills", f"{self.resources.spill_bytes:,} B"
+            yield "shared memory", f"{self.resources.static_smem_bytes:,} B static, {dynamic_bytes:,} B dynamic"
+        else:
+            yield "not compiled", self.not_compiled
+        if self.data is not None:
+            yield from (("workspace", _workspace_text(workspace)) for workspace in self.data.workspaces)
+            yield from (("tensor map", _tensor_map_text(tensor_map)) for tensor_map in self.data.tensor_maps)
+
+    def _headline(self) -> str:
+        verdict = "cannot be used" if self.fault else "valid"
+        share = f", occupancy {percent_text(self.occupancy.occupancy)}" if self.occupancy is not None else ""
+        return f"{self.problem} on {device_text(self.device)}: {verdict}{share}"
+
+    def _facts(self) -> Iterable[tuple[str, str]]:
+        yield from self.facts()
+        if self.occupancy is not None:
+            yield "occupancy", occupancy_text(self.device, self.occupancy)
+
+    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+        rows = [(check.kind, check.name, "yes" if check.holds else "no", check.detail) for check in self.checks]
+        return ("check", "name", "met", "detail"), rows
+
+
+def explain_config(
+    kernel: Kernel, config: Config, problem: Problem, device: DeviceProperties, notices: tuple[str, ...] = ()
+) -> Explanation:
+    """Check a configuration, compile it if it is valid, and compute its occupancy.
+
+    Parameters
+    ----------
+    kernel, problem, device
+        Kernel and problem that the configuration is for, and the device that would run it.
+    config
+        A value for each parameter, of the parameter's type; it need not be one of the listed values.
+    notices
+        Passed on to the result.
+    """
+    candidate = _Candidate(kernel, config, problem, device)
+    checks = list(candidate.checks())
+    fault = check_config(kernel.spec, config, problem.sizes, device, problem.dtype)
+    geometry = candidate.geometry()
+    resources, not_compiled = None, "it would not be compiled" if fault else ""
+    if not fault and geometry is not None:
+        resources, fault, not_compiled = candidate.compile()
+        if fault:
+            checks.append(Check("compiled", "source", False, fault))
+    block = candidate.block(geometry, resources) if geometry is not None else None
+    found = block.occupancy(device) if block is not None else None
+    if resources is not None and geometry is not None and found is not None:
+        fault = resource_violation(kernel.spec.limits, geometry, resources, found, device)
+        checks.append(Check("compiled", "resources", not fault, fault))
+    return Explanation(
+        problem=problem,
+        device=device,
+        config=config,
+        checks=tuple(checks),
+        fault=fault,
+        geometry=geometry,
+        resources=resources,
+        not_compiled=not_compiled,
+        block=block,
+        occupancy=found,
+        data=candidate.data(),
+        notices=notices,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A configuration, with the problem and the device that it is for."""
+
+    kernel: Kernel
+    config: Config
+    problem: Problem
+    device: DeviceProperties
+
+    @property
+    def spec(self) -> KernelSpec:
+        return self.kernel.spec
+
+    @property
+    def names(self) -> dict[str, Value]:
+        """Value of every name that an expression may use."""
+        return known_names(self.spec, self.config, self.problem.sizes, self.device)
+
+    def checks(self) -> Iterator[Check]:
+        """Evaluate every condition that does not need compiling, including those after the first failure."""
+        fault = unsupported_reason(self.spec, self.device)
+        if fault:
+            yield Check("device", "compute_capability", False, fault)
+        for parameter in self.spec.parameters:
+            value = self.config[parameter.name]
+            if value not in parameter.values:
+                values = ", ".join(map(str, parameter.values))
+                yield Check("value", parameter.name, False, f"{value} is not among its values {values}")
+        names = self.names
+        rules: list[tuple[CheckKind, tuple[Rule, ...]]] = [
+            ("rule", self.spec.rules),
+            ("heuristic", self.spec.heuristics),
+        ]
+        for kind, expressions in rules:
+            for rule in expressions:
+                yield Check(kind, rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)
+        demand = demand_of(self.spec, names, self.problem.sizes, self.problem.dtype)
+        for limit in limits_of(self.spec):
+            fits = bool(limit.fits(demand, self.device, self.spec)[0])
+            yield Check("limit", limit.name, fits, "" if fits else limit.explain(demand, self.device, self.spec))
+
+    def geometry(self) -> LaunchGeometry | None:
+        try:
+            return launch_geometry(self.spec, self.config, self.problem.sizes, self.device)
+        except (ConfigError, SpecError):
+            return None  # a check reports the reason
+
+    def data(self) -> LaunchData | None:
+        try:
+            return LaunchData.of(self.spec, self.problem.dtype, self.names)
+        except (ConfigError, SpecError):
+            return None  # a check reports the reason
+
+    def compile(self) -> tuple[Resources | None, str, str]:
+        """Compile through the cubin cache.
+
+        Returns
+        -------
+        resources
+            Resources reported by the compiler; None if there are none.
+        fault
+            The compiler's error; otherwise empty.
+        not_compiled
+            Reason for missing resources; otherwise empty.
+        """
+        settings = read_settings()
+        try:
+            job = compile_job(
+                self.kernel, self.config, self.problem.dtype, self.device.architecture, self.problem.sizes
+            )
+            cache = CubinCache(settings.cache, settings.cache_limit_bytes)
+            return cache.get_or_compile(job).resources, "", ""
+        except CompileError as error:
+            return None, f"it does not compile: {error}", "the compiler refuses it"
+        except ToolchainError as error:
+            return None, "", str(error)
+
+    def block(self, geometry: LaunchGeometry, resources: Resources | None) -> BlockResources:
+        """Return the resources of a block as compiled, or else as declared in the search-space file."""
+        if resources is not None:
+            registers, static_bytes = resources.registers, resources.static_smem_bytes
+        else:
+            launch, names = self.spec.launch, self.names
+            registers = value_or_zero(launch.min_registers, names)
+            static_bytes = value_or_zero(launch.static_smem_bytes, names)
+        return BlockResources(geometry.threads, registers, static_bytes + geometry.dynamic_smem_bytes)
+
+
+def _workspace_text(workspace: Workspace) -> str:
+    if not workspace.size_bytes:
+        return f"{workspace.name}: none for this configuration"
+    zeroed = ", zero before and after" if workspace.zeroed else ""
+    shape = f"{_shape_text(workspace.shape)} {workspace.dtype}"
+    return f"{workspace.name}: {shape}, {bytes_text(workspace.size_bytes)}{zeroed}"
+
+
+def _tensor_map_text(tensor_map: TensorMap) -> str:
+    if tensor_map.is_absent:
+        return f"{tensor_map.name}: none for this configuration"
+    swizzle = f"{tensor_map.swizzle_bytes} B swizzle" if tensor_map.swizzle_bytes else "no swizzle"
+    box = f"{tensor_map.buffer} in boxes of {_shape_text(tensor_map.box)} {tensor_map.dtype}"
+    return f"{tensor_map.name}: {box}, {swizzle}"
+
+
+def _shape_text(dimensions: tuple[int, ...]) -> str:
+    return " x ".join(f"{dimension:,}" for dimension in dimensions)

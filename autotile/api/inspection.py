@@ -1,0 +1,333 @@
+"""Inspection of search spaces, configurations, occupancy and devices; nothing is run on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from autotile.api.explanation import LIMIT_HEADINGS, BlockResources, Explanation, explain_config, limit_rows
+from autotile.api.targets import local_gpus, open_problem, resolve_device
+from autotile.core.device import DeviceProperties, device_profile, profile_names
+from autotile.core.display import Displayed
+from autotile.core.model import Occupancy, Problem, Value
+from autotile.core.text import bytes_text, device_text, occupancy_text, plural, sizes_text
+from autotile.errors import ConfigError, InputError, nearest
+from autotile.kernel.library import load_kernel
+from autotile.kernel.problem import resolve_problem
+from autotile.kernel.spec import KernelSpec, Parameter
+from autotile.kernel.workrate import bandwidth_text, flops_text
+from autotile.space.enumeration import SpaceStage
+from autotile.space.search_space import feasible_space
+
+_MAX_PER_BLOCK = 2**31 - 1
+"""Largest accepted number of threads, registers or bytes of a block."""
+_MAX_VALUE = 10**7
+"""Bound on the magnitude of a parameter's value, so that products of a few of them fit in 64 bits."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SpaceSummary(Displayed):
+    """Size of a search space, and how far each rule and limit reduces it.
+
+    Attributes
+    ----------
+    problem, device
+        Problem and device that the space is for.
+    parameters
+        Values of each parameter.
+    combinations
+        Number of combinations before any rule.
+    rules, limits
+        Stages in the order applied; each holds the number of configurations that remain after it.
+    valid
+        Number of configurations that remain after the last stage.
+    seconds
+        Wall time of the enumeration, in seconds.
+    notices
+        Assumptions about the device and the sizes, one line each.
+    """
+
+    problem: Problem
+    device: DeviceProperties
+    parameters: Mapping[str, tuple[Value, ...]]
+    combinations: int
+    rules: tuple[SpaceStage, ...]
+    limits: tuple[SpaceStage, ...]
+    valid: int
+    seconds: float
+    notices: tuple[str, ...] = ()
+
+    def funnel(self) -> Iterator[tuple[str, int]]:
+        """Yield each stage with the number of configurations that remain after it."""
+        yield "all combinations", self.combinations
+        for stage in self.rules:
+            yield f"{'heuristic' if stage.is_heuristic else 'rule'} {stage.name}", stage.remaining
+        for stage in self.limits:
+            yield f"limit {stage.name}", stage.remaining
+
+    def _headline(self) -> str:
+        return f"{self.problem} on {device_text(self.device)}: {self.valid:,} of {self.combinations:,} valid"
+
+    def _facts(self) -> Iterable[tuple[str, str]]:
+        return [(name, " ".join(map(str, values))) for name, values in self.parameters.items()]
+
+    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+        return ("after", "configurations left"), [(stage, f"{count:,}") for stage, count in self.funnel()]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OccupancyResult(Displayed):
+    """Occupancy of an SM by blocks of given resources.
+
+    Attributes
+    ----------
+    device
+        Device whose limits apply.
+    block
+        Resources of a block.
+    occupancy
+        Resident blocks and warps, and the limits that determine them.
+    notices
+        Assumptions about the device, one line each.
+    """
+
+    device: DeviceProperties
+    block: BlockResources
+    occupancy: Occupancy
+    notices: tuple[str, ...] = ()
+
+    def _headline(self) -> str:
+        return f"{device_text(self.device)}: {occupancy_text(self.device, self.occupancy)}"
+
+    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+        return LIMIT_HEADINGS, limit_rows(self.device, self.block, self.occupancy)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DeviceList(Displayed):
+    """GPUs of this machine, and profiles of GPUs that need not be present.
+
+    Attributes
+    ----------
+    gpus
+        GPUs of this machine, in the order of their CUDA indices.
+    profiles
+        Devices by the names of their profiles.
+    """
+
+    gpus: tuple[DeviceProperties, ...]
+    profiles: Mapping[str, DeviceProperties]
+
+    def _headline(self) -> str:
+        return f"{plural(len(self.gpus), 'CUDA device')} on this machine, {plural(len(self.profiles), 'profile')}"
+
+    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+        devices = {**{str(index): gpu for index, gpu in enumerate(self.gpus)}, **self.profiles}
+        return ("device", *DEVICE_HEADINGS), [(key, *device_row(device)) for key, device in devices.items()]
+
+
+DEVICE_HEADINGS = ("name", "capability", "SMs", "fp32 peak", "memory", "bandwidth", "smem a block")
+"""Column headings of `device_row`."""
+
+
+def device_row(device: DeviceProperties) -> tuple[str, ...]:
+    """Format the main properties of a device, one for each of `DEVICE_HEADINGS`."""
+    return (
+        device.name,
+        device.compute_capability,
+        str(device.sm_count),
+        flops_text(device.peak_fp32_flops_per_s),
+        bytes_text(device.memory_bytes),
+        bandwidth_text(device.memory_bandwidth_bytes_per_s),
+        bytes_text(device.smem_per_block_optin_bytes),
+    )
+
+
+def space(
+    kernel: str | Path,
+    sizes: Mapping[str, int] | None = None,
+    /,
+    *,
+    dtype: str | None = None,
+    device: int | str | None = None,
+    **named_sizes: int,
+) -> SpaceSummary:
+    """Count the configurations that each rule and each limit of a device leaves.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file.
+    sizes, **named_sizes
+        Problem sizes and flags; missing ones are taken from the search-space file.
+    dtype
+        Element type; None for the kernel's first.
+    device
+        CUDA index of a GPU of this machine, or name of a GPU; None for the first GPU and, without a GPU, an H200.
+
+    Raises
+    ------
+    InputError
+        The kernel, a size, the dtype or the device is unknown, the search-space file is malformed, or a rule or limit
+        leaves no configuration.
+
+    Examples
+    --------
+    >>> space("sgemm_2d", device="h200", M=4096, N=4096, K=4096)
+    <SpaceSummary: sgemm_2d M=4096 N=4096 K=4096 float32 on NVIDIA H200 (profile): 14,712 of 93,312 valid>
+    """
+    target = resolve_device(device)
+    given = _merge(sizes, named_sizes)
+    loaded, problem = open_problem(kernel, given, dtype, defaults=True)
+    found = feasible_space(loaded.spec, problem.sizes, target.device, problem.dtype)
+    return SpaceSummary(
+        problem=problem,
+        device=target.device,
+        parameters={parameter.name: parameter.values for parameter in found.parameters},
+        combinations=found.combinations,
+        rules=found.rules,
+        limits=found.limits,
+        valid=len(found),
+        seconds=found.seconds,
+        notices=_notices(target.notice, problem, given),
+    )
+
+
+def explain(
+    kernel: str | Path,
+    assignments: Mapping[str, Value] | None = None,
+    /,
+    *,
+    dtype: str | None = None,
+    device: int | str | None = None,
+    **named_assignments: Value,
+) -> Explanation:
+    """Explain one configuration on one device: rules and limits, launch, compiled resources and occupancy.
+
+    The configuration is compiled if NVRTC is installed; no GPU is needed.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file.
+    assignments, **named_assignments
+        Values of parameters and problem sizes by name. Missing parameters are taken from the default configuration,
+        missing sizes from the search-space file.
+    dtype
+        Element type; None for the kernel's first.
+    device
+        CUDA index of a GPU of this machine, or name of a GPU; None for the first GPU and, without a GPU, an H200.
+
+    Raises
+    ------
+    InputError
+        The kernel, the dtype or the device is unknown, a name is neither a parameter nor a size, or a value has
+        another type than the parameter. A value of the right type that the file does not list is a failed check.
+
+    Examples
+    --------
+    >>> explain("sgemm_2d", device="h200", BM=64, M=4096).occupancy.limited_by
+    ('registers',)
+    """
+    target = resolve_device(device)
+    loaded = load_kernel(str(kernel))
+    given = _merge(assignments, named_assignments)
+    config, sizes = _split(loaded.spec, given)
+    problem = resolve_problem(loaded.spec, sizes, dtype, defaults=True)
+    return explain_config(loaded, config, problem, target.device, _notices(target.notice, problem, given))
+
+
+def occupancy(
+    threads: int, registers: int = 0, smem_bytes: int = 0, *, device: int | str | None = None
+) -> OccupancyResult:
+    """Compute how many blocks of given resources an SM holds, and which limits determine that.
+
+    Parameters
+    ----------
+    threads
+        Threads per block.
+    registers
+        Registers per thread; 0 to leave them out of account.
+    smem_bytes
+        Static and dynamic shared memory per block, in bytes.
+    device
+        CUDA index of a GPU of this machine, or name of a GPU; None for the first GPU and, without a GPU, an H200.
+
+    Raises
+    ------
+    InputError
+        The device is unknown, a count is negative or over 2**31 - 1, or there are no threads.
+
+    Examples
+    --------
+    >>> occupancy(1024, 32, 8192, device="rtx-3060").occupancy.blocks_per_sm
+    1
+    """
+    target = resolve_device(device)
+    if threads < 1 or registers < 0 or smem_bytes < 0 or max(threads, registers, smem_bytes) > _MAX_PER_BLOCK:
+        raise InputError(
+            f"{threads} threads, {registers} registers per thread and {smem_bytes} bytes of shared memory are no "
+            f"block; expected at least 1 thread, no negative number, and at most {_MAX_PER_BLOCK:,} of each"
+        )
+    block = BlockResources(threads, registers, smem_bytes)
+    return OccupancyResult(target.device, block, block.occupancy(target.device), _nonempty(target.notice))
+
+
+def devices() -> DeviceList:
+    """List the GPUs of this machine and the GPU profiles."""
+    return DeviceList(local_gpus(), {name: device_profile(name) for name in profile_names()})
+
+
+def _merge(mapping: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge values given as a mapping with values given as keyword arguments."""
+    merged = dict(mapping or {})
+    if twice := merged.keys() & named.keys():
+        raise InputError(f"{min(twice)} is given twice, in the mapping and by keyword; give it once")
+    return merged | dict(named)
+
+
+def _split(spec: KernelSpec, assignments: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, int]]:
+    """Separate parameters from sizes, and complete the configuration from the default one."""
+    parameters = {parameter.name: parameter for parameter in spec.parameters}
+    config: dict[str, Value] = {name: spec.default[name] for name in parameters}
+    sizes: dict[str, int] = {}
+    for name, value in assignments.items():
+        if name in parameters:
+            config[name] = _typed_value(parameters[name], value)
+        elif name in spec.sizes:
+            sizes[name] = value
+        else:
+            known = (*parameters, *spec.sizes)
+            raise ConfigError(
+                f"{spec.name} has neither a parameter nor a size {name!r}{nearest(name, known)} (parameters: "
+                f"{', '.join(parameters)}; sizes and flags: {', '.join(spec.sizes)})"
+            )
+    return config, sizes
+
+
+def _typed_value(parameter: Parameter, value: Any) -> Value:
+    """Return a value in the type of the parameter's own values, which all have the same type."""
+    own = parameter.values[0]
+    if isinstance(own, str):
+        if isinstance(value, str):
+            return value
+    elif isinstance(own, bool):
+        if not isinstance(value, str) and value in (False, True):
+            return bool(value)
+    elif not isinstance(value, bool) and isinstance(value, Integral) and abs(int(value)) < _MAX_VALUE:
+        return int(value)
+    raise ConfigError(f"{parameter.name} = {value!r} is not among its values {', '.join(map(str, parameter.values))}")
+
+
+def _notices(device_notice: str, problem: Problem, given: Collection[str]) -> tuple[str, ...]:
+    """Return the assumptions of an answer: the device, and the sizes that come from the search-space file."""
+    assumed = {name: value for name, value in problem.sizes.items() if name not in given}
+    sizes_notice = f"not given, so as in the search-space file: {sizes_text(assumed)}" if assumed else ""
+    return _nonempty(device_notice, sizes_notice)
+
+
+def _nonempty(*notices: str) -> tuple[str, ...]:
+    return tuple(filter(None, notices))

@@ -1,0 +1,279 @@
+"""Progress of tuning as one line of plain text: on a terminal, in a notebook, or passed to a callable."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Protocol, TextIO
+
+from autotile.core.model import Problem, config_text
+from autotile.core.text import duration_text, funnel_text, sizes_text, time_text
+from autotile.kernel.spec import KernelSpec
+from autotile.kernel.workrate import Workrate
+from autotile.tuning.family_session import FamilyStep
+from autotile.tuning.result import Progress
+
+Observer = Callable[[Progress], None]
+"""Callable that observes a tuning session."""
+FamilyObserver = Callable[[FamilyStep], None]
+"""Callable that observes the tuning of a family."""
+
+_MIN_INTERVAL_S = 0.25
+_DEFAULT_WIDTH = 80
+
+
+class LineDisplay(Protocol):
+    """Place where a line of progress is shown."""
+
+    def show(self, line: str) -> None:
+        """Replace the line that is shown."""
+
+    def notice(self, text: str) -> None:
+        """Show a text that stays."""
+
+    def close(self) -> None:
+        """Leave the last line as it is."""
+
+
+class TerminalDisplay:
+    """Line on a terminal, rewritten in place with a carriage return.
+
+    Parameters
+    ----------
+    stream
+        Text stream of the terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._shown = 0
+
+    def show(self, line: str) -> None:
+        """Replace the line, cut to the width of the terminal: a line that wraps could not be rewritten."""
+        line = _cut(line, _width(self._stream) - 1)
+        self._write(f"\r{line.ljust(self._shown)}")
+        self._shown = len(line)
+
+    def notice(self, text: str) -> None:
+        """Write a text on lines of its own, in place of the line of progress."""
+        self._write(f"\r{' ' * self._shown}\r{text}\n" if self._shown else f"{text}\n")
+        self._shown = 0
+
+    def close(self) -> None:
+        """End the line."""
+        if self._shown:
+            self._write("\n")
+            self._shown = 0
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+class NotebookDisplay:
+    """Output of a notebook's cell, updated under a display id."""
+
+    def __init__(self) -> None:
+        self._notices: list[str] = []
+        self._line = ""
+        self._handle: Any = None
+
+    def show(self, line: str) -> None:
+        """Replace the line; the notices stay above it."""
+        self._line = line
+        data = {"text/plain": "\n".join(filter(None, [*self._notices, line]))}
+        if self._handle is None:
+            self._handle = import_module("IPython.display").display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+
+    def notice(self, text: str) -> None:
+        """Show a text above the line."""
+        self._notices.append(text)
+        self.show(self._line)
+
+    def close(self) -> None:
+        """Leave the output as it is."""
+
+
+class ProgressLine:
+    """Line that shows how far one session after another has come.
+
+    Parameters
+    ----------
+    display
+        Where to show it.
+    spec
+        Kernel, whose work turns times into rates.
+    """
+
+    def __init__(self, display: LineDisplay, spec: KernelSpec) -> None:
+        self._display = display
+        self._spec = spec
+        self._noticed: set[str] = set()
+        self._stage = ("", "")
+        self._shown_s = float("-inf")
+        self._pending = ""
+
+    def show(self, head: str, problem: Problem, progress: Progress) -> None:
+        """Show a state: at once if a new stage begins, otherwise a few times a second."""
+        for notice in progress.notices:
+            if notice not in self._noticed:
+                self._noticed.add(notice)
+                self._display.notice(notice)
+        now_s, stage = time.monotonic(), (head, progress.phase)
+        self._pending = f"{head}: {short_line(progress, Workrate.of(self._spec, problem))}"
+        if stage != self._stage or now_s - self._shown_s >= _MIN_INTERVAL_S:
+            self._stage, self._shown_s = stage, now_s
+            self._flush()
+
+    def close(self) -> None:
+        """Show the last state, and leave it."""
+        self._flush()
+        self._display.close()
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._display.show(self._pending)
+            self._pending = ""
+
+
+def default_display() -> LineDisplay | None:
+    """Return the notebook's cell, or standard error if it is a terminal; None otherwise."""
+    if _in_notebook():
+        return NotebookDisplay()
+    stream = sys.stderr
+    return TerminalDisplay(stream) if stream is not None and stream.isatty() else None
+
+
+@contextmanager
+def session_observer(progress: bool | Observer, spec: KernelSpec, problem: Problem) -> Iterator[Observer]:
+    """Provide the observer of a session that the argument ``progress`` of a function of the API selects.
+
+    Parameters
+    ----------
+    progress
+        True for a line on a terminal or in a notebook, and nothing elsewhere; False for nothing; or a callable.
+    spec, problem
+        Kernel and problem that are tuned.
+    """
+    if callable(progress):
+        yield progress
+        return
+    with _open_line(spec, enabled=progress) as line:
+
+        def observe(observed: Progress) -> None:
+            if line is not None:
+                line.show(problem.kernel, problem, observed)
+
+        yield observe
+
+
+@contextmanager
+def family_observer(progress: bool | FamilyObserver, spec: KernelSpec) -> Iterator[FamilyObserver]:
+    """Provide the observer of a family; parameters as for `session_observer`."""
+    if callable(progress):
+        yield progress
+        return
+    with _open_line(spec, enabled=progress) as line:
+
+        def observe(step: FamilyStep) -> None:
+            if line is not None:
+                line.show(_step_text(step), step.problem, step.progress)
+
+        yield observe
+
+
+@contextmanager
+def _open_line(spec: KernelSpec, *, enabled: bool) -> Iterator[ProgressLine | None]:
+    display = default_display() if enabled else None
+    line = ProgressLine(display, spec) if display is not None else None
+    try:
+        yield line
+    finally:
+        if line is not None:
+            line.close()
+
+
+def plain_line(progress: Progress, rate: Workrate) -> str:
+    """Return the whole state in one line, for a log."""
+    parts = [
+        f"{progress.phase}: {count_text(progress)}",
+        best_text(progress, rate),
+        funnel_text(progress.gates, progress.outcomes),
+        f"{duration_text(progress.elapsed_s)} elapsed",
+    ]
+    left_s = progress.remaining_s
+    if left_s is not None and progress.phase == "searching":
+        parts.append(f"about {duration_text(left_s)} left")
+    return "; ".join(parts)
+
+
+def short_line(progress: Progress, rate: Workrate) -> str:
+    """Return the state in one line that begins with what matters most, as a terminal may cut its end."""
+    best, target, left_s = progress.best, trial_target(progress), progress.remaining_s
+    count = f"{trial_count(progress):,}" if target is None else f"{trial_count(progress):,}/{target:,}"
+    parts = [f"{progress.phase} {count}"]
+    if best is not None:
+        parts.append(f"best {time_text(best.time_us)}{' (replayed)' if best.source == 'replayed' else ''}")
+    parts.append(f"{duration_text(progress.elapsed_s)} elapsed")
+    if left_s is not None and progress.phase == "searching":
+        parts.append(f"{duration_text(left_s)} left")
+    line = ", ".join(parts)
+    return line if best is None else f"{line}; {rate.text(best.time_us, progress.device)}, {config_text(best.config)}"
+
+
+def best_text(progress: Progress, rate: Workrate) -> str:
+    """Return time, rate and configuration of the fastest trial so far."""
+    best = progress.best
+    if best is None:
+        return "best: none yet"
+    label = "best (replayed)" if best.source == "replayed" else "best"
+    speed = rate.text(best.time_us, progress.device)
+    return f"{label} {time_text(best.time_us)}, {speed}, {config_text(best.config)}"
+
+
+def count_text(progress: Progress) -> str:
+    """Return the number of trials, with their target if there is one: ``50/200 trials``."""
+    target = trial_target(progress)
+    return f"{trial_count(progress):,}/{target:,} trials" if target is not None else f"{trial_count(progress):,} trials"
+
+
+def trial_count(progress: Progress) -> int:
+    """Return the number of trials of the study, those of earlier sessions included."""
+    return sum(progress.outcomes.values())
+
+
+def trial_target(progress: Progress) -> int | None:
+    """Return the number of trials to reach: at most the size of the space, at least the number of trials so far."""
+    if progress.target is None:
+        return None
+    return max(trial_count(progress), min(progress.target, progress.gates["limits"]))
+
+
+def _step_text(step: FamilyStep) -> str:
+    return f"{step.problem.kernel} {step.phase} {step.number}/{step.count}, {sizes_text(step.problem.sizes)}"
+
+
+def _in_notebook() -> bool:
+    """Return whether this process is a kernel of Jupyter: its shell then has a ``kernel``, which a terminal's lacks."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def _width(stream: TextIO) -> int:
+    """Return the width of a terminal in characters."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return _DEFAULT_WIDTH
+    return columns or _DEFAULT_WIDTH
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 3)] + "..."

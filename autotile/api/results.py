@@ -1,0 +1,466 @@
+"""Stored results: the configuration that is served for a problem, and what a database holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from autotile.api.listings import (
+    FamilyList,
+    ListedMiss,
+    MissList,
+    RecordingList,
+    StudyList,
+    StudyTrial,
+    TrialList,
+    TunedFamily,
+)
+from autotile.api.targets import merge_sizes, open_problem, resolve_device
+from autotile.core.device import DeviceProperties
+from autotile.core.display import Displayed
+from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, config_text
+from autotile.core.text import plural, source_text, time_text
+from autotile.database.engine import DamagedDatabaseError
+from autotile.database.family_store import FamilyStore
+from autotile.database.keys import space_hash
+from autotile.database.opening import database_location, location_text, open_for_reading, rows_of_kernel
+from autotile.database.studies import StudySummary
+from autotile.database.upgrade import DatabaseCheck
+from autotile.database.winners import StoredRule
+from autotile.errors import InputError, ProblemError
+from autotile.exchange.recording import list_recordings
+from autotile.kernel.library import load_kernel
+from autotile.kernel.workrate import Workrate
+from autotile.serving.bound import BoundKernel
+from autotile.serving.dispatcher import find_best_kernel
+from autotile.settings import read_settings
+from autotile.tuning.missed_problems import AssessedMiss, assess_misses
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class BestResult(Displayed):
+    """The configuration that is served for a problem, and the reason.
+
+    Attributes
+    ----------
+    problem, device
+        Problem and device that it is served for.
+    tier
+        ``exact``: tuned for this problem on this GPU. ``family``: chosen by the rule of a family that contains the
+        problem. ``nearest``: tuned for other sizes on this GPU. ``transferred``: tuned on another GPU. ``default``:
+        not tuned.
+    config
+        Configuration.
+    measurement
+        Time where it was tuned; None for the default configuration.
+    source
+        ``cuda`` for a time measured on the GPU, ``replayed`` for one from a recording, empty for the default.
+    tuned_on
+        Name of the GPU that it was tuned on; empty for the default.
+    tuned_at
+        Time of the tuning (UTC); None for the default.
+    differences
+        Fields of the key in which the tuned problem differs from this one: name, tuned value, value here.
+    aged
+        Drivers and compilers that have changed since it was measured, one phrase each.
+    shipped
+        Whether the result came with autotile.
+    bundle
+        Bundle that it is served from, and the architecture of its cubin; empty without a bundle.
+    geometry
+        Grid, block and dynamic shared memory of the launch.
+    resources, occupancy
+        Compiled resources and occupancy; None if NVRTC is missing and they are not stored.
+    workrate
+        Amount of work of the problem, for a rate in FLOP/s or bytes per second.
+    explanation
+        Paragraph that states the reason for the choice.
+    """
+
+    problem: Problem
+    device: DeviceProperties
+    tier: str
+    config: Config
+    measurement: Measurement | None
+    source: str
+    tuned_on: str
+    tuned_at: datetime | None
+    differences: tuple[tuple[str, str, str], ...]
+    aged: tuple[str, ...]
+    shipped: bool
+    bundle: str
+    geometry: LaunchGeometry
+    resources: Resources | None
+    occupancy: Occupancy | None
+    workrate: Workrate
+    explanation: str
+
+    @property
+    def time_us(self) -> float | None:
+        """Time in microseconds where it was tuned; None for the default configuration."""
+        return self.measurement.time_us if self.measurement is not None else None
+
+    @property
+    def device_label(self) -> str:
+        """Name of the device, with ``(replayed)`` if its own time was replayed from a recording."""
+        return self.device.name if self.tier == "transferred" else source_text(self.device.name, self.source)
+
+    def _headline(self) -> str:
+        served = f"{self.problem} on {self.device_label}: {self.tier}, {config_text(self.config)}"
+        if self.tier == "transferred":
+            return f"{served}, {time_text(self.time_us)} on {source_text(self.tuned_on, self.source)}"
+        return f"{served}, {time_text(self.time_us)}" if self.measurement is not None else served
+
+    def _facts(self) -> Iterable[tuple[str, str]]:
+        return [("reason", self.explanation)]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CheckResult(Displayed):
+    """Result of a check of a database.
+
+    Attributes
+    ----------
+    location
+        Path or URL of the database, without a password.
+    check
+        Numbers of rows and faults found; None if there is no database yet.
+    """
+
+    location: str
+    check: DatabaseCheck | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether no fault was found; a database that does not exist yet has none."""
+        return self.check is None or self.check.ok
+
+    def _headline(self) -> str:
+        if self.check is None:
+            return f"{self.location} does not exist yet"
+        return f"{self.location}: {'whole' if self.whole else plural(len(self.check.problems), 'fault')}"
+
+    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+        counts = self.check.counts if self.check is not None else {}
+        return ("table", "rows"), [(name, f"{count:,}") for name, count in counts.items()]
+
+
+def best(
+    kernel: str | Path,
+    sizes: Mapping[str, int] | None = None,
+    /,
+    *,
+    dtype: str | None = None,
+    device: int | str | None = None,
+    database: str | Path | None = None,
+    bundle: str | Path | None = None,
+    **named_sizes: int,
+) -> BestResult:
+    """Return the best known configuration of a kernel for a problem, as `autotile.get_best_kernel` serves it.
+
+    Nothing is launched, and no miss is counted. Unlike `autotile.get_best_kernel`, it raises if the database cannot be
+    read.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file.
+    sizes, **named_sizes
+        Problem sizes and flags.
+    dtype
+        Element type; None for the kernel's first.
+    device
+        CUDA index of a GPU of this machine, or name of a GPU. None for the current GPU; without a GPU, for that of the
+        newest stored result, else an H200.
+    database
+        Path or URL; None for the user's own.
+    bundle
+        Bundle to look into instead of the database.
+
+    Raises
+    ------
+    InputError
+        The kernel, a size, the dtype or the device is unknown, the search-space file is malformed, or the database or
+        the bundle cannot be read.
+
+    Examples
+    --------
+    >>> best("sgemm", M=4096, N=4096, K=4096, device="h200").tier
+    'exact'
+    """
+    served_for, given = _served_device(device), merge_sizes(sizes, named_sizes)
+    if bundle is None:
+        loaded, _ = open_problem(kernel, given, dtype)
+        _check_readable(database, loaded.name)
+    location = str(database_location(database))
+    return _best_result(find_best_kernel(str(kernel), dtype, served_for, location, given, bundle=bundle))
+
+
+def list(kernel: str | Path | None = None, *, database: str | Path | None = None) -> StudyList:
+    """Return the studies of a kernel, or of all kernels, each with its best configuration.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file; None for all kernels.
+    database
+        Path or URL; None for the user's own, which need not exist.
+
+    Raises
+    ------
+    InputError
+        The database cannot be read, or there is no such kernel.
+    """
+    opened = open_for_reading(database)
+    if opened is None:
+        return StudyList((), location_text(database))
+    with opened:
+        return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location)
+
+
+def families(kernel: str | Path | None = None, *, database: str | Path | None = None) -> FamilyList:
+    """Return the tuned families of a kernel, or of all kernels, each with its rule.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file; None for all kernels.
+    database
+        Path or URL; None for the user's own, which need not exist.
+
+    Raises
+    ------
+    InputError
+        The database cannot be read, or there is no such kernel.
+    """
+    opened = open_for_reading(database)
+    if opened is None:
+        return FamilyList((), location_text(database))
+    with opened:
+        rules = rows_of_kernel(FamilyStore(opened).rules, kernel)
+        return FamilyList(tuple(TunedFamily(rule, _is_in_force(rule)) for rule in rules), opened.location)
+
+
+def recordings(kernel: str | Path | None = None) -> RecordingList:
+    """Return the installed recordings of a kernel, or of all kernels, which a replay finds without a path.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file; None for all kernels.
+
+    Raises
+    ------
+    InputError
+        There is no such kernel.
+    """
+    found = list_recordings(read_settings().recording_folders)
+    if kernel is None:
+        return RecordingList(tuple(found))
+    name = load_kernel(str(kernel)).name
+    return RecordingList(tuple(one for one in found if one.header is not None and one.header.key.kernel == name))
+
+
+def trials(
+    kernel: str | Path,
+    sizes: Mapping[str, int] | None = None,
+    /,
+    *,
+    dtype: str | None = None,
+    outcome: Outcome | str | None = None,
+    limit: int | None = None,
+    database: str | Path | None = None,
+    **named_sizes: int,
+) -> TrialList:
+    """Return the stored trials of a kernel, the fastest first.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file.
+    sizes, **named_sizes
+        Problem sizes of the studies to include; sizes that are not given are not compared.
+    dtype
+        Element type of the studies to include; None for all.
+    outcome
+        Outcome of the trials to include; None for all.
+    limit
+        Maximum number of trials; None for all.
+    database
+        Path or URL; None for the user's own, which need not exist.
+
+    Raises
+    ------
+    InputError
+        The database cannot be read, there is no such kernel or outcome, the kernel has no such size, or ``limit``
+        is less than 1.
+    """
+    if limit is not None and limit < 1:
+        raise InputError(f"limit is {limit}, expected at least 1")
+    wanted = _outcome(outcome) if outcome is not None else None
+    given = merge_sizes(sizes, named_sizes)
+    opened = open_for_reading(database)
+    if opened is None:
+        load_kernel(str(kernel))  # a misspelt name is an error, not an empty list
+        return TrialList(())
+    with opened:
+        studies = [study for study in rows_of_kernel(opened.studies, kernel) if dtype in (None, study.key.dtype)]
+        _check_sizes(given, studies)
+        found = [
+            StudyTrial(study.key, stored)
+            for study in studies
+            if all(study.key.sizes.get(name) == value for name, value in given.items())
+            for stored in opened.stored_trials(study.study_id)
+            if wanted in (None, stored.trial.outcome)
+        ]
+    return TrialList(tuple(sorted(found, key=_by_time)[:limit]))
+
+
+def misses(kernel: str | Path | None = None, *, database: str | Path | None = None) -> MissList:
+    """Return the problems that programs were served by a fallback, the costliest first.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file; None for all kernels.
+    database
+        Path or URL; None for the user's own, which need not exist.
+
+    Raises
+    ------
+    InputError
+        The database cannot be read, or there is no such kernel.
+    """
+    opened = open_for_reading(database)
+    if opened is None:
+        return MissList(())
+    with opened:
+        found = [_miss(one) for one in assess_misses(opened, kernel)]
+    return MissList(tuple(sorted(found, key=lambda miss: (-(miss.lost_s or 0.0), -miss.count))))
+
+
+def db_check(database: str | Path | None = None) -> CheckResult:
+    """Check a database for damage and for rows without their study or run.
+
+    Parameters
+    ----------
+    database
+        Path or URL; None for the user's own, which need not exist.
+
+    Raises
+    ------
+    InputError
+        It cannot be read at all, is not a database, or a database given by name does not exist.
+    """
+    location = location_text(database)
+    try:
+        opened = open_for_reading(database)
+    except DamagedDatabaseError as error:
+        return CheckResult(location, DatabaseCheck.damaged(location, [str(error)]))
+    if opened is None:
+        return CheckResult(location, None)
+    with opened:
+        return CheckResult(location, opened.check())
+
+
+def db_path(database: str | Path | None = None) -> str:
+    """Return the location of a database as it may be shown: the password of a URL is masked.
+
+    Parameters
+    ----------
+    database
+        Path or URL; None for the user's own, which need not exist.
+
+    Raises
+    ------
+    InputError
+        The URL is of an unsupported kind.
+    """
+    return location_text(database)
+
+
+def _best_result(bound: BoundKernel) -> BestResult:
+    return BestResult(
+        problem=bound.problem,
+        device=bound.device,
+        tier=bound.tier,
+        config=bound.config,
+        measurement=bound.measurement,
+        source=bound.source,
+        tuned_on=bound.tuned_on,
+        tuned_at=bound.tuned_at,
+        differences=bound.choice.differences,
+        aged=bound.choice.aged,
+        shipped=bound.choice.shipped,
+        bundle=bound.choice.packed,
+        geometry=bound.geometry,
+        resources=bound.resources,
+        occupancy=bound.occupancy,
+        workrate=Workrate.of(bound.definition.spec, bound.problem),
+        explanation=bound.explain(),
+    )
+
+
+def _served_device(device: int | str | None) -> int | str | None:
+    """Return the index of a device that is a GPU of this machine, or a name that dispatch looks up."""
+    if device is None:
+        return None
+    try:
+        index = resolve_device(device).index
+    except InputError:
+        if not isinstance(device, str) or device.isdecimal():
+            raise
+        return device  # may name a GPU of stored results
+    return index if index is not None else str(device)
+
+
+def _check_readable(database: str | Path | None, kernel: str) -> None:
+    """Raise if the database cannot be read, in which case a program is served without it."""
+    opened = open_for_reading(database)
+    if opened is not None:
+        with opened:
+            opened.best(kernel)
+
+
+def _is_in_force(stored: StoredRule) -> bool | None:
+    try:
+        loaded = load_kernel(stored.key.kernel)
+    except InputError:
+        return None
+    return (stored.key.template_hash, stored.key.space_hash) == (loaded.source_hash, space_hash(loaded.spec))
+
+
+def _check_sizes(sizes: Iterable[str], studies: Sequence[StudySummary]) -> None:
+    for name in sizes:
+        if studies and not any(name in study.key.sizes for study in studies):
+            known = ", ".join(dict.fromkeys(size for study in studies for size in study.key.sizes))
+            raise ProblemError(f"{studies[0].key.kernel} has no size {name!r}; its sizes are {known}")
+
+
+def _outcome(text: str) -> Outcome:
+    try:
+        return Outcome(text)
+    except ValueError:
+        raise InputError(f"no outcome is named {text!r}; expected one of {', '.join(Outcome)}") from None
+
+
+def _by_time(entry: StudyTrial) -> tuple[bool, float, int]:
+    time_us = entry.stored.trial.time_us
+    return time_us is None, time_us or 0.0, entry.stored.trial_id
+
+
+def _miss(assessed: AssessedMiss) -> ListedMiss:
+    miss, cost = assessed.miss, assessed.cost
+    return ListedMiss(
+        problem=miss.problem,
+        gpu_name=miss.gpu_name,
+        tier=miss.tier,
+        count=miss.count,
+        last_at=miss.last_at,
+        call_us=cost.call_us if cost is not None else None,
+        lost_s=assessed.lost_s,
+        measured=cost is not None and cost.measured,
+        tuned=assessed.tuned,
+    )

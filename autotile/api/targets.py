@@ -1,0 +1,188 @@
+"""Kernel, problem and device that the arguments of the API and of the command line denote."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.model import Problem
+from autotile.cuda.driver import device_count, live_device
+from autotile.errors import InputError
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.problem import resolve_problem
+
+_FALLBACK_PROFILE = "h200"
+_MAX_INDEX_DIGITS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A resolved device.
+
+    Attributes
+    ----------
+    device
+        Its properties.
+    index
+        CUDA index of the GPU on this machine; None for a profile.
+    notice
+        One line for the user if no device was named and a profile is used instead of a GPU; otherwise empty.
+    """
+
+    device: DeviceProperties
+    index: int | None = None
+    notice: str = ""
+
+
+def open_problem(
+    kernel: str | Path, sizes: Mapping[str, int], dtype: str | None = None, *, defaults: bool = False
+) -> tuple[Kernel, Problem]:
+    """Load a kernel and validate a problem for it.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file.
+    sizes
+        Problem sizes and flags.
+    dtype
+        Element type; None for the kernel's first.
+    defaults
+        Take missing sizes from the search-space file.
+
+    Raises
+    ------
+    InputError
+        The kernel is unknown, its file is malformed, or the kernel does not have a size or dtype.
+    """
+    loaded = load_kernel(str(kernel))
+    return loaded, resolve_problem(loaded.spec, sizes, dtype, defaults=defaults)
+
+
+def resolve_device(device: int | str | None = None) -> Target:
+    """Resolve a device that is only inspected: a GPU of this machine or a profile.
+
+    Parameters
+    ----------
+    device
+        CUDA index of a GPU of this machine, as an integer or in decimal digits; the name of a GPU profile, such as
+        ``"h200"``; or the name of a GPU of this machine for which there is no profile. None selects the first GPU of
+        this machine and, without a GPU, the profile of an H200.
+
+    Raises
+    ------
+    InputError
+        There is no GPU of this index, and no profile or GPU of this name.
+    """
+    if device is None:
+        return _default_target()
+    index = _parse_index(device)
+    if index is not None:
+        check_device_index(index)
+        return Target(live_device(index), index)
+    try:
+        return Target(device_profile(str(device)))
+    except InputError:
+        index = _find_gpu(str(device))
+        if index is None:
+            raise
+        return Target(live_device(index), index)
+
+
+def resolve_gpu(device: int | str | None = None) -> int:
+    """Resolve a device that runs kernels, which must be a GPU of this machine.
+
+    Parameters
+    ----------
+    device
+        As for `resolve_device`; of several GPUs of one name, the first is selected. None selects the first GPU.
+
+    Returns
+    -------
+    int
+        CUDA index of the GPU.
+
+    Raises
+    ------
+    InputError
+        This machine has no GPU of this index or name.
+    """
+    index = 0 if device is None else _parse_index(device)
+    if index is None:
+        index = _find_gpu(str(device))
+        if index is None:
+            present = ", ".join(f"{number} is {gpu.name}" for number, gpu in enumerate(local_gpus())) or "there is none"
+            raise InputError(f"no CUDA device of this machine is named {device!r}: {present}; see `autotile devices`")
+    check_device_index(index)
+    return index
+
+
+def check_device_index(index: int) -> None:
+    """Raise if this machine has no GPU of an index.
+
+    Raises
+    ------
+    InputError
+        There is no such GPU; the message lists the valid indices.
+    """
+    count = device_count()
+    if not 0 <= index < count:
+        valid = "there is none" if count == 0 else "there is only 0" if count == 1 else f"there are 0 to {count - 1}"
+        raise InputError(f"no CUDA device {index} on this machine: {valid}; see `autotile devices`")
+
+
+def local_gpus() -> tuple[DeviceProperties, ...]:
+    """Return the GPUs of this machine, in the order of their CUDA indices."""
+    return tuple(live_device(index) for index in range(device_count()))
+
+
+def _default_target() -> Target:
+    if device_count() > 0:
+        return Target(live_device(), 0)
+    profile = device_profile(_FALLBACK_PROFILE)
+    return Target(profile, notice=f"no CUDA device here: the answer is for the {profile.name}; --device names another")
+
+
+def _parse_index(device: int | str) -> int | None:
+    """Return the CUDA index that a device is given by; None if it is given by name."""
+    if isinstance(device, str):
+        is_index = device.isascii() and device.isdecimal() and len(device) <= _MAX_INDEX_DIGITS
+        return int(device) if is_index else None
+    try:
+        return operator.index(device)
+    except TypeError:
+        raise InputError(
+            f"the device is {device!r}, expected a CUDA index such as 0 or a name such as 'h200'"
+        ) from None
+
+
+def _find_gpu(name: str) -> int | None:
+    """Return the CUDA index of the first GPU of this machine with a name; None if there is none."""
+    return next((index for index, gpu in enumerate(local_gpus()) if _is_name_of(name, gpu)), None)
+
+
+def _is_name_of(name: str, gpu: DeviceProperties) -> bool:
+    if name.casefold() == gpu.name.casefold():
+        return True
+    try:
+        return device_profile(name) == device_profile(gpu.name)
+    except InputError:
+        return False
+
+
+def merge_sizes(mapping: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge sizes given as a mapping with sizes given as keyword arguments.
+
+    Raises
+    ------
+    InputError
+        A size is given in both ways.
+    """
+    merged = dict(mapping or {})
+    if twice := merged.keys() & named.keys():
+        raise InputError(f"{min(twice)} is given twice, in the mapping and by keyword; give it once")
+    return merged | dict(named)

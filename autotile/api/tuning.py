@@ -1,0 +1,411 @@
+"""Tuning of a problem, of a family of problems and of missed problems, and recording of a whole search space."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotile.api.progress import FamilyObserver, Observer, family_observer, session_observer
+from autotile.api.targets import check_device_index, merge_sizes, open_problem, resolve_gpu
+from autotile.core.display import Displayed
+from autotile.core.model import Problem
+from autotile.core.objectives import TIME, normalize_objectives
+from autotile.core.text import plural
+from autotile.database.engine import parse_location
+from autotile.errors import AutotileError, InputError
+from autotile.families.family import Family, family_of, parse_family
+from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.problem import resolve_problem
+from autotile.serving.dispatcher import forget_served
+from autotile.settings import read_settings
+from autotile.tuning import family_session, recorder, session
+from autotile.tuning.family_session import FamilyPlan, FamilyResult
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.recorder import Recorded
+from autotile.tuning.result import TuneResult
+
+if TYPE_CHECKING:
+    from autotile.tuning.missed_problems import MissedProblem
+
+FamilySize = int | str | Sequence[int] | range
+"""Sizes of a family: a number, several numbers, a range, or text such as ``"1..8192"``."""
+
+
+def tune(
+    kernel: str | Path,
+    sizes: Mapping[str, int] | None = None,
+    /,
+    *,
+    dtype: str | None = None,
+    device: int | str | None = None,
+    database: str | Path | None = None,
+    options: TuneOptions | None = None,
+    progress: bool | Observer = True,
+    observe: Observer | None = None,
+    **named_sizes: int,
+) -> TuneResult:
+    """Find the fastest configuration of a kernel for a problem, verify it, and store it in the database.
+
+    The search tries valid configurations only; each one is compiled, verified against a float64 reference, measured and
+    stored. The best of them are measured again, interleaved with the default. A session that was interrupted resumes.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file.
+    sizes, **named_sizes
+        Problem sizes and flags, such as ``M=4096``.
+    dtype
+        Element type; None for the kernel's first.
+    device
+        CUDA index or name of a GPU of this machine; None for that of `options`, the first by default.
+    database
+        Path or URL of the tuning database; None for that of `options`, the user's own by default.
+    options
+        Options of the session; None for the defaults.
+    progress
+        True to show a line of progress on a terminal or in a notebook; False to show nothing; or a callable, called
+        with a `Progress` as the session proceeds.
+    observe
+        Callable that takes the place of `progress`.
+
+    Returns
+    -------
+    TuneResult
+        Winner and default, the ratio of their times with its interval, and the numbers of rejected configurations.
+
+    Raises
+    ------
+    InputError
+        The kernel, a size, the dtype, the device or an option is invalid, the space is empty, or the database cannot
+        be written.
+    ToolchainError
+        NVRTC, CuPy or the driver does not work.
+    WorkerError
+        The GPU worker died repeatedly.
+
+    Examples
+    --------
+    >>> result = tune("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
+    >>> result.winner.config  # doctest: +SKIP
+    {'BM': 128, 'BN': 128, ...}
+    """
+    chosen = _options(options, device, database)
+    loaded, problem = open_problem(kernel, merge_sizes(sizes, named_sizes), dtype)
+    with session_observer(observe or progress, loaded.spec, problem) as observer:
+        return tune_problem(loaded, problem, chosen, observer)
+
+
+def tune_family(
+    kernel: str | Path,
+    sizes: Mapping[str, FamilySize] | None = None,
+    /,
+    *,
+    dtype: str | None = None,
+    plan: FamilyPlan | None = None,
+    device: int | str | None = None,
+    database: str | Path | None = None,
+    options: TuneOptions | None = None,
+    progress: bool | FamilyObserver = True,
+    observe: FamilyObserver | None = None,
+    **named_sizes: FamilySize,
+) -> FamilyResult:
+    """Tune a few problems of a family, learn a rule from them that serves all others, and store it.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file.
+    sizes, **named_sizes
+        The family: for each size a number, a list of numbers, a ``range``, or text such as ``"1..8192"``.
+    dtype
+        Element type; None for the kernel's first.
+    plan
+        Number of problems to tune, and of configurations that the rule chooses from; None for the defaults.
+    device, database
+        As for `tune`.
+    options
+        Options of each session; None for the defaults. ``budget_s`` is the wall time of all sessions together.
+    progress, observe
+        As for `tune`; a callable is called with a `FamilyStep`.
+
+    Returns
+    -------
+    FamilyResult
+        The rule, and its loss at each tuned problem.
+
+    Raises
+    ------
+    InputError
+        The family cannot be read or covered, an option does not apply to families, or as for `tune`.
+    ToolchainError, WorkerError
+        As for `tune`.
+
+    Examples
+    --------
+    >>> result = tune_family("sgemm_2d", M="1..8192", N=4096, K=[4096, 7168])  # doctest: +SKIP
+    >>> result.rule.mean_held_out  # doctest: +SKIP
+    0.021
+    """
+    chosen = _options(options, device, database)
+    loaded = load_kernel(str(kernel))
+    family = family_of(loaded.spec, merge_sizes(sizes, named_sizes))
+    with family_observer(observe or progress, loaded.spec) as observer:
+        return tune_loaded_family(loaded, family, dtype, chosen, plan=plan, observe=observer)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TunedMisses(Displayed):
+    """Missed problems that were tuned.
+
+    Attributes
+    ----------
+    results
+        Results in the order of tuning, the costliest problem first.
+    failed
+        Problems that could not be tuned, each with the error.
+    """
+
+    results: tuple[TuneResult, ...]
+    failed: tuple[tuple[Problem, AutotileError], ...] = ()
+
+    def _headline(self) -> str:
+        failed = f", {len(self.failed):,} could not be tuned" if self.failed else ""
+        return f"{plural(len(self.results), 'problem')} tuned{failed}"
+
+    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+        tuned = [(str(result.problem), result.summary) for result in self.results]
+        return ("problem", "result"), [*tuned, *((str(problem), str(error)) for problem, error in self.failed)]
+
+
+def tune_misses(
+    kernel: str | Path | None = None,
+    /,
+    *,
+    device: int | str | None = None,
+    database: str | Path | None = None,
+    options: TuneOptions | None = None,
+    progress: bool | Observer = True,
+    observe: Observer | None = None,
+) -> TunedMisses:
+    """Tune the problems that programs requested and that could not be served exactly, the costliest first.
+
+    A problem that cannot be tuned does not stop the others.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of its search-space file; None for all kernels.
+    device, database, options, progress, observe
+        As for `tune`; the options hold for each problem.
+
+    Raises
+    ------
+    InputError
+        There is no such kernel, an option is invalid, or the database cannot be read.
+    """
+    chosen = _options(options, device, database)
+
+    def observer(missed: MissedProblem) -> AbstractContextManager[Observer]:
+        return session_observer(observe or progress, missed.kernel.spec, missed.problem)
+
+    outcomes = list(tune_missed_problems(str(kernel) if kernel is not None else None, chosen, observer))
+    results = tuple(outcome for _, outcome in outcomes if isinstance(outcome, TuneResult))
+    failed = tuple((missed.problem, outcome) for missed, outcome in outcomes if isinstance(outcome, AutotileError))
+    return TunedMisses(results, failed)
+
+
+def record(
+    kernel: str | Path,
+    sizes: Mapping[str, int] | None = None,
+    /,
+    *,
+    output: str | Path | None = None,
+    sample: int | None = None,
+    dtype: str | None = None,
+    device: int | str | None = None,
+    database: str | Path | None = None,
+    options: TuneOptions | None = None,
+    progress: bool | Observer = True,
+    observe: Observer | None = None,
+    **named_sizes: int,
+) -> Recorded:
+    """Measure a whole search space on a GPU, and write a recording that sessions replay without one.
+
+    Parameters
+    ----------
+    kernel, sizes, dtype, device, database, progress, observe, **named_sizes
+        As for `tune`.
+    output
+        File or folder to write to; None for the current folder, under a name made from the problem and the GPU.
+    sample
+        Number of configurations to measure, drawn at random; None for all.
+    options
+        Options of the session; the number of trials, the sampler and the finals are fixed here.
+
+    Returns
+    -------
+    Recorded
+        The recording; its ``path`` is None if the user interrupted, and the same call resumes.
+
+    Raises
+    ------
+    InputError
+        As for `tune`; or there is no GPU, or the file cannot be written.
+    ToolchainError, WorkerError
+        As for `tune`.
+    """
+    chosen = _options(options, device, database)
+    loaded, problem = open_problem(kernel, merge_sizes(sizes, named_sizes), dtype)
+    path = Path(output) if output is not None else None
+    with session_observer(observe or progress, loaded.spec, problem) as observer:
+        return record_problem(loaded, problem, chosen, sample=sample, output=path, observe=observer)
+
+
+def tune_problem(kernel: Kernel, problem: Problem, options: TuneOptions, observe: Observer | None = None) -> TuneResult:
+    """Tune a problem of a kernel that is already loaded; errors as for `tune`."""
+    options = replace(
+        options,
+        objectives=normalize_objectives(options.objectives),
+        verify_sizes=_complete_sizes(kernel, problem, options.verify_sizes),
+    )
+    _check_gpu(options)
+    result = session.tune(kernel, problem, read_settings(), options, observe or _ignore)
+    forget_served()  # the next get_best_kernel reads the database again
+    return result
+
+
+def open_family(kernel: str | Path, words: Sequence[str]) -> tuple[Kernel, Family]:
+    """Load a kernel, and parse a family of its problems from words such as ``M=1..8192``.
+
+    Raises
+    ------
+    InputError
+        The kernel is unknown, its file is malformed, or the family cannot be read.
+    """
+    loaded = load_kernel(str(kernel))
+    return loaded, parse_family(loaded.spec, words)
+
+
+def tune_loaded_family(
+    kernel: Kernel,
+    family: Family,
+    dtype: str | None,
+    options: TuneOptions,
+    *,
+    plan: FamilyPlan | None = None,
+    observe: FamilyObserver,
+) -> FamilyResult:
+    """Tune a family of a kernel that is already loaded; errors as for `tune_family`."""
+    problem = resolve_problem(kernel.spec, family.largest, dtype)
+    options = replace(options, objectives=normalize_objectives(options.objectives))
+    if options.objectives != (TIME,) or options.verify_sizes or options.only is not None:
+        raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")
+    _check_gpu(options)
+    result = family_session.tune_family(
+        kernel, family, problem.dtype, read_settings(), options, plan=plan or FamilyPlan(), observe=observe
+    )
+    forget_served()  # the next get_best_kernel reads the database again
+    return result
+
+
+def tune_missed_problems(
+    kernel: str | None,
+    options: TuneOptions,
+    observer: Callable[[MissedProblem], AbstractContextManager[Observer]],
+) -> Iterator[tuple[MissedProblem, TuneResult | AutotileError]]:
+    """Tune missed problems, and yield each with its result, or with the error that prevented it.
+
+    The iteration ends after a session that the user interrupted.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of its search-space file; None for all kernels.
+    options
+        Options of each session.
+    observer
+        Called before each session; returns a context manager that provides the session's observer.
+    """
+    from autotile.tuning.missed_problems import missed_problems
+
+    for missed in missed_problems(kernel, options):
+        outcome: TuneResult | AutotileError
+        try:
+            with observer(missed) as observe:
+                outcome = tune_problem(missed.kernel, missed.problem, options, observe)
+        except AutotileError as error:
+            outcome = error
+        yield missed, outcome
+        if isinstance(outcome, TuneResult) and outcome.interrupted:
+            return
+
+
+def record_problem(
+    kernel: Kernel,
+    problem: Problem,
+    options: TuneOptions,
+    *,
+    sample: int | None = None,
+    output: Path | None = None,
+    observe: Observer,
+) -> Recorded:
+    """Record a problem of a kernel that is already loaded; errors as for `record`."""
+    check_device_index(options.device_index)
+    return recorder.record(kernel, problem, read_settings(), options, sample=sample, output=output, observe=observe)
+
+
+def serving_call(kernel: str, problem: Problem, *, dtype: str | None, database: str | None) -> str:
+    """Return the line of Python that serves a tuned problem.
+
+    Parameters
+    ----------
+    kernel
+        Name or path as the user gave it.
+    problem
+        Problem that was tuned.
+    dtype, database
+        As the user gave them; None is left out. The password of a database's URL is shown as ``***``.
+    """
+    database = str(parse_location(database)) if database is not None else None
+    sizes = [f"{name}={value}" for name, value in problem.sizes.items()]
+    choices = [f"{name}={json.dumps(value)}" for name, value in (("dtype", dtype), ("database", database)) if value]
+    return f"kernel = autotile.get_best_kernel({', '.join([json.dumps(kernel), *sizes, *choices])})"
+
+
+def family_serving_call(
+    asked_as: str, kernel: Kernel, family: Family, *, dtype: str | None, database: str | None
+) -> str:
+    """Return a line of Python that a family's rule serves, at its largest problem; parameters as for `serving_call`."""
+    return serving_call(asked_as, resolve_problem(kernel.spec, family.largest, dtype), dtype=dtype, database=database)
+
+
+def _options(options: TuneOptions | None, device: int | str | None, database: str | Path | None) -> TuneOptions:
+    """Return options with a device and a database in place of theirs, where these are given."""
+    options = options or TuneOptions()
+    if device is not None:
+        options = replace(options, device_index=resolve_gpu(device))
+    return options if database is None else replace(options, database=str(database))
+
+
+def _ignore(_: object) -> None:
+    """Observe nothing."""
+
+
+def _check_gpu(options: TuneOptions) -> None:
+    """Raise if the selected GPU does not exist. The first one is not checked: without a GPU, launches are replayed."""
+    if options.replay is None and options.device_index > 0:
+        check_device_index(options.device_index)
+
+
+def _complete_sizes(
+    kernel: Kernel, problem: Problem, given: Sequence[Mapping[str, int]]
+) -> tuple[Mapping[str, int], ...]:
+    """Check the further problems to verify; a size that one leaves out is that of the tuned problem."""
+    if not all(given):
+        raise InputError("a further problem to verify names no size, expected SIZE=N[,...] such as M=1,N=1")
+    return tuple(resolve_problem(kernel.spec, {**problem.sizes, **sizes}, problem.dtype).sizes for sizes in given)

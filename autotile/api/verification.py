@@ -1,0 +1,228 @@
+"""Verification of tuned results on a GPU, or by replay of a recording."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from autotile.api.targets import check_device_index, merge_sizes, resolve_gpu
+from autotile.core.display import Displayed
+from autotile.core.model import Config, Measurement, Problem, config_key, config_text
+from autotile.core.statistics import Interval
+from autotile.core.text import plural, source_text, time_text
+from autotile.cuda.driver import device_count, live_device
+from autotile.database.opening import database_location
+from autotile.errors import InputError
+from autotile.kernel.library import load_kernel
+from autotile.kernel.problem import resolve_problem
+from autotile.serving.bound import BoundKernel
+from autotile.serving.dispatcher import find_best_kernel, forget_served
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.verification import MAX_RETIMED, Retimed, retime, tuned_problems
+
+VerificationVerdict = Literal["confirmed", "replaced", "demoted", "failed", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedProblem:
+    """Verification of one problem.
+
+    Attributes
+    ----------
+    problem
+        Problem.
+    device
+        Name of the GPU.
+    source
+        ``cuda`` for measured times, ``replayed`` for those from a recording.
+    aged
+        Drivers and compilers that had changed since the result was measured, one phrase each.
+    before, before_measurement
+        Configuration that was served, and its time when it was tuned.
+    after, after_measurement
+        Configuration that is served now, and its time; None if only the default is left.
+    speedup
+        Time of the default over time of the fastest configuration, with its interval; None if unknown.
+    reason
+        Fault for which the served configuration was demoted, or for which nothing could be measured; else empty.
+    demoted
+        Whether the configuration that was served failed.
+    tied
+        Whether the time of the configuration that was served could not be told from that of the one served now.
+    interrupted
+        Whether the user interrupted the session.
+    """
+
+    problem: Problem
+    device: str
+    source: str
+    aged: tuple[str, ...]
+    before: Config
+    before_measurement: Measurement | None
+    after: Config | None
+    after_measurement: Measurement | None
+    speedup: Interval | None
+    reason: str
+    demoted: bool
+    tied: bool
+    interrupted: bool = False
+
+    @property
+    def verdict(self) -> VerificationVerdict:
+        """Outcome in one word."""
+        if self.interrupted:
+            return "interrupted"
+        if self.demoted:
+            return "demoted"
+        if self.speedup is None and self.reason:
+            return "failed"
+        return "confirmed" if self.after is not None and _same(self.before, self.after) else "replaced"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class VerifyResult(Displayed):
+    """Verified problems, those that were tuned last first."""
+
+    problems: tuple[VerifiedProblem, ...]
+
+    def _headline(self) -> str:
+        if not self.problems:
+            return "nothing to verify: all results were measured with the current driver and compiler"
+        counts = Counter(problem.verdict for problem in self.problems)
+        verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
+        first = self.problems[0]
+        return f"{plural(len(self.problems), 'problem')} on {source_text(first.device, first.source)}: {verdicts}"
+
+    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+        rows = [
+            (
+                str(one.problem),
+                one.verdict,
+                time_text(one.after_measurement.time_us if one.after_measurement else None),
+                config_text(one.after) if one.after is not None else "the default",
+                one.reason,
+            )
+            for one in self.problems
+        ]
+        return ("problem", "verdict", "time", "configuration", "reason"), rows
+
+
+def verify(
+    kernel: str | Path,
+    sizes: Mapping[str, int] | None = None,
+    /,
+    *,
+    aged: bool = False,
+    dtype: str | None = None,
+    device: int | str | None = None,
+    database: str | Path | None = None,
+    options: TuneOptions | None = None,
+    announce: Callable[[str], None] = lambda _: None,
+    **named_sizes: int,
+) -> VerifyResult:
+    """Verify and time the best configurations of tuned problems again, with the current driver and compiler.
+
+    The best three configurations of each problem and the default are measured in one session. The fastest of those
+    that are correct is served from then on; of several whose times cannot be told apart, the one that was served
+    before. A configuration that fails is no longer served, whatever compiler it was tuned with.
+
+    Parameters
+    ----------
+    kernel
+        Name of a kernel, or path of a search-space file.
+    sizes, **named_sizes
+        Sizes of the only problem to verify; none for all problems that are tuned on the GPU.
+    aged
+        Leave out problems that were measured with the current driver and compiler.
+    dtype
+        Element type of the problems. None for all, or for the kernel's first if sizes are given.
+    device
+        CUDA index or name of a GPU of this machine; None for that of `options`, the first by default.
+    database
+        Path or URL; None for that of `options`, the user's own by default.
+    options
+        Options of the sessions, of which ``sanitize``, ``replay``, ``workers`` and the timeouts apply.
+    announce
+        Called with a line of text before each session.
+
+    Raises
+    ------
+    InputError
+        There is no such GPU, or no tuned problem to verify.
+    ToolchainError
+        NVRTC, CuPy or the driver does not work.
+
+    Examples
+    --------
+    >>> verify("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
+    <VerifyResult: 1 problem on NVIDIA H200: 1 confirmed>
+    """
+    options = _on_device(options or TuneOptions(), device)
+    given = merge_sizes(sizes, named_sizes)
+    loaded = load_kernel(str(kernel))
+    asked = resolve_problem(loaded.spec, given, dtype) if given else None
+    location = str(database_location(database if database is not None else options.database))
+    options = replace(options, database=location)
+    live = options.replay is None
+    found = tuned_problems(
+        loaded,
+        location,
+        problem=asked,
+        dtype=dtype,
+        gpu_name=live_device(options.device_index).name if live else None,
+        source="cuda" if live else "replayed",
+    )
+    problems = []
+    for tuned in found:
+        before = _served(kernel, tuned.problem, options)
+        if aged and not before.choice.aged:
+            continue
+        announce(f"{tuned.problem}: the best {MAX_RETIMED} and the default are measured again")
+        retimed = retime(loaded, tuned, before.config, options)
+        forget_served()  # the next look-up reads the database again
+        problems.append(_compare(tuned.problem, before, _served(kernel, tuned.problem, options), retimed))
+    return VerifyResult(tuple(problems))
+
+
+def _on_device(options: TuneOptions, device: int | str | None) -> TuneOptions:
+    """Return options with a device in place of theirs, after a check that it exists unless they are for a replay."""
+    if options.replay is not None:
+        return options
+    if device_count() == 0:
+        raise InputError("verifying runs kernels, and there is no CUDA device here; see `autotile doctor`")
+    if device is not None:
+        return replace(options, device_index=resolve_gpu(device))
+    check_device_index(options.device_index)
+    return options
+
+
+def _served(kernel: str | Path, problem: Problem, options: TuneOptions) -> BoundKernel:
+    index = options.device_index if options.replay is None else None
+    return find_best_kernel(str(kernel), problem.dtype, index, str(options.database), problem.sizes)
+
+
+def _compare(problem: Problem, before: BoundKernel, after: BoundKernel, retimed: Retimed) -> VerifiedProblem:
+    refusal = retimed.refused.get(config_key(before.config), "")
+    is_tuned, result = after.tier != "default", retimed.result
+    return VerifiedProblem(
+        problem=problem,
+        device=before.device.name,
+        source=before.source,
+        aged=before.choice.aged,
+        before=before.config,
+        before_measurement=before.measurement,
+        after=after.config if is_tuned else None,
+        after_measurement=after.measurement if is_tuned else None,
+        speedup=result.speedup if result is not None else None,
+        reason=refusal or retimed.fault,
+        demoted=bool(refusal),
+        tied=result is not None and any(_same(config, before.config) for config in result.ties),
+        interrupted=result is not None and result.interrupted,
+    )
+
+
+def _same(a: Config, b: Config) -> bool:
+    return config_key(a) == config_key(b)

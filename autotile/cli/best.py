@@ -1,0 +1,125 @@
+"""``autotile best``: the configuration that is served for a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Group, RenderableType
+
+from autotile.cli.arguments import (
+    BundleOption,
+    DatabaseOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    KernelArgument,
+    SizesArgument,
+)
+from autotile.cli.output import examples, show
+from autotile.cli.tables import below, facts, title
+from autotile.core.model import config_text
+from autotile.core.text import interval_text, occupancy_text, source_text, time_text
+
+if TYPE_CHECKING:
+    from autotile.api.results import BestResult
+
+
+def best(
+    kernel: KernelArgument,
+    sizes: SizesArgument = None,
+    *,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    database: DatabaseOption = None,
+    bundle: BundleOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what would be served for a problem, and why.
+
+    Tiers: exact (tuned for this problem on this GPU), family (by the rule of a family that contains it), nearest (tuned
+    for other sizes), transferred (tuned on another GPU), default (not tuned).
+    """
+    from autotile.api import results
+    from autotile.cli.assignments import read_sizes
+
+    given = read_sizes(sizes or [])
+    found = results.best(kernel, given, dtype=dtype, device=device, database=database, bundle=bundle)
+    show(found, best_table, best_document, as_json=as_json)
+
+
+def best_table(result: BestResult) -> RenderableType:
+    """Render the configuration with its figures, then the reason."""
+    head = title(f"{result.problem} on {result.device_label}")
+    return Group(head, facts(_facts(result)), below(result.explanation))
+
+
+def _facts(result: BestResult) -> Iterator[tuple[str, str]]:
+    yield "tier", result.tier
+    yield "configuration", config_text(result.config)
+    measured, resources, is_exact = result.measurement, result.resources, result.tier == "exact"
+    if measured is not None:
+        interval = f"95 % interval {interval_text(measured.low_us, measured.high_us)}"
+        if is_exact:
+            yield "time", f"{time_text(measured.time_us)} ({interval})"
+            yield "rate", result.workrate.text(measured.time_us, result.device)
+        else:
+            where = source_text(result.tuned_on, result.source)
+            yield "time there", f"{time_text(measured.time_us)} on {where} ({interval})"
+    if resources is not None:
+        smem_bytes = resources.static_smem_bytes + result.geometry.dynamic_smem_bytes
+        yield "registers", f"{resources.registers} a thread, {resources.spill_bytes} B spilled"
+        yield "shared memory", f"{smem_bytes:,} B a block"
+    if result.occupancy is not None:
+        yield "occupancy", occupancy_text(result.device, result.occupancy)
+
+
+def best_document(result: BestResult) -> dict[str, Any]:
+    """Return everything that is known of the configuration, for JSON."""
+    measured = result.measurement
+    return {
+        "kernel": result.problem.kernel,
+        "problem": dict(result.problem.sizes),
+        "dtype": result.problem.dtype,
+        "tier": result.tier,
+        "config": dict(result.config),
+        "time_us": result.time_us,
+        "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+        "device": {"name": result.device.name, "source": result.device.source},
+        "source": result.source,
+        "tuned_on": result.tuned_on,
+        "tuned_at": result.tuned_at.isoformat() if result.tuned_at is not None else None,
+        "differences": [list(difference) for difference in result.differences],
+        "aged": list(result.aged),
+        "shipped": result.shipped,
+        "bundle": result.bundle or None,
+        "resources": _resources_document(result),
+        "explain": result.explanation,
+    }
+
+
+def _resources_document(result: BestResult) -> dict[str, Any] | None:
+    resources, occupancy, geometry = result.resources, result.occupancy, result.geometry
+    if resources is None:
+        return None
+    return {
+        "registers": resources.registers,
+        "spill_bytes": resources.spill_bytes,
+        "static_smem_bytes": resources.static_smem_bytes,
+        "dynamic_smem_bytes": geometry.dynamic_smem_bytes,
+        "threads": geometry.threads,
+        "blocks_per_sm": occupancy.blocks_per_sm if occupancy is not None else None,
+        "occupancy": occupancy.occupancy if occupancy is not None else None,
+        "limited_by": list(occupancy.limited_by) if occupancy is not None else None,
+    }
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog=examples(
+            "autotile best sgemm_2d M=4096 N=4096 K=4096",
+            "autotile best sgemm_2d M=1000 N=1000 K=1000 --device rtx-3090 --json",
+        )
+    )(best)

@@ -1,0 +1,130 @@
+"""``autotile export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autotile.cli.arguments import (
+    ArchitectureOption,
+    DatabaseOption,
+    DtypeOption,
+    JsonOption,
+    KernelArgument,
+    SizesArgument,
+)
+from autotile.cli.completion import complete_device
+from autotile.cli.output import examples, show
+from autotile.cli.tables import below, facts
+from autotile.core.text import plural
+
+if TYPE_CHECKING:
+    from autotile.api.exchange import ExportedHeader, Transfer
+
+
+def export(
+    kernel: KernelArgument,
+    sizes: SizesArgument = None,
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="File to write.", show_default=False)],
+    file_format: Annotated[
+        Literal["t4", "kernel-tuner", "optuna", "recording", "c-header"],
+        typer.Option(
+            "--format",
+            help="t4: the auto-tuning community's JSON; kernel-tuner: a cache file of Kernel Tuner; "
+            "optuna: an SQLite file for optuna-dashboard; recording: an .npz file for --replay; "
+            "c-header: a C++ header that chooses and launches, with cubins beside it.",
+        ),
+    ] = "t4",
+    architectures: ArchitectureOption = None,
+    dtype: DtypeOption = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|INDEX",
+            help="Only results of this GPU: a profile of `autotile devices`, or the index of a GPU of this machine.",
+            show_default="the newest of any GPU",
+            autocompletion=complete_device,
+        ),
+    ] = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a problem's trials to a file, or a kernel for C++.
+
+    A C++ header holds all problems that are tuned of the kernel where no sizes are given.
+    """
+    from autotile.api import exchange
+    from autotile.cli.assignments import read_sizes
+
+    result = exchange.export(
+        kernel,
+        read_sizes(sizes or []),
+        output=output,
+        format=file_format,
+        architectures=architectures or (),
+        dtype=dtype,
+        device=device,
+        database=database,
+    )
+    if isinstance(result, exchange.ExportedHeader):
+        show(result, header_table, header_document, as_json=as_json)
+    else:
+        show(result, transfer_table, transfer_document, as_json=as_json)
+
+
+def transfer_document(transfer: Transfer) -> dict[str, Any]:
+    """Return a transfer of trials for JSON."""
+    return {
+        "action": transfer.action,
+        "file": str(transfer.file),
+        "format": transfer.file_format,
+        "kernel": transfer.problem.kernel,
+        "problem": dict(transfer.problem.sizes),
+        "dtype": transfer.problem.dtype,
+        "device": transfer.device,
+        "configurations": transfer.configurations,
+        **transfer.details,
+    }
+
+
+def transfer_table(transfer: Transfer) -> RenderableType:
+    """Render a transfer of trials."""
+    transferred = f"{transfer.configurations:,} configurations of {transfer.problem} on {transfer.device}"
+    details = [(label.replace("_", " "), str(value)) for label, value in transfer.details.items()]
+    return facts([(transfer.action, transferred), ("file", f"{transfer.file} ({transfer.file_format})"), *details])
+
+
+def header_document(header: ExportedHeader) -> dict[str, Any]:
+    """Return an exported C++ header for JSON."""
+    return {
+        "action": "exported",
+        "format": "c-header",
+        "file": str(header.header),
+        "namespace": header.namespace,
+        "cubins": list(header.cubins),
+        "problems": header.problems,
+        "notices": list(header.notices),
+    }
+
+
+def header_table(header: ExportedHeader) -> RenderableType:
+    """Render an exported C++ header."""
+    held = f"{plural(header.problems, 'tuned problem')}, {plural(len(header.cubins), 'cubin')} beside the header"
+    rows = [("exported", held), ("header", str(header.header)), ("namespace", header.namespace)]
+    return Group(facts(rows), *(below(Text(notice)) for notice in header.notices))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog=examples(
+            "autotile export sgemm_2d M=4096 N=4096 K=4096 -o results.json",
+            "autotile export sgemm_2d M=4096 N=4096 K=4096 --format optuna -o study.db",
+            "autotile export sgemm_2d --format c-header -o include/sgemm_2d.hpp --arch sm_90",
+        ),
+    )(export)

@@ -1,0 +1,175 @@
+"""Progress of tuning on the command line: a live picture on a terminal, a line of text now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from autotile.api.progress import best_text, count_text, plain_line, trial_count, trial_target
+from autotile.core.model import Problem
+from autotile.core.text import device_text, duration_text, funnel_text
+from autotile.kernel.spec import KernelSpec
+from autotile.kernel.workrate import Workrate
+from autotile.tuning.family_session import FamilyStep
+from autotile.tuning.result import Progress
+
+_PLAIN_INTERVAL_S = 15.0
+_REFRESHES_PER_S = 4
+_BAR_WIDTH = 24
+
+
+class TuneProgress:
+    """Observer of a session; a context manager, which shows it.
+
+    Parameters
+    ----------
+    console
+        Console of standard error.
+    problem
+        Problem that is tuned.
+    rate
+        Work of the problem, which turns times into rates.
+    """
+
+    def __init__(self, console: Console, problem: Problem, rate: Workrate) -> None:
+        self._console = console
+        self._problem = problem
+        self._rate = rate
+        self._latest: Progress | None = None
+        self._received_s = 0.0
+        self._printed_s = float("-inf")
+        self._phase = ""
+        self._live = (
+            Live(
+                console=console,
+                get_renderable=self._picture,
+                refresh_per_second=_REFRESHES_PER_S,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            if console.is_terminal
+            else None
+        )
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        """Show a state of the session, at first with its notices."""
+        if self._latest is None:
+            for notice in progress.notices:
+                self._console.print(Text(notice, style="dim"), soft_wrap=not self._console.is_terminal)
+        self._latest = progress
+        self._received_s = time.monotonic()
+        if self._live is None:
+            self._print(progress)
+
+    def _print(self, progress: Progress) -> None:
+        """Print a line if a new phase begins, otherwise every 15 seconds."""
+        if progress.phase == self._phase and self._received_s - self._printed_s < _PLAIN_INTERVAL_S:
+            return
+        self._phase = progress.phase
+        self._printed_s = self._received_s
+        self._console.print(plain_line(progress, self._rate), soft_wrap=True)
+
+    def _picture(self) -> RenderableType:
+        progress = self._latest
+        if progress is None:
+            return Text(f"{self._problem}: enumerating the search space")
+        since_s = time.monotonic() - self._received_s
+        head = Text.assemble((str(self._problem), "bold"), f" on {device_text(progress.device)}")
+        return Group(
+            head,
+            _bar_line(progress, since_s),
+            Text(best_text(progress, self._rate)),
+            Text(funnel_text(progress.gates, progress.outcomes), style="dim"),
+        )
+
+
+class FamilyProgress:
+    """Observer of the tuning of a family; a context manager, which shows a line for each point and its session.
+
+    Parameters
+    ----------
+    console
+        Console of standard error.
+    spec
+        Kernel that is tuned.
+    """
+
+    def __init__(self, console: Console, spec: KernelSpec) -> None:
+        self._console = console
+        self._spec = spec
+        self._point: tuple[str, int] | None = None
+        self._session: TuneProgress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close_session()
+
+    def __call__(self, step: FamilyStep) -> None:
+        """Show a state of a point's session; notices are shown with the first point only."""
+        is_first = self._point is None
+        if self._point != (step.phase, step.number):
+            self._close_session()
+            self._point = (step.phase, step.number)
+            self._console.print(f"{step.phase} point {step.number} of {step.count}: {step.problem}", soft_wrap=True)
+            self._session = TuneProgress(self._console, step.problem, Workrate.of(self._spec, step.problem))
+            self._session.__enter__()
+        if self._session is not None:
+            self._session(step.progress if is_first else replace(step.progress, notices=()))
+
+    def _close_session(self) -> None:
+        if self._session is not None:
+            self._session.__exit__(None, None, None)
+            self._session = None
+
+
+def _bar_line(progress: Progress, since_s: float) -> Table:
+    line = Table.grid(padding=(0, 2, 0, 0))
+    elapsed = f"{duration_text(progress.elapsed_s + since_s)} elapsed"
+    left_s = progress.remaining_s
+    if progress.phase != "searching":
+        line.add_row(progress.phase, elapsed)
+        return line
+    done, total = completion(progress, since_s)
+    bar = ProgressBar(total=total, completed=done, width=_BAR_WIDTH)
+    left = f"about {duration_text(max(0.0, left_s - since_s))} left" if left_s is not None else ""
+    line.add_row(bar, count_text(progress), elapsed, left)
+    return line
+
+
+def completion(progress: Progress, since_s: float) -> tuple[float, float | None]:
+    """Return how much of the search is done, and the total: trials, or seconds if only a budget ends the search.
+
+    Parameters
+    ----------
+    progress
+        Last observed state.
+    since_s
+        Seconds since it was observed.
+    """
+    if progress.target is None and progress.budget_s is not None:
+        return min(progress.elapsed_s + since_s, progress.budget_s), progress.budget_s
+    return trial_count(progress), trial_target(progress)

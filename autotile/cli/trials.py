@@ -1,0 +1,132 @@
+"""``autotile trials``: the stored trials of a kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
+from autotile.cli.completion import complete_outcome
+from autotile.cli.output import examples, show
+from autotile.cli.studies import study_columns, study_document
+from autotile.cli.tables import RIGHT, Listing
+from autotile.core.model import config_text
+from autotile.core.text import NOTHING, interval_text, percent_text, time_text
+
+if TYPE_CHECKING:
+    from autotile.api.listings import StudyTrial, TrialList
+    from autotile.database.trials import StoredTrial
+
+
+def trials(
+    kernel: KernelArgument,
+    sizes: SizesArgument = None,
+    *,
+    dtype: DtypeOption = None,
+    outcome: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OUTCOME",
+            help="Only trials with this outcome: ok, pruned, wrong_result ...",
+            autocompletion=complete_outcome,
+            show_default="all",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Maximum number of trials, fastest first.", show_default="all"),
+    ] = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the stored trials of a kernel, fastest first.
+
+    Those without a time follow, in the order in which they were tried.
+    """
+    from autotile.api import results
+    from autotile.cli.assignments import read_sizes
+
+    given = read_sizes(sizes or [])
+    found = results.trials(kernel, given, dtype=dtype, outcome=outcome, limit=limit, database=database)
+    show(found, trials_table, trials_document, as_json=as_json)
+
+
+def trials_table(found: TrialList) -> RenderableType:
+    """Render one row per trial, with its problem if there are several."""
+    if not found.trials:
+        return Text("no such trial is stored")
+    several = len({entry.stored.study_id for entry in found.trials}) > 1
+    figures = (f"{RIGHT}time", "95 % interval, us", f"{RIGHT}registers", f"{RIGHT}occupancy")
+    headings = ("outcome", *figures, "configuration", "remark", *(["problem"] if several else []))
+    rows = [(*_row(entry.stored), *([_problem_text(entry)] if several else [])) for entry in found.trials]
+    return Listing(headings, rows, ("configuration", "remark", "problem"))
+
+
+def _problem_text(entry: StudyTrial) -> str:
+    _, problem, device = study_columns(entry.key)
+    return f"{problem}, {device}"
+
+
+def _row(stored: StoredTrial) -> tuple[str, ...]:
+    trial = stored.trial
+    measured, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
+    remarks = [f"finals, place {stored.rank}"] if stored.phase == "final" else []
+    if trial.source == "replayed":
+        remarks.append("replayed")
+    if trial.reason:
+        remarks.append(trial.reason.splitlines()[0])
+    return (
+        str(trial.outcome),
+        time_text(trial.time_us),
+        interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
+        str(resources.registers) if resources is not None else NOTHING,
+        percent_text(occupancy.occupancy) if occupancy is not None else NOTHING,
+        config_text(trial.config),
+        ", ".join(remarks),
+    )
+
+
+def trials_document(found: TrialList) -> list[dict[str, Any]]:
+    """Return one entry per trial for JSON."""
+    return [_document(entry) for entry in found.trials]
+
+
+def _document(entry: StudyTrial) -> dict[str, Any]:
+    stored, trial = entry.stored, entry.stored.trial
+    measured, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
+    return {
+        "trial": stored.trial_id,
+        "study": stored.study_id,
+        "run": stored.run_id,
+        **study_document(entry.key),
+        "phase": stored.phase,
+        "rank": stored.rank,
+        "config": dict(trial.config),
+        "outcome": str(trial.outcome),
+        "stage": trial.stage,
+        "reason": trial.reason,
+        "time_us": trial.time_us,
+        "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+        "samples": len(measured.samples_us) if measured is not None else 0,
+        "registers": resources.registers if resources is not None else None,
+        "spill_bytes": resources.spill_bytes if resources is not None else None,
+        "static_smem_bytes": resources.static_smem_bytes if resources is not None else None,
+        "occupancy": occupancy.occupancy if occupancy is not None else None,
+        "limited_by": list(occupancy.limited_by) if occupancy is not None else [],
+        "seconds": dict(trial.seconds),
+        "telemetry": dict(trial.telemetry),
+        "created_at": stored.created_at.isoformat(),
+    }
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog=examples(
+            "autotile trials sgemm_2d --limit 20",
+            "autotile trials sgemm_2d M=4096 N=4096 K=4096 --outcome wrong_result",
+        )
+    )(trials)

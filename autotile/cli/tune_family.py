@@ -1,0 +1,157 @@
+"""``autotile tune-family``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from autotile.cli.arguments import (
+    DtypeOption,
+    JsonOption,
+    KernelArgument,
+    ReplayCommand,
+    SearchArguments,
+    with_search_options,
+)
+from autotile.cli.output import INTERRUPTED, console, examples, notice, show
+from autotile.cli.tables import RIGHT, below, facts, table, title
+from autotile.cli.tune import MAX_CONFIGS, MAX_POINTS
+from autotile.core.model import config_text
+from autotile.core.text import NOTHING, device_text, duration_text, percent_text, plural, sizes_text, time_text
+from autotile.errors import InputError
+
+if TYPE_CHECKING:
+    from autotile.families.rule import FamilyRule
+    from autotile.tuning.family_session import FamilyResult
+    from autotile.tuning.options import TuneOptions
+
+
+@with_search_options(without=("objective", "verify_problem"))
+def tune_family(
+    kernel: KernelArgument,
+    sizes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SIZE=A..B",
+            help="The family: a number, a range (M=1..8192) or a list (K=4096,7168) for each size and flag.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    dtype: DtypeOption = None,
+    points: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=MAX_POINTS, help="Problems of the family to tune.", show_default="24"),
+    ] = None,
+    max_configs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=MAX_CONFIGS, help="Configurations that the rule chooses from.", show_default="8"
+        ),
+    ] = None,
+    search: SearchArguments,
+    as_json: JsonOption = False,
+) -> None:
+    """Tune a few problems of a family, and learn from them what to serve for all.
+
+    --trials is for each of the problems, --budget for all of them together. The same command goes on where an
+    interrupted one stopped.
+    """
+    run_family(kernel, sizes, dtype, search.options(), points=points, max_configs=max_configs, as_json=as_json)
+
+
+def run_family(
+    kernel: str | None,
+    words: Sequence[str] | None,
+    dtype: str | None,
+    options: TuneOptions,
+    *,
+    points: int | None,
+    max_configs: int | None,
+    as_json: bool,
+) -> None:
+    """Tune a family, show its rule, and exit with 130 if the user interrupted."""
+    from autotile.api.tuning import family_serving_call, open_family, tune_loaded_family
+    from autotile.cli.progress import FamilyProgress
+    from autotile.tuning.family_session import FamilyPlan
+
+    if kernel is None:
+        raise InputError("no kernel is named; expected `autotile tune-family KERNEL SIZE=A..B ...`")
+    loaded, family = open_family(kernel, words or [])
+    call = family_serving_call(kernel, loaded, family, dtype=dtype, database=options.database)
+    given = {"points": points, "max_configs": max_configs}
+    plan = FamilyPlan(**{name: value for name, value in given.items() if value is not None})
+    with FamilyProgress(console(sys.stderr), loaded.spec) as progress:
+        result = tune_loaded_family(loaded, family, dtype, options, plan=plan, observe=progress)
+    show(result, partial(family_table, call=call), partial(family_document, call=call), as_json=as_json)
+    if result.interrupted:
+        notice(f"interrupted: what was measured is saved in {result.database}; the same command goes on from there")
+        raise typer.Exit(INTERRUPTED)
+
+
+def family_document(result: FamilyResult, call: str) -> dict[str, Any]:
+    """Return a result for JSON; ``call`` is a line of Python that the rule serves."""
+    return {**result.to_json(), "call": call}
+
+
+def family_table(result: FamilyResult, call: str) -> RenderableType:
+    """Render the points with the loss at each, the rule, and facts about the run."""
+    head = title(f"{result.kernel} {result.family} {result.dtype} on {device_text(result.device)}")
+    if result.rule is None:
+        return Group(head, facts([("interrupted", "before there was a rule; the same command goes on from there")]))
+    run = below(facts(_facts(result, result.rule, call)))
+    return Group(head, _points_table(result.rule), below(rule_facts(result.rule)), run)
+
+
+def rule_facts(rule: FamilyRule) -> RenderableType:
+    """Render the configurations of a rule, and its tree."""
+    configs = [(f"#{number}", config_text(one.config)) for number, one in enumerate(rule.configs)]
+    return facts([*configs, ("rule", "\n".join(rule.lines()))])
+
+
+def loss_text(rule: FamilyRule) -> str:
+    """Return the losses of a rule at its points, and at points that were left out of learning, as text."""
+    worst = f"{percent_text(rule.worst.loss)} ({sizes_text(rule.worst.sizes)})"
+    at_points = f"{percent_text(rule.mean_loss)} on average at the points, {worst} at worst"
+    held_out = rule.held_out_losses
+    if not held_out:
+        return at_points
+    left_out = f"{percent_text(sum(held_out) / len(held_out))} on average and {percent_text(max(held_out))} at worst"
+    return f"{at_points}; {left_out} where the point was left out of learning"
+
+
+def _points_table(rule: FamilyRule) -> Table:
+    shown = table("point", f"{RIGHT}best", f"{RIGHT}loss", f"{RIGHT}loss when left out", wrap=False)
+    for point in rule.points:
+        held_out = NOTHING if point.held_out is None else percent_text(point.held_out)
+        shown.add_row(sizes_text(point.sizes), time_text(point.best_us), percent_text(point.loss), held_out)
+    return shown
+
+
+def _facts(result: FamilyResult, rule: FamilyRule, call: str) -> Iterator[tuple[str, str]]:
+    yield "loss", loss_text(rule)
+    if result.default_loss is not None:
+        yield "default", f"{percent_text(result.default_loss)} mean loss of the default configuration alone"
+    yield "chosen", f"{plural(len(rule.configs), 'configuration')} of {result.candidates} measured at every point"
+    resumed = f", {plural(result.resumed, 'point')} resumed" if result.resumed else ""
+    yield "took", duration_text(result.seconds) + resumed
+    yield "saved in", result.database
+    yield "serve it", call
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        "tune-family",
+        cls=ReplayCommand,
+        epilog=examples(
+            "autotile tune-family sgemm_2d M=1..8192 N=4096 K=4096,7168 --budget 30m",
+            "autotile tune-family path/to/mine.toml N=1000..2000000 --points 12 --max-configs 4",
+        ),
+    )(tune_family)

@@ -1,0 +1,216 @@
+"""Pack the arguments of a launch: pointers, scalars and tensor maps."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.dtypes import DTYPES
+from autotile.cuda.driver import load_driver, result_name
+from autotile.errors import ArgumentError, ToolchainError
+from autotile.kernel.arguments import BufferArgument, ScalarArgument, WorkspaceArgument
+from autotile.kernel.launch import LaunchData
+from autotile.kernel.spec import KernelSpec
+from autotile.kernel.tensor_maps import UNIT_BYTES, TensorMap, TensorMapArgument
+
+
+def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> Any:
+    """Return the value of a scalar argument for a problem.
+
+    Parameters
+    ----------
+    scalar
+        The argument.
+    sizes, problem_dtype
+        The problem.
+    check
+        Whether to use the check value, if there is one.
+
+    Returns
+    -------
+    numpy scalar
+        The value, encoded by `encode_scalar`.
+
+    Raises
+    ------
+    ArgumentError
+        The value does not fit in the argument's type.
+    """
+    return encode_scalar(scalar, scalar.operand(sizes, check=check), problem_dtype)
+
+
+def encode_scalar(scalar: ScalarArgument, value: Any, problem_dtype: str) -> Any:
+    """Convert a value to the type of a scalar argument: a NumPy scalar, for bfloat16 its bits as uint16.
+
+    Raises
+    ------
+    ArgumentError
+        The value is not a number, or does not fit in the type: it is too large, or not an integer for an integer type.
+    """
+    dtype = DTYPES[scalar.element_type(problem_dtype)]
+    given = np.asarray([value])
+    if given.shape != (1,) or given.dtype.kind not in "biuf":
+        raise ArgumentError(f"scalar {scalar.name} is {value!r}, expected a number that fits in {dtype.name}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored = dtype.encode(given)
+    kept = dtype.decode(stored)
+    fits = bool((kept == given).all()) if dtype.is_integer else bool((np.isinf(kept) == np.isinf(given)).all())
+    if not fits:
+        raise ArgumentError(f"scalar {scalar.name} is {value!r}, which does not fit in {dtype.name}")
+    return stored[0]
+
+
+def decode_scalar(scalar: ScalarArgument, stored: Any, problem_dtype: str) -> float:
+    """Return the value of an encoded scalar."""
+    return float(DTYPES[scalar.element_type(problem_dtype)].decode(np.asarray([stored]))[0])
+
+
+_MAP_BYTES = 128
+"""``sizeof(CUtensorMap)``, cuda.h."""
+
+_MAP = np.dtype((np.void, _MAP_BYTES))
+
+_ALIGNMENT_BYTES = 64
+"""Alignment of a ``CUtensorMap``, cuda.h."""
+
+# Enumerations of cuda.h. Values are copied bit by bit, so the unsigned types also stand for int8 and int16.
+DATA_TYPES = {
+    "int8": 0,
+    "uint8": 0,
+    "int16": 1,
+    "uint16": 1,
+    "uint32": 2,
+    "int32": 3,
+    "uint64": 4,
+    "int64": 5,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bfloat16": 9,
+}
+"""``CUtensorMapDataType``"""
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+"""``CUtensorMapSwizzle`` by bytes."""
+PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+"""``CUtensorMapL2promotion`` by bytes."""
+_NONE = 0
+"""Of ``CUtensorMapInterleave`` and ``CUtensorMapFloatOOBfill``."""
+
+
+@lru_cache(maxsize=1024)
+def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
+    """Encode the tensor map of a buffer; elements outside of the buffer read as zero and are not written.
+
+    Parameters
+    ----------
+    tensor_map
+        The map without the address. Its axes are reversed here, as the driver counts from the innermost one.
+    pointer
+        Device address of the buffer.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (1,), one element of 128 bytes, which CuPy passes to a kernel by value; zeros if the map is absent.
+
+    Raises
+    ------
+    ArgumentError
+        The address is not a multiple of 16.
+    ToolchainError
+        The driver refuses the map, or is too old to encode one.
+    """
+    if tensor_map.is_absent:
+        return np.zeros(1, _MAP)
+    if pointer % UNIT_BYTES:
+        raise ArgumentError(
+            f"{tensor_map.buffer} starts at an address {pointer % UNIT_BYTES} bytes past a multiple of {UNIT_BYTES}, "
+            f"which this kernel cannot take (it reads {tensor_map.buffer} through a tensor map); pass a copy, which "
+            "starts at a multiple of 256"
+        )
+    try:
+        encode = load_driver().cuTensorMapEncodeTiled
+    except AttributeError:
+        raise ToolchainError("this driver cannot encode tensor maps; install a driver for CUDA 12 or newer") from None
+    memory = np.zeros(_MAP_BYTES + _ALIGNMENT_BYTES, np.uint8)
+    start = -int(memory.ctypes.data) % _ALIGNMENT_BYTES
+    status = encode(
+        ctypes.c_void_p(memory.ctypes.data + start),
+        DATA_TYPES[tensor_map.dtype],
+        len(tensor_map.shape),
+        ctypes.c_void_p(pointer),
+        _array(ctypes.c_uint64, tensor_map.shape),
+        _array(ctypes.c_uint64, tensor_map.strides_bytes),
+        _array(ctypes.c_uint32, tensor_map.box),
+        _array(ctypes.c_uint32, tensor_map.element_strides),
+        _NONE,
+        SWIZZLES[tensor_map.swizzle_bytes],
+        PROMOTIONS[tensor_map.l2_promotion_bytes],
+        _NONE,
+    )
+    if status:
+        raise ToolchainError(
+            f"the driver refuses the tensor map of {tensor_map.buffer}: {result_name(status)} for {tensor_map}"
+        )
+    encoded = memory[start : start + _MAP_BYTES].view(_MAP)
+    encoded.flags.writeable = False  # it is cached
+    return encoded
+
+
+def _array(kind: type[ctypes.c_uint32 | ctypes.c_uint64], values: Sequence[int]) -> Any:
+    """Return a C array of values, the innermost axis first."""
+    return (kind * len(values))(*reversed(values))
+
+
+def pack_arguments(
+    spec: KernelSpec,
+    data: LaunchData,
+    *,
+    pointers: Mapping[str, int],
+    scalars: Mapping[str, Any],
+    workspaces: Mapping[str, int],
+) -> tuple[Any, ...]:
+    """Return the arguments of a launch, in order.
+
+    Parameters
+    ----------
+    spec
+        The kernel.
+    data
+        Workspaces and tensor maps of the configuration.
+    pointers
+        Device address of each buffer; the caller keeps the buffers alive.
+    scalars
+        NumPy scalars of the exact types.
+    workspaces
+        Device address of each workspace; 0 for an empty one.
+
+    Raises
+    ------
+    ArgumentError
+        A buffer with a tensor map is not aligned to 16 bytes.
+    ToolchainError
+        The driver refuses a tensor map.
+    """
+    maps = {tensor_map.name: tensor_map for tensor_map in data.tensor_maps}
+    packed: list[Any] = []
+    for argument in spec.arguments:
+        if not argument.is_passed:
+            continue
+        match argument:
+            case BufferArgument():
+                packed.append(np.uint64(pointers[argument.name]))
+            case ScalarArgument():
+                packed.append(scalars[argument.name])
+            case WorkspaceArgument():
+                packed.append(np.uint64(workspaces[argument.name]))
+            case TensorMapArgument():
+                packed.append(encode_tensor_map(maps[argument.name], pointers[argument.described_buffer]))
+            case _:
+                assert_never(argument)
+    return tuple(packed)

@@ -1,0 +1,192 @@
+"""Deletion of stored trials: old ones, those of other GPUs, those of other kernel versions. Winners stay by default."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, delete, exists, select
+
+from autotile.core.device import device_profile
+from autotile.database.database import Database
+from autotile.database.keys import TuningKey, space_hash
+from autotile.database.schema import BEST, RUNS, STUDIES, TRIALS
+from autotile.errors import AutotileError, InputError
+from autotile.kernel.library import kernel_names, load_kernel
+
+_MAX_RUN_AGE = timedelta(days=1)
+"""A younger run without an end may still be going: its trials stay."""
+_CHUNK = 500
+"""Rows per statement: SQLite accepts 32,766 values in a statement, older versions 999."""
+
+
+@dataclass(frozen=True, slots=True)
+class Criteria:
+    """Trials to delete: a trial that any of the criteria selects is deleted.
+
+    Attributes
+    ----------
+    before
+        Trials recorded before this moment.
+    keep_gpus
+        Trials of all GPUs but these; empty for no criterion.
+    versions
+        Template hash and space hash of each kernel's current version, by name: trials of other versions. None for no
+        criterion.
+    winners
+        Delete selected trials even if they are the best of their study.
+    """
+
+    before: datetime | None = None
+    keep_gpus: Collection[str] = ()
+    versions: Mapping[str, tuple[str, str]] | None = None
+    winners: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedStudy:
+    """Deletions in one study.
+
+    Attributes
+    ----------
+    key
+        Key of the study.
+    reasons
+        Criteria that selected its trials: ``old``, ``other GPU``, ``other version``.
+    deleted, total
+        Number of deleted trials, and of trials before the deletion.
+    emptied
+        Whether the study was deleted too, as no trial is left.
+    """
+
+    key: TuningKey
+    reasons: tuple[str, ...]
+    deleted: int
+    total: int
+    emptied: bool
+
+
+def clean_database(database: Database, kernel: str | None, criteria: Criteria, *, dry_run: bool) -> list[CleanedStudy]:
+    """Delete trials, and runs and studies without any trial left, in one transaction.
+
+    Trials of a run that may still be going are kept.
+
+    Parameters
+    ----------
+    database
+        Database, open for writing unless ``dry_run``.
+    kernel
+        Name of the only kernel to consider; None for all.
+    criteria
+        Trials to delete.
+    dry_run
+        Delete nothing; return what would be deleted.
+
+    Returns
+    -------
+    list of CleanedStudy
+        Studies with deletions, by kernel and then oldest first.
+
+    Raises
+    ------
+    DatabaseError
+        The database cannot be read or written.
+    """
+    transaction = database.reading() if dry_run else database.writing()
+    with transaction as connection:
+        query = select(STUDIES).order_by(STUDIES.c.kernel, STUDIES.c.id)
+        if kernel is not None:
+            query = query.where(STUDIES.c.kernel == kernel)
+        studies = list(connection.execute(query).mappings())
+        return [found for row in studies if (found := _clean_study(connection, row, criteria, dry_run=dry_run))]
+
+
+def stored_gpu_names(database: Database, names: Iterable[str]) -> Iterator[str]:
+    """Yield names of GPUs as CUDA reports them: names in the database unchanged, others by their profiles.
+
+    Raises
+    ------
+    InputError
+        A name is neither in the database nor that of a profile: a mistyped name of a GPU to keep would delete the
+        results of that GPU.
+    """
+    stored = {study.key.gpu_name for study in database.studies()}
+    for name in names:
+        try:
+            yield name if name in stored else device_profile(name).name
+        except InputError as error:
+            held = ", ".join(sorted(stored)) or "no GPU"
+            raise InputError(f"{error}; the database holds results of {held}") from None
+
+
+def current_versions(kernel: str | Path | None) -> dict[str, tuple[str, str]]:
+    """Return template hash and space hash by kernel name, of one kernel or of all that are found by name.
+
+    Raises
+    ------
+    InputError
+        The given kernel cannot be read; of all kernels, those that cannot be read are left out.
+    """
+    found = {}
+    for name in [str(kernel)] if kernel is not None else kernel_names():
+        try:
+            loaded = load_kernel(name)
+        except AutotileError:
+            if kernel is not None:
+                raise
+            continue
+        found[loaded.name] = (loaded.source_hash, space_hash(loaded.spec))
+    return found
+
+
+def _clean_study(
+    connection: Connection, study: Mapping[Any, Any], criteria: Criteria, *, dry_run: bool
+) -> CleanedStudy | None:
+    study_reasons = tuple(_study_reasons(study, criteria))
+    columns = (TRIALS.c.id, TRIALS.c.run_id, TRIALS.c.created_at)
+    trials = connection.execute(select(*columns).where(TRIALS.c.study_id == study["id"])).all()
+    before = criteria.before.astimezone(UTC).isoformat(timespec="microseconds") if criteria.before else ""
+    selected = [trial for trial in trials if study_reasons or trial.created_at < before]
+    kept = set() if criteria.winners else set(_winners(connection, study["id"]))
+    open_runs = set(_open_runs(connection, study["id"]))
+    selected = [trial for trial in selected if trial.id not in kept and trial.run_id not in open_runs]
+    emptied = len(selected) == len(trials) and not open_runs
+    if not selected and not (study_reasons and emptied):
+        return None
+    is_old = bool(before) and any(trial.created_at < before for trial in selected)
+    if not dry_run:
+        _delete(connection, study["id"], [trial.id for trial in selected], open_runs)
+    reasons = (*study_reasons, *(("old",) if is_old else ()))
+    return CleanedStudy(TuningKey.from_json(study), reasons, len(selected), len(trials), emptied)
+
+
+def _study_reasons(study: Mapping[Any, Any], criteria: Criteria) -> Iterator[str]:
+    """Yield the criteria that select all trials of a study."""
+    if criteria.keep_gpus and study["gpu_name"] not in criteria.keep_gpus:
+        yield "other GPU"
+    version = (criteria.versions or {}).get(study["kernel"])
+    if version is not None and version != (study["template_hash"], study["space_hash"]):
+        yield "other version"
+
+
+def _winners(connection: Connection, study_id: int) -> Iterable[int]:
+    return connection.execute(select(BEST.c.trial_id).where(BEST.c.study_id == study_id)).scalars()
+
+
+def _open_runs(connection: Connection, study_id: int) -> Iterable[int]:
+    since = (datetime.now(UTC) - _MAX_RUN_AGE).isoformat(timespec="microseconds")
+    unfinished = select(RUNS.c.id).where(RUNS.c.study_id == study_id, RUNS.c.ended_at.is_(None))
+    return connection.execute(unfinished.where(RUNS.c.started_at >= since)).scalars()
+
+
+def _delete(connection: Connection, study_id: int, trials: Sequence[int], open_runs: Collection[int]) -> None:
+    for start in range(0, len(trials), _CHUNK):
+        connection.execute(delete(TRIALS).where(TRIALS.c.id.in_(trials[start : start + _CHUNK])))
+    has_trials = exists().where(TRIALS.c.run_id == RUNS.c.id)
+    unused = delete(RUNS).where(RUNS.c.study_id == study_id, ~has_trials, RUNS.c.id.not_in(sorted(open_runs)))
+    connection.execute(unused)
+    has_runs = exists().where(RUNS.c.study_id == STUDIES.c.id)
+    connection.execute(delete(STUDIES).where(STUDIES.c.id == study_id, ~has_runs))

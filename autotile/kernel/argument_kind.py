@@ -1,0 +1,145 @@
+"""Base class of the kinds of arguments; see `autotile.kernel.arguments`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.model import Value
+from autotile.kernel.array_expressions import ShapeOnly
+from autotile.kernel.expressions import Expression
+from autotile.kernel.nodes import Kind
+from autotile.kernel.table import ProblemSection, Table
+
+if TYPE_CHECKING:
+    from autotile.kernel.arguments import BufferArgument, MemoryDemand, Workspace
+    from autotile.kernel.tensor_maps import TensorMap, TensorMapDemand
+
+Column = NDArray[np.int64]
+Evaluate = Callable[[Expression], Column]
+"""Evaluates an expression for every row of a table of configurations."""
+
+
+class ArgumentScope(NamedTuple):
+    """Names that an argument's table may refer to."""
+
+    problem: ProblemSection
+    kinds: Mapping[str, Kind]
+    """Kind of each size, flag, parameter and ``device.*``."""
+    buffers: Mapping[str, BufferArgument]
+
+
+class ArgumentKind:
+    """Base class of the kinds of arguments; a kind overrides what differs from the defaults here."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
+        """Parse the argument's table.
+
+        Raises
+        ------
+        SpecError
+            The table is malformed.
+        """
+        raise NotImplementedError
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the argument's part of `autotile.database.keys.space_hash`, as JSON values.
+
+        It contains everything that a measured time depends on. A change invalidates recorded results; therefore, an
+        entry that is added later is omitted at its default.
+        """
+        raise NotImplementedError
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether the argument is a parameter of the ``__global__`` function."""
+        return True
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the caller passes an array for it."""
+        return False
+
+    @property
+    def is_operand(self) -> bool:
+        """Whether references may use it: its value before a launch is known."""
+        return False
+
+    @property
+    def described_buffer(self) -> str:
+        """Name of the buffer that the argument describes to the kernel; "" if there is none."""
+        return ""
+
+    @property
+    def repeats_size(self) -> bool:
+        """Whether its value is the size of the same name, so that the two may share the name."""
+        return False
+
+    @property
+    def required_feature(self) -> tuple[str, str]:
+        """Hardware feature that it needs, in the plural, and its lowest compute capability; two "" if none."""
+        return "", ""
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """All of its expressions."""
+        return ()
+
+    def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly | float:
+        """Return its value in a reference; for an array, the shape.
+
+        Parameters
+        ----------
+        sizes
+            Sizes and flags.
+        check
+            Whether a scalar has its check value.
+        """
+        raise NotImplementedError
+
+    def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
+        """Raise if the default configuration cannot be launched at the ragged sizes, and so cannot be verified there.
+
+        Parameters
+        ----------
+        names
+            Values of the ragged sizes, the flags and the parameters.
+        dtypes
+            Element types of the problem.
+        table
+            The argument's table.
+
+        Raises
+        ------
+        SpecError
+            The ragged sizes do not suit the argument.
+        """
+
+    def workspace(self, problem_dtype: str, names: Mapping[str, Value]) -> Workspace | None:
+        """Return the device memory that a launch allocates for it, given the value of every name; None if none."""
+        return None
+
+    def tensor_map(self, problem_dtype: str, names: Mapping[str, Value]) -> TensorMap | None:
+        """Return the tensor map that a launch encodes for it, given the value of every name; None if none."""
+        return None
+
+    def memory_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> MemoryDemand | None:
+        """Return the device memory that it occupies in every configuration; None if none."""
+        return None
+
+    def tensor_map_demand(
+        self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate
+    ) -> TensorMapDemand | None:
+        """Return its tensor map in every configuration; None if none."""
+        return None
+
+
+def canonical_texts(expressions: Sequence[Expression]) -> list[str]:
+    """Return the canonical text of each expression."""
+    return [expression.canonical for expression in expressions]

@@ -1,0 +1,278 @@
+"""Tensor maps: descriptors of arrays for the tensor memory accelerator (TMA), as an argument and with their limits.
+
+Limits: ``cuTensorMapEncodeTiled`` in the CUDA driver API reference, for maps without interleaving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from itertools import accumulate
+from operator import mul
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.dtypes import DTYPES
+from autotile.core.frozen import dataclass
+from autotile.core.model import Value
+from autotile.errors import listing, nearest
+from autotile.kernel.argument_kind import ArgumentKind, ArgumentScope, Column, Evaluate, canonical_texts
+from autotile.kernel.expressions import Expression, parse_expression
+from autotile.kernel.table import Table, describe
+
+if TYPE_CHECKING:
+    from autotile.kernel.arguments import BufferArgument
+
+Mask = NDArray[np.bool_]
+
+TENSOR_MAP_CAPABILITY = "9.0"
+"""CUDA C++ Programming Guide, features per compute capability."""
+
+MAX_RANK = 5
+MAX_BOX = 256
+MAX_ELEMENT_STRIDE = 8
+MAX_EXTENT = 2**32
+MAX_STRIDE_BYTES = 2**40
+UNIT_BYTES = 16
+"""Alignment of the address, and unit of the row pitch and of the innermost extent of a box."""
+SWIZZLES = (0, 32, 64, 128)
+L2_PROMOTIONS = (0, 64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A tensor map except for the address: axes from the outermost to the innermost, extents and box in elements."""
+
+    name: str
+    buffer: str
+    dtype: str
+    shape: tuple[int, ...]
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    swizzle_bytes: int
+    l2_promotion_bytes: int
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the configuration does not use the map: an extent of its box is 0."""
+        return 0 in self.box
+
+    @property
+    def strides_bytes(self) -> tuple[int, ...]:
+        """Strides of all axes except the innermost, in bytes."""
+        return strides_bytes(self.shape, DTYPES[self.dtype].size_bytes)
+
+
+def strides_bytes(shape: tuple[int, ...], element_bytes: int) -> tuple[int, ...]:
+    """Return the strides, in bytes, of all axes of a row-major array except the innermost."""
+    return tuple(accumulate(reversed(shape[1:]), mul, initial=element_bytes))[:0:-1]
+
+
+def misaligned_stride(shape: tuple[int, ...], element_bytes: int) -> int:
+    """Return the first stride, in bytes, that is not a multiple of `UNIT_BYTES`; 0 if there is none."""
+    return next((stride for stride in strides_bytes(shape, element_bytes) if stride % UNIT_BYTES), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMapDemand:
+    """One tensor map over columns of configurations; see `autotile.space.limits.Demand`."""
+
+    name: str
+    buffer: str
+    shape: tuple[int, ...]
+    element_bytes: int
+    box: tuple[Column, ...]
+    element_strides: tuple[Column, ...]
+    swizzle_bytes: Column
+    l2_promotion_bytes: Column
+
+    def fits(self) -> Mask:
+        """Return the rows in which the hardware accepts the map, or the map is absent."""
+        return self._absent() | reduce(np.logical_and, [holds for holds, _ in self._conditions()])
+
+    def explain(self) -> str:
+        """Return the first violated condition of the first row, as one line; "" if there is none."""
+        if np.ravel(self._absent())[0]:
+            return ""
+        violations = (violation for holds, violation in self._conditions() if not np.ravel(holds)[0])
+        return next((f"the tensor map {self.name} of {self.buffer} {violation}" for violation in violations), "")
+
+    def _absent(self) -> Mask:
+        return reduce(np.logical_or, [extent == 0 for extent in self.box])
+
+    def _conditions(self) -> list[tuple[Mask, str]]:
+        """Return the rows in which each condition holds, with the message for a first row in which it does not."""
+        inner_bytes = np.clip(self.box[-1], 0, MAX_BOX + 1) * self.element_bytes
+        box, strides = _by(self.box), _by(self.element_strides)
+        swizzle, promotion, inner = _first(self.swizzle_bytes), _first(self.l2_promotion_bytes), _first(inner_bytes)
+        return [
+            *self._layout_conditions(),
+            (_all_within(self.box, MAX_BOX), f"has a box of {box} elements, expected 1 to {MAX_BOX} along each axis"),
+            (
+                inner_bytes % UNIT_BYTES == 0,
+                f"has a box of {inner} bytes along the innermost axis, expected a multiple of {UNIT_BYTES}",
+            ),
+            (np.isin(self.swizzle_bytes, SWIZZLES), f"has swizzle_bytes = {swizzle}, expected one of {_or(SWIZZLES)}"),
+            (
+                (self.swizzle_bytes == 0) | (inner_bytes <= self.swizzle_bytes),
+                f"has a box of {inner} bytes along the innermost axis, more than its swizzle_bytes = {swizzle}",
+            ),
+            (
+                _all_within(self.element_strides, MAX_ELEMENT_STRIDE) & (self.element_strides[-1] == 1),
+                f"has element strides of {strides}, expected 1 to {MAX_ELEMENT_STRIDE}, and 1 along the innermost axis",
+            ),
+            (
+                np.isin(self.l2_promotion_bytes, L2_PROMOTIONS),
+                f"has l2_promotion_bytes = {promotion}, expected one of {_or(L2_PROMOTIONS)}",
+            ),
+        ]
+
+    def _layout_conditions(self) -> list[tuple[Mask, str]]:
+        """Return the conditions that depend on the problem only."""
+        strides = strides_bytes(self.shape, self.element_bytes)
+        misaligned = misaligned_stride(self.shape, self.element_bytes)
+        shape = " x ".join(f"{extent:,}" for extent in self.shape)
+        everywhere = np.ones_like(self.swizzle_bytes, np.bool_)
+        return [
+            (
+                everywhere & (misaligned == 0),
+                f"has rows {misaligned:,} bytes apart in the shape {shape}, expected a multiple of {UNIT_BYTES}",
+            ),
+            (
+                everywhere & (max(self.shape) <= MAX_EXTENT and max(strides, default=0) < MAX_STRIDE_BYTES),
+                f"has the shape {shape}, which is beyond what a map can address",
+            ),
+        ]
+
+
+def _all_within(columns: tuple[Column, ...], maximum: int) -> Mask:
+    return reduce(np.logical_and, [(column >= 1) & (column <= maximum) for column in columns])
+
+
+def _by(columns: tuple[Column, ...]) -> str:
+    return " x ".join(str(_first(column)) for column in columns)
+
+
+def _first(column: Column) -> int:
+    return int(np.ravel(column)[0])
+
+
+def _or(values: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMapArgument(ArgumentKind):
+    """A descriptor of a buffer for the tensor memory accelerator, passed by value.
+
+    Attributes
+    ----------
+    box
+        Extents, in elements, that one copy moves along each axis of the buffer.
+    element_strides
+        Distance of the elements that are moved, along each axis.
+    """
+
+    name: str
+    buffer: BufferArgument
+    box: tuple[Expression, ...]
+    element_strides: tuple[Expression, ...]
+    swizzle_bytes: Expression
+    l2_promotion_bytes: Expression
+
+    @classmethod
+    def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
+        """Parse ``{ tensor_map = "A", box = [...], swizzle_bytes = ..., ... }``."""
+        table.allow(("tensor_map", "box", "element_strides", "swizzle_bytes", "l2_promotion_bytes"))
+        target = table.text("tensor_map")
+        if target not in scope.buffers:
+            hint = f"{nearest(target, scope.buffers)} (buffers: {listing(scope.buffers)})"
+            raise table.error("tensor_map", f"{describe(target)} names no buffer{hint}")
+        buffer = scope.buffers[target]
+        rank = len(buffer.shape)
+        if rank > MAX_RANK:
+            raise table.error("tensor_map", f"{target} has {rank} axes, a tensor map describes at most {MAX_RANK}")
+        box = table.expressions("box", scope.kinds, max_length=rank)
+        one, zero = parse_expression("1", {}), parse_expression("0", {})
+        has_strides = "element_strides" in table.data
+        strides = table.expressions("element_strides", scope.kinds, max_length=rank) if has_strides else (one,) * rank
+        for key, given in (("box", box), ("element_strides", strides)):
+            if len(given) != rank:
+                raise table.error(key, f"expected {rank} expressions, one for each axis of {target}, got {len(given)}")
+        swizzle_bytes = table.optional_expression("swizzle_bytes", scope.kinds) or zero
+        l2_promotion_bytes = table.optional_expression("l2_promotion_bytes", scope.kinds) or zero
+        return cls(name, buffer, box, strides, swizzle_bytes, l2_promotion_bytes)
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the map's part of the space hash."""
+        return {
+            "tensor_map": self.name,
+            "buffer": self.buffer.name,
+            "box": canonical_texts(self.box),
+            "element_strides": canonical_texts(self.element_strides),
+            "swizzle_bytes": self.swizzle_bytes.canonical,
+            "l2_promotion_bytes": self.l2_promotion_bytes.canonical,
+        }
+
+    @property
+    def described_buffer(self) -> str:
+        """Name of the buffer."""
+        return self.buffer.name
+
+    @property
+    def required_feature(self) -> tuple[str, str]:
+        """Tensor maps and their lowest compute capability."""
+        return "tensor maps", TENSOR_MAP_CAPABILITY
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """Box, strides, swizzle and L2 promotion."""
+        return (*self.box, *self.element_strides, self.swizzle_bytes, self.l2_promotion_bytes)
+
+    def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
+        """Raise if rows of the buffer are not a multiple of 16 bytes apart at the ragged sizes."""
+        if not names.keys() >= frozenset().union(*(extent.names for extent in self.box)):
+            return  # the box depends on the device
+        if any(extent.evaluate(names) == 0 for extent in self.box):
+            return
+        shape = self.buffer.extents(names)
+        sizes_bytes = [DTYPES[self.buffer.element_type(dtype, names)].size_bytes for dtype in dtypes]
+        misaligned = next(filter(None, (misaligned_stride(shape, size) for size in sizes_bytes)), 0)
+        if misaligned:
+            raise table.error(
+                "tensor_map",
+                f"at the ragged sizes, rows of {self.buffer.name} are {misaligned} bytes apart, a tensor map takes "
+                f"multiples of {UNIT_BYTES}; set problem.ragged to sizes of whole {UNIT_BYTES} bytes",
+            )
+
+    def tensor_map(self, problem_dtype: str, names: Mapping[str, Value]) -> TensorMap:
+        """Return the tensor map of a configuration, given the value of every name."""
+
+        def value(expression: Expression) -> int:
+            return int(expression.evaluate(names))
+
+        return TensorMap(
+            self.name,
+            self.buffer.name,
+            self.buffer.element_type(problem_dtype, names),
+            self.buffer.extents(names),
+            tuple(map(value, self.box)),
+            tuple(map(value, self.element_strides)),
+            value(self.swizzle_bytes),
+            value(self.l2_promotion_bytes),
+        )
+
+    def tensor_map_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> TensorMapDemand:
+        """Return the tensor map in every configuration."""
+        return TensorMapDemand(
+            self.name,
+            self.buffer.name,
+            self.buffer.extents(sizes),
+            DTYPES[self.buffer.element_type(problem_dtype, sizes)].size_bytes,
+            tuple(map(evaluate, self.box)),
+            tuple(map(evaluate, self.element_strides)),
+            evaluate(self.swizzle_bytes),
+            evaluate(self.l2_promotion_bytes),
+        )

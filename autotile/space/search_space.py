@@ -1,0 +1,289 @@
+"""The search space: all configurations that meet the rules and the heuristics, as one table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from math import prod
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Config, Value, config_text
+from autotile.errors import EmptySpaceError, SpecError
+from autotile.kernel.expressions import Expression
+from autotile.kernel.launch import fixed_names
+from autotile.kernel.problem import check_device
+from autotile.kernel.spec import KernelSpec, Parameter
+from autotile.space.enumeration import Codes, SpaceStage, code_dtype, join, rank
+from autotile.space.limits import Demand, Limit, demand_of, limit_violation, limits_of
+
+MAX_COMBINATIONS = 2**63 - 1
+"""Maximum number of combinations before the rules, so that a rank fits in int64."""
+
+_CHUNK_ROWS = 2**20
+"""Rows that are checked against the limits of the device at a time, which takes about ten int64 columns."""
+
+
+@dataclass(frozen=True, eq=False)
+class SearchSpace:
+    """A table with one row per configuration, in the order of nested loops over the declared values."""
+
+    parameters: tuple[Parameter, ...]
+    codes: Codes
+    """Index into the values of each parameter: shape (rows, parameters), Fortran order, in the smallest unsigned dtype
+    that holds every index."""
+    combinations: int
+    """Number of combinations before any rule."""
+    rules: tuple[SpaceStage, ...]
+    """Cumulative counts after each rule and heuristic, in the order applied."""
+    limits: tuple[SpaceStage, ...]
+    """Cumulative counts after each limit of the device; empty before they are applied."""
+    seconds: float
+    """Wall time of the enumeration, in seconds."""
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def config(self, row: int) -> dict[str, Value]:
+        """Return the configuration of a row, with parameters in declared order.
+
+        Raises
+        ------
+        IndexError
+            There is no such row.
+        """
+        codes = self.codes[row].tolist()
+        return {parameter.name: parameter.values[code] for parameter, code in zip(self.parameters, codes, strict=True)}
+
+    def row_of(self, config: Config) -> int | None:
+        """Return the row of a configuration; None if it is not in the table or has other parameters."""
+        if len(config) != len(self.parameters):
+            return None
+        config_rank = 0
+        for parameter, positions in zip(self.parameters, self._positions, strict=True):
+            code = positions.get(config.get(parameter.name))
+            if code is None:
+                return None
+            config_rank = config_rank * len(positions) + code
+        row = int(np.searchsorted(self._ranks, config_rank))
+        return row if row < len(self) and self._ranks[row] == config_rank else None
+
+    def column(self, name: str) -> NDArray[np.generic]:
+        """Return the values of one parameter: int64, bool or string, shape (rows,).
+
+        Raises
+        ------
+        KeyError
+            There is no such parameter.
+        """
+        index = self._index[name]
+        return np.array(self.parameters[index].values)[self.codes[:, index]]
+
+    def select(self, mask: ArrayLike, limits: tuple[SpaceStage, ...] = ()) -> SearchSpace:
+        """Return the rows in which ``mask`` (bool, shape (rows,)) is true, with the limits that selected them."""
+        kept = np.asfortranarray(self.codes[np.asarray(mask, np.bool_)])
+        return replace(self, codes=kept, limits=self.limits + limits)
+
+    def including(self, configs: Iterable[Config]) -> SearchSpace:
+        """Return the table with additional rows for configurations that are not in it, whether they are valid or not.
+
+        Raises
+        ------
+        KeyError
+            A parameter is missing, or its value is not declared.
+        """
+        added = {
+            tuple(codes[config[each.name]] for each, codes in zip(self.parameters, self._positions, strict=True)): None
+            for config in configs
+            if self.row_of(config) is None
+        }
+        if not added:
+            return self
+        rows = np.concatenate([self.codes, np.array(list(added), self.codes.dtype)])
+        return replace(self, codes=_ordered(list(rows.T), [len(each.values) for each in self.parameters]))
+
+    def rows_in(self, other: SearchSpace) -> NDArray[np.bool_]:
+        """Return which rows are also in another table of the same parameters, shape (rows,)."""
+        return np.isin(self._ranks, other._ranks, assume_unique=True)
+
+    def evaluate(self, expression: Expression, fixed: Mapping[str, Value]) -> NDArray[np.generic]:
+        """Return the value of an expression in every row, shape (rows,).
+
+        The expression is evaluated once for each occurring combination of the parameters in it, or for each row if
+        there are more combinations than rows.
+
+        Parameters
+        ----------
+        expression
+            Expression over parameters and the names in ``fixed``.
+        fixed
+            Values of sizes and device properties.
+
+        Raises
+        ------
+        SpecError
+            The expression has no value in some row.
+        """
+        named = [parameter for parameter in self.parameters if parameter.name in expression.names]
+        if not named:
+            return np.full(len(self), expression.evaluate(fixed))
+        sizes = [len(parameter.values) for parameter in named]
+        cells = prod(sizes)
+        if cells > len(self):
+            return np.asarray(expression.evaluate({**fixed, **{each.name: self.column(each.name) for each in named}}))
+        ranks = rank([self.codes[:, self._index[each.name]] for each in named], sizes, len(self))
+        occurs = np.zeros(cells, np.bool_)
+        occurs[ranks] = True
+        codes = np.unravel_index(np.flatnonzero(occurs), sizes)
+        values = {each.name: np.array(each.values)[code] for each, code in zip(named, codes, strict=True)}
+        found = expression.evaluate({**fixed, **values})
+        table = np.zeros(cells, found.dtype)
+        table[occurs] = found
+        return table[ranks]
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {parameter.name: index for index, parameter in enumerate(self.parameters)}
+
+    @cached_property
+    def _positions(self) -> list[dict[object, int]]:
+        return [{value: code for code, value in enumerate(parameter.values)} for parameter in self.parameters]
+
+    @cached_property
+    def _ranks(self) -> NDArray[np.int64]:
+        return rank(list(self.codes.T), [len(parameter.values) for parameter in self.parameters], len(self))
+
+
+def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> SearchSpace:
+    """Enumerate the configurations that meet the rules and the heuristics of a kernel.
+
+    Parameters
+    ----------
+    spec
+        The kernel.
+    sizes
+        Value of every size.
+    device
+        Device whose properties are ``device.*`` in rules.
+
+    Raises
+    ------
+    SpecError
+        A rule leaves no configuration or cannot be evaluated, or the space is too large.
+    ProblemError
+        A size is missing.
+    DeviceError
+        The kernel does not support the compute capability of the device.
+    """
+    started = time.perf_counter()
+    check_device(spec, device)
+    combinations = prod(len(parameter.values) for parameter in spec.parameters)
+    if combinations > MAX_COMBINATIONS:
+        raise SpecError(
+            f"{combinations:.3g} combinations, at most {MAX_COMBINATIONS:.3g} are accepted; list fewer values",
+            source=spec.source,
+            key="parameters",
+        )
+    rules = (*spec.rules, *spec.heuristics)
+    columns, stages = join(spec.parameters, rules, fixed_names(spec, sizes, device), spec.source)
+    return SearchSpace(
+        parameters=spec.parameters,
+        codes=_ordered(columns, [len(parameter.values) for parameter in spec.parameters]),
+        combinations=combinations,
+        rules=tuple(stages),
+        limits=(),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def feasible_space(
+    spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties, dtype: str | None = None
+) -> SearchSpace:
+    """Enumerate the configurations that meet the rules, the heuristics, and the limits of the device.
+
+    The limits are checked against the resources that the file declares. If the heuristics leave no configuration, they
+    are ignored.
+
+    Parameters
+    ----------
+    spec, sizes, device
+        See `enumerate_space`.
+    dtype
+        Element type of the problem, which its memory and tensor maps depend on; None for the kernel's first.
+
+    Raises
+    ------
+    SpecError
+        As in `enumerate_space`, or a limit of the device leaves no configuration.
+    ProblemError, DeviceError
+        As in `enumerate_space`.
+    """
+    try:
+        return _feasible(spec, sizes, device, dtype)
+    except EmptySpaceError as empty:
+        if not spec.heuristics:
+            raise
+        try:
+            return _feasible(replace(spec, heuristics=()), sizes, device, dtype)
+        except SpecError:
+            raise empty from None
+
+
+def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties, dtype: str | None) -> SearchSpace:
+    started = time.perf_counter()
+    space = enumerate_space(spec, sizes, device)
+    fixed = fixed_names(spec, sizes, device)
+    fits = np.ones(len(space), np.bool_)
+    limits = limits_of(spec)
+    remaining = [0] * len(limits)
+    example: dict[str, int] = {}
+    for start in range(0, len(space), _CHUNK_ROWS):
+        rows = slice(start, start + _CHUNK_ROWS)
+        part = replace(space, codes=space.codes[rows])
+        demand = Demand.of(spec, sizes, dtype or spec.dtypes[0], partial(_column, part, fixed))
+        for position, limit in enumerate(limits):
+            dropped = fits[rows] & ~limit.fits(demand, device, spec)
+            if limit.name not in example and dropped.any():
+                example[limit.name] = start + int(np.argmax(dropped))
+            fits[rows] &= ~dropped
+            remaining[position] += int(np.count_nonzero(fits[rows]))
+    stages = tuple(SpaceStage(limit.name, count) for limit, count in zip(limits, remaining, strict=True))
+    if not stages[-1].remaining:
+        name, hint, before = _first_empty(limits, stages, len(space))
+        config = space.config(example[name])
+        violation = limit_violation(demand_of(spec, {**fixed, **config}, sizes, dtype or spec.dtypes[0]), device, spec)
+        raise EmptySpaceError(
+            f"the limit {name} of {device.name} leaves none of the {before:,} configurations that meet the rules and "
+            f"the limits before it; for example, {config_text(config)}: {violation.partition(': ')[2]}; {hint}",
+            source=spec.source,
+            key="launch",
+        )
+    return replace(space.select(fits, stages), seconds=time.perf_counter() - started)
+
+
+def _column(space: SearchSpace, fixed: Mapping[str, Value], expression: Expression) -> NDArray[np.int64]:
+    """Return the value of an expression in every row, shape (rows,); shape (1,) if it contains no parameter."""
+    if expression.names.isdisjoint(parameter.name for parameter in space.parameters):
+        return np.array([int(expression.evaluate(fixed))])
+    return space.evaluate(expression, fixed).astype(np.int64, copy=False)
+
+
+def _first_empty(limits: tuple[Limit, ...], stages: tuple[SpaceStage, ...], before: int) -> tuple[str, str, int]:
+    """Return the name and the hint of the first limit that leaves nothing, and the count before it."""
+    counts = [before, *(stage.remaining for stage in stages)]
+    position = next(position for position, stage in enumerate(stages) if not stage.remaining)
+    return limits[position].name, limits[position].hint, counts[position]
+
+
+def _ordered(columns: list[Codes], sizes: list[int]) -> Codes:
+    """Return columns as one array, with the rows in ascending rank."""
+    rows = len(columns[0])
+    order = np.argsort(rank(columns, sizes, rows))
+    codes = np.empty((rows, len(columns)), code_dtype(max(sizes)), order="F")
+    for index, column in enumerate(columns):
+        codes[:, index] = column[order]
+    return codes

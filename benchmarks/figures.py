@@ -1,0 +1,240 @@
+"""Generate the measured figures of README.md and docs/guide.md from the committed records.
+
+    python benchmarks/figures.py            # rewrite the figures of every page
+    python benchmarks/figures.py --check    # exit with 1 if a page differs from the records
+
+A page holds each figure between ``<!-- figures: NAME -->`` and ``<!-- end -->``; the text between them is replaced by
+the return value of the function of that name in `FIGURES`. The records are JSON files in ``benchmarks/results/``, each
+written by the benchmark given in its ``command``, and the recordings in ``recordings/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotile.exchange.recording import read_recording
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "guide.md")
+BLOCK = re.compile(r"(<!-- figures: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+KERNEL_TUNER = "Kernel Tuner 1.5"
+
+
+def main() -> None:
+    """Rewrite or check every page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
+    check = parser.parse_args().check
+    stale = [page for page in PAGES if renewed(page) != page.read_text(encoding="utf-8")]
+    for page in stale:
+        print(f"{page.relative_to(ROOT)} {'differs from the records' if check else 'rewritten'}")
+        if not check:
+            page.write_text(renewed(page), encoding="utf-8")
+    raise SystemExit(1 if check and stale else 0)
+
+
+def renewed(page: Path) -> str:
+    """Return the text of a page with its figures regenerated."""
+
+    def block(found: re.Match[str]) -> str:
+        return f"{found[1]}{FIGURES[found[2]]().strip()}\n{found[3]}"
+
+    return BLOCK.sub(block, page.read_text(encoding="utf-8"))
+
+
+def record(name: str) -> dict[str, Any]:
+    """Read a record; ``name`` is its path below ``benchmarks/results/`` without ``.json``."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def source(name: str) -> str:
+    """Return the sentence that names a record and the command that wrote it."""
+    found = record(name)
+    return f"`{found['command']}`, {found['date']}: [record](REC/{name}.json)."
+
+
+def linked(text: str, page: str) -> str:
+    """Make the links to records relative to the folder of a page."""
+    return text.replace("REC/", "../benchmarks/results/" if page == "guide" else "benchmarks/results/")
+
+
+def ladder() -> str:
+    """Return TFLOP/s of the naive kernel, the tiled kernel, `sgemm_2d` and cuBLAS."""
+    found = record("h200/ladder")
+    kernels = ("matmul_naive", "matmul_tiled", "sgemm_2d", "cuBLAS")
+    rates = {(tuple(row["shape"]), row["kernel"]): row["tflops_per_s"] for row in found["rows"]}
+    shapes = dict.fromkeys(shape for shape, _ in rates)
+    rows = [(" x ".join(map(str, shape)), *(f"{rates[shape, kernel]:.1f}" for kernel in kernels)) for shape in shapes]
+    shown = table(("M x N x K", "`matmul_naive`", "`matmul_tiled`", "`sgemm_2d`", "cuBLAS"), rows)
+    text = (
+        f"TFLOP/s in fp32 after {found['trials']} trials of tuning each, medians of {found['rounds']} interleaved "
+        f"rounds; every product agreed with float64. {source('h200/ladder')}"
+    )
+    return linked(f"{shown}\n\n{text}", "readme")
+
+
+def gemm() -> str:
+    """Return the speed-ups over cuBLAS of the configurations that ship, over all shapes of `gemm.py`."""
+    found = record("h200/gemm")["dtypes"]
+    names = {"float32": "fp32, all kernels", "cuda_cores": "fp32, CUDA cores alone", "bfloat16": "bf16"}
+    parts = {"float32": found["float32"], "cuda_cores": found["float32"]["cuda_cores"], "bfloat16": found["bfloat16"]}
+    rows = []
+    for key, name in names.items():
+        cubes = [cube_text(found["bfloat16" if key == "bfloat16" else "float32"]["rows"], n, key) for n in (4096, 8192)]
+        rows.append((name, f"{parts[key]['geometric_mean']:.2f}", f"{parts[key]['least']:.2f}", *cubes))
+    count = len(found["float32"]["rows"])
+    shown = table(("", "geometric mean of the speed-ups", "smallest", "4096 cubed", "8192 cubed"), rows)
+    return linked(f"{shown}\n\n{count} shapes. {source('h200/gemm')}", "readme")
+
+
+def cube_text(rows: Sequence[dict[str, Any]], n: int, key: str) -> str:
+    """Return the rate at n cubed and the speed-up over cuBLAS as text."""
+    row = next(row for row in rows if list(row["shape"]) == [n, n, n])
+    part = row["cuda_cores"] if key == "cuda_cores" else row
+    return f"{part['tflops_per_s']:.0f} TFLOP/s, {part['ratio']:.2f}"
+
+
+def recordings() -> str:
+    """Return the fastest recorded configuration of each recording."""
+    rows = []
+    for path in sorted((ROOT / "recordings").glob("*.npz")):
+        found = read_recording(path)
+        header = found.header
+        times_us = np.where(found.ok, found.columns["time_us"], np.inf)
+        sizes = header.problem.sizes
+        flops = 2 * sizes["M"] * sizes["N"] * sizes["K"]
+        kernel = f"`{header.problem.kernel}`" + (", bf16" if header.problem.dtype == "bfloat16" else "")
+        shape = " x ".join(str(sizes[name]) for name in "MNK")
+        rows.append((kernel, shape, f"{len(found):,}", f"{flops / float(times_us.min()) / 1e6:.1f}"))
+    return table(("kernel", "M x N x K", "recorded configurations", "fastest, TFLOP/s"), rows)
+
+
+def peers() -> str:
+    """Return the comparison with Kernel Tuner, from four records."""
+    speed, faults = record("h200/tuning_speed"), record("h200/faults")["faults"]
+    repeat, search = record("h200/repeatability"), record("h200/search_on_gpu")
+    rates = {
+        tool: np.median([r["configurations"] / r["wall_s"] for r in speed["rounds"] if r["tool"] == tool])
+        for tool in ("autotile", "kernel-tuner")
+    }
+    well = {"as expected", "survived"}
+    survived = {tool: sum(row[tool]["verdict"] in well for row in faults) for tool in ("autotile", "kernel_tuner")}
+    right = {
+        name: sum(run[name] <= 0.01 for run in repeat["runs"]) for name in ("winner_loss", "mean_of_7_winner_loss")
+    }
+    found = {
+        name: np.mean([run["found"][-1] for run in search["runs"] if run["sampler"] == name])
+        for name in dict.fromkeys(run["sampler"] for run in search["runs"])
+    }
+    rival = max((name for name in found if name.startswith("kernel-tuner")), key=lambda name: found[name])
+    runs = len(repeat["runs"])
+    rows = [
+        ("configurations a second, verified, whole process", *(f"{rates[t]:.1f}" for t in rates), "h200/tuning_speed"),
+        (f"faulty kernels survived, of {len(faults)}", *survived.values(), "h200/faults"),
+        (f"winner within 1 % of the best, of {runs} runs, half disturbed", *right.values(), "h200/repeatability"),
+        ("best of all over the best after 100 measurements", f"{found['feasible']:.3f}",
+         f"{found[rival]:.3f} ({rival.partition(':')[2]})", "h200/search_on_gpu"),
+    ]  # fmt: skip
+    shown = table(
+        ("", "autotile", KERNEL_TUNER, "record"), [(*row[:-1], f"[{row[-1]}](REC/{row[-1]}.json)") for row in rows]
+    )
+    return linked(shown, "readme")
+
+
+def enumeration() -> str:
+    """Return time and memory of enumerating a large space."""
+    found = record("enumeration")
+    names = {"autotile": "autotile", "kernel_tuner": "Kernel Tuner"}
+    rows = [
+        (
+            f"{names[tool]} {found['versions'][tool]}",
+            f"{part['median_s']:.3f} ({part['least_s']:.3f} to {part['most_s']:.3f})",
+            f"{part['peak_mb']:.0f}",
+        )
+        for tool, part in found["summary"].items()
+    ]
+    shown = table(("", "seconds, median (min to max)", "peak memory, MB"), rows)
+    valid, rounds = found["summary"]["autotile"]["valid"], len(found["rounds"])
+    text = f"{valid:,} valid configurations, {rounds} fresh processes each. {source('enumeration')}"
+    return linked(f"{shown}\n\n{text}", "readme")
+
+
+def until() -> str:
+    """Return where a search with ``--until`` stops."""
+    found = record("until")
+    rows = [
+        (
+            f"`--until {row['gain']:.0%}`",
+            "{:.0f} ({} to {})".format(*row["trials"]),
+            "{:.1f} % ({:.1f} %)".format(*(100 * loss for loss in row["loss"])),
+            f"{100 * row['within']:.0f} %",
+        )
+        for row in found["rows"]
+    ]
+    shown = table(("", "trials, median (min to max)", "loss, mean (max)", "searches within the gain"), rows)
+    text = f"{found['recordings']} recordings, {found['seeds']} seeds, at most {found['limit']} trials."
+    return linked(f"{shown}\n\n{text} {source('until')}", "guide")
+
+
+def occupancy() -> str:
+    """Return how often the occupancy calculator and the driver agree."""
+    found = record("h200/occupancy")
+    agreed, total = (sum(row[key] for row in found["kernels"].values()) for key in ("agreed", "configurations"))
+    kernels = ", ".join(f"`{name}`" for name in found["kernels"])
+    return linked(
+        f"Blocks per SM equal to the driver's on {agreed:,} of {total:,} compiled configurations of {kernels}. "
+        f"{source('h200/occupancy')}",
+        "readme",
+    )
+
+
+def dispatch() -> str:
+    """Return the host time of a call, compared with other libraries."""
+    found = record("h200/dispatch")
+    times = {**found["calls_us"], **found["others_us"]}
+    shown = table(("call", "us"), [(name, f"{time_us:.2f}") for name, time_us in times.items()])
+    return linked(f"{shown}\n\n{source('h200/dispatch')}", "guide")
+
+
+def unseen() -> str:
+    """Return what each way of serving loses at sizes that were not tuned."""
+    ways = {"family": "the rule", "nearest": "nearest tuned size", "default": "default", "alone": "its own tuning"}
+    rows = []
+    for kernel in ("sgemm", "gemm_mma"):
+        summary = record(f"h200/unseen_{kernel}")["summary"]
+        cells = [
+            f"{summary[way]['mean_loss']:.1%}, {summary[way]['worst_loss']:.1%}".replace("%", " %") for way in ways
+        ]
+        rows.append((f"[`{kernel}`](REC/h200/unseen_{kernel}.json)", *cells))
+    return linked(table(("mean and largest loss", *ways.values()), rows), "guide")
+
+
+FIGURES: dict[str, Callable[[], str]] = {
+    "ladder": ladder,
+    "gemm": gemm,
+    "recordings": recordings,
+    "peers": peers,
+    "enumeration": enumeration,
+    "occupancy": occupancy,
+    "until": until,
+    "dispatch": dispatch,
+    "unseen": unseen,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The functions of `autotile.api.exchange` as programs call them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotile
+
+N = 1048576
+
+
+@pytest.fixture
+def tuned(scale_toml: Path, recording: Path) -> Path:
+    """The tiny kernel, tuned by replay of an H200."""
+    autotile.tune(scale_toml, n=N, options=autotile.TuneOptions(replay=recording))
+    return scale_toml
+
+
+class TestExport:
+    def test_trials(self, tuned: Path, tmp_path: Path) -> None:
+        made = autotile.export(tuned, n=N, output=tmp_path / "results.json")
+        assert (made.configurations, made.device, made.file_format) == (12, "NVIDIA H200 (replayed)", "t4")
+        assert json.loads((tmp_path / "results.json").read_text())["results"]
+        assert repr(made) == (
+            "<Transfer: scale n=1048576 float32 on NVIDIA H200 (replayed): 12 configurations exported, "
+            f"{tmp_path / 'results.json'} (t4)>"
+        )
+        assert "<th>study</th>" in made._repr_html_()
+
+    def test_a_header(self, tuned: Path, tmp_path: Path) -> None:
+        made = autotile.export(tuned, output=str(tmp_path / "scale.hpp"), format="c-header")
+        assert isinstance(made, autotile.ExportedHeader)
+        assert (made.namespace, made.problems, len(made.cubins)) == ("autotile::scale", 1, 2)
+        assert all((tmp_path / name).is_file() for name in made.cubins)
+        assert repr(made) == f"<ExportedHeader: autotile::scale: 1 tuned problem, 2 cubins, {tmp_path / 'scale.hpp'}>"
+        assert made.cubins[0] in made._repr_html_()
+
+    def test_of_a_gpu_by_a_profile(self, tuned: Path, tmp_path: Path) -> None:
+        assert autotile.export(tuned, {"n": N}, output=tmp_path / "x", device="h200").configurations == 12
+        with pytest.raises(autotile.InputError, match="was not tuned on NVIDIA H100"):
+            autotile.export(tuned, {"n": N}, output=tmp_path / "x", device="h100")
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({"n": 4}, "was not tuned; tuned are: n=1048576"),
+            ({}, "needs the size n"),
+            ({"n": N, "format": "csv"}, "there is no format 'csv'; expected one of t4,"),
+            ({"n": N, "architectures": ["sm_90"]}, "--arch is for --format c-header"),
+            ({"n": N, "format": "recording"}, "replayed from a recording already"),
+            ({"format": "c-header", "device": 0}, "--device is not for --format c-header"),
+            ({"format": "c-header", "n": 4}, "n=4 is not tuned"),
+            ({"n": N, "database": Path("nowhere.db")}, "there is no database nowhere.db"),
+            ({"n": N, "database": "mysql://x/y"}, "not supported"),
+        ],
+    )
+    def test_what_cannot_be_exported(self, tuned: Path, tmp_path: Path, given: dict[str, Any], said: str) -> None:
+        with pytest.raises(autotile.InputError, match=said):
+            autotile.export(tuned, output=tmp_path / "x", **given)
+        assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("output", ["/", "", "."])
+@pytest.mark.parametrize("file_format", ["t4", "c-header"])
+def test_a_folder_is_no_file_to_write(tuned: Path, output: str, file_format: Any) -> None:
+    with pytest.raises(autotile.InputError, match="it names a folder, expected a file"):
+        autotile.export(tuned, n=N, output=output, format=file_format)
+
+
+class TestImport:
+    @pytest.fixture
+    def cache(self, tuned: Path, tmp_path: Path) -> Path:
+        autotile.export(tuned, n=N, output=tmp_path / "cache.json", format="kernel-tuner")
+        return tmp_path / "cache.json"
+
+    def test_into_a_database(self, cache: Path, tmp_path: Path) -> None:
+        made = autotile.import_(cache, n=N, database=tmp_path / "other.db")
+        assert made.details == {"study": 1, "database": str(tmp_path / "other.db")}
+        assert repr(made).startswith("<Transfer: scale n=1048576 float32 on NVIDIA H200: 12 configurations imported, ")
+
+    def test_into_a_recording(self, cache: Path, tmp_path: Path) -> None:
+        made = autotile.import_(str(cache), {"n": N}, output=tmp_path / "imported.npz")
+        assert made.details == {"recording": str(tmp_path / "imported.npz")}
+        assert (tmp_path / "imported.npz").is_file()
+
+    def test_what_cannot_be_imported(self, tmp_path: Path) -> None:
+        with pytest.raises(autotile.InputError, match=r"nothing\.json"):
+            autotile.import_(tmp_path / "nothing.json")
+        with pytest.raises(autotile.InputError, match="there is no format 'csv'; expected kernel-tuner"):
+            autotile.import_(tmp_path / "nothing.json", format="csv")  # type: ignore[arg-type]
+
+
+class TestBundle:
+    def test_a_kernel_or_several_or_one_problem(self, tuned: Path, tmp_path: Path) -> None:
+        for number, kernels in enumerate([tuned, [str(tuned)], [(tuned, {"n": N})], [(tuned, None)]]):
+            made = autotile.bundle(kernels, output=tmp_path / f"{number}.autotile")  # type: ignore[arg-type]
+            assert made.kernels == (("scale", 1, 2, ("sm_90",)),)
+            kernel = autotile.get_best_kernel("scale", n=N, device="h200", bundle=made.file)
+            assert kernel.config == {"THREADS": 256, "WORK": 4}
+
+    def test_its_repr_is_one_line(self, tuned: Path, tmp_path: Path) -> None:
+        made = autotile.bundle(tuned, output=tmp_path / "x.autotile")
+        assert repr(made).startswith(f"<WrittenBundle: {tmp_path / 'x.autotile'} (")
+        assert repr(made).endswith("KiB): scale>")
+        assert "<td>scale</td><td>1</td><td>2</td><td>sm_90</td>" in made._repr_html_()
+        assert made.digest in made._repr_html_()
+
+    @pytest.mark.parametrize(
+        ("kernels", "said"),
+        [
+            ([], "no kernel is named"),
+            ([3], "3 is no kernel; expected a name"),
+            ([("scale",)], "is no kernel; expected a name"),
+            ("nosuch", "no kernel named 'nosuch'"),
+        ],
+    )
+    def test_what_is_no_kernel(self, tmp_path: Path, kernels: Any, said: str) -> None:
+        with pytest.raises(autotile.InputError, match=said):
+            autotile.bundle(kernels, output=tmp_path / "x")

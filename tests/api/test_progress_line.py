@@ -1,0 +1,215 @@
+"""The line of progress that functions of the API show: on a terminal, in a notebook, and nothing elsewhere."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import autotile
+from autotile.api import progress as module
+from autotile.api.progress import ProgressLine, TerminalDisplay, default_display, short_line
+from autotile.core.device import device_profile
+from autotile.core.model import Measurement, Outcome, Problem, Trial
+from autotile.kernel.library import load_kernel
+from autotile.kernel.workrate import Workrate
+from autotile.settings import read_settings
+from autotile.tuning.result import Progress
+
+PROBLEM = Problem("scale", {"n": 4096}, "float32")
+PROGRESS = Progress(
+    phase="searching",
+    device=device_profile("h200"),
+    done=30,
+    target=200,
+    elapsed_s=3.0,
+    budget_s=None,
+    outcomes={Outcome.OK: 45, Outcome.PRUNED: 5},
+    gates={"combinations": 8294400, "limits": 24906},
+    best=Trial({"BM": 128}, Outcome.OK, measurement=Measurement(4790, 4788, 4795)),
+    notices=("launches are replayed",),
+)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def screen(self) -> list[str]:
+        """Lines as they are seen: a carriage return goes back to the beginning of the line."""
+        lines = []
+        for line in self.getvalue().split("\n"):
+            seen = ""
+            for part in line.split("\r"):
+                seen = part + seen[len(part) :]
+            lines.append(seen.rstrip())
+        return lines
+
+
+class Cell:
+    """IPython, as far as a line of progress needs it; it keeps what each display id showed last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, shell: object) -> None:
+        self.shown: list[str] = []
+        self.updates = 0
+        ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
+        ipython.get_ipython = lambda: shell  # type: ignore[attr-defined]
+        display.display = self.display  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "IPython", ipython)
+        monkeypatch.setitem(sys.modules, "IPython.display", display)
+
+    def display(self, data: dict[str, str], *, raw: bool, display_id: bool) -> Any:
+        assert raw
+        assert display_id
+        self.shown.append(data["text/plain"])
+        return SimpleNamespace(update=self.update)
+
+    def update(self, data: dict[str, str], *, raw: bool) -> None:
+        assert raw
+        self.shown[-1] = data["text/plain"]
+        self.updates += 1
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Standard error of `autotile.api.progress` alone: pytest sets that of the process anew before each test."""
+    stream = Terminal()
+    monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=stream, modules=sys.modules))
+    return stream
+
+
+@pytest.fixture
+def tune(scale_toml: Path, recording: Path) -> Callable[..., Any]:
+    options = autotile.TuneOptions(replay=recording)
+    return lambda **given: autotile.tune(scale_toml, n=1048576, options=options, **given)
+
+
+class TestTune:
+    def test_on_a_terminal_one_line_is_rewritten(self, tune: Any, terminal: Terminal) -> None:
+        result = tune()
+        notice, line, rest = terminal.screen
+        assert "launches are replayed from measurements recorded on NVIDIA H200" in notice
+        assert line.startswith("scale: finals 12/12, best 4.406 us (replayed), ")
+        assert rest == ""
+        assert "\x1b" not in terminal.getvalue()
+        assert result.notices == (notice,)
+
+    def test_elsewhere_nothing_is_shown(self, tune: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        tune()
+        assert capsys.readouterr() == ("", "")
+
+    def test_false_silences_it(self, tune: Any, terminal: Terminal) -> None:
+        tune(progress=False)
+        assert terminal.getvalue() == ""
+
+    @pytest.mark.parametrize("name", ["progress", "observe"])
+    def test_a_callable_observes(self, tune: Any, terminal: Terminal, name: str) -> None:
+        seen: list[Progress] = []
+        tune(**{name: seen.append})
+        assert {one.phase for one in seen} == {"starting", "searching", "finals"}
+        assert terminal.getvalue() == ""
+
+    def test_in_a_notebook_one_output_is_updated(self, tune: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        cell = Cell(monkeypatch, SimpleNamespace(kernel=object()))
+        tune()
+        (text,) = cell.shown
+        assert text.splitlines()[0].startswith("replay was asked for")
+        assert text.splitlines()[1].startswith("scale: finals 12/12, best 4.406 us (replayed), ")
+        assert cell.updates >= 2
+
+    @pytest.mark.parametrize("shell", [None, SimpleNamespace(), SimpleNamespace(kernel=None)])
+    def test_ipython_on_a_terminal_is_no_notebook(
+        self, tune: Any, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, shell: object
+    ) -> None:
+        cell = Cell(monkeypatch, shell)
+        tune()
+        assert cell.shown == []
+        assert "finals" in terminal.getvalue()
+
+    def test_an_error_ends_the_line(self, scale_toml: Path, terminal: Terminal, recording: Path) -> None:
+        def fail(*given: Any) -> None:
+            given[-1](PROGRESS)
+            raise autotile.WorkerError("gone")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("autotile.api.tuning.session.tune", fail)
+            with pytest.raises(autotile.WorkerError, match="gone"):
+                autotile.tune(scale_toml, n=1048576, options=autotile.TuneOptions(replay=recording))
+        assert terminal.getvalue().endswith("\n")
+
+    def test_no_standard_error_at_all(self, tune: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=None, modules={}))
+        assert tune().winner.config == {"THREADS": 256, "WORK": 4}
+
+
+def test_a_family_names_its_points(scale_toml: Path, recording: Path, terminal: Terminal, monkeypatch: Any) -> None:
+    settings = replace(read_settings(), recording_folders=(recording.parent,))
+    monkeypatch.setattr("autotile.api.tuning.read_settings", lambda: settings)
+    autotile.tune_family(scale_toml, n="1000..2000000", options=autotile.TuneOptions(replay="auto"))
+    lines = terminal.screen
+    assert [line for line in lines if "launches are replayed" in line] == lines[:1]
+    assert lines[1].startswith("scale tuning 1/1, n=1048576: finals 12/12, ")
+
+
+class TestLine:
+    @pytest.fixture
+    def line(self, scale_toml: Path, terminal: Terminal) -> ProgressLine:
+        display = default_display()
+        assert isinstance(display, TerminalDisplay)
+        return ProgressLine(display, load_kernel(str(scale_toml)).spec)
+
+    def test_it_is_shown_a_few_times_a_second_and_at_the_end(
+        self, line: ProgressLine, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now_s = [0.0]
+        monkeypatch.setattr(module.time, "monotonic", lambda: now_s[0])
+        for tried in range(100):
+            now_s[0] = 0.01 * tried
+            line.show("scale", PROBLEM, replace(PROGRESS, outcomes={Outcome.OK: tried}))
+        shown = terminal.getvalue().count("\rscale: ")
+        assert shown == 4
+        line.close()
+        assert terminal.getvalue().count("\rscale: ") == shown + 1
+        assert "searching 99/200, " in terminal.screen[1]
+
+    def test_a_longer_line_leaves_nothing_behind(self, line: ProgressLine, terminal: Terminal) -> None:
+        line.show("a long head of the line", PROBLEM, PROGRESS)
+        line.show("x", PROBLEM, replace(PROGRESS, best=None))
+        assert terminal.screen[1] == "x: searching 50/200, 3.00 s elapsed, 15.0 s left"
+
+    def test_a_notice_is_shown_once_and_above_the_line(self, line: ProgressLine, terminal: Terminal) -> None:
+        line.show("x", PROBLEM, replace(PROGRESS, notices=()))
+        for _ in range(2):
+            line.show("x", PROBLEM, PROGRESS)
+        line.close()
+        assert terminal.screen[0] == "launches are replayed"
+        assert terminal.getvalue().count("launches are replayed") == 1
+
+    @pytest.mark.parametrize("columns", [40, 200])
+    def test_it_is_cut_to_the_width_of_the_terminal(
+        self, line: ProgressLine, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int
+    ) -> None:
+        monkeypatch.setattr(terminal, "fileno", lambda: 2)
+        monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+        line.show("scale", PROBLEM, PROGRESS)
+        shown = terminal.screen[1]
+        assert len(shown) < columns
+        assert shown.endswith("..." if columns == 40 else "BM=128")
+
+
+def test_the_line_says_where_times_are_replayed() -> None:
+    rate = Workrate(flops=None, bytes=2**31, dtype="float32")
+    best = Trial({"BM": 128}, Outcome.OK, measurement=Measurement(4790, 4788, 4795), source="replayed")
+    assert short_line(replace(PROGRESS, best=best), rate) == (
+        "searching 50/200, best 4,790 us (replayed), 3.00 s elapsed, 15.0 s left; 448 GB/s (9.3 % of bandwidth), BM=128"
+    )

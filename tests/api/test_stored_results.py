@@ -1,0 +1,182 @@
+"""The public functions that read stored results: their values, and how these display themselves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.api import results
+from autotile.api.listings import FamilyList, TunedFamily
+from autotile.core.device import device_profile
+from autotile.core.display import Displayed
+from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.database import Database
+from autotile.database.keys import key_of
+from autotile.database.winners import StoredRule
+from autotile.errors import InputError, ProblemError, UnknownKernelError
+from autotile.kernel.library import load_kernel
+from autotile.settings import child_environment, data_folder, read_settings
+
+FAST: Config = {"THREADS": 256, "WORK": 4}
+SLOW: Config = {"THREADS": 64, "WORK": 2}
+
+
+@pytest.fixture
+def stored(scale_toml: Path) -> Any:
+    """Store a study: its winner first, then slower configurations."""
+    kernel = load_kernel(str(scale_toml))
+
+    def store(n: int, *configs: Config, source: Any = "cuda", failed: Config | None = None) -> None:
+        device = replace(device_profile("h200"), source=source)
+        problem = Problem("scale", {"n": n}, "float32")
+        key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
+        with Database.open(read_settings().database) as database:
+            study = database.study(key, device)
+            run = database.start_run(study, sampler="random")
+            for place, config in enumerate(configs, start=1):
+                measured = Measurement(10.0 * place, 9.9 * place, 10.1 * place)
+                trial = Trial(config, Outcome.OK, "", "finals", measurement=measured, source=source)
+                database.add_trial(study, run, trial, phase="final", rank=place)
+            if failed is not None:
+                database.add_trial(study, run, Trial(failed, Outcome.WRONG_RESULT, "y[3] is <0>", "verify"))
+            database.end_run(run)
+
+    return store
+
+
+def html(shown: Displayed) -> str:
+    """The HTML of a result, whose repr must be a single line."""
+    assert "\n" not in repr(shown)
+    return shown._repr_html_()
+
+
+class TestBest:
+    def test_an_exact_result(self, stored: Any, scale_toml: Path) -> None:
+        stored(4096, FAST, SLOW)
+        found = results.best(scale_toml, n=4096, device="h200", database=read_settings().database)
+        assert (found.tier, found.config, found.time_us, found.source) == ("exact", FAST, 10.0, "cuda")
+        assert repr(found) == "<BestResult: scale n=4096 float32 on NVIDIA H200: exact, THREADS=256 WORK=4, 10.00 us>"
+        assert found.explanation in html(found).replace("&#x27;", "'")
+
+    def test_a_replayed_time_is_marked(self, stored: Any, scale_toml: Path) -> None:
+        stored(4096, FAST, source="replayed")
+        found = results.best(scale_toml, {"n": 4096}, device="rtx-3090")
+        assert found.device_label == "NVIDIA GeForce RTX 3090"
+        assert repr(found).endswith("transferred, THREADS=256 WORK=4, 10.00 us on NVIDIA H200 (replayed)>")
+
+    def test_the_default_has_no_time(self, scale_toml: Path) -> None:
+        found = results.best(scale_toml, n=4096, device="h200")
+        assert (found.tier, found.time_us, found.measurement) == ("default", None, None)
+        assert repr(found) == "<BestResult: scale n=4096 float32 on NVIDIA H200: default, THREADS=128 WORK=1>"
+
+    def test_a_database_that_cannot_be_read_is_an_error(self, scale_toml: Path, tmp_path: Path) -> None:
+        (tmp_path / "notes.db").write_text("not a database")
+        with pytest.raises(InputError, match="is not a database"):
+            results.best(scale_toml, n=4096, device="h200", database=tmp_path / "notes.db")
+        with pytest.raises(InputError, match="there is no database"):
+            results.best(scale_toml, n=4096, device="h200", database=tmp_path / "missing.db")
+
+    @pytest.mark.parametrize("device", [99, "99", "no-such-gpu"])
+    def test_an_unknown_device(self, scale_toml: Path, device: int | str) -> None:
+        with pytest.raises(InputError, match=str(device)):
+            results.best(scale_toml, n=4096, device=device)
+
+
+class TestLists:
+    def test_studies(self, stored: Any, scale_toml: Path) -> None:
+        stored(4096, FAST, source="replayed")
+        stored(8192, SLOW)
+        found = results.list(scale_toml)
+        assert [study.key.sizes["n"] for study in found.studies] == [4096, 8192]
+        assert repr(found) == f"<StudyList: 2 studies, 1 (replayed) in {read_settings().database}>"
+        assert "<td>NVIDIA H200 (replayed)</td><td>10.00 us</td><td>THREADS=256 WORK=4</td>" in html(found)
+        assert results.list("scale").studies == found.studies
+
+    def test_nothing_is_stored(self) -> None:
+        assert results.list().studies == ()
+        assert results.families().families == ()
+        assert results.misses().misses == ()
+        assert results.db_check().check is None
+        assert "does not exist yet" in repr(results.db_check())
+
+    def test_recordings(self) -> None:
+        found = results.recordings("sgemm_2d")
+        assert {one.header.key.kernel for one in found.recordings if one.header is not None} == {"sgemm_2d"}
+        assert str(len(found.recordings)) in repr(found)
+        assert "<td>sgemm_2d</td>" in html(found)
+        assert len(results.recordings().recordings) > len(found.recordings)
+
+    def test_families(self) -> None:
+        file = data_folder("tuned") / "families" / "nvidia-h200.sgemm.json"
+        rule = StoredRule.from_json(json.loads(file.read_text())["rules"][0])
+        replayed = replace(rule, key=replace(rule.key, source="replayed"))
+        found = FamilyList((TunedFamily(replayed, in_force=True),), "t.db")
+        assert repr(found) == "<FamilyList: 1 family (replayed) in t.db>"
+        assert f"<td>{rule.rule.family} float32</td><td>NVIDIA H200 (replayed)</td>" in html(found)
+
+    def test_trials(self, stored: Any, scale_toml: Path) -> None:
+        stored(4096, FAST, SLOW, source="replayed", failed={"THREADS": 32, "WORK": 1})
+        found = results.trials(scale_toml, n=4096)
+        assert [entry.stored.trial.time_us for entry in found.trials] == [10.0, 20.0, None]
+        assert repr(found) == "<TrialList: 3 trials (replayed) of scale, fastest 10.00 us>"
+        assert "y[3] is &lt;0&gt;" in html(found)
+        assert len(results.trials(scale_toml, limit=1).trials) == 1
+        (wrong,) = results.trials("scale", outcome="wrong_result").trials
+        assert wrong.stored.trial.outcome is Outcome.WRONG_RESULT
+
+    def test_refusals(self, stored: Any, scale_toml: Path) -> None:
+        with pytest.raises(UnknownKernelError):
+            results.trials("no-such-kernel")
+        stored(4096, FAST)
+        with pytest.raises(ProblemError, match="no size 'm'; its sizes are n"):
+            results.trials(scale_toml, m=1)
+        with pytest.raises(InputError, match="no outcome is named 'splendid'; expected one of ok"):
+            results.trials(scale_toml, outcome="splendid")
+        with pytest.raises(InputError, match="limit is 0, expected at least 1"):
+            results.trials(scale_toml, limit=0)
+        with pytest.raises(InputError, match="n is given twice"):
+            results.trials(scale_toml, {"n": 1}, n=1)
+
+    def test_misses(self, stored: Any, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+        stored(4096, FAST, {"THREADS": 128, "WORK": 1})
+        with Database.open(read_settings().database) as database:
+            for kernel, count in (("scale", 1000), ("gone", 5)):
+                database.record_miss(Problem(kernel, {"n": 4096}, "float32"), "NVIDIA H200", "default", count)
+        found = results.misses()
+        assert [(miss.problem.kernel, miss.lost_s, miss.tuned) for miss in found.misses] == [
+            ("scale", pytest.approx(1000 * 10e-6), True),
+            ("gone", None, False),
+        ]
+        assert repr(found) == "<MissList: 2 misses with 1,005 calls, which may have cost 10 ms>"
+        assert "<td>scale n=4096 float32</td>" in html(found)
+
+
+class TestDatabase:
+    def test_check(self, stored: Any) -> None:
+        stored(4096, FAST)
+        found = results.db_check()
+        assert found.whole
+        assert repr(found) == f"<CheckResult: {read_settings().database}: whole>"
+        assert "<td>studies</td><td>1</td>" in html(found)
+
+    def test_path(self, tmp_path: Path) -> None:
+        assert results.db_path() == str(tmp_path / "tuning.db")
+        assert results.db_path(tmp_path / "other.db") == str(tmp_path / "other.db")
+        assert "secret" not in results.db_path("postgresql://me:secret@host/tuning")
+
+
+@pytest.mark.parametrize("module", ["results", "listings", "databases", "verification"])
+def test_the_functions_need_no_library_of_the_terminal(module: str) -> None:
+    code = f"import autotile.api.{module}, sys; print([name for name in ('rich', 'typer') if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=child_environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

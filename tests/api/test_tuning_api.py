@@ -1,0 +1,179 @@
+"""The functions of `autotile.api.tuning` as programs call them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotile
+from autotile.api import tuning
+from autotile.core.device import device_profile
+from autotile.core.display import Displayed
+from autotile.database.database import Database
+from autotile.exchange.recording import read_recording_header
+from autotile.settings import read_settings
+
+N = 1048576
+
+
+@pytest.fixture
+def options(recording: Path) -> autotile.TuneOptions:
+    return autotile.TuneOptions(replay=recording)
+
+
+class TestTune:
+    def test_a_path_is_a_kernel_and_a_database(
+        self, scale_toml: Path, options: autotile.TuneOptions, tmp_path: Path
+    ) -> None:
+        result = autotile.tune(scale_toml, n=N, options=options, database=tmp_path / "own.db")
+        assert result.database == str(tmp_path / "own.db")
+        assert result.winner is not None
+        again = autotile.tune(str(scale_toml), {"n": N}, options=options, database=str(tmp_path / "own.db"))
+        assert again.resumed == 12
+        assert again.winner is not None
+        assert again.winner.config == result.winner.config == {"THREADS": 256, "WORK": 4}
+
+    def test_what_it_found_is_served(self, scale_toml: Path, options: autotile.TuneOptions) -> None:
+        autotile.tune(scale_toml, n=N, options=options)
+        kernel = autotile.get_best_kernel(scale_toml, n=N, device="h200")
+        assert (kernel.tier, kernel.config) == ("exact", {"THREADS": 256, "WORK": 4})
+
+    def test_its_repr_is_one_line(self, scale_toml: Path, options: autotile.TuneOptions) -> None:
+        result = autotile.tune(scale_toml, n=N, options=options)
+        assert result.speedup is not None
+        assert repr(result) == (
+            "<TuneResult: scale n=1048576 float32 on NVIDIA H200 (replayed): "
+            f"4.406 us, {result.speedup.value:.3f}x over the default>"
+        )
+        page = result._repr_html_()
+        assert "<tr><th>winner</th><td>THREADS=256 WORK=4</td></tr>" in page
+        assert "12 combinations -&gt; 12 valid" in page
+
+    def test_a_result_without_a_winner_says_so(self, scale_toml: Path, options: autotile.TuneOptions) -> None:
+        result = autotile.tune(scale_toml, n=N, options=options)
+        nothing = replace(result, winner=None, default=None, speedup=None)
+        assert repr(nothing).endswith(": no configuration ran>")
+        assert repr(replace(nothing, interrupted=True)).endswith(": interrupted before a configuration ran>")
+        assert repr(replace(result, interrupted=True)).endswith("over the default, interrupted>")
+        assert "<tr><th>took</th>" in nothing._repr_html_()
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({"n": 4, "m": 4}, "has no size 'm'"),
+            ({}, "needs the size n"),
+            ({"n": 4, "dtype": "float99"}, "float99"),
+            ({"n": 4, "device": "nosuch"}, "no CUDA device of this machine is named 'nosuch'"),
+            ({"n": 4, "device": 1.5}, "expected a CUDA index"),
+        ],
+    )
+    def test_bad_input_is_an_input_error(self, scale_toml: Path, given: dict[str, Any], said: str) -> None:
+        with pytest.raises(autotile.InputError, match=said):
+            autotile.tune(scale_toml, **given)
+
+    def test_a_size_is_given_once(self, scale_toml: Path) -> None:
+        with pytest.raises(autotile.InputError, match="n is given twice"):
+            autotile.tune(scale_toml, {"n": 4}, n=4)
+
+    def test_sizes_of_a_mapping_are_never_taken_for_options(
+        self, scale_toml: Path, options: autotile.TuneOptions
+    ) -> None:
+        with pytest.raises(autotile.ProblemError, match="has no size 'device'"):
+            autotile.tune(scale_toml, {"n": N, "device": 3}, options=options)
+
+    @pytest.mark.parametrize(("device", "index"), [(1, 1), ("1", 1), ("a100", 1), (None, 0)])
+    def test_a_device_is_an_index_or_a_name(
+        self, scale_toml: Path, monkeypatch: pytest.MonkeyPatch, device: int | str | None, index: int
+    ) -> None:
+        gpus = [device_profile("h100"), device_profile("a100")]
+        monkeypatch.setattr("autotile.api.targets.device_count", lambda: 2)
+        monkeypatch.setattr("autotile.api.targets.live_device", lambda number: gpus[number])
+        chosen: list[int] = []
+        monkeypatch.setattr(tuning.session, "tune", lambda *given: chosen.append(given[3].device_index))
+        autotile.tune(scale_toml, n=4, device=device)
+        assert chosen == [index]
+
+
+class TestFamily:
+    @pytest.fixture
+    def result(self, scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyPatch) -> autotile.FamilyResult:
+        settings = replace(read_settings(), recording_folders=(recording.parent,))
+        monkeypatch.setattr(tuning, "read_settings", lambda: settings)
+        options = autotile.TuneOptions(replay="auto")
+        plan = autotile.FamilyPlan(points=1)
+        return autotile.tune_family(scale_toml, n=range(1000, 2000001), plan=plan, options=options)
+
+    def test_its_rule_serves(self, result: autotile.FamilyResult, scale_toml: Path) -> None:
+        assert autotile.get_best_kernel(scale_toml, n=4097, device="h200").tier == "family"
+        assert isinstance(result.rule, autotile.FamilyRule)
+
+    def test_its_repr_is_one_line(self, result: autotile.FamilyResult) -> None:
+        assert result.rule is not None
+        count = len(result.rule.configs)
+        assert repr(result) == (
+            "<FamilyResult: scale n=1000..2000000 float32 on NVIDIA H200 (replayed): "
+            f"{count} configurations, 0.0 % mean loss>"
+        )
+        page = result._repr_html_()
+        assert "<tr><th>#0</th><td>THREADS=256 WORK=4</td></tr>" in page
+        assert "<td>n=1048576</td><td>4.406 us</td><td>0.0 %</td><td>-</td>" in page
+
+    def test_without_a_rule_it_was_interrupted(self, result: autotile.FamilyResult) -> None:
+        assert repr(replace(result, rule=None)).endswith(": interrupted before there was a rule>")
+        assert "point" in replace(result, rule=None)._repr_html_()
+
+
+class TestMisses:
+    @pytest.fixture
+    def missed(self, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+        with Database.open(read_settings().database) as database:
+            for n, times in ((N, 2), (2048, 1)):
+                database.record_miss(autotile.Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
+
+    @pytest.mark.usefixtures("missed")
+    def test_each_is_tuned_and_failures_are_kept(self, options: autotile.TuneOptions) -> None:
+        tuned = autotile.tune_misses(options=options)
+        assert [dict(result.problem.sizes) for result in tuned.results] == [{"n": N}]
+        ((problem, error),) = tuned.failed
+        assert (problem.sizes["n"], type(error)) == (2048, autotile.RecordingError)
+        assert repr(tuned) == "<TunedMisses: 1 problem tuned, 1 could not be tuned>"
+        assert "expected scale n=2048 float32" in tuned._repr_html_()
+
+    @pytest.mark.usefixtures("missed")
+    def test_of_one_kernel(self, options: autotile.TuneOptions, scale_toml: Path) -> None:
+        assert autotile.tune_misses("sgemm_2d", options=options).results == ()
+        assert len(autotile.tune_misses(scale_toml, options=options).results) == 1
+
+    def test_none(self) -> None:
+        assert repr(autotile.tune_misses()) == "<TunedMisses: 0 problems tuned>"
+
+
+class TestRecord:
+    def test_it_needs_a_gpu(self, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("autotile.api.targets.device_count", lambda: 0)
+        with pytest.raises(autotile.InputError, match="no CUDA device 0 on this machine"):
+            autotile.record(scale_toml, n=4096)
+
+    def test_its_arguments_reach_the_session(
+        self, scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        header = read_recording_header(recording)
+        given: dict[str, Any] = {}
+
+        def record(*_: object, **named: Any) -> autotile.Recorded:
+            given.update(named)
+            return autotile.Recorded(named["output"], header, 7, 1.0)
+
+        monkeypatch.setattr("autotile.api.targets.device_count", lambda: 1)
+        monkeypatch.setattr(tuning.recorder, "record", record)
+        recorded = autotile.record(scale_toml, n=N, sample=7, output=str(tmp_path / "x.npz"))
+        assert (given["sample"], given["output"]) == (7, tmp_path / "x.npz")
+        assert isinstance(recorded, Displayed)
+        assert repr(recorded) == (
+            f"<Recorded: scale n=1048576 float32 on NVIDIA H200: 7 configurations, {tmp_path / 'x.npz'}>"
+        )
+        assert "interrupted" in repr(replace(recorded, path=None))

@@ -1,0 +1,139 @@
+"""No line ends in spaces, no word is broken, and a row that is too long becomes several lines."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from rich.console import Console, RenderableType
+
+import autotile.cli.application  # noqa: F401 - the modules of commands are imported by it
+from autotile.api.inspection import DeviceList
+from autotile.api.listings import ListedMiss, MissList, RecordingList, StudyList, StudyTrial, TrialList
+from autotile.cli.devices import devices_table
+from autotile.cli.list import recordings_table, studies_table
+from autotile.cli.misses import misses_table
+from autotile.cli.tables import RIGHT, Listing, Trimmed, below, facts, table, title
+from autotile.cli.trials import trials_table
+from autotile.core.device import device_profile, profile_names
+from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial
+from autotile.database.keys import TuningKey
+from autotile.database.studies import StudySummary
+from autotile.database.trials import StoredTrial
+from autotile.exchange.recording import RecordingFile, RecordingHeader
+
+SIZES = {"M": 4096, "N": 4096, "K": 4096}
+CONFIG = dict.fromkeys(("BM", "BN", "BK", "TM", "TN", "LANES_X", "VEC", "STAGES", "PAD", "UNROLL", "MIN_BLOCKS"), 128)
+CONFIG_TEXT = " ".join(f"{name}={value}" for name, value in CONFIG.items())
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+WIDTHS = pytest.mark.parametrize("width", [80, 120, 10_000])
+
+
+def drawn(report: RenderableType, width: int) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width, markup=False, highlight=False).print(Trimmed(report))
+    return stream.getvalue().splitlines()
+
+
+def key() -> TuningKey:
+    problem, device = Problem("sgemm_2d", SIZES, "float32"), device_profile("h200")
+    return TuningKey.for_device(
+        problem, device, template_hash="t", space_hash="s", options=(), nvrtc_version="13.0", l2_mode="cold"
+    )
+
+
+def stored_trial(study: int) -> StoredTrial:
+    trial = Trial(
+        CONFIG,
+        Outcome.RESOURCE_EXCEEDED,
+        "spills 1,004 bytes, over max_spill_bytes = 64",
+        resources=Resources(255, 500, 504, 0, 0),
+        measurement=Measurement(3057.0, 3056.0, 3069.0),
+    )
+    return StoredTrial(1, study, 1, "search", None, NOON, trial)
+
+
+def reports() -> dict[str, RenderableType]:
+    study = StudySummary(1, key(), device_profile("h200"), NOON, 1, 200, 150, NOON, CONFIG, 3057.0)
+    header = RecordingHeader(key=key(), parameters=(), device=device_profile("h200"), valid_configs=14712)
+    problem, gpu = Problem("sgemm_2d", SIZES, "float32"), "NVIDIA GeForce RTX 3090"
+    miss = ListedMiss(problem, gpu, "transferred", 7, NOON, call_us=1234.5, lost_s=12.5, measured=False, tuned=True)
+    file = Path("/home/someone/autotile/recordings/sgemm_2d-nvidia-h200.npz")
+    return {
+        "studies": studies_table(StudyList((study,), "t.db")),
+        "recordings": recordings_table(
+            RecordingList((RecordingFile(file, header), RecordingFile(file, None, "it is damaged")))
+        ),
+        "trials": trials_table(TrialList((StudyTrial(key(), stored_trial(1)),))),
+        "trials of several studies": trials_table(
+            TrialList(tuple(StudyTrial(key(), stored_trial(study)) for study in (1, 2)))
+        ),
+        "misses": misses_table(MissList((miss,))),
+        "devices": devices_table(DeviceList((), {name: device_profile(name) for name in profile_names()})),
+    }
+
+
+@WIDTHS
+@pytest.mark.parametrize("name", reports())
+class TestTables:
+    def test_it_fits_and_breaks_no_word(self, name: str, width: int) -> None:
+        lines = drawn(reports()[name], width)
+        assert max(map(len, lines)) <= width
+        words = {word for line in drawn(reports()[name], 10_000) for word in line.split() if "─" not in word}
+        assert words <= {word for line in lines for word in line.split()}
+
+    def test_no_line_ends_in_spaces(self, name: str, width: int) -> None:
+        lines = drawn(reports()[name], width)
+        assert [line for line in lines if line != line.rstrip()] == []
+
+
+class TestListing:
+    LISTING = Listing(
+        ("name", f"{RIGHT}count", "long", "note"), [("a", "1", "x " * 20, ""), ("b", "22", "y", "-")], ("long",)
+    )
+
+    def test_wide_enough_is_a_table(self) -> None:
+        lines = drawn(self.LISTING, 80)
+        assert [line.split()[0] for line in lines[2:]] == ["a", "b"]
+        assert lines[0].split() == ["name", "count", "long", "note"]
+
+    def test_too_long_a_column_moves_below_its_row(self) -> None:
+        assert drawn(self.LISTING, 30) == [
+            "name   count   note",
+            "───────────────────",
+            "a          1",
+            "  long  x x x x x x x x x x x",
+            "        x x x x x x x x x",
+            "b         22   -",
+            "  long  y",
+        ]
+
+    def test_what_is_empty_is_left_out_below(self) -> None:
+        lines = drawn(self.LISTING, 12)
+        assert lines[:3] == ["name   count", "────────────", "a          1"]
+        assert not any("note" in line for line in lines)
+
+    def test_the_first_column_never_moves(self) -> None:
+        assert drawn(Listing(("name", "value"), [("a long name", "1")]), 8)[0] == "name"
+
+
+def test_text_below_and_titles_end_where_they_end() -> None:
+    lines = drawn(below("word " * 30), 10_000) + drawn(title("a title"), 80)
+    assert lines == ["", ("word " * 30).strip(), "a title", ""]
+
+
+def test_paragraphs_and_facts_are_not_padded() -> None:
+    shown = table("one", "two")
+    shown.add_row("a", "")
+    assert drawn(shown, 80)[-1] == "a"
+    assert drawn(facts([("label", ""), ("longer label", "text")]), 80) == ["label", "longer label  text"]
+
+
+def test_a_line_of_colour_keeps_its_words() -> None:
+    stream = io.StringIO()
+    shown = table("one", "two")
+    shown.add_row("a", "", style="bold red")
+    Console(file=stream, width=80, force_terminal=True, color_system="standard").print(Trimmed(shown))
+    assert stream.getvalue().splitlines()[-1] == "\x1b[1;31ma\x1b[0m"

@@ -1,0 +1,93 @@
+from datetime import UTC, datetime
+
+import pytest
+
+from autotile.core import text
+from autotile.core.device import device_profile
+from autotile.core.model import Outcome
+from autotile.core.text import funnel_text, outcomes_text
+from autotile.space.occupancy import occupancy
+
+
+@pytest.mark.parametrize(
+    ("time_us", "shown"),
+    [
+        (None, "-"),
+        (0.5, "0.500 us"),
+        (4.4063, "4.406 us"),
+        (12.345, "12.35 us"),
+        (123.45, "123.5 us"),
+        (4790.1, "4,790 us"),
+        (1234567.8, "1,234,568 us"),
+    ],
+)
+def test_times(time_us, shown):
+    assert text.time_text(time_us) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "0 B"),
+        (1023, "1,023 B"),
+        (1024, "1 KiB"),
+        (232448, "227 KiB"),
+        (151397597184, "141 GiB"),
+        (2**41, "2,048 GiB"),
+    ],
+)
+def test_bytes(count, shown):
+    assert text.bytes_text(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.00371, "3.7 ms"),
+        (0.0544, "54 ms"),
+        (0.104, "0.10 s"),
+        (6.666, "6.67 s"),
+        (21.34, "21.3 s"),
+        (59.96, "60.0 s"),
+        (125, "2 min 05 s"),
+        (3720, "1 h 02 min"),
+    ],
+)
+def test_durations(seconds, shown):
+    assert text.duration_text(seconds) == shown
+
+
+def test_other_texts():
+    assert text.percent_text(0.429) == "42.9 %"
+    assert text.interval_text(4788.2, 4795.1) == "4,788 to 4,795"
+    assert text.sizes_text({"M": 4096, "N": 8}) == "M=4096 N=8"
+    assert text.plural(1, "study", "studies") == "1 study"
+    assert text.plural(1200, "trial") == "1,200 trials"
+    assert text.moment_text(None) == "-"
+    assert len(text.moment_text(datetime(2025, 1, 2, 3, 4, tzinfo=UTC))) == len("2025-01-02 03:04")
+    assert text.device_text(device_profile("h200")) == "NVIDIA H200 (profile)"
+    assert text.source_text("NVIDIA H200", "replayed") == "NVIDIA H200 (replayed)"
+    assert text.source_text("NVIDIA H200", "cuda") == "NVIDIA H200"
+
+
+@pytest.mark.parametrize(
+    ("threads", "shown"),
+    [
+        (1024, "66.7 %: 1 block on an SM, 32 of 48 warps; limited by threads"),
+        (32, "33.3 %: 16 blocks on an SM, 16 of 48 warps; limited by blocks"),
+        (2048, "no block fits on an SM; limited by threads"),
+    ],
+)
+def test_occupancy(threads, shown):
+    device = device_profile("rtx-3060")
+    assert text.occupancy_text(device, occupancy(threads, 32, 1024, device)) == shown
+
+
+def test_the_funnel_is_one_line():
+    gates = {"combinations": 8294400, "limits": 24906}
+    outcomes = {Outcome.PRUNED: 12, Outcome.OK: 180, Outcome.COMPILE_FAILED: 8, Outcome.CRASHED: 0}
+    assert outcomes_text(outcomes) == "180 ok, 8 compile_failed, 12 pruned"
+    assert funnel_text(gates, outcomes) == (
+        "8,294,400 combinations -> 24,906 valid -> 200 tried: 180 ok, 8 compile_failed, 12 pruned"
+    )
+    assert funnel_text(gates, {}) == "8,294,400 combinations -> 24,906 valid -> 0 tried"

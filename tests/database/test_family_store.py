@@ -1,0 +1,112 @@
+"""Families in the database: state that survives a kill, rules that are read back, damaged rules that are skipped."""
+
+import json
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.core.device import device_profile
+from autotile.core.model import Resources
+from autotile.database.database import Database
+from autotile.database.family_store import FamilyState, FamilyStore
+from autotile.database.fast_read import read_rules_fast
+from autotile.database.keys import TuningKey
+from autotile.families.family import Extent, Family
+from autotile.families.features import Feature
+from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split
+
+DEVICE = device_profile("h200")
+FAMILY = Family({"M": Extent(((1, 8192),)), "N": Extent(((4096, 4096), (7168, 7168)))})
+
+
+def a_rule(family: Family = FAMILY) -> FamilyRule:
+    return FamilyRule(
+        family,
+        (RuleConfig({"BM": 64}, Resources(32, 0, 0, 0, 1024), 4), RuleConfig({"BM": 128}, None, 2)),
+        Split(Feature("waves", config=1), 0.75, Leaf((0, 1)), Leaf((1, 0))),
+        (
+            RulePoint({"M": 1, "N": 4096}, ((3.0, 2.9, 3.1), None), 3.0, 0.0, 0.25),
+            RulePoint({"M": 8192, "N": 7168}, ((9.0, 8.9, 9.1), (8.0, 7.9, 8.1)), 7.5, 0.5 / 7.5, None),
+        ),
+    )
+
+
+@pytest.fixture
+def family_key(key: TuningKey) -> TuningKey:
+    return replace(key, sizes={})
+
+
+class TestState:
+    def test_it_is_kept_until_there_is_a_rule(self, database: Database, family_key: TuningKey) -> None:
+        state = FamilyState({"points": [{"M": 1}]}, tuned=1, measured=0, seconds=2.5)
+        assert FamilyStore(database).state(family_key, FAMILY) is None
+        FamilyStore(database).save_state(family_key, FAMILY, DEVICE, state)
+        assert FamilyStore(database).state(family_key, FAMILY) == state
+        FamilyStore(database).save_state(family_key, FAMILY, DEVICE, replace(state, tuned=2))
+        assert FamilyStore(database).state(family_key, FAMILY) == replace(state, tuned=2)
+        assert FamilyStore(database).rules() == []
+        FamilyStore(database).save_rule(family_key, DEVICE, a_rule())
+        assert FamilyStore(database).state(family_key, FAMILY) is None
+
+    def test_a_rule_stays_in_force_while_its_family_is_tuned_anew(
+        self, database: Database, family_key: TuningKey
+    ) -> None:
+        FamilyStore(database).save_state(family_key, FAMILY, DEVICE, FamilyState({}))
+        FamilyStore(database).save_rule(family_key, DEVICE, a_rule())
+        FamilyStore(database).save_state(family_key, FAMILY, DEVICE, FamilyState({}, tuned=1))
+        assert [stored.rule for stored in FamilyStore(database).rules()] == [a_rule()]
+
+
+class TestRules:
+    def test_both_readers_return_them_unchanged(
+        self, database: Database, family_key: TuningKey, tmp_path: Path
+    ) -> None:
+        other = Family({**FAMILY.extents, "M": Extent(((1, 2),))})
+        for family in (FAMILY, other):
+            FamilyStore(database).save_state(family_key, family, DEVICE, FamilyState({}))
+            FamilyStore(database).save_rule(family_key, DEVICE, a_rule(family))
+        found = FamilyStore(database).rules(family_key.kernel, family_key.dtype)
+        assert {str(stored.rule.family) for stored in found} == {str(FAMILY), str(other)}
+        assert all((stored.key, stored.device) == (family_key, DEVICE) for stored in found)
+        assert read_rules_fast(str(tmp_path / "tuning.db"), family_key.kernel, family_key.dtype) == found
+        assert FamilyStore(database).rules("other") == []
+        assert read_rules_fast(str(tmp_path / "tuning.db"), "other", family_key.dtype) == []
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            {"format": 99},
+            {"tree": {"serve": [0]}},
+            {"tree": {"if": {"feature": "exec"}, "at_most": 1, "then": {"serve": [0, 1]}, "else": {"serve": [0, 1]}}},
+            {"configs": []},
+            {"points": [{"sizes": {}}]},
+            {"family": {"M": "1..2"}},
+        ],
+    )
+    def test_a_damaged_one_is_passed_over(
+        self, database: Database, family_key: TuningKey, tmp_path: Path, damage: dict[str, Any]
+    ) -> None:
+        FamilyStore(database).save_state(family_key, FAMILY, DEVICE, FamilyState({}))
+        FamilyStore(database).save_rule(family_key, DEVICE, a_rule())
+        with sqlite3.connect(tmp_path / "tuning.db") as connection:
+            connection.execute("UPDATE families SET rule = ?", (json.dumps({**a_rule().to_json(), **damage}),))
+        assert FamilyStore(database).rules() == []
+        with pytest.raises(ValueError, match=r"."):
+            FamilyRule.from_json({**a_rule().to_json(), **damage})
+
+
+def test_a_rule_reads_as_lines() -> None:
+    assert list(a_rule().lines()) == ["waves of #1 <= 0.75:", "  #0, else #1", "else:", "  #1, else #0"]
+
+
+def test_figures_of_a_rule() -> None:
+    rule = a_rule()
+    assert rule.mean_loss == pytest.approx(0.25 / 7.5)
+    assert rule.worst.sizes == {"M": 8192, "N": 7168}
+    assert (rule.held_out_losses, rule.mean_held_out) == ([0.25], 0.25)
+    nearest = rule.nearest_point(1, {"M": 2, "N": 4096})
+    assert nearest is not None
+    assert nearest.sizes == {"M": 8192, "N": 7168}  # it was not timed at the nearer one

@@ -1,0 +1,155 @@
+"""Files of winners and of rules: read back as written, refused when damaged."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from autotile.core.device import device_profile
+from autotile.core.model import Measurement, Problem, Resources
+from autotile.database.keys import TuningKey
+from autotile.database.winners import StoredRule, Winner
+from autotile.errors import InputError
+from autotile.exchange.shipped import (
+    read_rules,
+    read_winners,
+    shipped_rules,
+    shipped_winners,
+    write_rules,
+    write_winners,
+)
+from autotile.families.family import Extent, Family
+from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint
+from autotile.settings import data_folder
+
+H200 = replace(device_profile("h200"), source="cuda")
+
+
+def winner(n: int, **changes: object) -> Winner:
+    key = TuningKey.for_device(
+        Problem("scale", {"n": n, "T": 0}, "float32"),
+        H200,
+        template_hash="a" * 64,
+        space_hash="b" * 64,
+        options=("--use_fast_math",),
+        nvrtc_version="13.0",
+        l2_mode="cold",
+    )
+    tuned_at = datetime(2026, 5, 1, 12, 30, 15, tzinfo=UTC)
+    found = Winner(
+        key, H200, {"THREADS": 64, "FAST": True}, Resources(24, 0, 8, 16, 32), Measurement(2.5, 2.4, 2.75), tuned_at
+    )
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+def test_read_back_as_written(tmp_path: Path) -> None:
+    path = tmp_path / "h200.json"
+    bare = winner(64, resources=None, measurement=None)
+    assert write_winners(path, [winner(4096), bare, winner(512)]) == 3
+    assert read_winners(path) == [bare, winner(512), winner(4096)]
+
+
+def test_one_line_a_winner(tmp_path: Path) -> None:
+    path = tmp_path / "h200.json"
+    write_winners(path, [winner(1), winner(2)])
+    lines = path.read_text().splitlines()
+    assert sum('"config"' in line for line in lines) == 2
+
+
+def test_winners_of_two_gpus_are_refused(tmp_path: Path) -> None:
+    other = winner(8, device=device_profile("a100"))
+    with pytest.raises(InputError, match="got 2 GPUs"):
+        write_winners(tmp_path / "both.json", [winner(4), other])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda document: document.pop("device"),
+        lambda document: document["winners"][0].pop("config"),
+        lambda document: document["winners"][0].update(tuned_at="yesterday"),
+        lambda document: document["winners"].append(7),
+    ],
+)
+def test_damage_is_reported(tmp_path: Path, damage: object) -> None:
+    path = tmp_path / "h200.json"
+    write_winners(path, [winner(4)])
+    document = json.loads(path.read_text())
+    damage(document)  # type: ignore[operator]
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match="is not a file of winners"):
+        read_winners(path)
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "h200.json"
+    write_winners(path, [winner(4)])
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(InputError, match=r"^\S+ has format 2, this version of autotile reads 1: upgrade autotile$"):
+        read_winners(path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read"):
+        read_winners(tmp_path / "absent.json")
+
+
+RULE = FamilyRule(
+    Family({"n": Extent(((1, 8192),)), "T": Extent(((0, 0),))}),
+    (RuleConfig({"THREADS": 64}, Resources(32, 0, 0, 0, 1024), 4),),
+    Leaf((0,)),
+    (RulePoint({"n": 4096, "T": 0}, ((3.0, 2.9, 3.1),), 3.0, 0.0, None),),
+)
+
+
+def test_rules_are_read_back_as_written(tmp_path: Path) -> None:
+    stored = StoredRule(replace(winner(1).key, sizes={}), H200, RULE, datetime.now(UTC))
+    assert write_rules(tmp_path / "rules.json", [stored, stored]) == 2
+    assert read_rules(tmp_path / "rules.json") == (stored, stored)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not a file of rules"),
+        ('{"format": 2}', "this version of autotile reads 1"),
+        ('{"format": 1}', "is not a file of rules"),
+    ],
+)
+def test_a_damaged_file_of_rules_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "rules.json").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_rules(tmp_path / "rules.json")
+
+
+def test_a_missing_file_of_rules_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read the rules"):
+        read_rules(tmp_path / "none.json")
+
+
+def test_shipped_rules_are_those_of_the_kernel_and_dtype() -> None:
+    rules = shipped_rules("gemm_mma", "bfloat16")
+    assert rules
+    assert all((rule.key.kernel, rule.key.dtype, rule.shipped) == ("gemm_mma", "bfloat16", True) for rule in rules)
+    assert shipped_rules("gemm_mma", "float32") == []
+
+
+def test_shipped_winners_are_those_of_the_kernel_and_dtype() -> None:
+    winners = shipped_winners("sgemm", "float32")
+    assert winners
+    assert all((one.key.kernel, one.key.dtype, one.shipped) == ("sgemm", "float32", True) for one in winners)
+    assert shipped_winners("sgemm", "bfloat16") == []
+
+
+@pytest.mark.parametrize("path", sorted(data_folder("tuned").glob("*.json")), ids=lambda path: path.name)
+def test_a_shipped_file_is_written_again_byte_for_byte(path: Path, tmp_path: Path) -> None:
+    write_winners(tmp_path / path.name, read_winners(path))
+    assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("path", sorted((data_folder("tuned") / "families").glob("*.json")), ids=lambda path: path.name)
+def test_a_shipped_file_of_rules_is_written_again_byte_for_byte(path: Path, tmp_path: Path) -> None:
+    write_rules(tmp_path / path.name, read_rules(path))
+    assert (tmp_path / path.name).read_bytes() == path.read_bytes()

@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import itertools
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spec_samples import SGEMM, make_spec
+
+from autotile.core.device import device_profile
+from autotile.core.model import Value
+from autotile.errors import ProblemError, SpecError
+from autotile.kernel.expressions import parse_expression
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.spec import KernelSpec
+from autotile.space import enumeration, search_space
+from autotile.space.limits import check_config, limits_of
+from autotile.space.search_space import SearchSpace, enumerate_space, feasible_space
+
+H200 = device_profile("h200")
+SIZES = {"N": 4096}
+
+
+def rows(found: SearchSpace) -> list[dict[str, Value]]:
+    return [found.config(row) for row in range(len(found))]
+
+
+def products(spec: KernelSpec) -> list[dict[str, Value]]:
+    names = [parameter.name for parameter in spec.parameters]
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(p.values for p in spec.parameters))]
+
+
+def brute_force(spec: KernelSpec, rules: list[str] | None = None) -> list[dict[str, Value]]:
+    fixed = {**SIZES, "device.sm_count": H200.sm_count}
+    chosen = [rule for rule in spec.rules if rules is None or rule.name in rules]
+    return [c for c in products(spec) if all(rule.expression.evaluate({**fixed, **c}) for rule in chosen)]
+
+
+# --- a space equals the filtered product, in its order
+
+NAMES = ("A", "B", "C", "D")
+
+
+@st.composite
+def spaces(draw: st.DrawFn) -> KernelSpec:
+    numbers = st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True)
+    parameters: dict[str, Any] = {name: draw(numbers) for name in draw(st.permutations(NAMES))}
+    parameters |= {"F": draw(st.sampled_from([[False], [True, False]])), "S": ["x", "yy", "zzz"]}
+    name = st.sampled_from(NAMES)
+    rule = st.one_of(
+        st.builds("{} + {} <= {}".format, name, name, st.integers(3, 15)),
+        st.builds("{0} != 0 and {1} % {0} == 0".format, name, name),
+        st.builds("{} * {} + {} % 3 != 0".format, name, name, name),
+        st.builds("F or {} < {}".format, name, name),
+        st.builds("S == 'x' if {} > 4 else S != 'zzz'".format, name),
+        st.builds("{} in (1, 3, {})".format, name, name),
+        st.builds("{} < N // 512".format, name),
+        st.sampled_from(["device.sm_count > 100", "N % 4096 == 0", "F or S == 'yy'"]),
+    )
+    rules = {f"r{number}": text for number, text in enumerate(draw(st.lists(rule, max_size=5)))}
+    default = {}
+    for values in itertools.product(*parameters.values()):
+        env = {**SIZES, **dict(zip(parameters, values, strict=True))}
+        if all("device" in text or eval(text, {}, env) for text in rules.values()):
+            default = dict(zip(parameters, values, strict=True))
+            break
+    return make_spec(parameters, rules if default else {}, default=default)
+
+
+@settings(deadline=None, max_examples=120)
+@given(spaces())
+def test_a_space_is_the_filtered_product(spec: KernelSpec) -> None:
+    found = enumerate_space(spec, SIZES, H200)
+    assert rows(found) == brute_force(spec)
+    assert found.combinations == prod(len(parameter.values) for parameter in spec.parameters)
+    assert found.codes.shape == (len(found), len(spec.parameters))
+    applied: list[str] = []
+    for stage in found.rules:
+        applied.append(stage.name)
+        assert stage.remaining == len(brute_force(spec, applied))
+    assert sorted(applied) == sorted(rule.name for rule in spec.rules)
+
+
+@settings(deadline=None, max_examples=40)
+@given(spaces(), st.sampled_from([1, 7]), st.sampled_from([0, 30]))
+def test_chunks_and_rules_over_large_grids_change_nothing(spec: KernelSpec, chunk: int, grid: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(enumeration, "_CHUNK", chunk)
+        patch.setattr(enumeration, "MAX_GRID", grid)
+        patch.setattr(search_space, "_CHUNK_ROWS", chunk)
+        assert rows(enumerate_space(spec, SIZES, H200)) == brute_force(spec)
+        feasible = feasible_space(spec, SIZES, H200)
+    assert rows(feasible) == brute_force(spec)
+    assert [stage.remaining for stage in feasible.limits] == [len(feasible)] * len(limits_of(spec))
+
+
+@settings(deadline=None, max_examples=40)
+@given(spaces())
+def test_rows_and_configurations_map_to_each_other(spec: KernelSpec) -> None:
+    found = enumerate_space(spec, SIZES, H200)
+    valid = rows(found)
+    assert [found.row_of(config) for config in valid] == list(range(len(found)))
+    assert all(found.row_of(dict(reversed(config.items()))) is not None for config in valid)
+    assert all(found.row_of(config) is None for config in products(spec) if config not in valid)
+    for parameter in spec.parameters:
+        assert found.column(parameter.name).tolist() == [config[parameter.name] for config in valid]
+
+
+@settings(deadline=None, max_examples=40)
+@given(spaces(), st.sampled_from(["A * B + N", "C if F else -C", "S == 'x'", "N + 1", "A + B + C + D", "S"]))
+def test_an_expression_over_the_rows(spec: KernelSpec, text: str) -> None:
+    kinds: dict[str, Any] = dict.fromkeys((*NAMES, "N"), "number") | {"F": "boolean", "S": "string"}
+    parsed = parse_expression(text, kinds)
+    found = enumerate_space(spec, SIZES, H200)
+    assert found.evaluate(parsed, SIZES).tolist() == [parsed.evaluate({**SIZES, **config}) for config in rows(found)]
+
+
+# --- look-up and selection
+
+
+def test_configurations_outside_of_the_space_have_no_row() -> None:
+    found = enumerate_space(make_spec({"A": [1, 2], "B": [4, 8]}, {"r": "A * 4 == B"}), SIZES, H200)
+    assert found.row_of({"A": 2, "B": 8}) == 1
+    for config in ({"A": 2, "B": 4}, {"A": 3, "B": 8}, {"A": 2}, {"A": 2, "C": 8}, {"A": 2, "B": 8, "C": 1}, {}):
+        assert found.row_of(config) is None
+    with pytest.raises(IndexError):
+        found.config(2)
+    with pytest.raises(KeyError):
+        found.column("C")
+
+
+def test_what_is_pruned_is_valid_all_the_same() -> None:
+    spec = make_spec({"A": [1, 2, 3], "B": [4, 8]}, {"r": "A != 2"}, {"p": "A * 4 <= B"})
+    found = enumerate_space(spec, SIZES, H200)
+    assert rows(found) == [{"A": 1, "B": 4}, {"A": 1, "B": 8}]
+    assert [(stage.name, stage.remaining, stage.is_heuristic) for stage in found.rules] == [
+        ("r", 4, False),
+        ("p", 2, True),
+    ]
+    assert check_config(spec, {"A": 3, "B": 4}, SIZES, H200) == ""
+    assert "the rule 'r' is broken" in check_config(spec, {"A": 2, "B": 8}, SIZES, H200)
+
+
+def test_rows_can_be_added() -> None:
+    found = enumerate_space(make_spec({"A": [1, 2, 3], "B": [4, 8]}, {}, {"p": "A * 4 == B"}), SIZES, H200)
+    more = found.including([{"A": 3, "B": 4}, {"A": 1, "B": 4}, {"A": 1, "B": 8}, {"A": 3, "B": 4}])
+    assert rows(more) == [{"A": 1, "B": 4}, {"A": 1, "B": 8}, {"A": 2, "B": 8}, {"A": 3, "B": 4}]
+    assert [more.row_of(config) for config in rows(more)] == [0, 1, 2, 3]
+    assert more.rules == found.rules
+    assert found.including([{"A": 1, "B": 4}]) is found
+    assert len(found) == 2
+
+
+def test_select_keeps_rows_and_look_ups() -> None:
+    found = enumerate_space(make_spec({"A": [1, 2, 3], "B": [4, 8]}), SIZES, H200)
+    stage = enumeration.SpaceStage("mine", 3)
+    part = found.select(found.column("B") == 8, (stage,))
+    assert rows(part) == [{"A": a, "B": 8} for a in (1, 2, 3)]
+    assert part.row_of({"A": 3, "B": 8}) == 2
+    assert part.row_of({"A": 3, "B": 4}) is None
+    assert (part.combinations, part.rules, part.limits) == (6, (), (stage,))
+    nothing = found.select(np.zeros(6, bool))
+    assert len(nothing) == 0
+    assert nothing.row_of({"A": 1, "B": 4}) is None
+
+
+def test_codes_take_the_smallest_type() -> None:
+    assert enumerate_space(make_spec({"A": list(range(256))}), SIZES, H200).codes.dtype == np.uint8
+    assert enumerate_space(make_spec({"A": list(range(257)), "B": [1]}), SIZES, H200).codes.dtype == np.uint16
+
+
+def test_the_order_of_rules_and_parameters_changes_no_row() -> None:
+    rules = {"ab": "A * B <= 12", "bc": "(B + C) % 3 == 0", "d": "D > 1"}
+    values = {"A": [1, 2, 3, 4], "B": [2, 4, 6], "C": [1, 2, 3], "D": [1, 2, 3]}
+    default = {"A": 1, "B": 2, "C": 1, "D": 2}
+    one = enumerate_space(make_spec(values, rules, default=default), SIZES, H200)
+    other = enumerate_space(make_spec(values, dict(reversed(rules.items())), default=default), SIZES, H200)
+    assert rows(one) == rows(other)
+    turned = enumerate_space(make_spec(dict(reversed(values.items())), rules, default=default), SIZES, H200)
+    assert sorted(map(str, map(sorted, (c.items() for c in rows(turned))))) == sorted(
+        map(str, map(sorted, (c.items() for c in rows(one))))
+    )
+
+
+def test_parameters_are_joined_so_that_rules_bind_early() -> None:
+    free = {f"F{number}": list(range(1, 11)) for number in range(6)}
+    bound = {"U": list(range(100)), "V": list(range(100))}
+    rules = {"only_ones": "F0 + F1 + F2 + F3 + F4 + F5 == 6", "diagonal": "U == V"}
+    found = enumerate_space(make_spec({**free, **bound}, rules), SIZES, H200)
+    assert len(found) == 100  # of 10 billion
+    assert [stage.remaining for stage in found.rules] == [10_000, 100]
+
+
+# --- errors
+
+
+def test_a_rule_that_leaves_nothing() -> None:
+    spec = make_spec({"A": [1, 2], "B": [4, 8]}, {"few": "A == 1", "sms": "device.sm_count * A < 100"})
+    assert len(enumerate_space(spec, SIZES, device_profile("rtx-3060"))) == 2
+    with pytest.raises(SpecError) as caught:
+        enumerate_space(spec, SIZES, H200)
+    assert "the rule 'sms' leaves none of the 2 combinations that meet few" in caught.value.problem
+    assert (caught.value.source, caught.value.key) == ("sample.toml", "rules.sms")
+    assert caught.value.expression == "device.sm_count * A < 100"
+
+
+def test_a_rule_about_the_device_alone_that_leaves_nothing() -> None:
+    spec = make_spec({"A": [1, 2]}, {"small_device": "device.sm_count < 2"})
+    with pytest.raises(SpecError, match="the rule 'small_device' leaves none of 2 combinations"):
+        enumerate_space(spec, SIZES, H200)
+
+
+def test_a_rule_that_divides_by_zero() -> None:
+    spec = make_spec({"A": [6, 4], "B": [2, 0]}, {"whole": "A % B == 0"})
+    with pytest.raises(SpecError, match="division by zero where A = 6, B = 0") as caught:
+        enumerate_space(spec, SIZES, H200)
+    assert (caught.value.key, caught.value.column) == ("rules.whole", 5)
+
+
+def test_a_limit_of_the_device_that_leaves_nothing() -> None:
+    spec = make_spec({"T": [1024, 2048]}, launch={"block": ["T"]})
+    assert len(feasible_space(spec, SIZES, H200)) == 1
+    with pytest.raises(
+        SpecError, match=r"the limit threads_per_block of .*8800.* leaves none of the 2 config"
+    ) as caught:
+        feasible_space(spec, SIZES, device_profile("g80"))
+    assert caught.value.source == "sample.toml"
+
+
+def test_tables_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = {"A": list(range(20)), "B": list(range(20))}
+    monkeypatch.setattr(enumeration, "MAX_ROWS", 399)
+    with pytest.raises(SpecError, match="joining B makes a table of at least 400 combinations, at most 399") as caught:
+        enumerate_space(make_spec(numbers), SIZES, H200)
+    assert (caught.value.source, caught.value.key) == ("sample.toml", "parameters.B")
+    assert len(enumerate_space(make_spec(numbers, {"r": "A + B < 38"}), SIZES, H200)) == 399
+    with pytest.raises(SpecError, match="at least 400 combinations"):
+        enumerate_space(make_spec(numbers, {"r": "A + B < 39"}), SIZES, H200)
+    monkeypatch.setattr(enumeration, "MAX_EXAMINED", 399)
+    with pytest.raises(SpecError, match="add rules with few parameters"):
+        enumerate_space(make_spec(numbers, {"r": "A + B < 38"}), SIZES, H200)
+
+
+def test_more_combinations_than_a_rank_holds() -> None:
+    values = {f"P{number}": list(range(1000)) for number in range(7)}
+    with pytest.raises(SpecError, match=r"1e\+21 combinations"):
+        enumerate_space(make_spec(values), SIZES, H200)
+
+
+def test_missing_sizes() -> None:
+    spec = make_spec({"A": [1, 2]})
+    for function in (enumerate_space, feasible_space):
+        with pytest.raises(ProblemError, match="k: the size N is missing"):
+            function(spec, {}, H200)
+    with pytest.raises(ProblemError, match="the size N is missing"):
+        check_config(spec, {"A": 1}, {}, H200)
+
+
+# --- one configuration and the whole table agree
+
+
+def test_checking_one_configuration_agrees_with_the_table() -> None:
+    spec = parse_spec(SGEMM, "sgemm.toml")
+    for name in ("h200", "rtx-3060", "g80"):
+        device = device_profile(name)
+        feasible = feasible_space(spec, spec.sizes, device)
+        reasons = {str(config): check_config(spec, config, spec.sizes, device) for config in products(spec)}
+        assert [config for config in products(spec) if not reasons[str(config)]] == rows(feasible)
+        assert all("\n" not in reason for reason in reasons.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, ""),
+        (
+            {"BM": 32, "BN": 128},
+            "the rule 'squarish' is broken: max(BM, BN) <= 2 * min(BM, BN), where BM = 32, BN = 128",
+        ),
+        ({"TM": 16}, "TM = 16 is not among its values 4, 8"),
+        ({"BM": "64"}, "BM = 64 is not among its values 32, 64, 128"),
+        ({"TN": 4}, "TN is not a parameter of sgemm; did you mean 'TM'?"),
+        ({"STAGED": 1}, ""),
+    ],
+)
+def test_why_a_configuration_is_not_feasible(change: dict[str, Value], reason: str) -> None:
+    spec = parse_spec(SGEMM, "sgemm.toml")
+    assert check_config(spec, {**spec.default, **change}, spec.sizes, H200) == reason
+
+
+def test_a_configuration_that_lacks_a_parameter() -> None:
+    spec = parse_spec(SGEMM, "sgemm.toml")
+    assert check_config(spec, {"BM": 64}, spec.sizes, H200) == "the parameter BN is missing"

@@ -1,0 +1,64 @@
+"""The measured figures of the documentation are those of the committed records."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+
+import console  # noqa: E402
+import figures  # noqa: E402
+
+MEASURED = re.compile(r"(?<![\w=.])\d[\d,.]*(?: to \d[\d,.]*)? (?:us|ms|TFLOP/s|TB/s|GB/s|MB|%|times|min \d+ s)(?!\w)")
+"""What a measured figure looks like in prose: a number with a unit."""
+
+STATED = {
+    "README.md": {
+        "95 %",  # the level of an interval
+        "66.9 TFLOP/s",  # a property of the device, from its data sheet
+    },
+    "docs/guide.md": {"95 %", "1 %"},
+}
+"""Figures that are definitions, settings or properties, not measurements."""
+
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.name)
+def test_the_figures_are_those_of_the_records(page: Path) -> None:
+    assert page.read_text(encoding="utf-8") == figures.renewed(page), "run `python benchmarks/figures.py`"
+
+
+@pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.name)
+def test_no_figure_is_typed_by_hand(page: Path) -> None:
+    prose = FENCE.sub("", figures.BLOCK.sub("", page.read_text(encoding="utf-8")))
+    prose = re.sub(r"`[^`\n]*`|^    .*$", "", prose, flags=re.MULTILINE)
+    assert set(MEASURED.findall(prose)) <= STATED[str(page.relative_to(ROOT))]
+
+
+def test_every_record_names_its_command() -> None:
+    for path in sorted(figures.RESULTS.rglob("*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if path.stem != "gemm_seeds":
+            command = found["command"].split()
+            assert command[0] == "python", path
+            assert (ROOT / command[1]).is_file(), path
+
+
+def test_the_outputs_on_the_page_are_recorded() -> None:
+    printed = json.loads((figures.RESULTS / "console.json").read_text(encoding="utf-8"))["commands"]
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert list(printed) == console.commands(page)
+    for block in console.BLOCK.findall(page):
+        for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
+            whole, position = " ".join(" ".join(printed[command]).split()), 0
+            for piece in filter(None, (" ".join(part.split()) for part in shown.split("..."))):
+                position = whole.find(piece, position)
+                assert position >= 0, (command, piece)
+                position += len(piece)
