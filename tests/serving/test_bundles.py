@@ -28,7 +28,7 @@ from autotile.families.features import Feature
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint, Split
 from autotile.kernel.problem import runs_on
 from autotile.serving import dispatcher as serving
-from autotile.serving.dispatcher import get_best_kernel
+from autotile.serving.dispatcher import Dispatcher, get_best_kernel
 from autotile.settings import read_settings
 
 ROOT = Path(__file__).parents[2]
@@ -140,6 +140,14 @@ class TestServing:
         with pytest.raises(NotTunedError, match="sizes: tuned n=65536, requested n=70000") as caught:
             ask(bundle, 70000, strict=True)
         assert caught.value.differences == (("sizes", "n=65536", "n=70000"),)
+
+    def test_a_dispatcher_that_serves_from_it(self, bundle: Path) -> None:
+        dispatcher = Dispatcher(bundle=bundle)
+        kernel = dispatcher.get_best_kernel("scale", n=4096, device="h200", strict=True)
+        assert f"It comes from the bundle {bundle}" in kernel.explain()
+        assert dispatcher.get_best_kernel("scale", n=4096, device="h200") is kernel
+        with pytest.raises(NotTunedError, match="sizes: tuned n=65536, requested n=70000"):
+            dispatcher.get_best_kernel("scale", n=70000, device="h200", strict=True)
 
     def test_a_kernel_that_it_does_not_hold(self, bundle: Path) -> None:
         with pytest.raises(BundleError, match="does not contain the kernel 'sgemm_2d', only scale"):
