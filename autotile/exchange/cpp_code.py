@@ -49,21 +49,21 @@ _FOLDS: Mapping[type[ast.operator], Callable[[int, int], int | None]] = {
 _MAX_INT = 2**31 - 1
 
 
-def to_cpp(expression: Expression, places: Mapping[str, str]) -> str:
+def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
     """Return a C++ expression over 64-bit integers, booleans and ``std::string_view`` with the same value.
 
     Parameters
     ----------
     expression
         A parsed and checked expression, so that its text is known to be in the language.
-    places
+    symbols
         C++ expression of each name: ``{"BM": "config.BM"}``; device properties are ``device.NAME`` in both languages.
 
     Notes
     -----
     Expressions that raise in Python (division by zero, results beyond 64 bits) have undefined behavior in C++.
     """
-    return _Writer(places).write(ast.parse(expression.text, mode="eval").body)
+    return _Writer(symbols).write(ast.parse(expression.text, mode="eval").body)
 
 
 def literal(value: Value) -> str:
@@ -77,8 +77,8 @@ def literal(value: Value) -> str:
 
 
 class _Writer:
-    def __init__(self, places: Mapping[str, str]) -> None:
-        self._places = places
+    def __init__(self, symbols: Mapping[str, str]) -> None:
+        self._symbols = symbols
 
     def write(self, tree: ast.expr) -> str:
         """Translate a subexpression; its operands are parenthesized where needed."""
@@ -88,7 +88,7 @@ class _Writer:
             case ast.Constant(value=bool() | int() as value):
                 written = literal(value)
             case ast.Name(id=name):
-                written = self._places[name]
+                written = self._symbols[name]
             case ast.Attribute(attr=name):
                 written = f"device.{name}"
             case ast.BinOp():
@@ -164,7 +164,7 @@ def argument_fields(spec: KernelSpec, dtype: str) -> Iterator[str]:
             yield f"{c_type(name)} {scalar.name} = {_constant(scalar.default, name)};{bits}"
 
 
-def launch_values(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> dict[str, str]:
+def launch_values(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> dict[str, str]:
     """Return the local variables of a launch, and the pointers to all arguments in order."""
     lines: list[str] = []
     pointers: list[str] = []
@@ -177,12 +177,12 @@ def launch_values(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> di
                 lines.append(f"CUdeviceptr value_{name} = arguments.{name};")
             case ScalarArgument():
                 kind, bound = c_type(argument.element_type(dtype)), argument.binding
-                value = f"arguments.{name}" if bound is None else f"static_cast<{kind}>({to_cpp(bound, places)})"
+                value = f"arguments.{name}" if bound is None else f"static_cast<{kind}>({to_cpp(bound, symbols)})"
                 lines.append(f"{kind} value_{name} = {value};")
             case WorkspaceArgument():
-                lines += _workspace(argument, dtype, places)
+                lines += _workspace(argument, dtype, symbols)
             case TensorMapArgument():
-                lines += _tensor_map(argument, dtype, places)
+                lines += _tensor_map(argument, dtype, symbols)
             case _:
                 assert_never(argument)
         pointers.append(f"&value_{name}")
@@ -246,36 +246,36 @@ def _constant(value: float, name: str) -> str:
     return repr(float(value)) + ("f" if name == "float32" else "")
 
 
-def _by_type(kind: ElementType, dtype: str, places: Mapping[str, str], text: Callable[[str], str]) -> str:
+def _by_type(kind: ElementType, dtype: str, symbols: Mapping[str, str], text: Callable[[str], str]) -> str:
     """Return text that depends on an element type, which flags may select."""
     named = [text(dtype if name == PROBLEM_DTYPE else name) for name in kind.names]
     if kind.condition is None:
         return named[0]
-    return f"(({to_cpp(kind.condition, places)}) ? {named[0]} : {named[1]})"
+    return f"(({to_cpp(kind.condition, symbols)}) ? {named[0]} : {named[1]})"
 
 
-def _element_bytes(kind: ElementType, dtype: str, places: Mapping[str, str]) -> str:
-    return _by_type(kind, dtype, places, lambda name: str(DTYPES[name].size_bytes))
+def _element_bytes(kind: ElementType, dtype: str, symbols: Mapping[str, str]) -> str:
+    return _by_type(kind, dtype, symbols, lambda name: str(DTYPES[name].size_bytes))
 
 
-def _workspace(argument: WorkspaceArgument, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
+def _workspace(argument: WorkspaceArgument, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:
     name = argument.name
-    factors = [f"({to_cpp(extent, places)})" for extent in argument.shape]
+    factors = [f"({to_cpp(extent, symbols)})" for extent in argument.shape]
     yield f"const std::int64_t bytes_{name} ="
-    yield f"    {' * '.join([*factors, _element_bytes(argument.dtype, dtype, places)])};"
+    yield f"    {' * '.join([*factors, _element_bytes(argument.dtype, dtype, symbols)])};"
     zeroed = "true" if argument.zeroed else "false"
     yield f'CUdeviceptr value_{name} = workspace(stream, "{name}", static_cast<std::size_t>(bytes_{name}), {zeroed});'
 
 
-def _tensor_map(argument: TensorMapArgument, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
+def _tensor_map(argument: TensorMapArgument, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:
     """Yield the code that encodes a tensor map; the driver orders axes from the innermost."""
     name, buffer = argument.name, argument.buffer
     rank = len(buffer.shape)
-    kind = _by_type(buffer.dtype, dtype, places, lambda n: f"CU_TENSOR_MAP_DATA_TYPE_{_MAP_TYPES.get(n, n.upper())}")
-    element = _element_bytes(buffer.dtype, dtype, places)
+    kind = _by_type(buffer.dtype, dtype, symbols, lambda n: f"CU_TENSOR_MAP_DATA_TYPE_{_MAP_TYPES.get(n, n.upper())}")
+    element = _element_bytes(buffer.dtype, dtype, symbols)
 
     def listed(c_kind: str, what: str, expressions: tuple[Expression, ...]) -> str:
-        values = ", ".join(f"static_cast<{c_kind}>({to_cpp(e, places)})" for e in reversed(expressions))
+        values = ", ".join(f"static_cast<{c_kind}>({to_cpp(e, symbols)})" for e in reversed(expressions))
         return f"const {c_kind} {what}_{name}[] = {{{values}}};"
 
     yield listed("cuuint64_t", "extents", buffer.shape)
@@ -284,29 +284,29 @@ def _tensor_map(argument: TensorMapArgument, dtype: str, places: Mapping[str, st
     yield listed("cuuint32_t", "box", argument.box)
     yield listed("cuuint32_t", "steps", argument.element_strides)
     yield f"CUtensorMap value_{name}{{}};  // zeros if the configuration does not use it"
-    yield f"if ({_is_present(argument, places)}) {{"
+    yield f"if ({_is_present(argument, symbols)}) {{"
     yield f"    detail::check(cuTensorMapEncodeTiled(&value_{name}, {kind}, {rank},"
     yield f"                                         reinterpret_cast<void*>(arguments.{buffer.name}),"
     yield f"                                         extents_{name}, strides_{name}, box_{name}, steps_{name},"
     yield "                                         CU_TENSOR_MAP_INTERLEAVE_NONE,"
-    yield f"                                         {_choice(_SWIZZLES, to_cpp(argument.swizzle_bytes, places))},"
-    promotion = _choice(_PROMOTIONS, to_cpp(argument.l2_promotion_bytes, places))
+    yield f"                                         {_choice(_SWIZZLES, to_cpp(argument.swizzle_bytes, symbols))},"
+    promotion = _choice(_PROMOTIONS, to_cpp(argument.l2_promotion_bytes, symbols))
     yield f"                                         {promotion},"
     yield "                                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),"
     yield f'                  "the tensor map of {buffer.name}");'
     yield "}"
 
 
-def _is_present(argument: TensorMapArgument, places: Mapping[str, str]) -> str:
-    return " && ".join(f"({to_cpp(side, places)}) != 0" for side in argument.box)
+def _is_present(argument: TensorMapArgument, symbols: Mapping[str, str]) -> str:
+    return " && ".join(f"({to_cpp(side, symbols)}) != 0" for side in argument.box)
 
 
-def map_rules(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
+def map_rules(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:
     """Yield the constraints of tensor maps on the sizes: rows are multiples of 16 bytes."""
     for argument in spec.tensor_maps:
         buffer = argument.buffer
-        row = f"({to_cpp(buffer.shape[-1], places)}) * {_element_bytes(buffer.dtype, dtype, places)}"
-        yield f"if ({_is_present(argument, places)} && {row} % 16 != 0) return false;  // {argument.name}"
+        row = f"({to_cpp(buffer.shape[-1], symbols)}) * {_element_bytes(buffer.dtype, dtype, symbols)}"
+        yield f"if ({_is_present(argument, symbols)} && {row} % 16 != 0) return false;  // {argument.name}"
 
 
 _SWIZZLES = {b: f"CU_TENSOR_MAP_SWIZZLE_{b}B" for b in (128, 64, 32)} | {0: "CU_TENSOR_MAP_SWIZZLE_NONE"}

@@ -57,7 +57,7 @@ class _Family:
         self._gpu = stored.device.name
         self._numbers = [numbers[config_key(one.config)] for one in stored.rule.configs]
         self._number = number
-        self._places = {name: f"sizes.{name}" for name in spec.sizes}
+        self._symbols = {name: f"sizes.{name}" for name in spec.sizes}
         resident = [one.blocks_per_sm for one in stored.rule.configs]
         configs = [one.config for one in stored.rule.configs]
         self._traits = Traits.of(spec, stored.device, configs, resident, [stored.rule.family.largest])
@@ -120,12 +120,12 @@ class _Family:
 
     def _outputs(self) -> str:
         written = [buffer for buffer in self._spec.buffers if buffer.is_written]
-        products = (" * ".join(f"double({to_cpp(e, self._places)})" for e in buffer.shape) for buffer in written)
+        products = (" * ".join(f"double({to_cpp(e, self._symbols)})" for e in buffer.shape) for buffer in written)
         return " + ".join(products)
 
     def _work(self, *, flops: bool) -> str:
         expression = self._spec.work.flops if flops else self._spec.work.bytes
-        return f"double({to_cpp(expression, self._places)})" if expression is not None else "0.0"
+        return f"double({to_cpp(expression, self._symbols)})" if expression is not None else "0.0"
 
     def _blocks(self, config: int) -> str:
         return f"detail::blocks({self._numbers[config]}, sizes, device)"
@@ -203,7 +203,7 @@ def write_header(
     """
     configs = {config_key(config): config for config in (*(c.config for c in cubins), spec.default)}
     numbers = {key: number for number, key in enumerate(configs)}
-    places = {p.name: f"config.{p.name}" for p in spec.parameters} | {name: f"sizes.{name}" for name in spec.sizes}
+    symbols = {p.name: f"config.{p.name}" for p in spec.parameters} | {name: f"sizes.{name}" for name in spec.sizes}
     known = [winner for winner in winners if config_key(winner.config) in numbers]
     filled = {
         "title": f"{spec.name}: {spec.summary or 'a tuned kernel'}".replace("\\", "/"),
@@ -224,15 +224,17 @@ def write_header(
         "tuned": _lines(_tuned(spec, winner, numbers) for winner in known) or '    {{}, 0, 0.0, "", 0},  // nothing',
         "tuned_count": str(len(known)),
         "cubins": _lines(_cubin(spec, cubin, numbers) for cubin in cubins),
-        "rules": _lines(f"    {line}" for line in _rules(spec, dtype, places)),
-        "grid": _dimensions(spec.launch.grid, places),
-        "block": _dimensions(spec.launch.block, places),
-        "dynamic_smem_bytes": to_cpp(spec.launch.dynamic_smem_bytes, places) if spec.launch.dynamic_smem_bytes else "0",
+        "rules": _lines(f"    {line}" for line in _rules(spec, dtype, symbols)),
+        "grid": _dimensions(spec.launch.grid, symbols),
+        "block": _dimensions(spec.launch.block, symbols),
+        "dynamic_smem_bytes": to_cpp(spec.launch.dynamic_smem_bytes, symbols)
+        if spec.launch.dynamic_smem_bytes
+        else "0",
         "flags_differ": "".join(f" || cubin.{name} != sizes.{name}" for name in spec.flags),
         "flag_distance": " + ".join(f"int(from.sizes.{name} != sizes.{name})" for name in spec.flags) or "0",
         "size_distance": _size_distance(spec),
         **_device(spec, [cubin.target for cubin in cubins]),
-        **launch_values(spec, dtype, places),
+        **launch_values(spec, dtype, symbols),
         **workspace_code(spec),
         **family_code(spec, rules, numbers),
     }
@@ -279,18 +281,18 @@ def _cubin(spec: KernelSpec, cubin: HeaderCubin, numbers: Mapping[str, int]) -> 
     return f"    {{{', '.join(map(str, fields))}, {flags}{literal(cubin.file)}}},"
 
 
-def _rules(spec: KernelSpec, dtype: str, places: Mapping[str, str]) -> Iterator[str]:
+def _rules(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:
     """Yield the kernel's rules, then the constraints of clusters and tensor maps on the sizes."""
     for rule in spec.rules:
-        yield f"if (!({to_cpp(rule.expression, places)})) return false;  // {rule.name}"
+        yield f"if (!({to_cpp(rule.expression, symbols)})) return false;  // {rule.name}"
     for blocks, cluster in zip(spec.launch.grid, spec.launch.cluster, strict=False):
-        remainder = f"detail::floor_mod({to_cpp(blocks, places)}, {to_cpp(cluster, places)})"
+        remainder = f"detail::floor_mod({to_cpp(blocks, symbols)}, {to_cpp(cluster, symbols)})"
         yield f"if ({remainder} != 0) return false;  // whole clusters"
-    yield from map_rules(spec, dtype, places)
+    yield from map_rules(spec, dtype, symbols)
 
 
-def _dimensions(expressions: Sequence[Expression], places: Mapping[str, str]) -> str:
-    return ", ".join([*(to_cpp(expression, places) for expression in expressions), "1", "1"][:3])
+def _dimensions(expressions: Sequence[Expression], symbols: Mapping[str, str]) -> str:
+    return ", ".join([*(to_cpp(expression, symbols) for expression in expressions), "1", "1"][:3])
 
 
 def _size_distance(spec: KernelSpec) -> str:

@@ -23,7 +23,7 @@ from autotile.tuning import backend as backends
 from autotile.tuning.backend import Backend, LiveBackend, ReplayBackend, choose_backend
 from autotile.tuning.options import TuneOptions
 from autotile.workers.protocol import Candidate
-from autotile.workers.sanitizer import Finding, Verdict
+from autotile.workers.sanitizer import Finding, ToolResult
 
 CANDIDATE = {"THREADS": 64, "WORK": 2}
 
@@ -94,7 +94,7 @@ def test_a_worker_that_dies_in_the_race_gives_no_times(bench: Any) -> None:
 
 def test_findings_need_a_sanitizer(bench: Any) -> None:
     candidates = [Candidate(CANDIDATE, "")]
-    findings = [[Finding("memcheck", Verdict.PASSED, "")]]
+    findings = [[Finding("memcheck", ToolResult.PASSED, "")]]
     sanitizer: Any = SimpleNamespace(check_all=lambda given: findings if given == candidates else None)
     gpu: Any = SimpleNamespace()
     assert LiveBackend(gpu, bench.device).sanitize(candidates) == [[]]
