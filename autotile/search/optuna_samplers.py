@@ -122,8 +122,8 @@ class FeasibleSampler(RowSampler):
     """Wraps an Optuna sampler so that it proposes only rows of a search space, each at most once.
 
     The wrapped sampler draws until a draw is a free row; after ``draws`` draws, the free row nearest to the last one is
-    proposed. The wrapped sampler is made anew for each proposal, from the seed and the number of trials. It sees a
-    private study with the rows that were tried, so that it learns from these and not from its draws.
+    proposed. Each proposal has a new wrapped sampler, seeded by the seed and the number of trials. It sees a private
+    study with the rows that were tried, so that it learns from these and not from its draws.
 
     Parameters
     ----------

@@ -19,11 +19,11 @@ from numpy.typing import ArrayLike
 
 from autotile.core.objectives import TIME
 from autotile.errors import InputError, nearest
-from autotile.space.search_space import SearchSpace
 
 if TYPE_CHECKING:
     from autotile.search.row_sampler import RowSampler
     from autotile.search.transfer import Source
+    from autotile.space.search_space import SearchSpace
 
 AUTO = "auto"
 """Stands for `BRUTE_FORCE` or `DEFAULT`, see `resolve_sampler`."""
@@ -33,8 +33,8 @@ STRATEGY_PREFIX = "kernel-tuner:"
 """Prefix of the samplers that run a strategy of Kernel Tuner."""
 
 _AHEAD = 16
-"""Candidates proposed before the oldest of them is measured, by samplers that learn: each proposal knows so many
-results less, so the number must not depend on the machine's cores."""
+"""Candidates proposed before the oldest of them is measured, by samplers that learn. It is the number of results that a
+proposal lacks, so it must not depend on the machine's cores."""
 _RANKED_AHEAD = 32
 """The same where compiled candidates are ranked: the newest ones, which have until then to compile."""
 _PER_MEASURED = 2

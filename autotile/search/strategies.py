@@ -120,15 +120,15 @@ def _shown_values(parameter: Parameter) -> list[Any]:
 class KernelTunerSampler(RowSampler):
     """Proposes the rows whose times a strategy of Kernel Tuner asks for.
 
-    The strategy runs in a child process and waits there for the time of each row, or of a generation. Known times are
-    answered at once, whoever proposed the row. A failure is answered as an invalid configuration.
+    The strategy runs in a child process, where it waits for the time of each row, or of all rows of a generation. It
+    does not wait for known times, whatever proposed the row. A failure is reported to it as an invalid configuration.
 
-    A run that ends before the search does, as a local search does in its optimum, is followed by a run with another
-    seed. When several runs in a row find no new rows, rows are drawn uniformly.
+    A run that ends before the search, as a local search does in its optimum, is followed by a run with another seed.
+    After several consecutive runs without new rows, rows are drawn uniformly.
 
-    If another row is proposed while the strategy waits for the results of all that it wants, it is the row nearest to
-    the last of these. Proposals depend on the seed and on the trials that ended: in a resumed session the strategy
-    starts again, and the known times bring it to where it was.
+    If a row is requested while all rows that the strategy waits for are pending, the row nearest to the last of these
+    is proposed. Proposals depend on the seed and the finished trials: in a resumed session the strategy starts again,
+    and the known times bring it to its previous state.
 
     Parameters
     ----------

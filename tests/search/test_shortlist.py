@@ -44,18 +44,18 @@ def answer(config: Config) -> Trial:
 def go(shortlist: Shortlist, trials: int, done: int = 0) -> tuple[list[Trial], int]:
     """Run a session; return its trials and the number of compilations."""
     compiled = 0
-    told: list[Trial] = []
-    while done + len(told) < trials:
-        while shortlist.propose(trials - done - len(told)) is not None:
+    ended: list[Trial] = []
+    while done + len(ended) < trials:
+        while shortlist.propose(trials - done - len(ended)) is not None:
             compiled += 1
         ready = {row: shortlist._search._space.config(row) for row in shortlist.ready()}
         if not ready:
             break
         bad = [row for row, config in ready.items() if answer(config).stage == "resources"]
         row = bad[0] if bad else shortlist.choose({row: compiled_trial(config) for row, config in ready.items()})
-        told.append(answer(ready[row]))
-        shortlist.tell(row, told[-1])
-    return told, compiled
+        ended.append(answer(ready[row]))
+        shortlist.tell(row, ended[-1])
+    return ended, compiled
 
 
 def shortlist_of(space: SearchSpace, earlier: list[Trial], lookahead: Lookahead = RANKED, seed: int = 5) -> Shortlist:
@@ -84,17 +84,17 @@ def test_without_a_choice_candidates_are_measured_as_they_were_proposed() -> Non
 
 
 def test_more_are_compiled_than_are_measured_and_the_default_is_the_first() -> None:
-    told, compiled = go(shortlist_of(tile_space(), []), 60)
-    assert told[0].config == DEFAULT
-    assert len(told) == 60
+    ended, compiled = go(shortlist_of(tile_space(), []), 60)
+    assert ended[0].config == DEFAULT
+    assert len(ended) == 60
     assert compiled >= 100
 
 
 def test_none_is_lost_and_none_is_measured_twice() -> None:
     space = tile_space()
-    told, compiled = go(shortlist_of(space, []), 1000)
-    assert len(told) == compiled == len(space)
-    assert {space.row_of(config) for config in configs(told)} == set(range(len(space)))
+    ended, compiled = go(shortlist_of(space, []), 1000)
+    assert len(ended) == compiled == len(space)
+    assert {space.row_of(config) for config in configs(ended)} == set(range(len(space)))
 
 
 def test_what_is_set_aside_is_tried_in_the_end_and_survives_a_kill() -> None:
@@ -138,7 +138,7 @@ def test_what_the_compiler_says_decides_among_candidates_alike() -> None:
     space = make_space({"A": tuple(range(2, 26)), "B": (1, 2, 4, 8, 16)})
     registers = np.random.default_rng(0).permutation(np.linspace(16, 255, len(space)).astype(int))
     found = []
-    for told in (True, False):
+    for ended in (True, False):
         taken = []
         for seed in range(4):
             shortlist = Shortlist(Search(space, "feasible", seed, ahead=4), Lookahead(4, per_measured=2))
@@ -146,7 +146,7 @@ def test_what_the_compiler_says_decides_among_candidates_alike() -> None:
                 while shortlist.propose() is not None:
                     pass
                 trials = {
-                    row: compiled_trial(space.config(row), int(registers[row]) if told else 32)
+                    row: compiled_trial(space.config(row), int(registers[row]) if ended else 32)
                     for row in shortlist.ready()
                 }
                 row = shortlist.choose(trials)
