@@ -147,7 +147,7 @@ class TestExplain:
         )
 
     def test_an_unknown_dtype(self, scale_toml):
-        with pytest.raises(ProblemError, match="is not written for dtype 'float16'"):
+        with pytest.raises(ProblemError, match="does not support dtype 'float16'"):
             inspection.explain(scale_toml, device="h200", dtype="float16")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -82,35 +83,15 @@ def test_every_command_and_option_has_help(name, command):
         assert f"autotile {name}" in command.epilog
 
 
-WITHOUT_FUNCTION = {
-    "best",
-    "list",
-    "trials",
-    "misses",
-    "space",
-    "explain",
-    "occupancy",
-    "devices",
-    "doctor",
-    "verify",
-    "diff",
-    "merge",
-    "prune",
-    "db_check",
-    "db_path",
-}
-"""Commands whose function is not public yet."""
-
-
 def test_every_command_has_a_function_of_its_name() -> None:
     named = {name for name, command in commands() if not hasattr(command, "commands")}
     functions = {"import_" if name == "import" else re.sub("[ -]", "_", name) for name in named}
-    assert functions - set(autotile.__all__) == WITHOUT_FUNCTION
-    for name in functions - WITHOUT_FUNCTION:
+    assert functions <= set(autotile.__all__)
+    for name in functions:
         function = getattr(autotile, name)
         assert callable(function)
         assert function.__name__ == name
-        assert "Parameters\n" in function.__doc__
+        assert "Parameters\n" in function.__doc__ or not inspect.signature(function).parameters
 
 
 def help_of(*words: str, application: typer.Typer = app, width: int = 100) -> list[str]:
