@@ -107,6 +107,8 @@ class StrategyProcess:
             return Step(**self._child.request(message, _MAX_SILENCE_S))
         except WorkerTimeoutError:
             raise WorkerError(f"it proposed nothing for {_MAX_SILENCE_S:g} s") from None
+        except TypeError as error:
+            raise WorkerError(f"the worker's reply is malformed: {error}") from None
 
 
 def _shown_values(parameter: Parameter) -> list[Any]:

@@ -308,6 +308,11 @@ class TestProcess:
         with pytest.raises(InputError, match=r"pso cannot search .* \(the worker died with exit code 3"):
             Search(tile_space(), f"{STRATEGY_PREFIX}pso").propose()
 
+    def test_a_malformed_reply_is_reported(self, child_module: Callable[[str], None]) -> None:
+        child_module("channel.reply({'mood': 'good'})")
+        with pytest.raises(InputError, match=r"pso cannot search .* \(the worker's reply is malformed: .*'mood'"):
+            Search(tile_space(), f"{STRATEGY_PREFIX}pso").propose()
+
     def test_a_strategy_that_dies_after_it_proposed_is_started_again(self, child_module: Callable[[str], None]) -> None:
         child_module(DYING_LATER)
         space = tile_space()
