@@ -187,7 +187,7 @@ def until() -> str:
         for row in found["rows"]
     ]
     shown = table(("", "trials, median (min to max)", "loss, mean (max)", "searches within the gain"), rows)
-    text = f"{found['recordings']} recordings, {found['seeds']} seeds, at most {found['limit']} trials."
+    text = f"{found['recordings']} recordings of `sgemm_2d`, {found['seeds']} seeds, at most {found['limit']} trials."
     return linked(f"{shown}\n\n{text} {source('until')}", "guide")
 
 

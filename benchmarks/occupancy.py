@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from autotile.cuda.function import Module
 from provenance import provenance
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config
 from autotile.cuda.compiler import CompileJob, CubinCache, compile_job
 from autotile.cuda.driver import live_device
+from autotile.cuda.function import Module
 from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel, load_kernel

@@ -19,13 +19,11 @@ from typing import Any
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 import numpy as np
+from compiled import KERNEL, bench_of
 from provenance import provenance
 
-from autotile.core.model import Measurement, Outcome, Trial
-from autotile.exchange.recording import Recording, read_recording
-from autotile.kernel.library import load_kernel
-from autotile.search.search import Search
-from autotile.space.search_space import feasible_space
+from autotile.search.samplers import DEFAULT, lookahead_of
+from autotile.search.search import Search, Shortlist
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "recordings"
 GAINS = (0.01, 0.02, 0.05)
@@ -38,7 +36,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=300, help="maximum trials per search")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
-    paths = sorted(RECORDINGS.glob("*.npz"))
+    paths = sorted(RECORDINGS.glob(f"{KERNEL}-*.npz"))
     jobs = [(path, seed) for path in paths for seed in range(arguments.seeds)]
     with get_context("fork").Pool() as pool:
         searches = pool.starmap(partial(search, limit=arguments.limit), jobs)
@@ -54,43 +52,22 @@ def main() -> None:
 
 def search(path: Path, seed: int, limit: int) -> dict[float, tuple[int, float]]:
     """Return, for each gain, the trials until the search would have stopped and its loss against the fastest."""
-    recording = read_recording(path)
-    header = recording.header
-    assert header.device is not None
-    spec = load_kernel(header.problem.kernel).spec
-    space = feasible_space(spec, header.problem.sizes, header.device, header.problem.dtype)
-    recorded = np.zeros(len(space), dtype=np.bool_)
-    rows = [space.row_of(recording.config(number)) for number in range(len(recording))]
-    recorded[[row for row in rows if row is not None]] = True
-    times_us = np.where(recording.ok, recording.columns["time_us"], np.inf)
-    fastest_us = min(float(time) for row, time in zip(rows, times_us, strict=True) if row is not None)
-    searching = Search(space, "feasible", seed, first=[spec.default], available=recorded)
-    best_us, ended = np.inf, {}
-    for trial in range(1, min(limit, int(recorded.sum())) + 1):
-        proposal = searching.propose()
-        if proposal is None:
-            break
-        row, config = proposal
-        result = as_trial(recording, config)
-        searching.tell(row, result)
-        best_us = min(best_us, result.time_us or np.inf)
-        gain = searching.expected_gain
-        for wanted in GAINS:
-            if wanted not in ended and gain is not None and gain < wanted:
-                ended[wanted] = trial, best_us / fastest_us - 1
-        if len(ended) == len(GAINS):
-            break
-    return {gain: ended.get(gain, (trial, best_us / fastest_us - 1)) for gain in GAINS}
-
-
-def as_trial(recording: Recording, config: Any) -> Trial:
-    """Return the recorded trial of a configuration."""
-    found = recording.lookup(config)
-    assert found is not None
-    measured = found.measurement if found.outcome is Outcome.OK else None
-    return Trial(config, found.outcome, found.reason, found.stage, measurement=measured and Measurement(
-        measured.time_us, measured.low_us, measured.high_us
-    ))  # fmt: skip
+    bench = bench_of(path)
+    lookahead = lookahead_of(DEFAULT, workers=1)
+    shortlist = Shortlist(Search(bench.space, DEFAULT, seed, ahead=lookahead.compiling), lookahead)
+    times_us: list[float] = []
+    ended: dict[float, tuple[int, float]] = {}
+    while len(times_us) < min(limit, len(bench.space)) and len(ended) < len(GAINS):
+        while shortlist.propose(limit - len(times_us)) is not None:
+            pass
+        row, trial = bench.next_trial(shortlist, uses_resources=True)
+        shortlist.tell(row, trial)
+        times_us.append(trial.time_us or np.inf)
+        for gain in GAINS:
+            expected = shortlist.expected_gain
+            if gain not in ended and expected is not None and expected < gain:
+                ended[gain] = len(times_us), 1 / bench.reached(times_us)[-1] - 1
+    return {gain: ended.get(gain, (len(times_us), 1 / bench.reached(times_us)[-1] - 1)) for gain in GAINS}
 
 
 def summary(gain: float, ended: list[tuple[int, float]]) -> dict[str, Any]:

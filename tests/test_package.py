@@ -130,6 +130,11 @@ class TestStandards:
         lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / "autotile").rglob("*.py")}
         assert {str(path): length for path, length in lengths.items() if length > 500} == {}
 
+    def test_file_names_are_unique_but_for_those_of_commands(self) -> None:
+        paths = [path for path in (ROOT / "autotile").rglob("*.py") if path.name != "__init__.py"]
+        names = [path.name for path in paths if path.parent.name != "cli"]
+        assert sorted(names) == sorted(set(names))
+
     def test_nothing_is_run_as_python_unpickled_or_given_to_a_shell(self) -> None:
         for path in (ROOT / "autotile").rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):

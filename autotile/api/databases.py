@@ -13,17 +13,17 @@ from autotile.core.display import Displayed
 from autotile.core.model import config_key, config_text
 from autotile.core.statistics import Interval, is_tie
 from autotile.core.text import plural, time_text
-from autotile.database.database import Database
-from autotile.database.engine import parse_location
-from autotile.database.keys import key_differences
-from autotile.database.merging import CopiedRows, MergedStudy, merge_databases, ratio_of_sessions
-from autotile.database.opening import (
+from autotile.database.database import (
+    Database,
     database_location,
     location_text,
     open_existing,
     open_for_reading,
     rows_of_kernel,
 )
+from autotile.database.engine import parse_location
+from autotile.database.keys import key_differences
+from autotile.database.merging import CopiedRows, MergedStudy, merge_databases, ratio_of_sessions
 from autotile.database.retention import CleanedStudy, Criteria, clean_database, current_versions, stored_gpu_names
 from autotile.database.winners import Winner
 from autotile.errors import InputError

@@ -14,8 +14,7 @@ from autotile.api.targets import merge_sizes, open_problem, resolve_device
 from autotile.core.display import Displayed
 from autotile.core.model import Outcome, Problem, config_key
 from autotile.core.text import bytes_text, plural, sizes_text, source_text
-from autotile.database.database import Database
-from autotile.database.opening import open_for_reading
+from autotile.database.database import Database, open_for_reading
 from autotile.database.studies import StudySummary
 from autotile.database.trials import StoredTrial
 from autotile.errors import InputError

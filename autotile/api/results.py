@@ -22,10 +22,10 @@ from autotile.core.device import DeviceProperties
 from autotile.core.display import Displayed
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, config_text
 from autotile.core.text import plural, source_text, time_text
+from autotile.database.database import database_location, location_text, open_for_reading, rows_of_kernel
 from autotile.database.engine import DamagedDatabaseError
 from autotile.database.family_store import FamilyStore
 from autotile.database.keys import space_hash
-from autotile.database.opening import database_location, location_text, open_for_reading, rows_of_kernel
 from autotile.database.studies import StudySummary
 from autotile.database.upgrade import DatabaseCheck
 from autotile.database.winners import StoredRule

@@ -14,14 +14,14 @@ from autotile.core.model import Config, Measurement, Problem, config_key, config
 from autotile.core.statistics import Interval
 from autotile.core.text import plural, source_text, time_text
 from autotile.cuda.driver import device_count, live_device
-from autotile.database.opening import database_location
+from autotile.database.database import database_location
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_kernel, forget_served
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.verification import MAX_RETIMED, Retimed, retime, tuned_problems
+from autotile.tuning.retiming import MAX_RETIMED, Retimed, retime, tuned_problems
 
 VerificationVerdict = Literal["confirmed", "replaced", "demoted", "failed", "interrupted"]
 

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and the search options of the commands that tune."""
+"""Arguments and options that several commands share, and their completion at the Tab key."""
 
 from __future__ import annotations
 
@@ -15,11 +15,54 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from autotile.cli.completion import complete_device, complete_dtype, complete_kernel, complete_sampler
-from autotile.errors import InputError
+from autotile.errors import AutotileError, InputError
 
 if TYPE_CHECKING:
     from autotile.tuning.options import TuneOptions
+
+
+def complete_kernel(incomplete: str) -> list[str]:
+    """Return the matching names of kernels."""
+    from autotile.kernel.library import kernel_names
+
+    return _matching(incomplete, kernel_names)
+
+
+def complete_device(incomplete: str) -> list[str]:
+    """Return the matching names of GPU profiles."""
+    from autotile.core.device import profile_names
+
+    return _matching(incomplete, profile_names)
+
+
+def complete_sampler(incomplete: str) -> list[str]:
+    """Return the matching names of samplers."""
+    from autotile.search.samplers import sampler_names
+
+    return _matching(incomplete, sampler_names)
+
+
+def complete_dtype(incomplete: str) -> list[str]:
+    """Return the matching names of element types."""
+    from autotile.core.dtypes import DTYPES
+
+    return _matching(incomplete, lambda: list(DTYPES))
+
+
+def complete_outcome(incomplete: str) -> list[str]:
+    """Return the matching names of trial outcomes."""
+    from autotile.core.model import Outcome
+
+    return _matching(incomplete, lambda: [str(outcome) for outcome in Outcome])
+
+
+def _matching(incomplete: str, names: Callable[[], list[str]]) -> list[str]:
+    """Return the names with a given prefix; none if they cannot be listed."""
+    try:
+        return [name for name in names() if name.startswith(incomplete)]
+    except (AutotileError, OSError):
+        return []
+
 
 _MAX_SEED = 2**63 - 1
 """Largest integer that the database stores."""

@@ -10,8 +10,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotile.cli.arguments import ArchitectureOption, DatabaseOption, DtypeOption, JsonOption
-from autotile.cli.completion import complete_kernel
+from autotile.cli.arguments import ArchitectureOption, DatabaseOption, DtypeOption, JsonOption, complete_kernel
 from autotile.cli.output import examples, show
 from autotile.cli.tables import RIGHT, below, facts, table
 from autotile.core.text import bytes_text

@@ -9,11 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from typer.core import TyperCommand
 
-from autotile.cli.arguments import DatabaseOption, JsonOption, OptionalKernelArgument, read_moment
-from autotile.cli.completion import complete_device
+from autotile.cli.arguments import DatabaseOption, JsonOption, OptionalKernelArgument, complete_device, read_moment
 from autotile.cli.output import examples, notice, show
-from autotile.cli.studies import STUDY_HEADINGS, study_columns, versioned_document
-from autotile.cli.tables import RIGHT, Listing, below
+from autotile.cli.tables import RIGHT, STUDY_HEADINGS, Listing, below, study_columns, versioned_document
 from autotile.core.text import plural
 from autotile.errors import InputError
 

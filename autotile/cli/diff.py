@@ -10,8 +10,16 @@ from rich.console import Group, RenderableType
 
 from autotile.cli.arguments import JsonOption
 from autotile.cli.output import examples, show
-from autotile.cli.studies import STUDY_HEADINGS, ratio_document, study_columns, versioned_document
-from autotile.cli.tables import RIGHT, Listing, below, facts
+from autotile.cli.tables import (
+    RIGHT,
+    STUDY_HEADINGS,
+    Listing,
+    below,
+    facts,
+    ratio_document,
+    study_columns,
+    versioned_document,
+)
 from autotile.core.model import Measurement, config_text
 from autotile.core.text import NOTHING, interval_text, plural, time_text
 

@@ -16,8 +16,8 @@ from autotile.cli.arguments import (
     JsonOption,
     KernelArgument,
     SizesArgument,
+    complete_device,
 )
-from autotile.cli.completion import complete_device
 from autotile.cli.output import examples, show
 from autotile.cli.tables import below, facts
 from autotile.core.text import plural

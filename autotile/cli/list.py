@@ -10,8 +10,7 @@ from rich.text import Text
 
 from autotile.cli.arguments import DatabaseOption, JsonOption, OptionalKernelArgument
 from autotile.cli.output import examples, show
-from autotile.cli.studies import STUDY_HEADINGS, study_columns, study_document
-from autotile.cli.tables import RIGHT, Listing, below, facts, title
+from autotile.cli.tables import RIGHT, STUDY_HEADINGS, Listing, below, facts, study_columns, study_document, title
 from autotile.core.model import config_text
 from autotile.core.text import NOTHING, moment_text, percent_text, plural, sizes_text, source_text, time_text
 from autotile.errors import InputError

@@ -10,14 +10,17 @@ from rich.console import Group, RenderableType
 
 from autotile.cli.arguments import JsonOption
 from autotile.cli.output import examples, show
-from autotile.cli.studies import (
+from autotile.cli.tables import (
+    RIGHT,
     STUDY_HEADINGS,
+    Listing,
+    below,
+    facts,
     ratio_document,
     study_columns,
     timed_config_document,
     versioned_document,
 )
-from autotile.cli.tables import RIGHT, Listing, below, facts
 from autotile.core.model import config_text
 from autotile.core.text import plural, time_text
 

@@ -1,9 +1,10 @@
-"""Tables of the command line: thin rules, aligned figures, and a layout for narrow terminals."""
+"""Tables of the command line: thin rules, aligned figures, a fall-back for narrow terminals, columns of studies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.cells import cell_len
@@ -14,6 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from autotile.core.text import NOTHING
+
+if TYPE_CHECKING:
+    from autotile.core.model import Config, Measurement
+    from autotile.core.statistics import Interval
+    from autotile.database.keys import TuningKey
+
 
 RIGHT = ">"
 """Prefix of a heading whose column is aligned at the right."""
@@ -168,3 +175,54 @@ class Listing:
 
     def _label_width(self, moved: Sequence[int]) -> int:
         return max((len(plain_heading(self.headings[index])) for index in moved), default=0)
+
+
+STUDY_HEADINGS = ("kernel", "problem", "device")
+"""Column headings of `study_columns`."""
+
+
+def study_columns(key: TuningKey) -> tuple[str, str, str]:
+    """Format a study's kernel, problem and device, one for each of `STUDY_HEADINGS`."""
+    from autotile.api.listings import key_columns
+
+    return key_columns(key)
+
+
+def study_document(key: TuningKey) -> dict[str, Any]:
+    """Return the entries of a study's key, with the device as an object."""
+    return {
+        "kernel": key.kernel,
+        "problem": dict(key.sizes),
+        "dtype": key.dtype,
+        "device": {"name": key.gpu_name, "source": key.source},
+        "source": key.source,
+        "l2": key.l2_mode,
+    }
+
+
+def versioned_document(key: TuningKey) -> dict[str, Any]:
+    """Return the entries of a study's key, with the versions of compiler and template that tell studies apart."""
+    return {
+        "kernel": key.kernel,
+        "problem": dict(key.sizes),
+        "dtype": key.dtype,
+        "device": key.gpu_name,
+        "source": key.source,
+        "nvrtc_version": key.nvrtc_version,
+        "l2": key.l2_mode,
+        "template_hash": key.template_hash,
+    }
+
+
+def ratio_document(ratio: Interval | None) -> dict[str, Any] | None:
+    """Return a ratio of times with its interval."""
+    return {"value": ratio.value, "interval": [ratio.low, ratio.high]} if ratio is not None else None
+
+
+def timed_config_document(config: Config, measurement: Measurement | None) -> dict[str, Any]:
+    """Return a configuration with its time and the 95 % interval of that, in microseconds."""
+    return {
+        "config": dict(config),
+        "time_us": measurement.time_us if measurement is not None else None,
+        "interval_us": [measurement.low_us, measurement.high_us] if measurement is not None else None,
+    }

@@ -8,11 +8,16 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
-from autotile.cli.completion import complete_outcome
+from autotile.cli.arguments import (
+    DatabaseOption,
+    DtypeOption,
+    JsonOption,
+    KernelArgument,
+    SizesArgument,
+    complete_outcome,
+)
 from autotile.cli.output import examples, show
-from autotile.cli.studies import study_columns, study_document
-from autotile.cli.tables import RIGHT, Listing
+from autotile.cli.tables import RIGHT, Listing, study_columns, study_document
 from autotile.core.model import config_text
 from autotile.core.text import NOTHING, interval_text, percent_text, time_text
 

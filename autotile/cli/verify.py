@@ -10,8 +10,7 @@ from rich.text import Text
 
 from autotile.cli.arguments import DatabaseOption, DtypeOption, JsonOption, KernelArgument, SizesArgument
 from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, examples, notice, show
-from autotile.cli.studies import timed_config_document
-from autotile.cli.tables import RIGHT, Listing
+from autotile.cli.tables import RIGHT, Listing, timed_config_document
 from autotile.core.model import config_text
 from autotile.core.text import NOTHING, time_text
 

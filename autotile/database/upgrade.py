@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, Table, func, inspect, select, text
 
 from autotile.database.engine import WRITE_OPTIONS, DamagedDatabaseError, Location
-from autotile.database.fast_read import SCHEMA_REVISION, VERSION_TABLE
+from autotile.database.fast_access import SCHEMA_REVISION, VERSION_TABLE
 from autotile.database.paths import file_identity
 from autotile.database.schema import METADATA, RUNS, STUDIES, TRIALS
 from autotile.errors import DatabaseError

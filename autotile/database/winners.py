@@ -1,6 +1,6 @@
 """Winners and rules: the results that are served, their JSON and the database columns that they are read from.
 
-The database (`autotile.database.fast_read`, `autotile.database.studies`), the files that ship with autotile
+The database (`autotile.database.fast_access`, `autotile.database.studies`), the files that ship with autotile
 (`autotile.exchange.shipped`) and bundles (`autotile.exchange.bundle`) all use the conversions of this module.
 It does not import SQLAlchemy, whose import takes longer than the rest of a process's first look-up.
 """

@@ -12,8 +12,8 @@ import numpy as np
 
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Value
+from autotile.kernel.argument_kind import PROBLEM_DTYPE, ElementType
 from autotile.kernel.arguments import BufferArgument, ScalarArgument, WorkspaceArgument
-from autotile.kernel.element_type import PROBLEM_DTYPE, ElementType
 from autotile.kernel.expressions import Expression
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.tensor_maps import TensorMapArgument

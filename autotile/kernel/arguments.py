@@ -20,9 +20,17 @@ from autotile.core.dtypes import DTYPES
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
-from autotile.kernel.argument_kind import ArgumentKind, ArgumentScope, Column, Evaluate, canonical_texts
+from autotile.kernel.argument_kind import (
+    PROBLEM_DTYPE,
+    ArgumentKind,
+    ArgumentScope,
+    Column,
+    ElementType,
+    Evaluate,
+    canonical_texts,
+    parse_element_type,
+)
 from autotile.kernel.array_expressions import ShapeOnly
-from autotile.kernel.element_type import PROBLEM_DTYPE, ElementType, parse_element_type
 from autotile.kernel.expressions import Expression
 from autotile.kernel.nodes import Kind
 from autotile.kernel.table import ProblemSection, Table, check_array_names, check_names, describe

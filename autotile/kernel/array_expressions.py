@@ -18,14 +18,7 @@ from autotile.core.frozen import dataclass
 from autotile.errors import listing, nearest
 from autotile.kernel.expressions import ExpressionParser
 from autotile.kernel.nodes import EvaluationError, Kind
-from autotile.kernel.syntax import (
-    UNKNOWN_LOCATION,
-    ExpressionError,
-    ExpressionText,
-    Location,
-    canonical_text,
-    one_line,
-)
+from autotile.kernel.syntax import UNKNOWN_LOCATION, ExpressionError, ExpressionText, Location, canonical_text, one_line
 
 _CLIPPING = (np.maximum, np.minimum)
 """Operations whose result may be finite although an operand is infinite."""

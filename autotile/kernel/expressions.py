@@ -32,14 +32,7 @@ from autotile.kernel.nodes import (
     Operand,
     Rows,
 )
-from autotile.kernel.syntax import (
-    UNKNOWN_LOCATION,
-    ExpressionError,
-    ExpressionText,
-    Location,
-    canonical_text,
-    one_line,
-)
+from autotile.kernel.syntax import UNKNOWN_LOCATION, ExpressionError, ExpressionText, Location, canonical_text, one_line
 
 Operation = Callable[[Operand, Operand, Rows], Operand]
 """An operation of `autotile.kernel.nodes` on two operands, over the selected rows."""

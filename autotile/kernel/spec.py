@@ -10,13 +10,7 @@ from typing import NamedTuple
 
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
-from autotile.kernel.arguments import (
-    Argument,
-    BufferArgument,
-    ScalarArgument,
-    WorkspaceArgument,
-    arguments_of_kind,
-)
+from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument, WorkspaceArgument, arguments_of_kind
 from autotile.kernel.array_expressions import ArrayExpression
 from autotile.kernel.expressions import Expression
 from autotile.kernel.tensor_maps import TensorMapArgument

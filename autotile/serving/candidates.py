@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from autotile.core.model import Problem
-from autotile.database.fast_read import read_rules_fast, read_winners_fast
+from autotile.database.fast_access import read_rules_fast, read_winners_fast
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import DatabaseError
 from autotile.exchange.shipped import shipped_rules, shipped_winners

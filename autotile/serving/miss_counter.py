@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotile.database.fast_write import Miss, add_misses_fast
+from autotile.database.fast_access import Miss, add_misses_fast
 
 if TYPE_CHECKING:
     from sqlalchemy import URL

@@ -3,8 +3,8 @@ import pytest
 
 from autotile.core.dtypes import DTYPES
 from autotile.cuda.buffers import make_input
+from autotile.kernel.argument_kind import ElementType
 from autotile.kernel.arguments import BufferArgument, Distribution
-from autotile.kernel.element_type import ElementType
 from autotile.kernel.expressions import parse_expression
 
 

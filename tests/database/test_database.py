@@ -10,7 +10,7 @@ from autotile import __version__
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Problem, Trial, config_key
 from autotile.database.database import Database
-from autotile.database.fast_read import SCHEMA_REVISION
+from autotile.database.fast_access import SCHEMA_REVISION
 from autotile.database.keys import TuningKey
 from autotile.errors import DatabaseError
 

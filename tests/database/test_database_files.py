@@ -14,7 +14,7 @@ from sqlalchemy import URL
 from autotile.core.model import Trial
 from autotile.database.database import Database
 from autotile.database.engine import parse_location
-from autotile.database.fast_read import SCHEMA_REVISION
+from autotile.database.fast_access import SCHEMA_REVISION
 from autotile.database.keys import TuningKey
 from autotile.database.paths import network_file_system
 from autotile.errors import DatabaseError

@@ -12,7 +12,7 @@ from autotile.core.device import device_profile
 from autotile.core.model import Resources
 from autotile.database.database import Database
 from autotile.database.family_store import FamilyState, FamilyStore
-from autotile.database.fast_read import read_rules_fast
+from autotile.database.fast_access import read_rules_fast
 from autotile.database.keys import TuningKey
 from autotile.families.family import Extent, Family
 from autotile.families.features import Feature

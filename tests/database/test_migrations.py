@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, text
 
 from autotile.database import schema, upgrade
 from autotile.database.database import Database
-from autotile.database.fast_read import SCHEMA_REVISION, VERSION_TABLE
+from autotile.database.fast_access import SCHEMA_REVISION, VERSION_TABLE
 from autotile.database.keys import TuningKey
 
 NEWER = '''

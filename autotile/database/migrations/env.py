@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from autotile.database.fast_read import VERSION_TABLE
+from autotile.database.fast_access import VERSION_TABLE
 from autotile.database.schema import METADATA
 
 context.configure(

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from autotile.core.model import Problem
-from autotile.database import fast_write
+from autotile.database import fast_access
 from autotile.database.database import Database
-from autotile.database.fast_read import VERSION_TABLE
-from autotile.database.fast_write import Miss, add_misses_fast
+from autotile.database.fast_access import VERSION_TABLE, Miss, add_misses_fast
 
 FIRST = Problem("sgemm", {"M": 1, "N": 2}, "float32")
 SECOND = Problem("sgemm", {"M": 3, "N": 2}, "float32")
@@ -88,7 +87,7 @@ def test_a_log_on_a_network_file_system_is_left_to_the_engine(
 ) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA journal_mode={journal}")
-    monkeypatch.setattr(fast_write, "network_file_system", lambda _: "nfs4")
+    monkeypatch.setattr(fast_access, "network_file_system", lambda _: "nfs4")
     assert add(path) is written
     monkeypatch.undo()
     assert len(counts(path)) == written

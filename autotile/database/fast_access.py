@@ -1,4 +1,4 @@
-"""Read winners and rules from a local database with the standard library alone.
+"""Read winners and rules of a local database, and count its misses, with the standard library alone.
 
 Importing SQLAlchemy takes longer than the rest of a process's first look-up, so serving reads an SQLite file of the
 current schema directly. Every other case is left to `autotile.database.database.Database`.
@@ -10,12 +10,15 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Set
 from contextlib import closing
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from autotile.core.device import DeviceProperties
+from autotile.core.model import Problem, canonical_json
+from autotile.database.paths import network_file_system
 from autotile.database.winners import JSON_COLUMNS, RULE_COLUMNS, WINNER_COLUMNS, StoredRule, Winner
 
 SCHEMA_REVISION = "0003"
@@ -106,3 +109,54 @@ def _device(text: str | None) -> DeviceProperties | None:
     """Decode the device of a study; most studies of a database share one."""
     device = json.loads(text) if text else None
     return DeviceProperties.from_json(device) if device else None
+
+
+_ADD = """
+    INSERT INTO misses (kernel, sizes, dtype, gpu_name, tier, count, last_at) VALUES (?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (kernel, sizes, dtype, gpu_name, tier)
+    DO UPDATE SET count = count + excluded.count, last_at = excluded.last_at
+"""
+
+
+class Miss(NamedTuple):
+    """Calls of a kernel that was served for a problem as a fallback."""
+
+    problem: Problem
+    gpu_name: str
+    tier: str
+    calls: int
+
+
+def add_misses_fast(path: Path, misses: Iterable[Miss], *, timeout_s: float) -> bool:
+    """Add to the counts of misses in an SQLite file, in one transaction; return whether they were written.
+
+    The file is neither created nor migrated, and its journal mode stays as it is. Nothing is written if its schema is
+    not the current one, or if it cannot be written now.
+
+    Parameters
+    ----------
+    timeout_s
+        Maximum time to wait for another process that is writing.
+    """
+    now = datetime.now(UTC).isoformat(timespec="microseconds")
+    rows = [
+        (m.problem.kernel, canonical_json(dict(m.problem.sizes)), m.problem.dtype, m.gpu_name, m.tier, m.calls, now)
+        for m in misses
+    ]
+    uri = f"file:{quote(str(path.absolute()))}?mode=rw"
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None)) as connection:
+            (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
+            if journal == "wal":
+                if network_file_system(path):  # where several hosts would damage it
+                    return False
+                connection.execute("PRAGMA synchronous=NORMAL")  # as in Database
+            connection.execute("BEGIN IMMEDIATE")
+            (revision,) = connection.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()
+            if revision != SCHEMA_REVISION:
+                return False
+            connection.executemany(_ADD, rows)
+            connection.execute("COMMIT")
+    except (sqlite3.Error, TypeError):  # TypeError: the version table is empty
+        return False
+    return True

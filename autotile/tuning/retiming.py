@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
-from autotile.database.database import Database
+from autotile.database.database import Database, database_location
 from autotile.database.keys import space_hash
-from autotile.database.opening import database_location
 from autotile.database.studies import StoredBest
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
