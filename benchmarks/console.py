@@ -52,7 +52,8 @@ def run(command: str, folder: Path) -> list[str]:
         [sys.executable, "-m", "autotile", *words], env=environment, capture_output=True, text=True, check=False
     )
     print(f"{command}: exit code {done.returncode}")
-    return [line.replace(str(ROOT) + "/", "").rstrip() for line in done.stdout.splitlines()]
+    lines = done.stdout.replace(str(ROOT) + "/", "").replace(str(folder), "FOLDER").splitlines()
+    return [line.rstrip() for line in lines]
 
 
 if __name__ == "__main__":

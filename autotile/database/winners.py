@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Measurement, Resources
 from autotile.database.keys import TuningKey
-from autotile.families.rule import FamilyRule
+
+if TYPE_CHECKING:
+    from autotile.families.rule import FamilyRule
 
 RESOURCE_COLUMNS = tuple(field.name for field in fields(Resources))
 
@@ -201,6 +203,8 @@ class StoredRule:
         KeyError, TypeError, ValueError
             ``entry`` is not a rule.
         """
+        from autotile.families.rule import FamilyRule  # most kernels have no rule
+
         return cls(
             TuningKey.from_json(entry["key"]),
             DeviceProperties.from_json(entry["device"]),
