@@ -138,7 +138,7 @@ def _recording_document(recording: RecordingFile) -> dict[str, Any]:
 def families_table(found: FamilyList) -> RenderableType:
     """Render the rules of the families, one below the other."""
     if not found.families:
-        return Text(f"no family is tuned yet in {found.location}; `autotile tune --family` does it")
+        return Text(f"no family is tuned yet in {found.location}; `autotile tune-family` tunes one")
     first, *others = (_family_facts(family) for family in found.families)
     return Group(first, *map(below, others))
 

@@ -26,7 +26,7 @@ def misses(
     """List problems that could not be served exactly.
 
     Lists those of one kernel if it is named, else of all: the number of calls and, if enough is tuned to estimate it,
-    the time that they may have cost. `autotile tune --from-misses` tunes them, the costliest first.
+    the time that they may have cost. `autotile tune-misses` tunes them, the costliest first.
     """
     from autotile.api import results
 

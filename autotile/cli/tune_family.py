@@ -19,10 +19,10 @@ from autotile.cli.arguments import (
     SearchArguments,
     with_search_options,
 )
+from autotile.cli.list import loss_text, rule_facts
 from autotile.cli.output import INTERRUPTED, console, examples, notice, show
 from autotile.cli.tables import RIGHT, below, facts, table, title
 from autotile.cli.tune import MAX_CONFIGS, MAX_POINTS
-from autotile.core.model import config_text
 from autotile.core.text import NOTHING, device_text, duration_text, percent_text, plural, sizes_text, time_text
 from autotile.errors import InputError
 
@@ -107,23 +107,6 @@ def family_table(result: FamilyResult, call: str) -> RenderableType:
         return Group(head, facts([("interrupted", "before there was a rule; the same command goes on from there")]))
     run = below(facts(_facts(result, result.rule, call)))
     return Group(head, _points_table(result.rule), below(rule_facts(result.rule)), run)
-
-
-def rule_facts(rule: FamilyRule) -> RenderableType:
-    """Render the configurations of a rule, and its tree."""
-    configs = [(f"#{number}", config_text(one.config)) for number, one in enumerate(rule.configs)]
-    return facts([*configs, ("rule", "\n".join(rule.lines()))])
-
-
-def loss_text(rule: FamilyRule) -> str:
-    """Return the losses of a rule at its points, and at points that were left out of learning, as text."""
-    worst = f"{percent_text(rule.worst.loss)} ({sizes_text(rule.worst.sizes)})"
-    at_points = f"{percent_text(rule.mean_loss)} on average at the points, {worst} at worst"
-    held_out = rule.held_out_losses
-    if not held_out:
-        return at_points
-    left_out = f"{percent_text(sum(held_out) / len(held_out))} on average and {percent_text(max(held_out))} at worst"
-    return f"{at_points}; {left_out} where the point was left out of learning"
 
 
 def _points_table(rule: FamilyRule) -> Table:
