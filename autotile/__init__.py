@@ -1,4 +1,4 @@
-"""Find, prove, remember and serve the fastest tile sizes of CUDA C++ kernels.
+"""Find, verify, store and serve the fastest tile sizes of CUDA C++ kernels.
 
 The pipeline, one candidate's way::
 
@@ -316,14 +316,16 @@ _NAMES = {
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = ["__version__"]
-__all__.extend(sorted(_MODULE_OF))
+__all__.extend(sorted(set(_MODULE_OF) - {"list"}))  # a star import must not replace the built-in
 
 
 class _Package(ModuleType):
     """Type of this module: a public name is never replaced by the subpackage of the same name.
 
     Python makes a subpackage an attribute of its package when it imports it. Without this, the function `space` would
-    become the package ``autotile.space`` as soon as any of its modules was imported.
+    become the package ``autotile.space`` as soon as any of its modules was imported. Names of that package are imported
+    by ``from autotile.space.search_space import SearchSpace``; ``import autotile.space.search_space as name`` fails, as
+    it looks for them in the function.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -345,4 +347,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> Any:
-    return __all__
+    return sorted([*__all__, "list"])

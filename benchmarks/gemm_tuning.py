@@ -50,7 +50,7 @@ def tune_product(
         Total wall time.
     database
         Path or URL; None for the user's database.
-    shelf
+    worker_pool
         Keeps workers from one session to the next.
     seeds
         Configurations to try first, in addition to the winners of other sizes.

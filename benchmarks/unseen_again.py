@@ -44,8 +44,8 @@ def main() -> None:
     arguments = parser.parse_args()
     earlier = json.loads(arguments.earlier.read_text())
     (stored,) = read_rules(arguments.earlier_rules)
-    with WorkerPool() as shelf:
-        bench = Bench(_as_then(arguments, earlier["options"], stored), shelf)
+    with WorkerPool() as worker_pool:
+        bench = Bench(_as_then(arguments, earlier["options"], stored), worker_pool)
         rule = relearned(bench, stored.rule)
         rows = [_again(bench, rule, row) for row in earlier["rows"]]
     family = {**earlier["family"], "rule": rule.to_json(), "loss": rule.mean_loss}

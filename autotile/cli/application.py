@@ -106,7 +106,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Find, prove, remember and serve the fastest tile sizes of CUDA C++ kernels."""
+    """Find, verify, store and serve the fastest tile sizes of CUDA C++ kernels."""
     if version:
         typer.echo(f"autotile {__version__}")
         raise typer.Exit

@@ -89,9 +89,11 @@ def tune(
     """
     options = search.options()
     if not family and (points is not None or max_configs is not None):
-        raise InputError("--points and --max-configs are for --family, which is missing")
+        raise InputError("--points and --max-configs are options of `autotile tune-family`, for families of sizes")
     if family and from_misses:
-        raise InputError("--family and --from-misses name two different sets of problems; name one of them")
+        raise InputError(
+            "--family and --from-misses exclude each other; use `autotile tune-family` or `autotile tune-misses`"
+        )
     if family:
         from autotile.cli.tune_family import run_family
 

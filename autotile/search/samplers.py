@@ -347,7 +347,7 @@ def make_sampler(
         There is no such sampler, it requires a package that is not installed, or the seed is negative.
     """
     check_sampler(name)
-    entry = sampler_entry(resolve_sampler(name, space, available))
+    entry = sampler_entry(resolve_sampler(name, space, available, trials))
     return entry.make(SamplerInputs(space, seed, available, sources, trials))
 
 

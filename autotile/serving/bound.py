@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources, config_text
+from autotile.core.text import source_text
 from autotile.cuda.driver import outside_of_captures
 from autotile.cuda.packing import scalar_value
 from autotile.cuda.toolchain import load_cupy
@@ -270,7 +271,8 @@ class BoundKernel:
 
     def __repr__(self) -> str:
         config = " ".join(f"{name}={value}" for name, value in self.config.items())
-        return f"<BoundKernel {self.problem} on {self.device.name}: {self.tier}, {config}>"
+        where = source_text(self.device.name, self.source)
+        return f"<BoundKernel {self.problem} on {where}: {self.tier}, {config}>"
 
     def __call__(self, *arrays: Any, stream: Any = None, **scalars: float) -> Any:
         """Launch on arrays, asynchronously.

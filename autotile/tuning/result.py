@@ -17,6 +17,9 @@ from autotile.tuning.parameter_effects import ParameterEffects
 from autotile.tuning.pipeline import Load
 from autotile.tuning.stopping import Stopped
 
+_EFFECT_KEYS = ("importance", "thresholds", "insight")
+"""Keys of `ParameterEffects.to_json`, stated for an aborted session too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drift:
@@ -217,7 +220,10 @@ class TuneResult(Displayed):
         """Time of the winner and its ratio to that of the default, as text."""
         if self.winner is None:
             return "interrupted before a configuration ran" if self.interrupted else "no configuration ran"
+        is_default = self.default is not None and self.winner.config == self.default.config
         ratio = f", {self.speedup.value:.3f}x over the default" if self.speedup is not None else ""
+        if is_default:
+            ratio = ", the default configuration"
         return f"{time_text(self.winner.time_us)}{ratio}{', interrupted' if self.interrupted else ''}"
 
     def _headline(self) -> str:
@@ -267,7 +273,7 @@ class TuneResult(Displayed):
             "load": self.load.to_json() if self.load is not None else None,
             "drift": self.drift.to_json() if self.drift is not None else None,
             "stopped": self.stopped.to_json() if self.stopped is not None else None,
-            **(self.insight.to_json() if self.insight is not None else {"importance": None, "insight": None}),
+            **(self.insight.to_json() if self.insight is not None else dict.fromkeys(_EFFECT_KEYS)),
             **(self.front.to_json() if self.front is not None else {}),
             "seconds": round(self.seconds, 3),
             "phases": dict(self.phases),
