@@ -68,10 +68,12 @@ def check_readable(path: Path) -> None:
     Raises
     ------
     DatabaseError
-        The path is a folder, or is not readable.
+        The path is a folder or another special file, or is not readable.
     """
     if path.is_dir():
         raise DatabaseError(f"{path} is a folder; expected the path of a database file, such as {path / 'autotile.db'}")
+    if path.exists() and not path.is_file():
+        raise DatabaseError(f"{path} is not a regular file; expected the path of a database file")
     if path.exists() and not os.access(path, os.R_OK):
         raise DatabaseError(f"cannot read the database {path}: change its permissions, or name another database")
 
