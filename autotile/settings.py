@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from autotile.core.frozen import dataclass
+from autotile.core.reading import parse_toml, read_regular
 from autotile.errors import InputError
 
 _APPLICATION = "autotile"
 _LIMIT_KEY = "cache_limit_mib"
 _KNOWN_KEYS = ("database", "cache", "kernels", _LIMIT_KEY, "sanitizer", "graphs")
 _SWITCH = {"on": True, "off": False}
+_MAX_CONFIG_BYTES = 2**16
+"""Maximum size of ``config.toml``."""
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -107,10 +109,12 @@ def _user_folder(variable: str, default: str) -> Path:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = tomllib.loads(path.read_text(encoding="utf-8"))
+        config = parse_toml(read_regular(path, _MAX_CONFIG_BYTES).decode())
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; correct it or delete it") from None
+    except ValueError as error:
         raise InputError(f"{path}: {error}; correct it or delete it") from None
     unknown = sorted(set(config) - set(_KNOWN_KEYS))
     if unknown:

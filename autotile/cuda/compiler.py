@@ -8,6 +8,8 @@ import hashlib
 import json
 import os
 import re
+import shlex
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -202,6 +204,22 @@ def _expect_success(nvrtc: ModuleType, status: Any) -> None:
         raise ToolchainError(f"NVRTC {nvrtc_version()} failed with {status.name}")
 
 
+def _create_private(folder: Path) -> None:
+    """Create a folder and its missing parents for the user alone, whatever the umask."""
+    if folder.is_dir():
+        return
+    _create_private(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+        folder.chmod(0o700)  # the umask may have taken rights of the user
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+
+
+def _entry_hash(key: str, cubin_hash: str, resources: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical_json([key, cubin_hash, resources]).encode()).hexdigest()
+
+
 _WRITES_BETWEEN_TRIMS = 32
 _TRIM_TO = 0.9
 """Trimming leaves a tenth of the limit free, so that the next write does not trim again."""
@@ -223,17 +241,20 @@ class CubinCache:
     Files are created by atomic renames, the cubin after its description, so that any number of processes may read and
     write at once. When the folder exceeds its limit, the least recently used cubins are deleted.
 
+    Cubins run with the rights of the user, so the folder must be one that only the user may write. Each description
+    holds a hash of the key, the cubin and the resources, so a file copied to another key is not used.
+
     Parameters
     ----------
     folder
-        Folder of caches, created if missing.
+        Folder of caches, created if missing, for the user alone.
     limit_bytes
         Size to which the folder is trimmed.
 
     Raises
     ------
     InputError
-        The folder cannot be created.
+        The folder cannot be created, or others may write it.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -241,7 +262,9 @@ class CubinCache:
         self._limit_bytes = limit_bytes
         self._writes = 0
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            _create_private(self._folder)
+            self._check_private(folder, is_shared_folder_accepted=True)
+            self._check_private(self._folder, is_shared_folder_accepted=False)
         except OSError as error:
             raise self._refusal("create", error) from None
 
@@ -264,13 +287,14 @@ class CubinCache:
         try:
             description = json.loads(cubin.with_suffix(".json").read_text(encoding="utf-8"))
             data = cubin.read_bytes()
-            if hashlib.sha256(data).hexdigest() != description["cubin_hash"]:
+            cubin_hash = hashlib.sha256(data).hexdigest()
+            if description["entry_hash"] != _entry_hash(key, cubin_hash, description["resources"]):
                 return None
             with contextlib.suppress(OSError):  # the cache may be read-only
                 for file in (cubin, cubin.with_suffix(".json")):
                     os.utime(file)  # marks it as recently used
-            return CachedCubin(cubin, description["cubin_hash"], Resources(**description["resources"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            return CachedCubin(cubin, cubin_hash, Resources(**description["resources"]))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def put(self, key: str, compilation: Compilation) -> CachedCubin:
@@ -283,7 +307,9 @@ class CubinCache:
         """
         cubin = self._path(key)
         cubin_hash = hashlib.sha256(compilation.cubin).hexdigest()
-        description = json.dumps({"cubin_hash": cubin_hash, "resources": asdict(compilation.resources)})
+        resources = asdict(compilation.resources)
+        entry_hash = _entry_hash(key, cubin_hash, resources)
+        description = json.dumps({"cubin_hash": cubin_hash, "entry_hash": entry_hash, "resources": resources})
         try:
             self._write(cubin.with_suffix(".json"), description.encode())
             self._write(cubin, compilation.cubin)
@@ -301,15 +327,35 @@ class CubinCache:
     def trim(self) -> None:
         """Delete the least recently used cubins until the folder is within its limit."""
         entries = sorted(self._entries(), key=lambda entry: entry[1].st_mtime_ns)
-        total = sum(stat.st_size for _, stat in entries)
+        total = sum(status.st_size for _, status in entries)
         if total <= self._limit_bytes:
             return
-        for path, stat in entries:
+        for path, status in entries:
             with contextlib.suppress(OSError):  # another process may trim as well
                 path.unlink()
-            total -= stat.st_size
+            total -= status.st_size
             if total <= _TRIM_TO * self._limit_bytes:
                 return
+
+    def _check_private(self, folder: Path, *, is_shared_folder_accepted: bool) -> None:
+        """Raise if another user than root may put files into the folder.
+
+        A folder such as ``/tmp``, in which users cannot replace each other's entries, is accepted around the cache.
+        """
+        trusted = (os.geteuid(), 0)
+        status = folder.stat()
+        is_shared = is_shared_folder_accepted and status.st_mode & stat.S_ISVTX
+        if status.st_uid not in trusted or folder.lstat().st_uid not in trusted:
+            problem, cure = "belongs to another user", ""
+        elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_shared:
+            problem = "can be written by other users"
+            cure = f", or, if it is meant for you alone, run `chmod go-w {shlex.quote(str(folder))}`"
+        else:
+            return
+        raise InputError(
+            f"the cubin cache {self._folder} is not used: {folder} {problem}, who could exchange code that you run; "
+            f"set AUTOTILE_CACHE to a folder of your own{cure}"
+        )
 
     def _refusal(self, action: str, error: OSError) -> InputError:
         cure = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "change its permissions"

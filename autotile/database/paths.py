@@ -44,9 +44,11 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     if path.exists() and _is_database(path):
         raise FileExistsError(errno.EEXIST, "it is a database, which is not overwritten", str(path))
     target = path.resolve()  # keeps a symbolic link
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    # In a folder that others may write, a predictable name could be a link that they put there to a file of this user.
+    partial = target.with_name(f".{target.name[:40]}.{os.urandom(8).hex()}.partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        with partial.open("wb") as stream:
+        with os.fdopen(descriptor, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())  # some file systems report only now that they are full
@@ -66,10 +68,12 @@ def check_readable(path: Path) -> None:
     Raises
     ------
     DatabaseError
-        The path is a folder, or is not readable.
+        The path is a folder or another special file, or is not readable.
     """
     if path.is_dir():
         raise DatabaseError(f"{path} is a folder; expected the path of a database file, such as {path / 'autotile.db'}")
+    if path.exists() and not path.is_file():
+        raise DatabaseError(f"{path} is not a regular file; expected the path of a database file")
     if path.exists() and not os.access(path, os.R_OK):
         raise DatabaseError(f"cannot read the database {path}: change its permissions, or name another database")
 

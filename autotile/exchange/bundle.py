@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -24,17 +23,21 @@ from autotile.core.model import Config, Resources, canonical_json
 from autotile.database.paths import atomic_write
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import BundleError, SpecError
+from autotile.exchange.archive import ARCHIVE_FAULTS, open_archive, read_member
 from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import capability_of
 
 BUNDLE_FORMAT = 1
 MANIFEST = "manifest.json"
-_MAX_MANIFEST_BYTES = 64 * 2**20
+MAX_BYTES = 512 * 2**20
+"""Maximum decompressed size of a bundle: thousands of cubins of some hundred kilobytes."""
+_MAX_MEMBER_BYTES = 64 * 2**20
+"""Maximum decompressed size of one member."""
+_MAX_DOCUMENT_BYTES = 16 * 2**20
+"""Maximum size of the manifest and of a kernel's document, since JSON takes up to thirty times as much when parsed."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """Timestamp of every member, the earliest that zip supports, so that equal contents give equal files."""
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
-"""Exceptions of `zipfile` for a damaged archive; the last two for an unsupported compression or encryption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,7 @@ class Bundle:
         return data
 
     def _manifest(self) -> dict[str, Any]:
-        text = self._read(MANIFEST, _MAX_MANIFEST_BYTES)
+        text = self._read(MANIFEST, _MAX_DOCUMENT_BYTES)
         try:
             manifest: dict[str, Any] = json.loads(text)
             found = manifest["format"]
@@ -158,24 +161,21 @@ class Bundle:
 
     def _check_members(self) -> None:
         try:
-            with zipfile.ZipFile(self.path) as archive:
+            with open_archive(self.path, MAX_BYTES) as archive:
                 found = archive.namelist()
-        except (OSError, *_UNREADABLE) as error:
+        except ARCHIVE_FAULTS as error:
             raise self._unreadable(error) from None
         if sorted(found) != sorted([MANIFEST, *self._members]):
             raise self._damaged("its members are not those of its manifest")
 
     def _read(self, member: str, max_bytes: int) -> bytes:
         try:
-            with zipfile.ZipFile(self.path) as archive, archive.open(member) as stream:
-                data = stream.read(max_bytes + 1)
+            with open_archive(self.path, MAX_BYTES) as archive:
+                return read_member(archive, member, min(max_bytes, _max_bytes(member)))
         except KeyError:
             raise self._damaged(f"it lacks {member}") from None
-        except (OSError, *_UNREADABLE) as error:
+        except ARCHIVE_FAULTS as error:
             raise self._unreadable(error) from None
-        if len(data) > max_bytes:
-            raise self._damaged(f"{member} is longer than expected")
-        return data
 
     def _unreadable(self, error: Exception) -> BundleError:
         if isinstance(error, OSError) and error.strerror:
@@ -230,13 +230,32 @@ def write_bundle(
         },
     }
     manifest["digest"] = manifest_digest(manifest)
+    members[MANIFEST] = canonical_json(manifest).encode()
+    _check_sizes(path, members)
     try:
         with atomic_write(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in [(MANIFEST, canonical_json(manifest).encode()), *sorted(members.items())]:
+            for name, data in [(MANIFEST, members.pop(MANIFEST)), *sorted(members.items())]:
                 archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
     except OSError as error:
         raise BundleError(f"cannot write the bundle {path}: {error.strerror}; name another file") from None
     return str(manifest["digest"])
+
+
+def _check_sizes(path: Path, members: Mapping[str, bytes]) -> None:
+    """Raise if a bundle would be larger than what is read."""
+    total = sum(map(len, members.values()))
+    large = next((name for name, data in members.items() if len(data) > _max_bytes(name)), None)
+    if large is not None or total > MAX_BYTES:
+        what = f"its member {large} would have {len(members[large]):,}" if large else f"it would have {total:,}"
+        limit = _max_bytes(large) if large else MAX_BYTES
+        raise BundleError(
+            f"cannot write the bundle {path}: {what} bytes, at most {limit:,} are accepted; bundle fewer kernels, "
+            "problems or architectures"
+        )
+
+
+def _max_bytes(member: str) -> int:
+    return _MAX_DOCUMENT_BYTES if member.endswith(".json") else _MAX_MEMBER_BYTES
 
 
 def cubin_member(image: bytes) -> str:
@@ -255,7 +274,7 @@ def _read_kernel(bundle: Bundle, name: str) -> BundledKernel:
         rules = tuple(StoredRule.from_json(entry) for entry in document["rules"])
         kernel = Kernel(spec, "", bundle.path, document["source_hash"])
         return BundledKernel(kernel, document["nvrtc_version"], winners, cubins, rules)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, BundleError):
             raise
         reason = str(error) if isinstance(error, SpecError) else repr(error)

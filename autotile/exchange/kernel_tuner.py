@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Measurement, Outcome, Trial, config_key
+from autotile.core.reading import read_regular
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.database.trials import StoredTrial
@@ -224,9 +225,7 @@ def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InputError(f"{path} is larger than any cache file ({_MAX_BYTES:,} bytes)")
-        text = path.read_text(encoding="utf-8").strip()
+        text = read_regular(path, _MAX_BYTES).decode().strip()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {_EXPECTED}") from None
     except UnicodeDecodeError:

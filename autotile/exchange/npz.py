@@ -8,31 +8,20 @@ from __future__ import annotations
 
 import io
 import math
-import struct
-import zipfile
-import zlib
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from autotile.core.reading import NotRegularError
 from autotile.database.paths import atomic_write
 from autotile.errors import RecordingError
+from autotile.exchange.archive import ARCHIVE_FAULTS, open_archive, read_member
 
 MAX_BYTES = 256 * 2**20
 """Maximum decompressed size of a file: ten times that of a recording of a million configurations."""
-
-_FAULTS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    NotImplementedError,  # an unsupported compression
-    RuntimeError,  # an encrypted member
-    ValueError,
-    OSError,
-)
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -62,26 +51,25 @@ class NpzReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._open = ExitStack()
         try:
-            self._archive = zipfile.ZipFile(path)
+            self._archive = self._open.enter_context(open_archive(path, MAX_BYTES))
         except FileNotFoundError:
             raise RecordingError(
                 f"there is no recording {path}; `autotile list --recordings` shows the installed ones"
             ) from None
         except IsADirectoryError:
             raise RecordingError(f"{path} is a folder; expected the path of a recording (.npz)") from None
-        except _FAULTS as error:
-            raise self.damaged(f"it is not a zip archive ({error})") from None
-        size = sum(member.file_size for member in self._archive.infolist())
-        if size > MAX_BYTES:
-            self._archive.close()
-            raise self.damaged(f"it declares {size:,} bytes, but at most {MAX_BYTES:,} are allowed")
+        except NotRegularError as error:
+            raise RecordingError(f"cannot read the recording {path}: {error.strerror}") from None
+        except ARCHIVE_FAULTS as error:
+            raise self.damaged(f"it cannot be read as a zip archive ({error})") from None
 
     def __enter__(self) -> NpzReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._archive.close()
+        self._open.close()
 
     @property
     def names(self) -> frozenset[str]:
@@ -110,14 +98,14 @@ class NpzReader:
             The array is missing, damaged or of another dtype or shape.
         """
         try:
-            data = self._archive.read(f"{name}.npy")
+            data = read_member(self._archive, f"{name}.npy", MAX_BYTES)
             stream = io.BytesIO(data)
             if np.lib.format.read_magic(stream) != (1, 0):
                 raise ValueError("not version 1.0 of the .npy format")
             found_shape, fortran_order, found_dtype = np.lib.format.read_array_header_1_0(stream)
         except KeyError:
             raise self.damaged(f"it lacks {name!r}") from None
-        except _FAULTS as error:
+        except ARCHIVE_FAULTS as error:
             raise self.damaged(f"{name!r} cannot be read ({error})") from None
         fits = len(found_shape) == 1 if shape is None else found_shape == shape
         if found_dtype != dtype or fortran_order or not fits:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotile.core.device import DeviceProperties
+from autotile.core.reading import read_regular
 from autotile.database.keys import TuningKey
 from autotile.database.paths import atomic_write
 from autotile.database.winners import StoredRule, Winner
@@ -24,6 +25,9 @@ from autotile.settings import data_folder
 
 _WINNERS_FORMAT = 1
 _RULES_FORMAT = 1
+
+_MAX_BYTES = 64 * 2**20
+"""Maximum size of a file; those that ship have some ten kilobytes."""
 
 _DEVICE_FIELDS = {
     "gpu_name": "name",
@@ -156,7 +160,7 @@ def _entry(winner: Winner) -> dict[str, Any]:
 def _read(path: Path, content: str, expected_format: int) -> Mapping[str, Any]:
     """Read a JSON object and check its ``format``; ``content`` names what the file holds, for messages."""
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = json.loads(read_regular(path, _MAX_BYTES))
         found = document["format"]
     except OSError as error:
         raise InputError(f"cannot read the {content} in {path}: {error.strerror}") from None

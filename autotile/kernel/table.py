@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import keyword
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from autotile.core.frozen import dataclass
+from autotile.core.reading import MAX_KEY_PARTS, parse_toml
 from autotile.errors import SpecError, listing, nearest
 from autotile.kernel.array_expressions import ARRAY_FUNCTIONS
 from autotile.kernel.expressions import FUNCTIONS, Expression, parse_expression
@@ -28,6 +28,8 @@ MAX_WHOLE_NUMBER = 2**31 - 1
 """Maximum size or number of bytes; by convention, sizes are passed to kernels as int32."""
 
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\-\"']+)\s*=")
+_Path: TypeAlias = "tuple[_Path, str] | None"
+"""Path of a table from its innermost name outwards, which shares the names of the tables around it."""
 _POSITION = r" \(at line (\d+), column \d+\)$"
 
 
@@ -191,10 +193,8 @@ def read_document(text: str, source: str) -> Table:
     if size_bytes > MAX_BYTES:
         raise SpecError(f"the file has {size_bytes} bytes, at most {MAX_BYTES} are accepted; shorten it", source=source)
     try:
-        data = tomllib.loads(text)
-    except RecursionError:
-        raise SpecError("the file is nested too deeply; use plain tables and lists", source=source) from None
-    except ValueError as error:  # TOMLDecodeError, and whole numbers of more digits than Python converts
+        data = parse_toml(text)
+    except ValueError as error:
         raise _not_toml(str(error), source) from None
     document = Document(source, _key_lines(text))
     _check_keys(data, document)
@@ -220,23 +220,33 @@ def _not_toml(message: str, source: str) -> SpecError:
 
 def _check_keys(data: Mapping[str, Any], document: Document) -> None:
     """Raise if a key does not fit in a message; everything else is checked where it is read."""
-    tables: list[tuple[str, Any]] = [("", data)]
-    for prefix, table in tables:
+    tables: list[tuple[_Path, Any]] = [(None, data)]
+    for path, table in tables:
         for name, value in table.items():
             if len(name) > MAX_KEY_CHARACTERS or not name.isprintable():
                 problem = f"{name[:60]!r} is not a valid key: use at most {MAX_KEY_CHARACTERS} printable characters"
-                raise document.location(prefix).error(problem)
+                raise document.location(_dotted(path)).error(problem)
             if isinstance(value, dict):
-                tables.append((f"{prefix}.{name}" if prefix else name, value))
+                tables.append(((path, name), value))
+
+
+def _dotted(path: _Path) -> str:
+    names = []
+    while path is not None:
+        path, name = path
+        names.append(name)
+    return ".".join(reversed(names))
 
 
 def _key_lines(text: str) -> dict[str, int]:
     """Return the first line of each dotted key, found by pattern; the text is known to be TOML."""
     lines: dict[str, int] = {}
     section = ""
+    # What is longer stands in a text of several lines; each of its lines would be stored with the section before it.
+    longest = MAX_KEY_PARTS * (MAX_KEY_CHARACTERS + 1)
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("["):
-            section = _plain(line.strip().lstrip("[").partition("]")[0])
+            section = _plain(line.strip().lstrip("[").partition("]")[0])[:longest]
             lines.setdefault(section, number)
         elif entry := _KEY.match(line):
             lines.setdefault(f"{section}.{_plain(entry[1])}" if section else _plain(entry[1]), number)

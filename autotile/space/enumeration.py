@@ -27,13 +27,19 @@ Domains = Mapping[str, NDArray[np.generic]]
 """Values of each parameter, as an array."""
 
 MAX_ROWS = 16_000_000
-"""Maximum number of rows of a table; at one byte per parameter and row, some hundred megabytes."""
+"""Maximum number of rows of a table."""
+
+MAX_TABLE_BYTES = 512 * 2**20
+"""Maximum size of a table: `MAX_ROWS` with 33 parameters of at most 256 values; making it takes a few times as much."""
 
 MAX_EXAMINED = 256_000_000
 """Maximum number of combinations that one join examines; at some nanoseconds each, a few seconds."""
 
 MAX_GRID = 2**20
 """Maximum size of a truth table; a rule over a larger grid is evaluated for each row."""
+
+_ONE_CODE: Codes = np.zeros(1, np.uint8)
+"""Codes of a parameter with a single value, to be broadcast."""
 
 _CHUNK = 2**20
 """Combinations examined at a time, which bounds the memory of those that are discarded."""
@@ -75,17 +81,18 @@ def join(
     Raises
     ------
     SpecError
-        A rule leaves nothing or has no answer somewhere on its grid, or a table would grow beyond `MAX_ROWS` or
-        `MAX_EXAMINED`.
+        A rule leaves nothing or has no answer somewhere on its grid, or a table would grow beyond `MAX_ROWS`,
+        `MAX_TABLE_BYTES` or `MAX_EXAMINED`.
     """
     domains = {parameter.name: np.array(parameter.values) for parameter in parameters}
     conditions = [_Condition.of(rule, domains, fixed) for rule in rules]
     table = _JoinTable(domains, source)
     table.apply_constant([condition for condition in conditions if not condition.names])
     for name in join_order(domains, conditions):
-        bound = {name, *table.columns}
+        bound = {name, *table.joined}
         table.join(name, [c for c in conditions if name in c.names and bound.issuperset(c.names)])
-    return [table.columns[parameter.name] for parameter in parameters], table.stages
+    table.check_bytes(table.rows, len(parameters) * code_dtype(max(map(len, domains.values()))).itemsize)
+    return [table.column(parameter.name) for parameter in parameters], table.stages
 
 
 def rank(columns: Sequence[Codes], sizes: Sequence[int], rows: int) -> NDArray[np.int64]:
@@ -171,7 +178,10 @@ class _JoinTable:
         self.domains = domains
         self.source = source
         self.rows = 1
+        self.joined: set[str] = set()
         self.columns: dict[str, Codes] = {}
+        """Codes of the joined parameters that have more than one value."""
+        self.constants: Columns = {name: _ONE_CODE for name, values in domains.items() if len(values) == 1}
         self.stages: list[SpaceStage] = []
         self.combinations = prod(len(values) for values in domains.values())
 
@@ -182,6 +192,9 @@ class _JoinTable:
 
     def join(self, name: str, conditions: Sequence[_Condition]) -> None:
         """Join a parameter and apply the rules that it completes."""
+        self.joined.add(name)
+        if name in self.constants and not conditions:
+            return
         size = len(self.domains[name])
         self._check_size(name, self.rows * size, MAX_EXAMINED if conditions else MAX_ROWS)
         pieces: list[dict[str, Codes]] = []
@@ -193,19 +206,33 @@ class _JoinTable:
             rows = min(step, self.rows - start)
             keep = np.ones((rows, size), np.bool_)
             for position, condition in enumerate(conditions):
-                keep &= condition.holds(name, chunk, rows)
+                keep &= condition.holds(name, {**self.constants, **chunk}, rows)
                 counts[position] += int(np.count_nonzero(keep))
             row, code = np.divmod(np.flatnonzero(keep), size)
-            pieces.append(
-                {other: column[row] for other, column in chunk.items()} | {name: code.astype(code_dtype(size))}
-            )
+            joined = {name: code.astype(code_dtype(size))} if size > 1 else {}
+            pieces.append({other: column[row] for other, column in chunk.items()} | joined)
             kept += len(row)
             self._check_size(name, kept, MAX_ROWS)
+            self.check_bytes(kept, sum(column.itemsize for column in pieces[-1].values()))
         unbound = self.combinations // prod(len(self.domains[other]) for other in (*self.columns, name))
         for condition, count in zip(conditions, counts, strict=True):
             self._record(condition.rule, count * unbound)
-        self.columns = {other: np.concatenate([piece[other] for piece in pieces]) for other in pieces[0]}
+        self.columns = {other: np.concatenate([piece.pop(other) for piece in pieces]) for other in tuple(pieces[0])}
         self.rows = kept
+
+    def column(self, name: str) -> Codes:
+        """Return the codes of a parameter; those of one with a single value take no memory."""
+        return np.broadcast_to(_ONE_CODE, self.rows) if name in self.constants else self.columns[name]
+
+    def check_bytes(self, rows: int, row_bytes: int) -> None:
+        """Raise if a table would be larger than `MAX_TABLE_BYTES`."""
+        if rows * row_bytes > MAX_TABLE_BYTES:
+            raise SpecError(
+                f"{rows:,} combinations of {len(self.domains)} parameters take {rows * row_bytes:,} bytes, at most "
+                f"{MAX_TABLE_BYTES:,} are accepted; add rules, or list fewer parameters or values",
+                source=self.source,
+                key="parameters",
+            )
 
     def _record(self, rule: Rule, remaining: int) -> None:
         before = self.stages[-1].remaining if self.stages else self.combinations

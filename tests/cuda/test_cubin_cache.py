@@ -1,5 +1,8 @@
+import json
 import multiprocessing
 import os
+import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +37,102 @@ def test_a_damaged_description_is_a_miss(tmp_path: Path) -> None:
     cache = CubinCache(tmp_path, 10**6)
     cache.put("key", compilation(1)).path.with_suffix(".json").write_text("[]")
     assert cache.get("key") is None
+
+
+def test_a_file_of_another_key_is_a_miss(tmp_path: Path) -> None:
+    """Cubins may be exchanged with each other only together with their keys."""
+    cache = CubinCache(tmp_path, 10**6)
+    own, other = cache.put("own", compilation(1)).path, cache.put("other", compilation(2)).path
+    for suffix in (".json", ".cubin"):
+        shutil.copy(other.with_suffix(suffix), own.with_suffix(suffix))
+    assert cache.get("own") is None
+    assert cache.get("other") is not None
+    cache.put("own", compilation(1))
+    assert cache.get("own") is not None
+
+
+def test_changed_resources_are_a_miss(tmp_path: Path) -> None:
+    cache = CubinCache(tmp_path, 10**6)
+    description = cache.put("key", compilation(1)).path.with_suffix(".json")
+    document = json.loads(description.read_text())
+    document["resources"]["registers"] += 1
+    description.write_text(json.dumps(document))
+    assert cache.get("key") is None
+
+
+def test_an_entry_without_its_hash_is_a_miss(tmp_path: Path) -> None:
+    """Earlier versions did not bind a cubin to its key."""
+    cache = CubinCache(tmp_path, 10**6)
+    description = cache.put("key", compilation(1)).path.with_suffix(".json")
+    document = json.loads(description.read_text())
+    del document["entry_hash"]
+    description.write_text(json.dumps(document))
+    assert cache.get("key") is None
+
+
+def test_a_cubin_is_checked_in_little_time(tmp_path: Path) -> None:
+    cache = CubinCache(tmp_path, 10**7)
+    cache.put("key", compilation(1, 100_000))
+    seconds = []
+    for _ in range(20):
+        started = time.perf_counter()
+        assert cache.get("key") is not None
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 2e-3
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o002, 0o022, 0o277])
+def test_its_folders_are_for_the_user_alone(tmp_path: Path, mask: int) -> None:
+    previous = os.umask(mask)
+    try:
+        cache = CubinCache(tmp_path / "new" / "cache", 10**6)
+    finally:
+        os.umask(previous)
+    path = cache.put("key", compilation(1)).path
+    for folder in (path.parent, path.parent.parent, path.parent.parent.parent):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert CubinCache(tmp_path / "new" / "cache", 10**6).get("key") is not None
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o775, 0o702, 0o777])
+@pytest.mark.parametrize("name", [".", "cubins"])
+def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, name: str, mode: int) -> None:
+    CubinCache(tmp_path, 10**6).put("key", compilation(1))
+    (tmp_path / name).chmod(mode)
+    with pytest.raises(InputError, match=f"can be written by other users.*AUTOTILE_CACHE.*chmod go-w {tmp_path}"):
+        CubinCache(tmp_path, 10**6)
+    (tmp_path / name).chmod(mode & ~0o022)
+    assert CubinCache(tmp_path, 10**6).get("key") is not None
+
+
+def test_a_folder_beside_those_of_others_is_used(tmp_path: Path) -> None:
+    """As below /tmp, where only the owner of an entry may replace it."""
+    tmp_path.chmod(0o1777)
+    cache = CubinCache(tmp_path, 10**6)
+    (cache.put("key", compilation(1)).path.parent).chmod(0o1777)
+    with pytest.raises(InputError, match="can be written by other users"):
+        CubinCache(tmp_path, 10**6)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+@pytest.mark.parametrize("name", [".", "cubins"])
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path, name: str) -> None:
+    CubinCache(tmp_path, 10**6)
+    os.chown(tmp_path / name, 12345, -1)
+    with pytest.raises(InputError, match=r"belongs to another user.*AUTOTILE_CACHE"):
+        CubinCache(tmp_path, 10**6)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_a_link_that_another_user_made_is_not_used(tmp_path: Path) -> None:
+    """It would make autotile fill, and trim, another folder of the user."""
+    (tmp_path / "documents").mkdir(mode=0o700)
+    tmp_path.chmod(0o1777)
+    (tmp_path / "cubins").symlink_to("documents")
+    CubinCache(tmp_path, 10**6)
+    os.chown(tmp_path / "cubins", 12345, -1, follow_symlinks=False)
+    with pytest.raises(InputError, match="belongs to another user"):
+        CubinCache(tmp_path, 10**6)
 
 
 def test_equal_code_has_an_equal_hash(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Processes and threads that share a database file do not harm each other."""
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -71,6 +72,41 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         stream.write(b"new")
     assert path.read_text() == "new"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.json", "results.json"]
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write the folder can guess the name of the process, and even the random one must not be followed."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    path = tmp_path / "results.json"
+    planted = tmp_path / f".results.json.{os.getpid()}.partial"
+    planted.symlink_to(victim)
+    with atomic_write(path) as stream:
+        stream.write(b"new")
+    assert path.read_text() == "new"
+    assert planted.is_symlink()
+    monkeypatch.setattr(os, "urandom", bytes)
+    for target in (victim, tmp_path / "missing"):
+        known = tmp_path / f".results.json.{'00' * 8}.partial"
+        known.symlink_to(target)
+        with pytest.raises(FileExistsError), atomic_write(path) as stream:
+            stream.write(b"newer")
+        assert known.is_symlink()
+        known.unlink()
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "missing").exists()
+    assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_written_file_has_the_mode_of_the_umask(tmp_path: Path, mask: int, mode: int) -> None:
+    previous = os.umask(mask)
+    try:
+        with atomic_write(tmp_path / ("long" * 60)) as stream:
+            stream.write(b"new")
+    finally:
+        os.umask(previous)
+    assert (tmp_path / ("long" * 60)).stat().st_mode & 0o777 == mode
 
 
 def test_a_database_is_never_replaced(tmp_path: Path, key: TuningKey) -> None:

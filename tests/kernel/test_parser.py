@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import textwrap
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -395,6 +396,8 @@ def test_keys_are_found_in_every_way_of_writing_a_table() -> None:
         ("[kernel]\nname = 'a'\nname = 'b'\n", "not TOML"),
         ("x = " + "[" * 5000 + "]" * 5000, "nested too deep"),
         ("x = " + "9" * 10_000, "not TOML"),
+        (".".join("a" * 40_000) + " = 1", "a dotted key has more than 16 parts"),
+        ("[kernel]\nname = 'a'\n[" + ".".join("a" * 40_000) + "]\n", "a dotted key has more than 16 parts"),
         ("#" * (2**20 + 1), "at most 1048576"),
         ("", "the section [kernel] is missing"),
         ("x = 1", "unknown section 'x'"),
@@ -408,6 +411,26 @@ def test_keys_are_found_in_every_way_of_writing_a_table() -> None:
 )
 def test_what_is_no_such_file(text: str, part: str) -> None:
     assert part in refusal(text).problem
+
+
+def test_a_file_whose_lines_look_like_long_keys_takes_little_memory() -> None:
+    """Each line of a text was stored with the line before it that looked like the name of a section."""
+    long = "k" * 100_000
+    inside = "".join(f"a{number}=\n" for number in range(10_000))
+    broad = ", ".join(f"b{number} = {{}}" for number in range(8_000))
+    nested = "x = " + "".join(f"{{ {'c' * 100} = " for _ in range(150)) + f"{{ {broad} }}" + " }" * 150
+    for text in (f'x = """\n[{long}\n{inside}"""', nested):
+        tracemalloc.start()
+        try:
+            assert "unknown section 'x'" in refusal(text).problem
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < 100 * 2**20
+
+
+def test_the_line_of_a_deep_key() -> None:
+    assert refusal("x = 1\n" + ".".join("a" * 40_000) + " = 1").line == 2
 
 
 def test_the_line_of_a_toml_fault() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+import tracemalloc
 from math import prod
 from typing import Any
 
@@ -242,6 +244,48 @@ def test_tables_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enumeration, "MAX_EXAMINED", 399)
     with pytest.raises(SpecError, match="add rules with few parameters"):
         enumerate_space(make_spec(numbers, {"r": "A + B < 38"}), SIZES, H200)
+
+
+def test_parameters_of_one_value_take_no_memory_while_joining() -> None:
+    free = {"A": list(range(100)), "B": list(range(100)), "C": list(range(100))}
+    single = {f"S{number}": [number] for number in range(100)}
+    rules = {"low": "A + B + C + S0 < 30 and S1 == 1", "one": "S1 < S2", "last": "S99 > 0"}
+    spec = make_spec({**single, **free}, rules)
+    tracemalloc.start()
+    try:
+        found = enumerate_space(spec, SIZES, H200)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [found.config(row) for row in range(len(found))] == [
+        {**{name: values[0] for name, values in single.items()}, "A": a, "B": b, "C": c}
+        for a, b, c in itertools.product(range(100), repeat=3)
+        if a + b + c < 30
+    ]
+    assert peak < 50 * 2**20  # the million combinations before the rule would take twice that
+
+
+def test_a_table_of_too_many_bytes() -> None:
+    """Rows are counted with their parameters: 15 million of them with 100 parameters took 14 GB."""
+    free = {"A": list(range(250)), "B": list(range(250)), "C": list(range(240))}
+    single = {f"S{number}": [number] for number in range(100)}
+    started = time.perf_counter()
+    with pytest.raises(SpecError, match="15,000,000 combinations of 103 parameters take 1,545,000,000 bytes") as caught:
+        enumerate_space(make_spec({**free, **single}), SIZES, H200)
+    assert (caught.value.source, caught.value.key) == ("sample.toml", "parameters")
+    assert time.perf_counter() - started < 20
+
+
+def test_columns_beyond_the_bound_while_joining(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that a later rule would shrink is refused too, before it is made."""
+    numbers = {"A": list(range(40)), "B": list(range(40)), "C": list(range(3)), "D": list(range(40))}
+    spec = make_spec(numbers, {"r": "A + B >= 0", "s": "(A + B + C + D) % 100 == 0"})
+    found = enumerate_space(spec, SIZES, H200)
+    monkeypatch.setattr(enumeration, "MAX_TABLE_BYTES", found.codes.nbytes)
+    with pytest.raises(SpecError, match="4,800 combinations of 4 parameters take 14,400 bytes, at most"):
+        enumerate_space(spec, SIZES, H200)
+    monkeypatch.setattr(enumeration, "MAX_TABLE_BYTES", 14_400)
+    assert len(enumerate_space(spec, SIZES, H200)) == len(found)
 
 
 def test_more_combinations_than_a_rank_holds() -> None:

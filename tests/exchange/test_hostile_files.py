@@ -1,0 +1,224 @@
+"""Files that would block or exhaust the memory: named pipes, devices, and archives that unpack to gigabytes."""
+
+import hashlib
+import io
+import json
+import os
+import signal
+import tracemalloc
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autotile.core.model import canonical_json
+from autotile.database.database import Database
+from autotile.database.paths import check_readable
+from autotile.errors import BundleError, InputError, RecordingError
+from autotile.exchange import bundle as bundles
+from autotile.exchange.bundle import BUNDLE_FORMAT, MANIFEST, Bundle, manifest_digest, write_bundle
+from autotile.exchange.kernel_tuner import read_cache
+from autotile.exchange.npz import NpzReader
+from autotile.exchange.recording import list_recordings, read_recording, read_recording_header
+from autotile.exchange.shipped import read_rules, read_winners
+from autotile.kernel.library import load_kernel
+from autotile.settings import read_settings
+
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def _limit() -> Iterator[None]:
+    """Fail a test that waits for a file, rather than wait with it."""
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+
+
+@contextmanager
+def little_memory(limit_bytes: int) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < limit_bytes
+    finally:
+        tracemalloc.stop()
+
+
+# --- what is no regular file
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "search-space file": lambda path: load_kernel(str(path)),
+    "recording": read_recording,
+    "header of a recording": read_recording_header,
+    "bundle": Bundle,
+    "cache of Kernel Tuner": read_cache,
+    "winners": read_winners,
+    "rules": read_rules,
+    "database": Database.open,
+    "check of a database": check_readable,
+}
+
+
+def special_file(kind: str, path: Path) -> Path:
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(kind)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
+@pytest.mark.parametrize("what", READERS)
+def test_a_pipe_or_device_is_refused_at_once(tmp_path: Path, what: str, kind: str) -> None:
+    path = special_file(kind, tmp_path / "given.toml")
+    with little_memory(50 * MIB), pytest.raises(InputError) as caught:
+        READERS[what](path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
+def test_a_template_and_an_included_file(scale_toml: Path, kind: str) -> None:
+    template = scale_toml.with_suffix(".cu")
+    template.write_text('#include "own.h"\n' + template.read_text())
+    special_file(kind, template.with_name("own.h"))
+    load_kernel(str(scale_toml))  # NVRTC says that it cannot be included
+    template.unlink()
+    special_file(kind, template)
+    with pytest.raises(InputError, match="there is no template"):
+        load_kernel(str(scale_toml))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
+def test_config_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "autotile").mkdir()
+    path = special_file(kind, tmp_path / "autotile" / "config.toml")
+    with pytest.raises(InputError, match=r"config\.toml: it is a .*, expected a regular file; correct it or delete it"):
+        read_settings()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(InputError, match=r"config\.toml: Is a directory"):
+        read_settings()
+    path.rmdir()
+    for text, problem in (
+        (".".join("a" * 30_000) + " = 1", "a dotted key has more than 16 parts"),
+        ("# " * 2**16, "it has more than 65,536 bytes"),
+        ("x = " + "[" * 5000, "nested too deeply"),
+        ("x = " + "9" * 10_000, "integer string conversion"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError, match=problem):
+            read_settings()
+
+
+def test_a_pipe_among_the_recordings_is_listed_with_its_problem(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.npz")
+    (found,) = list_recordings([tmp_path])
+    assert "it is a named pipe" in found.problem
+
+
+# --- archives that unpack to much more than they are
+
+
+def write_zip(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> None:
+    with zipfile.ZipFile(path, "w", compression, compresslevel=1) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+def declare_size(path: Path, size: int, declared: int) -> None:
+    """Replace the decompressed size of a member in its own header and in the directory."""
+    old, new = size.to_bytes(4, "little"), declared.to_bytes(4, "little")
+    data = path.read_bytes()
+    assert data.count(old) == 2
+    path.write_bytes(data.replace(old, new))
+
+
+def manifest_of(members: dict[str, bytes]) -> bytes:
+    entries = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in members.items()}
+    manifest = {"format": BUNDLE_FORMAT, "autotile": "1", "kernels": ["k"], "members": entries}
+    return canonical_json({**manifest, "digest": manifest_digest(manifest)}).encode()
+
+
+class TestBundles:
+    def test_many_members_of_zeros(self, tmp_path: Path) -> None:
+        """Half a megabyte that unpacks to half a gigabyte, each member within its bound."""
+        path = tmp_path / "b"
+        write_zip(path, {MANIFEST: manifest_of({})} | dict.fromkeys(map(str, range(33)), bytes(16 * MIB)))
+        assert path.stat().st_size < 3 * MIB
+        with little_memory(10 * MIB), pytest.raises(BundleError, match=r"it declares 553,648,.* bytes, but at most"):
+            Bundle(path)
+
+    @pytest.mark.parametrize("member", [MANIFEST, "kernels/k.json", "cubins/c"])
+    def test_one_member_of_zeros(self, tmp_path: Path, member: str) -> None:
+        path = tmp_path / "b"
+        members = {member: bytes(65 * MIB)}
+        write_zip(path, {MANIFEST: manifest_of(members)} | members)
+        with little_memory(10 * MIB), pytest.raises(BundleError, match=f"{member} is longer than expected"):
+            Bundle(path).read(member)
+
+    @pytest.mark.parametrize("declared", [1, 10_000])
+    def test_a_member_that_declares_less_than_it_unpacks_to(self, tmp_path: Path, declared: int) -> None:
+        path = tmp_path / "b"
+        size = 50 * MIB + 12_345
+        write_zip(path, {MANIFEST: bytes(size)})
+        declare_size(path, size, declared)
+        with little_memory(10 * MIB), pytest.raises(BundleError, match="damaged, changed or not a bundle"):
+            Bundle(path)
+
+    @pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+    def test_a_compression_without_a_bound(self, tmp_path: Path, compression: int) -> None:
+        path = tmp_path / "b"
+        size = 20 * MIB + 12_345
+        write_zip(path, {MANIFEST: bytes(size)}, compression)
+        declare_size(path, size, 1000)
+        with little_memory(10 * MIB), pytest.raises(BundleError, match="a compression other than deflate"):
+            Bundle(path)
+
+    def test_a_document_that_is_nested_too_deeply(self, tmp_path: Path) -> None:
+        path = tmp_path / "b"
+        members = {"kernels/k.json": b"[" * 100_000, "kernels/k.toml": b""}
+        write_zip(path, {MANIFEST: manifest_of(members)} | members)
+        with pytest.raises(BundleError, match="the entry of k is malformed"):
+            Bundle(path).kernel("k")
+
+    def test_what_would_not_be_read_is_not_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "b"
+        write_bundle(path, [], {"cubins/a": bytes(500), "cubins/b": bytes(500)}, "1")
+        before = path.read_bytes()
+        for name, limit, problem in (
+            ("MAX_BYTES", 999, r"it would have 1,\d+ bytes, at most 999"),
+            ("_MAX_MEMBER_BYTES", 499, r"its member cubins/. would have 500 bytes, at most 499"),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(bundles, name, limit)
+                with pytest.raises(BundleError, match=problem):
+                    write_bundle(path, [], {"cubins/a": bytes(500), "cubins/b": bytes(500)}, "2")
+        assert path.read_bytes() == before
+        assert json.loads(zipfile.ZipFile(path).read(MANIFEST))["autotile"] == "1"
+
+
+class TestRecordings:
+    @pytest.mark.parametrize("declared", [1, 10_000])
+    def test_a_member_that_declares_less_than_it_unpacks_to(self, tmp_path: Path, declared: int) -> None:
+        path = tmp_path / "r.npz"
+        content = io.BytesIO()
+        np.lib.format.write_array(content, np.zeros(50 * MIB + 12_345, np.uint8))
+        write_zip(path, {"header.npy": content.getvalue()})
+        declare_size(path, len(content.getvalue()), declared)
+        with little_memory(10 * MIB), pytest.raises(RecordingError, match="'header' cannot be read"):
+            read_recording(path)
+
+    @pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+    def test_a_compression_without_a_bound(self, tmp_path: Path, compression: int) -> None:
+        path = tmp_path / "r.npz"
+        size = 20 * MIB + 12_345
+        write_zip(path, {"header.npy": bytes(size)}, compression)
+        declare_size(path, size, 1000)
+        with little_memory(10 * MIB), pytest.raises(RecordingError, match="a compression other than deflate"):
+            NpzReader(path)
