@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -18,7 +18,9 @@ from autotile.cli.output import (
     INTERRUPTED,
     NOTHING_FOUND,
     CommandInterruptedError,
+    discard_output,
     help_without_command,
+    replace_closed_streams,
     show_error,
 )
 from autotile.errors import AutotileError, InputError
@@ -59,12 +61,15 @@ class CommandLine(TyperGroup):
         super().__init__(**settings)
         lay_out_help(self)
 
+    def make_context(self, *given: Any, **named: Any) -> Any:
+        """Parse the command line; Ctrl-C becomes a `CommandInterruptedError`."""
+        with _interruptible():
+            return super().make_context(*given, **named)
+
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Run the named command; Ctrl-C becomes a `CommandInterruptedError`."""
-        try:
+        with _interruptible():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise CommandInterruptedError("interrupted") from None
 
     def main(
         self,
@@ -90,6 +95,14 @@ class CommandLine(TyperGroup):
             show_error(_system_text(error), type(error).__name__, as_json=False)
             code = NOTHING_FOUND
         sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise CommandInterruptedError("interrupted") from None
 
 
 app = typer.Typer(
@@ -140,7 +153,7 @@ def _system_text(error: OSError) -> str:
     """Return what the system refused; if that was writing to standard output, discard the rest of the output."""
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would write it again at exit
+    discard_output(sys.stdout)  # Python would write it again at exit
     return f"{error.strerror}: the answer cannot be written; what was stored is kept"
 
 
@@ -153,7 +166,12 @@ def _usage_text(error: typer.TyperException) -> str:
 
 def main() -> None:
     """Run the command named by ``sys.argv``; exit with 0 on success, 1 if nothing was found, 2 on bad input."""
-    app(prog_name="autotile")
+    replace_closed_streams()
+    try:
+        app(prog_name="autotile")
+    except KeyboardInterrupt:  # before the arguments were parsed, or while an error was reported
+        show_error("interrupted", CommandInterruptedError.__name__, as_json="--json" in sys.argv)
+        sys.exit(INTERRUPTED)
 
 
 def _register_commands() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from textwrap import wrap
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import typer
 from rich.console import Console, RenderableType
@@ -78,7 +80,102 @@ def show_error(message: str, kind: str, *, as_json: bool) -> None:
 
 def _print_remark(text: Text) -> None:
     """Print a text on standard error, wrapped between words on a terminal only."""
-    console(sys.stderr).print(text, soft_wrap=not sys.stderr.isatty())
+    errors = error_console()
+    errors.print(text, soft_wrap=not errors.is_terminal)
+
+
+class _OptionalStream:
+    """A text stream that may fail: after the first error, what is written to it is discarded.
+
+    Rich ends the process if a pipe is broken; progress and remarks are not worth a session.
+
+    Parameters
+    ----------
+    stream
+        The stream; None if the process has none.
+    """
+
+    def __init__(self, stream: IO[str] | None) -> None:
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:
+        """Encoding of the stream."""
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Return whether the stream is a terminal."""
+        try:
+            return self._stream is not None and self._stream.isatty()
+        except (OSError, ValueError):
+            return False
+
+    def fileno(self) -> int:
+        """Return the descriptor of the stream; an `OSError` if there is none."""
+        if self._stream is None:
+            raise OSError("no stream")
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        """Write a text, or discard it."""
+        if self._stream is not None:
+            try:
+                self._stream.write(text)
+            except (OSError, ValueError):
+                self._discard()
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream, or discard its buffer."""
+        if self._stream is not None:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._discard()
+
+    def _discard(self) -> None:
+        """Write nothing any more; Python would write the buffer again at exit, and fail with exit code 120."""
+        stream, self._stream = self._stream, None
+        with contextlib.suppress(OSError, ValueError):
+            discard_output(stream)
+
+
+def discard_output(stream: IO[str] | None) -> None:
+    """Redirect the descriptor of a stream to the null device.
+
+    Raises
+    ------
+    OSError, ValueError
+        The stream has no descriptor.
+    """
+    if stream is not None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(null, stream.fileno())
+        finally:
+            os.close(null)
+
+
+def error_console() -> Console:
+    """Return a console of standard error, which discards what cannot be written."""
+    return console(cast("IO[str]", _OptionalStream(sys.stderr)))
+
+
+def replace_closed_streams() -> None:
+    """Open the standard streams that this process was started without.
+
+    Otherwise the next file that is opened, such as the database, would be standard output or error to any library that
+    writes there. Errors are discarded; writing the answer fails.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_WRONLY if descriptor == 2 else os.O_RDONLY)  # takes the lowest number
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 def console(stream: IO[str]) -> Console:
