@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -13,11 +14,14 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from autotile import __version__
+from autotile.cli.crash_report import report_crash
 from autotile.cli.output import (
     BAD_INPUT,
     INTERRUPTED,
     NOTHING_FOUND,
+    UNEXPECTED,
     CommandInterruptedError,
+    UnwrittenAnswerError,
     discard_output,
     help_without_command,
     replace_closed_streams,
@@ -84,17 +88,32 @@ class CommandLine(TyperGroup):
         words = list(sys.argv[1:] if args is None else args)
         as_json = "--json" in words
         try:
-            code = super().main(words, prog_name, complete_var, False, windows_expand_args, **extra)
-        except typer.TyperException as error:
-            show_error(_usage_text(error), "UsageError", as_json=as_json)
-            code = error.exit_code
-        except AutotileError as error:
-            show_error(str(error), type(error).__name__, as_json=as_json)
-            code = _exit_code(error)
-        except OSError as error:  # standard output that goes to a file on a full disk, for example
-            show_error(_system_text(error), type(error).__name__, as_json=False)
+            code = self._run(words, as_json, prog_name, complete_var, windows_expand_args, **extra)
+        except UnwrittenAnswerError as error:
+            discard_output(sys.stdout)  # Python would write it again at exit
+            show_error(str(error), type(error).__name__, as_json=False)
             code = NOTHING_FOUND
         sys.exit(code if isinstance(code, int) else 0)
+
+    def _run(
+        self, words: list[str], as_json: bool, prog_name: Any, complete_var: Any, expand: bool, **extra: Any
+    ) -> Any:
+        """Run a command and report its errors; return the exit code."""
+        try:
+            return super().main(words, prog_name, complete_var, False, expand, **extra)
+        except UnwrittenAnswerError:
+            raise
+        except typer.TyperException as error:
+            show_error(_usage_text(error), "UsageError", as_json=as_json)
+            return error.exit_code
+        except AutotileError as error:
+            show_error(str(error), type(error).__name__, as_json=as_json)
+            return _exit_code(error)
+        except OSError as error:
+            return _report_system_error(error, words, as_json=as_json)
+        except Exception as error:
+            show_error(report_crash(error, words), type(error).__name__, as_json=as_json)
+            return UNEXPECTED
 
 
 @contextmanager
@@ -149,12 +168,17 @@ def _exit_code(error: AutotileError) -> int:
     return BAD_INPUT if isinstance(error, InputError) else NOTHING_FOUND
 
 
-def _system_text(error: OSError) -> str:
-    """Return what the system refused; if that was writing to standard output, discard the rest of the output."""
+def _report_system_error(error: OSError, words: Sequence[str], *, as_json: bool) -> int:
+    """Report what the system refused; return the exit code."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if frame.f_globals["__name__"].split(".")[0] in ("rich", "typer"):  # they write the help, and nothing else
+        raise UnwrittenAnswerError(f"{error.strerror}: the help cannot be written") from None
+    kind = type(error).__name__
     if error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    discard_output(sys.stdout)  # Python would write it again at exit
-    return f"{error.strerror}: the answer cannot be written; what was stored is kept"
+        show_error(f"{error.filename}: {error.strerror}", kind, as_json=as_json)
+        return NOTHING_FOUND
+    show_error(report_crash(error, words), kind, as_json=as_json)
+    return UNEXPECTED
 
 
 def _usage_text(error: typer.TyperException) -> str:
@@ -165,7 +189,10 @@ def _usage_text(error: typer.TyperException) -> str:
 
 
 def main() -> None:
-    """Run the command named by ``sys.argv``; exit with 0 on success, 1 if nothing was found, 2 on bad input."""
+    """Run the command named by ``sys.argv``; exit with 0 on success, 1 if nothing was found, 2 on bad input.
+
+    An exception that autotile does not foresee is a report file and exit code 70.
+    """
     replace_closed_streams()
     try:
         app(prog_name="autotile")

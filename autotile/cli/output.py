@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from textwrap import wrap
 from typing import IO, Any, TypeVar, cast
 
@@ -21,6 +21,8 @@ Result = TypeVar("Result")
 
 NOTHING_FOUND = 1
 BAD_INPUT = 2
+UNEXPECTED = 70
+"""``EX_SOFTWARE`` of sysexits.h: an internal error."""
 INTERRUPTED = 130
 """128 + SIGINT, as in a shell."""
 
@@ -33,6 +35,22 @@ _UNLIMITED_WIDTH = 10_000
 
 class CommandInterruptedError(AutotileError):
     """Ctrl-C ended a command before it had a result; the message states what is kept."""
+
+
+class UnwrittenAnswerError(AutotileError):
+    """Standard output cannot be written: it is a file on a full disk, for example."""
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Turn an error of writing to standard output into an `UnwrittenAnswerError`; a closed pipe is Typer's."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        message = f"{error.strerror}: the answer cannot be written; what was stored is kept"
+        raise UnwrittenAnswerError(message) from None
 
 
 def show(
@@ -56,13 +74,17 @@ def show(
     if as_json:
         print_json(document(result))
     else:
-        console(sys.stdout).print(Trimmed(table(result)))
-        sys.stdout.flush()
+        rendered = Trimmed(table(result))
+        with _answering():
+            console(sys.stdout).print(rendered)
+            sys.stdout.flush()
 
 
 def print_json(document: Any) -> None:
     """Print one JSON document."""
-    print(json.dumps(document, indent=2), flush=True)
+    text = json.dumps(document, indent=2)
+    with _answering():
+        print(text, flush=True)
 
 
 def notice(text: str) -> None:
@@ -193,5 +215,6 @@ def examples(*lines: str) -> str:
 def help_without_command(context: typer.Context) -> None:
     """Print the help of a group if none of its commands is named."""
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        with _answering():
+            typer.echo(context.get_help())
         raise typer.Exit
