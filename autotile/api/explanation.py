@@ -10,8 +10,8 @@ from autotile.core.device import DeviceProperties
 from autotile.core.display import Displayed
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Problem, Resources, Value, config_text
 from autotile.core.text import bytes_text, device_text, occupancy_text, percent_text
-from autotile.cuda.compiler import CubinCache, compile_job
-from autotile.errors import CompileError, ConfigError, SpecError, ToolchainError
+from autotile.cuda.compiler import compile_job
+from autotile.errors import ConfigError, SpecError, ToolchainError, WorkerError
 from autotile.kernel.arguments import Workspace
 from autotile.kernel.launch import LaunchData, known_names, launch_geometry, value_or_zero
 from autotile.kernel.library import Kernel
@@ -270,28 +270,28 @@ class _Candidate:
             return None  # a check reports the reason
 
     def compile(self) -> tuple[Resources | None, str, str]:
-        """Compile through the cubin cache.
+        """Compile through the cubin cache, in a process of its own: the compiler may hang or run out of memory.
 
         Returns
         -------
         resources
             Resources reported by the compiler; None if there are none.
         fault
-            The compiler's error; otherwise empty.
+            The compiler's error, or how its process ended; otherwise empty.
         not_compiled
             Reason for missing resources; otherwise empty.
         """
-        settings = read_settings()
+        from autotile.tuning.options import TuneOptions
+        from autotile.workers.compile_pool import compile_in_worker
+
+        job = compile_job(self.kernel, self.config, self.problem.dtype, self.device.architecture, self.problem.sizes)
         try:
-            job = compile_job(
-                self.kernel, self.config, self.problem.dtype, self.device.architecture, self.problem.sizes
-            )
-            cache = CubinCache(settings.cache, settings.cache_limit_bytes)
-            return cache.get_or_compile(job).resources, "", ""
-        except CompileError as error:
-            return None, f"it does not compile: {error}", "the compiler refuses it"
-        except ToolchainError as error:
+            compiled = compile_in_worker(job, read_settings(), TuneOptions().compile_deadline_s)
+        except (ToolchainError, WorkerError) as error:
             return None, "", str(error)
+        if compiled.cubin is None:
+            return None, f"it does not compile: {compiled.reason}", "the compiler refuses it"
+        return compiled.cubin.resources, "", ""
 
     def block(self, geometry: LaunchGeometry, resources: Resources | None) -> BlockResources:
         """Return the resources of a block as compiled, or else as declared in the search-space file."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from operator import methodcaller
 from typing import Any, Protocol, TextIO
 
 from autotile.core.model import Problem, config_text
@@ -106,13 +107,13 @@ class ProgressLine:
     Parameters
     ----------
     display
-        Where to show it.
+        Where to show it. After the first error of writing there, such as that of a closed terminal, nothing is shown.
     spec
         Kernel, whose work turns times into rates.
     """
 
     def __init__(self, display: LineDisplay, spec: KernelSpec) -> None:
-        self._display = display
+        self._display: LineDisplay | None = display
         self._spec = spec
         self._noticed: set[str] = set()
         self._stage = ("", "")
@@ -124,7 +125,7 @@ class ProgressLine:
         for notice in progress.notices:
             if notice not in self._noticed:
                 self._noticed.add(notice)
-                self._display.notice(notice)
+                self._write(methodcaller("notice", notice))
         now_s, stage = time.monotonic(), (head, progress.phase)
         self._pending = f"{head}: {short_line(progress, Workrate.of(self._spec, problem))}"
         if stage != self._stage or now_s - self._shown_s >= _MIN_INTERVAL_S:
@@ -134,12 +135,19 @@ class ProgressLine:
     def close(self) -> None:
         """Show the last state, and leave it."""
         self._flush()
-        self._display.close()
+        self._write(methodcaller("close"))
 
     def _flush(self) -> None:
         if self._pending:
-            self._display.show(self._pending)
-            self._pending = ""
+            line, self._pending = self._pending, ""
+            self._write(methodcaller("show", line))
+
+    def _write(self, write: Callable[[LineDisplay], None]) -> None:
+        if self._display is not None:
+            try:
+                write(self._display)
+            except (OSError, ValueError):
+                self._display = None
 
 
 def default_display() -> LineDisplay | None:
@@ -147,7 +155,9 @@ def default_display() -> LineDisplay | None:
     if _in_notebook():
         return NotebookDisplay()
     stream = sys.stderr
-    return TerminalDisplay(stream) if stream is not None and stream.isatty() else None
+    if stream is None or stream.closed:
+        return None
+    return TerminalDisplay(stream) if stream.isatty() else None
 
 
 @contextmanager

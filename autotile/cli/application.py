@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -13,12 +14,17 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from autotile import __version__
+from autotile.cli.crash_report import report_crash
 from autotile.cli.output import (
     BAD_INPUT,
     INTERRUPTED,
     NOTHING_FOUND,
+    UNEXPECTED,
     CommandInterruptedError,
+    UnwrittenAnswerError,
+    discard_output,
     help_without_command,
+    replace_closed_streams,
     show_error,
 )
 from autotile.errors import AutotileError, InputError
@@ -59,12 +65,15 @@ class CommandLine(TyperGroup):
         super().__init__(**settings)
         lay_out_help(self)
 
+    def make_context(self, *given: Any, **named: Any) -> Any:
+        """Parse the command line; Ctrl-C becomes a `CommandInterruptedError`."""
+        with _interruptible():
+            return super().make_context(*given, **named)
+
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Run the named command; Ctrl-C becomes a `CommandInterruptedError`."""
-        try:
+        with _interruptible():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise CommandInterruptedError("interrupted") from None
 
     def main(
         self,
@@ -79,17 +88,40 @@ class CommandLine(TyperGroup):
         words = list(sys.argv[1:] if args is None else args)
         as_json = "--json" in words
         try:
-            code = super().main(words, prog_name, complete_var, False, windows_expand_args, **extra)
-        except typer.TyperException as error:
-            show_error(_usage_text(error), "UsageError", as_json=as_json)
-            code = error.exit_code
-        except AutotileError as error:
-            show_error(str(error), type(error).__name__, as_json=as_json)
-            code = _exit_code(error)
-        except OSError as error:  # standard output that goes to a file on a full disk, for example
-            show_error(_system_text(error), type(error).__name__, as_json=False)
+            code = self._run(words, as_json, prog_name, complete_var, windows_expand_args, **extra)
+        except UnwrittenAnswerError as error:
+            discard_output(sys.stdout)  # Python would write it again at exit
+            show_error(str(error), type(error).__name__, as_json=False)
             code = NOTHING_FOUND
         sys.exit(code if isinstance(code, int) else 0)
+
+    def _run(
+        self, words: list[str], as_json: bool, prog_name: Any, complete_var: Any, expand: bool, **extra: Any
+    ) -> Any:
+        """Run a command and report its errors; return the exit code."""
+        try:
+            return super().main(words, prog_name, complete_var, False, expand, **extra)
+        except UnwrittenAnswerError:
+            raise
+        except typer.TyperException as error:
+            show_error(_usage_text(error), "UsageError", as_json=as_json)
+            return error.exit_code
+        except AutotileError as error:
+            show_error(str(error), type(error).__name__, as_json=as_json)
+            return _exit_code(error)
+        except OSError as error:
+            return _report_system_error(error, words, as_json=as_json)
+        except Exception as error:
+            show_error(report_crash(error, words), type(error).__name__, as_json=as_json)
+            return UNEXPECTED
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise CommandInterruptedError("interrupted") from None
 
 
 app = typer.Typer(
@@ -136,12 +168,17 @@ def _exit_code(error: AutotileError) -> int:
     return BAD_INPUT if isinstance(error, InputError) else NOTHING_FOUND
 
 
-def _system_text(error: OSError) -> str:
-    """Return what the system refused; if that was writing to standard output, discard the rest of the output."""
+def _report_system_error(error: OSError, words: Sequence[str], *, as_json: bool) -> int:
+    """Report what the system refused; return the exit code."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if frame.f_globals["__name__"].split(".")[0] in ("rich", "typer"):  # they write the help, and nothing else
+        raise UnwrittenAnswerError(f"{error.strerror}: the help cannot be written") from None
+    kind = type(error).__name__
     if error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would write it again at exit
-    return f"{error.strerror}: the answer cannot be written; what was stored is kept"
+        show_error(f"{error.filename}: {error.strerror}", kind, as_json=as_json)
+        return NOTHING_FOUND
+    show_error(report_crash(error, words), kind, as_json=as_json)
+    return UNEXPECTED
 
 
 def _usage_text(error: typer.TyperException) -> str:
@@ -152,8 +189,16 @@ def _usage_text(error: typer.TyperException) -> str:
 
 
 def main() -> None:
-    """Run the command named by ``sys.argv``; exit with 0 on success, 1 if nothing was found, 2 on bad input."""
-    app(prog_name="autotile")
+    """Run the command named by ``sys.argv``; exit with 0 on success, 1 if nothing was found, 2 on bad input.
+
+    An exception that autotile does not foresee is a report file and exit code 70.
+    """
+    replace_closed_streams()
+    try:
+        app(prog_name="autotile")
+    except KeyboardInterrupt:  # before the arguments were parsed, or while an error was reported
+        show_error("interrupted", CommandInterruptedError.__name__, as_json="--json" in sys.argv)
+        sys.exit(INTERRUPTED)
 
 
 def _register_commands() -> None:

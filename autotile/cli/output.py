@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from textwrap import wrap
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import typer
 from rich.console import Console, RenderableType
@@ -19,6 +21,8 @@ Result = TypeVar("Result")
 
 NOTHING_FOUND = 1
 BAD_INPUT = 2
+UNEXPECTED = 70
+"""``EX_SOFTWARE`` of sysexits.h: an internal error."""
 INTERRUPTED = 130
 """128 + SIGINT, as in a shell."""
 
@@ -31,6 +35,22 @@ _UNLIMITED_WIDTH = 10_000
 
 class CommandInterruptedError(AutotileError):
     """Ctrl-C ended a command before it had a result; the message states what is kept."""
+
+
+class UnwrittenAnswerError(AutotileError):
+    """Standard output cannot be written: it is a file on a full disk, for example."""
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Turn an error of writing to standard output into an `UnwrittenAnswerError`; a closed pipe is Typer's."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        message = f"{error.strerror}: the answer cannot be written; what was stored is kept"
+        raise UnwrittenAnswerError(message) from None
 
 
 def show(
@@ -54,13 +74,17 @@ def show(
     if as_json:
         print_json(document(result))
     else:
-        console(sys.stdout).print(Trimmed(table(result)))
-        sys.stdout.flush()
+        rendered = Trimmed(table(result))
+        with _answering():
+            console(sys.stdout).print(rendered)
+            sys.stdout.flush()
 
 
 def print_json(document: Any) -> None:
     """Print one JSON document."""
-    print(json.dumps(document, indent=2), flush=True)
+    text = json.dumps(document, indent=2)
+    with _answering():
+        print(text, flush=True)
 
 
 def notice(text: str) -> None:
@@ -78,7 +102,102 @@ def show_error(message: str, kind: str, *, as_json: bool) -> None:
 
 def _print_remark(text: Text) -> None:
     """Print a text on standard error, wrapped between words on a terminal only."""
-    console(sys.stderr).print(text, soft_wrap=not sys.stderr.isatty())
+    errors = error_console()
+    errors.print(text, soft_wrap=not errors.is_terminal)
+
+
+class _OptionalStream:
+    """A text stream that may fail: after the first error, what is written to it is discarded.
+
+    Rich ends the process if a pipe is broken; progress and remarks are not worth a session.
+
+    Parameters
+    ----------
+    stream
+        The stream; None if the process has none.
+    """
+
+    def __init__(self, stream: IO[str] | None) -> None:
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:
+        """Encoding of the stream."""
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Return whether the stream is a terminal."""
+        try:
+            return self._stream is not None and self._stream.isatty()
+        except (OSError, ValueError):
+            return False
+
+    def fileno(self) -> int:
+        """Return the descriptor of the stream; an `OSError` if there is none."""
+        if self._stream is None:
+            raise OSError("no stream")
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        """Write a text, or discard it."""
+        if self._stream is not None:
+            try:
+                self._stream.write(text)
+            except (OSError, ValueError):
+                self._discard()
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream, or discard its buffer."""
+        if self._stream is not None:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._discard()
+
+    def _discard(self) -> None:
+        """Write nothing any more; Python would write the buffer again at exit, and fail with exit code 120."""
+        stream, self._stream = self._stream, None
+        with contextlib.suppress(OSError, ValueError):
+            discard_output(stream)
+
+
+def discard_output(stream: IO[str] | None) -> None:
+    """Redirect the descriptor of a stream to the null device.
+
+    Raises
+    ------
+    OSError, ValueError
+        The stream has no descriptor.
+    """
+    if stream is not None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(null, stream.fileno())
+        finally:
+            os.close(null)
+
+
+def error_console() -> Console:
+    """Return a console of standard error, which discards what cannot be written."""
+    return console(cast("IO[str]", _OptionalStream(sys.stderr)))
+
+
+def replace_closed_streams() -> None:
+    """Open the standard streams that this process was started without.
+
+    Otherwise the next file that is opened, such as the database, would be standard output or error to any library that
+    writes there. Errors are discarded; writing the answer fails.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_WRONLY if descriptor == 2 else os.O_RDONLY)  # takes the lowest number
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 def console(stream: IO[str]) -> Console:
@@ -96,5 +215,6 @@ def examples(*lines: str) -> str:
 def help_without_command(context: typer.Context) -> None:
     """Print the help of a group if none of its commands is named."""
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        with _answering():
+            typer.echo(context.get_help())
         raise typer.Exit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -22,7 +21,7 @@ from autotile.cli.arguments import (
     SizesArgument,
     with_search_options,
 )
-from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, console, examples, notice, show
+from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, error_console, examples, notice, show
 from autotile.cli.tables import RIGHT, Listing, below, facts, lines, table, title
 from autotile.core.model import Config, Outcome, Problem, config_key, config_text
 from autotile.core.text import (
@@ -128,7 +127,7 @@ def live_progress(kernel: Kernel, problem: Problem) -> TuneProgress:
     from autotile.cli.progress import TuneProgress
     from autotile.kernel.workrate import Workrate
 
-    return TuneProgress(console(sys.stderr), problem, Workrate.of(kernel.spec, problem))
+    return TuneProgress(error_console(), problem, Workrate.of(kernel.spec, problem))
 
 
 def exit_after(results: Iterable[TuneResult]) -> None:

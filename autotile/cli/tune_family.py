@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +19,7 @@ from autotile.cli.arguments import (
     with_search_options,
 )
 from autotile.cli.list import loss_text, rule_facts
-from autotile.cli.output import INTERRUPTED, console, examples, notice, show
+from autotile.cli.output import INTERRUPTED, error_console, examples, notice, show
 from autotile.cli.tables import RIGHT, below, facts, table, title
 from autotile.cli.tune import MAX_CONFIGS, MAX_POINTS
 from autotile.core.text import NOTHING, device_text, duration_text, percent_text, plural, sizes_text, time_text
@@ -87,7 +86,7 @@ def run_family(
     call = family_serving_call(kernel, loaded, family, dtype=dtype, database=options.database)
     given = {"points": points, "max_configs": max_configs}
     plan = FamilyPlan(**{name: value for name, value in given.items() if value is not None})
-    with FamilyProgress(console(sys.stderr), loaded.spec) as progress:
+    with FamilyProgress(error_console(), loaded.spec) as progress:
         result = tune_loaded_family(loaded, family, dtype, options, plan=plan, observe=progress)
     show(result, partial(family_table, call=call), partial(family_document, call=call), as_json=as_json)
     if result.interrupted:

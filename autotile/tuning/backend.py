@@ -13,17 +13,18 @@ from numpy.typing import NDArray
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import L2Mode, Outcome, Problem
 from autotile.core.objectives import ENERGY, ERROR
-from autotile.cuda.compiler import compile_cubin, compile_job
+from autotile.cuda.compiler import compile_job
 from autotile.cuda.driver import device_count, has_driver, live_device
 from autotile.cuda.timing import DISCARD_RATIO, discard_reason
 from autotile.database.keys import space_hash
-from autotile.errors import CompileError, InputError, RecordingError, ToolchainError, WorkerError
+from autotile.errors import InputError, RecordingError, ToolchainError, WorkerError
 from autotile.exchange.recording import Recording, find_recording, list_recordings, read_recording
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
 from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
+from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Evaluation, Workload
 from autotile.workers.sanitizer import Finding, Sanitizer, find_sanitizer
@@ -260,12 +261,12 @@ def choose_backend(
         _check_version(recording, kernel, problem, options.l2)
         _check_objectives(recording, options.objectives)
     except InputError:
-        check_without_gpu(kernel, problem)
+        check_without_gpu(kernel, problem, settings, options)
         raise
     return ReplayBackend(recording, _replay_notice(recording, options))
 
 
-def check_without_gpu(kernel: Kernel, problem: Problem) -> None:
+def check_without_gpu(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> None:
     """Raise if the kernel or the problem is at fault.
 
     A missing GPU is reported only after this check: otherwise that message would hide an error of the user's input.
@@ -279,12 +280,13 @@ def check_without_gpu(kernel: Kernel, problem: Problem) -> None:
     device = device_profile(_PROFILE)
     check_memory(kernel.spec, problem, device)
     feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
+    job = compile_job(kernel, kernel.spec.default, problem.dtype, device.architecture, problem.sizes)
     try:
-        compile_cubin(compile_job(kernel, kernel.spec.default, problem.dtype, device.architecture, problem.sizes))
-    except CompileError as error:
-        raise InputError(f"{kernel.spec.source}: the default configuration does not compile: {error}") from None
-    except ToolchainError:
+        compiled = compile_in_worker(job, settings, options.compile_deadline_s)
+    except (ToolchainError, WorkerError):
         return
+    if compiled.cubin is None:
+        raise InputError(f"{kernel.spec.source}: the default configuration does not compile: {compiled.reason}")
 
 
 def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Workload:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from autotile.core.model import Outcome, Resources
 from autotile.cuda.compiler import CachedCubin, CompileJob, CubinCache
 from autotile.errors import InputError, ToolchainError, WorkerError, WorkerTimeoutError
+from autotile.settings import Settings, available_cores
 from autotile.workers.child import Child
 from autotile.workers.protocol import memory_share_bytes
 from autotile.workers.worker_pool import WorkerPool
@@ -184,6 +185,31 @@ class CompilePool:
             self._thread_data.child = None
             with self._lock:
                 self._children.discard(child)
+
+
+def compile_in_worker(job: CompileJob, settings: Settings, deadline_s: float) -> Compiled:
+    """Compile one job as a tuning session does: in a process of its own, with its timeout and its memory limit.
+
+    No process is started if the cubin is in the cache.
+
+    Parameters
+    ----------
+    job
+        Compilation.
+    settings
+        Settings of the installation: the cubin cache.
+    deadline_s
+        Time after which the compilation is killed, in seconds.
+
+    Raises
+    ------
+    ToolchainError, InputError, WorkerError
+        As for the future of `CompilePool.submit`.
+    """
+    memory_bytes = memory_share_bytes(available_cores())
+    pool = CompilePool(settings.cache, settings.cache_limit_bytes, 1, deadline_s, memory_bytes=memory_bytes)
+    with closing(pool):
+        return pool.submit(lambda: job).result()
 
 
 def _compiled(reply: Mapping[str, Any]) -> Compiled:

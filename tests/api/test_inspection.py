@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import doctest
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from autotile.api import inspection, targets
+from autotile.api import explanation, inspection, targets
 from autotile.core.device import profile_names
 from autotile.core.display import Displayed
 from autotile.errors import ConfigError, InputError, ProblemError
 from autotile.settings import child_environment
+from autotile.tuning.options import TuneOptions
+from autotile.workers import compile_pool
+
+MACRO_BOMB = """
+#define TIMES_16(x) x x x x x x x x x x x x x x x x
+#define TIMES_65536(x) TIMES_16(TIMES_16(TIMES_16(TIMES_16(x))))
+__device__ const char text[] = TIMES_65536(TIMES_65536("."));
+"""
+"""A string of 4 GiB: minutes and gigabytes of the compiler's front end."""
 
 HEAVY = ("rich", "typer", "optuna", "sqlalchemy", "alembic", "kernel_tuner", "cupy")
 
@@ -149,6 +160,39 @@ class TestExplain:
     def test_an_unknown_dtype(self, scale_toml):
         with pytest.raises(ProblemError, match="does not support dtype 'float16'"):
             inspection.explain(scale_toml, device="h200", dtype="float16")
+
+    @pytest.mark.parametrize("bomb", [MACRO_BOMB, '#include "pipe.cuh"\n'], ids=["macros", "a pipe"])
+    def test_a_compilation_that_does_not_end_is_stopped(self, scale_toml, bomb, monkeypatch):
+        monkeypatch.setattr("autotile.tuning.options.TuneOptions", lambda: TuneOptions(compile_deadline_s=1.0))
+        os.mkfifo(scale_toml.parent / "pipe.cuh")
+        template = scale_toml.parent / "scale.cu"
+        template.write_text(bomb + template.read_text())
+        start = time.monotonic()
+        found = inspection.explain(scale_toml, device="h200")
+        assert time.monotonic() - start < 10
+        assert found.resources is None
+        assert found.fault == "it does not compile: the compiler was stopped after 1 s"
+        assert found.checks[-1] == explanation.Check("compiled", "source", False, found.fault)
+
+    def test_a_compilation_that_takes_all_memory_is_refused(self, scale_toml, monkeypatch):
+        monkeypatch.setattr(compile_pool, "memory_share_bytes", lambda workers: 2**28)
+        template = scale_toml.parent / "scale.cu"
+        template.write_text(MACRO_BOMB + template.read_text())
+        found = inspection.explain(scale_toml, device="h200")
+        assert "out of memory" in found.fault
+
+    def test_a_compiled_configuration_needs_no_process(self, scale_toml, monkeypatch):
+        first = inspection.explain(scale_toml, device="h200", THREADS=64)
+        monkeypatch.setattr(compile_pool, "Child", None)
+        assert inspection.explain(scale_toml, device="h200", THREADS=64).resources == first.resources
+
+    def test_a_compiler_error_is_shown(self, scale_toml):
+        template = scale_toml.parent / "scale.cu"
+        template.write_text(template.read_text() + "oops;\n")
+        found = inspection.explain(scale_toml, device="h200")
+        assert found.fault.startswith("it does not compile: ")
+        assert "oops" in found.fault
+        assert found.not_compiled == "the compiler refuses it"
 
 
 class TestOccupancy:

@@ -147,9 +147,27 @@ class TestTune:
                 autotile.tune(scale_toml, n=1048576, options=autotile.TuneOptions(replay=recording))
         assert terminal.getvalue().endswith("\n")
 
+    def test_a_closed_standard_error(self, tune: Any, terminal: Terminal) -> None:
+        terminal.close()
+        assert tune().winner.config == {"THREADS": 256, "WORK": 4}
+
     def test_no_standard_error_at_all(self, tune: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=None, modules={}))
         assert tune().winner.config == {"THREADS": 256, "WORK": 4}
+
+    @pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), ValueError("I/O operation on closed file")])
+    def test_a_terminal_that_is_gone_does_not_end_the_session(
+        self, tune: Any, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, error: Exception
+    ) -> None:
+        attempts = []
+
+        def write(text: str) -> int:
+            attempts.append(text)
+            raise error
+
+        monkeypatch.setattr(terminal, "write", write)
+        assert tune().winner.config == {"THREADS": 256, "WORK": 4}
+        assert len(attempts) == 1
 
 
 def test_a_family_names_its_points(scale_toml: Path, recording: Path, terminal: Terminal, monkeypatch: Any) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 import autotile
 from autotile import __version__
 from autotile.cli.application import CommandLine, app
+from autotile.cli.crash_report import report_crash
 from autotile.cli.output import examples
 from autotile.settings import child_environment
 
@@ -269,13 +272,79 @@ def test_a_kernel_with_brackets_in_its_name_is_shown_as_it_is(run):
     assert "'[bold]x[/bold]'" in run("space", "[bold]x[/bold]").err
 
 
-def test_a_bug_is_not_hidden(run, monkeypatch):
-    def broken(name: str | None) -> None:
-        raise ZeroDivisionError(name)
+class TestCrash:
+    @pytest.fixture
+    def crash(self, run, monkeypatch, tmp_path) -> Callable[..., Any]:
+        """Run a command that raises an exception; reports are written below the test's folder."""
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    monkeypatch.setattr("autotile.api.inspection.resolve_device", broken)
-    with pytest.raises(ZeroDivisionError):
-        run("occupancy", "--threads", "32")
+        def crashed(error: BaseException, *words: str) -> Any:
+            def fail(*_: Any, **__: Any) -> None:
+                raise error
+
+            monkeypatch.setattr("autotile.api.inspection.resolve_device", fail)
+            return run("occupancy", "--threads", "32", *words)
+
+        return crashed
+
+    @pytest.mark.parametrize("error", [ZeroDivisionError("by\nzero"), RecursionError(), MemoryError(), KeyError("x")])
+    def test_it_is_one_line_and_a_report(self, crash, tmp_path, error):
+        answer = crash(error)
+        (report,) = tmp_path.glob("autotile-report-*.txt")
+        assert (answer.code, answer.out) == (70, "")
+        name = " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())
+        assert answer.err == f"error: unexpected {name}; please report it with the file {report}\n"
+        text = report.read_text()
+        assert text.startswith(f"autotile {__version__}, Python 3.")
+        assert "\ncommand: autotile occupancy --threads 32\n" in text
+        assert "Traceback (most recent call last)" in text
+        assert "in fail" in text
+        assert report.stat().st_mode & 0o777 == 0o600
+
+    def test_json_of_it_is_one_document(self, crash):
+        answer = crash(ZeroDivisionError("zero"), "--json")
+        assert answer.code == 70
+        assert answer.document["error"]["kind"] == "ZeroDivisionError"
+        assert answer.document["error"]["message"] in answer.err
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "postgresql://me:s3cr%40et@host/db",
+            "postgresql+psycopg://me:s3cr@et/x@host/db",
+            "postgresql://host/db?user=me&password=s3cret",
+        ],
+    )
+    def test_passwords_are_masked(self, monkeypatch, tmp_path, url):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        error = ValueError(f"cannot connect to {url!r}: s3cr@et, s3cret")
+        message = report_crash(error, ["list", f"--db={url}"])
+        (report,) = tmp_path.glob("autotile-report-*.txt")
+        for text in (message, report.read_text()):
+            assert "***" in text
+            assert not re.search("s3cr%40et|s3cr@et/x", text)
+            assert url not in text
+        assert "s3cr%40et" not in url or "s3cr@et" not in message
+
+    def test_without_room_for_a_report(self, crash, monkeypatch, tmp_path):
+        def refuse(**_: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(tempfile, "mkstemp", refuse)
+        answer = crash(ZeroDivisionError("zero"))
+        assert answer.code == 70
+        assert answer.err.endswith("zero; no report could be written: No space left on device\n")
+
+    def test_an_error_of_the_system_that_names_a_file(self, crash):
+        answer = crash(PermissionError(errno.EACCES, "Permission denied", "/some/file"), "--json")
+        assert answer.code == 1
+        assert answer.document == {"error": {"kind": "PermissionError", "message": "/some/file: Permission denied"}}
+        assert answer.err == "error: /some/file: Permission denied\n"
+
+    def test_an_error_of_the_system_that_names_none(self, crash):
+        answer = crash(OSError(errno.EIO, "Input/output error"), "--json")
+        assert answer.code == 70
+        assert "unexpected OSError: [Errno 5] Input/output error" in answer.document["error"]["message"]
 
 
 class TestProcesses:

@@ -174,10 +174,11 @@ class TestFullDisk:
         assert 0 < trials < 12
         assert run(*words, "--db", location).document["resumed"] == trials
 
-    def test_of_the_answer(self, tuned: Path) -> None:
+    @pytest.mark.parametrize("as_json", [[], ["--json"]])
+    def test_of_the_answer(self, tuned: Path, as_json: list[str]) -> None:
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(
-                [sys.executable, "-m", "autotile", "list", "--db", str(tuned)],
+                [sys.executable, "-m", "autotile", "list", "--db", str(tuned), *as_json],
                 env=child_environment(),
                 stdout=full,
                 stderr=subprocess.PIPE,
@@ -188,6 +189,31 @@ class TestFullDisk:
         assert done.stderr == (
             "error: No space left on device: the answer cannot be written; what was stored is kept\n"
         )
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            (["--help"], ["error: No space left on device: the help cannot be written"]),
+            (
+                ["space", "nowhere.toml", "--json"],
+                [
+                    "error: no search-space file 'nowhere.toml': expected the path of a .toml file that exists",
+                    "error: No space left on device: the answer cannot be written; what was stored is kept",
+                ],
+            ),
+        ],
+    )
+    def test_of_the_help_and_of_an_error(self, words: list[str], told: list[str]) -> None:
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "autotile", *words],
+                env=child_environment(),
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert (done.returncode, done.stderr.splitlines()) == (1, told)
 
     def test_a_file_that_may_not_grow(self, words: list[str], tmp_path: Path) -> None:
         """A limit on the size of files is another error to SQLite, and still one message."""

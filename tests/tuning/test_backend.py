@@ -1,5 +1,6 @@
 """The choice of a backend, replay of a recording, and recordings that are refused."""
 
+import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -248,6 +249,15 @@ class TestWithNothingToMeasure:
         settings = replace(read_settings(), recording_folders=())
         with pytest.raises(InputError, match=r'does not compile: scale\.cu\(\d+\): error: identifier "blockIdy"'):
             choose_backend(broken, bench.problem(), settings, TuneOptions(replay="auto"))
+
+    def test_a_template_whose_compilation_does_not_end(self, bench: Any) -> None:
+        os.mkfifo(bench.kernel.template_path.parent / "pipe.cuh")
+        bench.kernel.template_path.write_text(f'#include "pipe.cuh"\n{bench.kernel.source}')
+        endless = load_kernel(bench.kernel.spec.source)
+        settings = replace(read_settings(), recording_folders=())
+        options = TuneOptions(replay="auto", compile_deadline_s=1.0)
+        with pytest.raises(InputError, match="does not compile: the compiler was stopped after 1 s"):
+            choose_backend(endless, bench.problem(), settings, options)
 
     def test_more_memory_than_a_gpu_has(self) -> None:
         kernel = load_kernel("sgemm_2d")
