@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ _PACKAGE = Path(__file__).resolve().parent
 class Settings:
     """Locations and switches; the environment variable and the key in ``config.toml`` of each are in parentheses."""
 
-    database: str
+    database: str = field(repr=False)
     """Path of an SQLite file, or a database URL (``AUTOTILE_DB``, ``database``)."""
     cache: Path
     """Folder of compiled cubins (``AUTOTILE_CACHE``, ``cache``)."""
@@ -69,6 +70,30 @@ def read_settings() -> Settings:
         sanitizer=entry("AUTOTILE_SANITIZER", "sanitizer", ""),
         graphs=_SWITCH[graphs],
     )
+
+
+def expand_path(path: str | Path, what: str) -> Path:
+    """Return a path with ``~`` and ``~user`` at its start replaced by the home folder.
+
+    Parameters
+    ----------
+    path
+        Path as the user gave it.
+    what
+        What the path is of, for messages.
+
+    Raises
+    ------
+    InputError
+        The path is empty, or there is no such user.
+    """
+    if not str(path).strip() or "\0" in str(path):
+        raise InputError(f"{str(path)!r} is not the path of {what}: expected the path of a file")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = Path(path).parts[0]
+        raise InputError(f"{str(path)!r}: there is no home folder {user}; give the whole path of {what}") from None
 
 
 def toolkit_folders() -> tuple[Path, ...]:

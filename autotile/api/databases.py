@@ -24,10 +24,12 @@ from autotile.database.database import (
 from autotile.database.engine import parse_location
 from autotile.database.keys import key_differences
 from autotile.database.merging import CopiedRows, MergedStudy, merge_databases, ratio_of_sessions
+from autotile.database.paths import looks_like_url
 from autotile.database.retention import CleanedStudy, Criteria, clean_database, current_versions, stored_gpu_names
 from autotile.database.winners import Winner
 from autotile.errors import InputError
 from autotile.exchange.shipped import read_winners
+from autotile.settings import expand_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,12 +290,12 @@ def clean(
 
 def _place_text(place: str | Path) -> str:
     """Return a location as given, but with the password of a URL masked."""
-    return location_text(place) if "://" in str(place) else str(place)
+    return location_text(place) if looks_like_url(str(place)) else str(place)
 
 
 def _read_winners(place: str | Path) -> list[Winner]:
-    if str(place).endswith(".json"):
-        return read_winners(Path(place).expanduser())
+    if str(place).endswith(".json") and not looks_like_url(str(place)):
+        return read_winners(expand_path(place, "a file of winners"))
     with open_existing(place) as opened:
         return [best.winner for best in opened.best()]
 

@@ -119,7 +119,7 @@ def doctor(database: str | Path | None = None) -> HealthReport:
         _check_headers(),
         _check_compiler(_architecture(gpus)),
         _check_cache(settings),
-        _check_database(str(database or settings.database)),
+        _check_database(str(settings.database if database is None else database)),
         _check_kernels(settings),
         *(HealthCheck("recording", "warn", problem, "record it again, or delete it") for problem in damaged),
         _check_recordings(readable, gpus),

@@ -15,6 +15,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from autotile.cli.tables import Trimmed
+from autotile.database.paths import masked_message
 from autotile.errors import AutotileError
 
 Result = TypeVar("Result")
@@ -95,6 +96,7 @@ def notice(text: str) -> None:
 
 def show_error(message: str, kind: str, *, as_json: bool) -> None:
     """Print an error on standard error, and with ``as_json`` as a document on standard output, too."""
+    message = masked_message(message)  # a URL may stand in any argument, such as in place of a kernel
     _print_remark(Text.assemble(("error: ", "bold red"), message))
     if as_json:
         print_json({"error": {"kind": kind, "message": message}})

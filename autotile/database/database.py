@@ -18,6 +18,7 @@ from autotile.database.engine import (
     WRITE_OPTIONS,
     DamagedDatabaseError,
     Location,
+    ServerLocation,
     parse_location,
     server_engine,
     sqlite_engine,
@@ -100,7 +101,7 @@ class Database:
             autotile, or the driver of the server is not installed.
         """
         parsed = parse_location(location)
-        if not isinstance(parsed, Path):
+        if isinstance(parsed, ServerLocation):
             return cls._open_for_writing(parsed)
         check_writable(parsed)
         notices: tuple[str, ...] = ()

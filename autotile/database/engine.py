@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from autotile.database.paths import has_wal, is_disk_full, network_file_system
-from autotile.errors import DatabaseError
+from autotile.database.paths import (
+    EXAMPLE_CREDENTIALS,
+    MASK,
+    has_wal,
+    is_disk_full,
+    is_secret,
+    looks_like_url,
+    masked_location,
+    masked_message,
+    network_file_system,
+)
+from autotile.errors import DatabaseError, InputError
+from autotile.settings import expand_path
 
 LOCK_TIMEOUT_S = 30.0
 """Timeout of a writer waiting for others, in seconds; each holds the lock for well under a millisecond."""
 
-Location = Path | URL
-"""Path of an SQLite file, or URL of a server; SQLAlchemy masks the password in a URL's text."""
-
-_EXPECTED_LOCATION = "expected the path of an SQLite file or postgresql+psycopg://user:password@host/name"
+_EXPECTED_LOCATION = (
+    f"expected the path of an SQLite file, sqlite:///path or postgresql+psycopg://{EXAMPLE_CREDENTIALS}host/name"
+)
 
 WRITE_OPTIONS = {"autotile_write": True}
 """Execution options of an engine whose transactions write."""
@@ -50,29 +61,89 @@ class DamagedDatabaseError(DatabaseError):
     """The file is a damaged SQLite database, rather than a locked, full or inaccessible one."""
 
 
+class ServerLocation:
+    """Location of a database on a server; its text masks every secret, which only `reveal` returns."""
+
+    __slots__ = ("_url",)
+
+    def __init__(self, url: URL) -> None:
+        self._url = url
+
+    def __str__(self) -> str:
+        query = {key: MASK if is_secret(key) else value for key, value in self._url.query.items()}
+        return self._url.set(query=query).render_as_string().replace(quote_plus(MASK), MASK)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ServerLocation) and self._url == other._url
+
+    def __hash__(self) -> int:
+        return hash(self._url)
+
+    def reveal(self) -> URL:
+        """Return the URL with its secrets, to connect with."""
+        return self._url
+
+    def masked(self, text: str) -> str:
+        """Return a text, such as a driver's error, in which the secrets of this location are masked."""
+        values = [self._url.password or ""]
+        for key, found in self._url.normalized_query.items():
+            values += found if is_secret(key) else ()
+        for value in filter(None, values):
+            for form in {value: None, quote(value, safe=""): None, quote_plus(value): None}:
+                text = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", MASK, text)
+        return text
+
+
+Location = Path | ServerLocation
+"""Path of an SQLite file, or location on a server; the text of either can be shown."""
+
+
 def parse_location(location: str | Path) -> Location:
     """Parse a path, ``sqlite:///path`` or a PostgreSQL URL.
 
     Raises
     ------
     DatabaseError
-        The location is any other URL.
+        The location is any other URL, a malformed one, empty, or in the home folder of a user who does not exist.
     """
-    if isinstance(location, Path) or "://" not in location:
-        return Path(location).expanduser()
+    text = str(location)
+    if not looks_like_url(text):
+        return _file_path(location)
+    shown = masked_location(text)
     try:
-        url = make_url(location)
+        url = make_url(text)
     except (ArgumentError, ValueError):
-        raise DatabaseError(f"{location.split('@')[-1]!r} is not a database URL; {_EXPECTED_LOCATION}") from None
+        raise DatabaseError(f"{shown!r} is not a database URL; {_EXPECTED_LOCATION}") from None
     backend = url.get_backend_name()
-    if backend == "sqlite" and url.database:
-        return Path(url.database).expanduser()
-    if backend in ("postgresql", "postgres"):
-        driver = url.drivername if "+" in url.drivername else "postgresql+psycopg"
-        # A password may also be given as a query parameter, which SQLAlchemy would print.
-        password = (url.password, *url.normalized_query.get("password", ()))[-1]
-        return url.difference_update_query(["password"]).set(drivername=driver, password=password)
-    raise DatabaseError(f"a database of the kind {url.drivername!r} is not supported; {_EXPECTED_LOCATION}")
+    if backend == "sqlite":
+        if not url.database or url.host or url.username:
+            raise DatabaseError(f"{shown!r} is not a database URL; {_EXPECTED_LOCATION}")
+        return _file_path(url.database)
+    if backend not in ("postgresql", "postgres"):
+        raise DatabaseError(f"a database of the kind {url.drivername!r} is not supported; {_EXPECTED_LOCATION}")
+    if "@" in f"{url.host}{url.database}":
+        raise DatabaseError(f"{shown!r} is not a database URL: an @ in a password is written %40; {_EXPECTED_LOCATION}")
+    # A password may also be given as a query parameter.
+    password = (url.password, *url.normalized_query.get("password", ()))[-1]
+    driver = f"postgresql+{url.drivername.partition('+')[2] or 'psycopg'}"
+    found = ServerLocation(url.difference_update_query(["password"]).set(drivername=driver, password=password))
+    try:
+        known = not found.reveal().get_dialect().is_async
+    except ArgumentError:
+        known = False
+    if not known:
+        raise DatabaseError(f"no driver is available for {found}; {_EXPECTED_LOCATION}")
+    return found
+
+
+def _file_path(path: str | Path) -> Path:
+    try:
+        return expand_path(path, "a database")
+    except InputError as error:
+        raise DatabaseError(str(error)) from None
 
 
 def sqlite_engine(path: Path, *, readonly: bool) -> Engine:
@@ -91,7 +162,7 @@ def sqlite_engine(path: Path, *, readonly: bool) -> Engine:
     return engine
 
 
-def server_engine(url: URL) -> Engine:
+def server_engine(location: ServerLocation) -> Engine:
     """Return the engine of a PostgreSQL server.
 
     Raises
@@ -100,12 +171,12 @@ def server_engine(url: URL) -> Engine:
         The driver is not installed.
     """
     try:
-        return create_engine(url, pool_pre_ping=True, json_serializer=_compact_json)
+        return create_engine(location.reveal(), pool_pre_ping=True, json_serializer=_compact_json)
     except ModuleNotFoundError as error:
         package = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary"}.get(error.name or "", error.name)
-        raise DatabaseError(f"{url} needs the Python package {error.name!r}: pip install '{package}'") from None
-    except ArgumentError:
-        raise DatabaseError(f"no driver is available for {url}; {_EXPECTED_LOCATION}") from None
+        raise DatabaseError(f"{location} needs the Python package {error.name!r}: pip install '{package}'") from None
+    except (ArgumentError, TypeError, ValueError) as error:  # a query parameter that the driver does not take
+        raise DatabaseError(f"database {location}: {_masked(str(error), location)}") from None
 
 
 @contextmanager
@@ -118,9 +189,17 @@ def translated_errors(location: Location) -> Iterator[None]:
         remedy = _remedy(code, location)
         reason = str(error.orig).strip() or type(error.orig).__name__
         kind = DamagedDatabaseError if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) else DatabaseError
-        raise kind(f"database {location}: {reason}" + (f": {remedy}" if remedy else "")) from error
+        shown = _masked(reason, location)
+        cause = error if shown == reason else None  # whose text holds a secret is not shown by a traceback either
+        raise kind(f"database {location}: {shown}" + (f": {remedy}" if remedy else "")) from cause
     except SQLAlchemyError as error:
-        raise DatabaseError(f"database {location}: {error}") from error
+        shown = _masked(str(error), location)
+        raise DatabaseError(f"database {location}: {shown}") from (error if shown == str(error) else None)
+
+
+def _masked(text: str, location: Location) -> str:
+    """Return the text of a driver's error without the secrets of the location."""
+    return text if isinstance(location, Path) else masked_message(location.masked(text))
 
 
 def _connect(path: Path, access: str, journal: str | None = None) -> sqlite3.Connection:

@@ -18,8 +18,10 @@ from urllib.parse import quote
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, canonical_json
-from autotile.database.paths import network_file_system
+from autotile.database.paths import looks_like_url, network_file_system
 from autotile.database.winners import JSON_COLUMNS, RULE_COLUMNS, WINNER_COLUMNS, StoredRule, Winner
+from autotile.errors import InputError
+from autotile.settings import expand_path
 
 SCHEMA_REVISION = "0003"
 """The newest migration. Revisions are four-digit numbers in order, so that a newer database can be recognized."""
@@ -78,9 +80,12 @@ def read_rules_fast(location: str, kernel: str, dtype: str) -> list[StoredRule] 
 
 
 def _rows(location: str, query: str, kernel: str, dtype: str) -> list[dict[str, Any]] | None:
-    if "://" in location:
+    if looks_like_url(location):
         return None
-    path = Path(location).expanduser()
+    try:
+        path = expand_path(location, "a database")
+    except InputError:
+        return None
     if not path.exists():
         return []
     try:

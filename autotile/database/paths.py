@@ -1,14 +1,16 @@
-"""Checks of the path of an SQLite file, and atomic writes."""
+"""Texts of database locations, checks of the path of an SQLite file, and atomic writes."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import unquote
 
 from autotile.errors import DatabaseError
 
@@ -23,6 +25,75 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 
 _MIN_FREE_BYTES = 64 * 2**10
 """Free space below which SQLite cannot create the files that it needs beside a database: the WAL index takes 32 KiB."""
+
+EXAMPLE_CREDENTIALS = "user:password@"
+"""User and password in the URL that messages give as an example."""
+
+MASK = "***"
+"""Replacement of a secret, as in SQLAlchemy."""
+
+_SECRET_KEY = re.compile(r"password|passwd|passphrase|secret|^(pwd|dsn|conninfo)$", re.IGNORECASE)
+"""Names of connection parameters whose values are or contain secrets, such as libpq's ``password`` and ``sslpassword``:
+https://www.postgresql.org/docs/current/libpq-connect.html, "Parameter Key Words"."""
+
+_PARAMETER = re.compile(r"([\w%-]+)(\s*=\s*)('[^']*'|[^&\s'\"]*)")
+"""A parameter of a URL's query, or of a connection string of libpq."""
+
+_SCHEME = re.compile(r"[a-z][\w+.-]*:/+|(postgres|sqlite)[\w+]*(//|:)", re.IGNORECASE)
+"""Start of a URL, also of one that lacks a slash or the colon. A path that starts so can be written with ``./``."""
+
+_CREDENTIALS = re.compile(r"(?![./~])[^@]*:.*@|//.*@", re.DOTALL)
+"""Start of a URL without its scheme: user, password and ``@``."""
+
+_URL_IN_TEXT = re.compile(r"[a-z][\w+.-]*(?::/+|//)[^\s:/@]*:[^\s'\"]*|[^\s:/@'\"]+:[^\s'\"]+@", re.IGNORECASE)
+"""What may be a URL with a password inside a message."""
+
+
+def is_secret(key: str) -> bool:
+    """Return whether the value of a connection parameter must not be shown; its name may be percent-encoded."""
+    return _SECRET_KEY.search(unquote(key)) is not None
+
+
+def looks_like_url(location: str) -> bool:
+    """Return whether a location is a URL or can only be meant as one, so that it must not become a path."""
+    if "://" in location or _SCHEME.match(location) or _CREDENTIALS.match(location):
+        return True
+    # Only a query makes an absolute path a URL: a folder may be named "secret=1".
+    text = location.partition("?")[2] if location.startswith(("/", ".", "~")) else location
+    return any(is_secret(found[1]) for found in _PARAMETER.finditer(text))
+
+
+def masked_location(location: str) -> str:
+    """Return the text of a malformed URL without anything that may be a password.
+
+    Where the password ends is uncertain, so all from the first colon after the scheme to the last ``@`` is masked.
+    """
+    scheme = _SCHEME.match(location)
+    at = location.rfind("@")
+    # "postgres:password@host" starts with a user rather than a scheme.
+    start = scheme.end() if scheme is not None and (scheme[0].endswith("/") or at < 0) else 0
+    colon = location.find(":", start)
+    if 0 <= colon < at:
+        location = f"{location[:colon]}:{MASK}{location[at:]}"
+    elif colon >= start > 0 and at < 0:
+        location = f"{location[:colon]}:{MASK}"
+    return _PARAMETER.sub(_masked_parameter, location)
+
+
+def masked_message(message: str) -> str:
+    """Return a message in which the passwords of what may be URLs are masked; other text is unchanged."""
+    message = _URL_IN_TEXT.sub(_masked_url, message)
+    return _PARAMETER.sub(_masked_parameter, message)
+
+
+def _masked_url(found: re.Match[str]) -> str:
+    end = found[0].rpartition(":")[2]
+    has_password = "@" in found[0] or (end and not end[0].isdigit())  # digits are a port
+    return masked_location(found[0]) if has_password and EXAMPLE_CREDENTIALS not in found[0] else found[0]
+
+
+def _masked_parameter(found: re.Match[str]) -> str:
+    return f"{found[1]}{found[2]}{MASK}" if is_secret(found[1]) else found[0]
 
 
 @contextmanager

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotile.database.fast_access import Miss, add_misses_fast
+from autotile.database.paths import looks_like_url
+from autotile.settings import expand_path
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL
-
+    from autotile.database.engine import ServerLocation
     from autotile.serving.bound import BoundKernel
 
 _MAX_SHARE = 0.01
@@ -178,8 +179,8 @@ def _write(location: str, watched: list[_Watched], timeout_s: float) -> bool:
 
 
 def _add_misses(location: str, misses: list[Miss], timeout_s: float) -> bool:
-    if "://" not in location:
-        path = Path(location).expanduser()
+    if not looks_like_url(location):
+        path = expand_path(location, "a database")
     else:
         from autotile.database.engine import parse_location
 
@@ -190,10 +191,11 @@ def _add_misses(location: str, misses: list[Miss], timeout_s: float) -> bool:
     return path.exists() and add_misses_fast(path, misses, timeout_s=timeout_s)
 
 
-def _add_to_server(url: URL, misses: list[Miss]) -> bool:
+def _add_to_server(server: ServerLocation, misses: list[Miss]) -> bool:
     from autotile.database.database import Database
     from autotile.database.misses import count_miss
 
+    url = server.reveal()
     if "psycopg" in url.drivername and "connect_timeout" not in url.query:
         url = url.update_query_dict({"connect_timeout": str(_CONNECT_TIMEOUT_S)})
     location = url.render_as_string(hide_password=False)

@@ -226,7 +226,10 @@ def tune_family(
 
     plan = plan or FamilyPlan()
     device, points = family_points(kernel, family, dtype, settings, options, count=plan.points)
-    with Database.open(options.database or settings.database) as database, WorkerPool() as worker_pool:
+    with (
+        Database.open(settings.database if options.database is None else options.database) as database,
+        WorkerPool() as worker_pool,
+    ):
         session = _FamilySession(
             kernel, family, dtype, settings, options, plan, observe, device, points, database, worker_pool
         )

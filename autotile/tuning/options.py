@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ class TuneOptions:
     run_deadline_s: float = 30.0
     device_index: int = 0
     replay: str | Path | None = None
-    database: str | None = None
+    database: str | None = field(default=None, repr=False)  # its URL may hold a password
 
     def __post_init__(self) -> None:
         """Check the types and ranges of the options.

@@ -92,7 +92,9 @@ def open_session(
         space = feasible_space(kernel.spec, problem.sizes, backend.device, problem.dtype)
         from autotile.database.database import Database
 
-        database = stack.enter_context(Database.open(options.database or settings.database))
+        database = stack.enter_context(
+            Database.open(settings.database if options.database is None else options.database)
+        )
         yield Session(
             kernel=kernel,
             problem=problem,

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import URL
 
 from autotile.core.model import Trial
 from autotile.database.database import Database
-from autotile.database.engine import parse_location
+from autotile.database.engine import ServerLocation, parse_location
 from autotile.database.fast_access import SCHEMA_REVISION
 from autotile.database.keys import TuningKey
 from autotile.database.paths import network_file_system
@@ -122,8 +121,8 @@ def test_a_database_on_a_read_only_medium_can_be_read(
 )
 def test_a_password_is_used_but_never_shown(url: str) -> None:
     place = parse_location(url)
-    assert isinstance(place, URL)
-    assert place.translate_connect_args()["password"] == "secret"
+    assert isinstance(place, ServerLocation)
+    assert place.reveal().translate_connect_args()["password"] == "secret"
     assert "secret" not in str(place)
     assert str(place).startswith("postgresql+psycopg://me:***@host/name")
     assert "application_name" in str(place) or "?" not in url
