@@ -21,7 +21,7 @@ from autotile.core.model import Problem, canonical_json
 from autotile.database.paths import network_file_system
 from autotile.database.winners import JSON_COLUMNS, RULE_COLUMNS, WINNER_COLUMNS, StoredRule, Winner
 
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "0004"
 """The newest migration. Revisions are four-digit numbers in order, so that a newer database can be recognized."""
 
 VERSION_TABLE = "autotile_schema"
@@ -42,13 +42,13 @@ WINNERS_SQL = f"""
     JOIN trials ON trials.id = best.trial_id
     JOIN runs ON runs.id = trials.run_id
     WHERE studies.kernel = ? AND studies.dtype = ?
-    ORDER BY trials.created_at DESC
+    ORDER BY trials.id DESC
 """
 RULES_SQL = f"""
     SELECT {_names({"families": RULE_COLUMNS})}
     FROM families
     WHERE families.learned_at IS NOT NULL AND families.kernel = ? AND families.dtype = ?
-    ORDER BY families.learned_at DESC
+    ORDER BY families.id DESC
 """
 """A test compares both statements with the ones that SQLAlchemy builds from the schema."""
 
