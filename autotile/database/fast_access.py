@@ -31,6 +31,10 @@ _BUSY_TIMEOUT_S = 1.0
 """In WAL mode a reader never waits; in the other modes a commit takes milliseconds."""
 
 
+SERVER_TIMEOUT_S = 2.0
+"""Timeout of a database server in serving: a program must not wait for it as a tuning session may."""
+
+
 def _names(columns: Mapping[str, Iterable[str]]) -> str:
     return ", ".join(f"{table}.{name}" for table, names in columns.items() for name in names)
 
