@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, select
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Problem, Trial, config_key
 from autotile.database.engine import (
+    LOCK_TIMEOUT_S,
     WRITE_OPTIONS,
     DamagedDatabaseError,
     Location,
@@ -82,7 +83,9 @@ class Database:
         self._process = os.getpid()
 
     @classmethod
-    def open(cls, location: str | Path, *, set_damage_aside: bool = True) -> Self:
+    def open(
+        cls, location: str | Path, *, set_damage_aside: bool = True, server_timeout_s: float = LOCK_TIMEOUT_S
+    ) -> Self:
         """Open a database for writing; create it if it does not exist, and upgrade it to the current schema.
 
         A damaged SQLite file is renamed and reported in `notices`, and a new one is created.
@@ -93,6 +96,8 @@ class Database:
             Path of an SQLite file, or ``postgresql+psycopg://user:password@host/name``.
         set_damage_aside
             Whether to replace a damaged file; if False, raise instead and leave it unchanged.
+        server_timeout_s
+            Timeout of connecting to a server (at least 2 s), of each statement and of each lock there, in seconds.
 
         Raises
         ------
@@ -102,7 +107,7 @@ class Database:
         """
         parsed = parse_location(location)
         if isinstance(parsed, ServerLocation):
-            return cls._open_for_writing(parsed)
+            return cls._open_for_writing(parsed, server_timeout_s=server_timeout_s)
         check_writable(parsed)
         notices: tuple[str, ...] = ()
         for _ in range(_MAX_RETRIES):
@@ -123,8 +128,13 @@ class Database:
         return cls._open_for_writing(parsed, notices)
 
     @classmethod
-    def open_readonly(cls, location: str | Path) -> Self | None:
+    def open_readonly(cls, location: str | Path, *, server_timeout_s: float = LOCK_TIMEOUT_S) -> Self | None:
         """Open a database for reading; return None if there is none, or none with tables. No file is created.
+
+        Parameters
+        ----------
+        location, server_timeout_s
+            As for `open`.
 
         Raises
         ------
@@ -136,7 +146,7 @@ class Database:
             if not parsed.exists():
                 return None
             check_readable(parsed)
-        engine = _engine(parsed, readonly=True)
+        engine = _engine(parsed, readonly=True, server_timeout_s=server_timeout_s)
         try:
             with translated_errors(parsed), engine.connect() as connection:
                 revision = schema_revision(connection)
@@ -151,12 +161,14 @@ class Database:
         engine.dispose()
         if revision is None:
             return None
-        cls.open(location).close()  # upgrades an older database
-        return cls(_engine(parsed, readonly=True), parsed, readonly=True)
+        cls.open(location, server_timeout_s=server_timeout_s).close()  # upgrades an older database
+        return cls(_engine(parsed, readonly=True, server_timeout_s=server_timeout_s), parsed, readonly=True)
 
     @classmethod
-    def _open_for_writing(cls, location: Location, notices: tuple[str, ...] = ()) -> Self:
-        engine = _engine(location, readonly=False)
+    def _open_for_writing(
+        cls, location: Location, notices: tuple[str, ...] = (), *, server_timeout_s: float = LOCK_TIMEOUT_S
+    ) -> Self:
+        engine = _engine(location, readonly=False, server_timeout_s=server_timeout_s)
         try:
             with translated_errors(location):
                 ensure_schema(engine, location)
@@ -327,8 +339,10 @@ class Database:
             self._process = os.getpid()
 
 
-def _engine(location: Location, *, readonly: bool) -> Engine:
-    return sqlite_engine(location, readonly=readonly) if isinstance(location, Path) else server_engine(location)
+def _engine(location: Location, *, readonly: bool, server_timeout_s: float) -> Engine:
+    if isinstance(location, Path):
+        return sqlite_engine(location, readonly=readonly)
+    return server_engine(location, server_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from autotile.database.paths import (
@@ -30,7 +32,14 @@ from autotile.errors import DatabaseError, InputError
 from autotile.settings import expand_path
 
 LOCK_TIMEOUT_S = 30.0
-"""Timeout of a writer waiting for others, in seconds; each holds the lock for well under a millisecond."""
+"""Timeout of a writer waiting for others, in seconds; each holds the lock for well under a millisecond.
+
+On a server it is also the timeout of connecting and of each statement."""
+
+_MIN_CONNECT_TIMEOUT_S = 2
+"""The shortest that libpq takes."""
+_KEEPALIVES = 3
+"""Probes without an answer after which a connection counts as lost."""
 
 _EXPECTED_LOCATION = (
     f"expected the path of an SQLite file, sqlite:///path or postgresql+psycopg://{EXAMPLE_CREDENTIALS}host/name"
@@ -44,6 +53,8 @@ _DISK_FULL = (
     "or name a database on another disk"
 )
 
+_SLOW_SERVER = "the server is overloaded, or another process has held a lock for too long; try again later"
+
 _REMEDIES = {
     "SQLITE_BUSY": f"another process has held it for more than {LOCK_TIMEOUT_S:.0f} s; try again when it has ended",
     "SQLITE_LOCKED": "another connection has locked it; try again when it has ended",
@@ -53,8 +64,11 @@ _REMEDIES = {
     "SQLITE_READONLY": "it cannot be written; change its permissions and its folder's, or name another database",
     "SQLITE_CANTOPEN": "it cannot be opened; check that its folder exists and is writable",
     "SQLITE_IOERR": "reading from or writing to the disk failed; check the disk, or name a database on another one",
+    "57014": _SLOW_SERVER,
+    "55P03": _SLOW_SERVER,
+    "ConnectionTimeout": "the server does not answer; check that it is running and that its address is right",
 }
-"""Remedies for errors, by the prefix of SQLite's error name."""
+"""Remedies for errors, by SQLite's error name (a prefix), PostgreSQL's error code or the name of psycopg's error."""
 
 
 class DamagedDatabaseError(DatabaseError):
@@ -162,8 +176,16 @@ def sqlite_engine(path: Path, *, readonly: bool) -> Engine:
     return engine
 
 
-def server_engine(location: ServerLocation) -> Engine:
+def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S) -> Engine:
     """Return the engine of a PostgreSQL server.
+
+    Parameters
+    ----------
+    url
+        Location; what its query states precedes the timeouts here.
+    timeout_s
+        Timeout of connecting (at least 2 s), of each statement and of each lock, in seconds. A connection over which
+        nothing comes back for as long counts as lost.
 
     Raises
     ------
@@ -171,12 +193,49 @@ def server_engine(location: ServerLocation) -> Engine:
         The driver is not installed.
     """
     try:
-        return create_engine(location.reveal(), pool_pre_ping=True, json_serializer=_compact_json)
+        url = location.reveal()
+        engine = create_engine(
+            url, pool_pre_ping=True, json_serializer=_compact_json, connect_args=_connection_timeouts(url, timeout_s)
+        )
     except ModuleNotFoundError as error:
         package = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary"}.get(error.name or "", error.name)
         raise DatabaseError(f"{location} needs the Python package {error.name!r}: pip install '{package}'") from None
     except (ArgumentError, TypeError, ValueError) as error:  # a query parameter that the driver does not take
         raise DatabaseError(f"database {location}: {_masked(str(error), location)}") from None
+    limit_statements = _statement_timeouts(url, timeout_s)
+
+    @event.listens_for(engine, "connect")
+    def limit(connection: DBAPIConnection, _: object) -> None:
+        with closing(connection.cursor()) as cursor:
+            cursor.execute(limit_statements)
+        connection.commit()
+
+    return engine
+
+
+def _connection_timeouts(url: URL, timeout_s: float) -> dict[str, int]:
+    """Return the parameters of libpq that limit waiting for the network: those of the URL stay.
+
+    https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
+    """
+    if url.get_driver_name() not in ("psycopg", "psycopg2"):
+        return {}
+    timeouts = {
+        "connect_timeout": max(_MIN_CONNECT_TIMEOUT_S, math.ceil(timeout_s)),
+        "tcp_user_timeout": math.ceil(1000 * timeout_s),
+        "keepalives_idle": max(1, math.ceil(timeout_s / 2)),
+        "keepalives_interval": max(1, math.ceil(timeout_s / 2 / _KEEPALIVES)),
+        "keepalives_count": _KEEPALIVES,
+    }
+    return {name: value for name, value in timeouts.items() if name not in url.query}
+
+
+def _statement_timeouts(url: URL, timeout_s: float) -> str:
+    """Return a statement that limits those that follow; startup options would be refused by some connection poolers."""
+    options = str(url.query.get("options", ""))
+    names = [name for name in ("statement_timeout", "lock_timeout") if name not in options]
+    settings = (f"set_config('{name}', '{math.ceil(1000 * timeout_s)}', false)" for name in names)
+    return f"SELECT {', '.join(settings) or 1}"
 
 
 @contextmanager
@@ -185,9 +244,10 @@ def translated_errors(location: Location) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        code = getattr(error.orig, "sqlite_errorname", "")
+        kind_of_error = type(error.orig).__name__
+        code = getattr(error.orig, "sqlite_errorname", "") or getattr(error.orig, "sqlstate", "") or kind_of_error
         remedy = _remedy(code, location)
-        reason = str(error.orig).strip() or type(error.orig).__name__
+        reason = str(error.orig).strip() or kind_of_error
         kind = DamagedDatabaseError if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) else DatabaseError
         shown = _masked(reason, location)
         cause = error if shown == reason else None  # whose text holds a secret is not shown by a traceback either

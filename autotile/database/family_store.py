@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Select, select, update
+from sqlalchemy import Connection, Select, delete, select
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import canonical_json
@@ -80,9 +80,8 @@ class FamilyStore:
     def save_rule(self, key: TuningKey, device: DeviceProperties, rule: FamilyRule) -> None:
         """Store the rule of a family that has a state, replacing an older rule, and clear the state."""
         values = {"rule": rule.to_json(), "device": device.to_json(), "progress": None, "learned_at": now_text()}
-        change = update(FAMILIES).where(FAMILIES.c.digest == _digest(key, rule.family)).values(**values)
         with self._database.writing() as connection:
-            connection.execute(change)
+            replace_family(connection, _digest(key, rule.family), values)
 
     def rules(self, kernel: str | None = None, dtype: str | None = None) -> list[StoredRule]:
         """Return the rules of a kernel, or of all, newest first; rules that this version cannot read are skipped."""
@@ -91,10 +90,20 @@ class FamilyStore:
         return [rule for row in rows if (rule := _rule(row)) is not None]
 
 
+def replace_family(connection: Connection, digest: str, changes: Mapping[str, Any]) -> None:
+    """Replace the row of a family by a changed one with a new id, so that its rule is the newest, if there is one."""
+    row = connection.execute(select(FAMILIES).where(FAMILIES.c.digest == digest)).mappings().one_or_none()
+    if row is None:
+        return
+    connection.execute(delete(FAMILIES).where(FAMILIES.c.id == row["id"]))
+    kept = {name: value for name, value in row.items() if name != "id"}
+    connection.execute(FAMILIES.insert(), kept | dict(changes))
+
+
 def rules_query(kernel: str | None, dtype: str | None) -> Select[Any]:
-    """Return the query of the rules of a kernel, or of all, newest first."""
+    """Return the query of the rules of a kernel, or of all, newest first: in the order of learning, not by date."""
     selected = (FAMILIES.c[name] for name in RULE_COLUMNS)
-    query = select(*selected).where(FAMILIES.c.learned_at.is_not(None)).order_by(FAMILIES.c.learned_at.desc())
+    query = select(*selected).where(FAMILIES.c.learned_at.is_not(None)).order_by(FAMILIES.c.id.desc())
     filters = ((FAMILIES.c.kernel, kernel), (FAMILIES.c.dtype, dtype))
     return query.where(*(column == value for column, value in filters if value is not None))
 

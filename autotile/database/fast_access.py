@@ -23,7 +23,7 @@ from autotile.database.winners import JSON_COLUMNS, RULE_COLUMNS, WINNER_COLUMNS
 from autotile.errors import InputError
 from autotile.settings import expand_path
 
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "0004"
 """The newest migration. Revisions are four-digit numbers in order, so that a newer database can be recognized."""
 
 VERSION_TABLE = "autotile_schema"
@@ -31,6 +31,10 @@ VERSION_TABLE = "autotile_schema"
 
 _BUSY_TIMEOUT_S = 1.0
 """In WAL mode a reader never waits; in the other modes a commit takes milliseconds."""
+
+
+SERVER_TIMEOUT_S = 2.0
+"""Timeout of a database server in serving: a program must not wait for it as a tuning session may."""
 
 
 def _names(columns: Mapping[str, Iterable[str]]) -> str:
@@ -44,13 +48,13 @@ WINNERS_SQL = f"""
     JOIN trials ON trials.id = best.trial_id
     JOIN runs ON runs.id = trials.run_id
     WHERE studies.kernel = ? AND studies.dtype = ?
-    ORDER BY trials.created_at DESC
+    ORDER BY trials.id DESC
 """
 RULES_SQL = f"""
     SELECT {_names({"families": RULE_COLUMNS})}
     FROM families
     WHERE families.learned_at IS NOT NULL AND families.kernel = ? AND families.dtype = ?
-    ORDER BY families.learned_at DESC
+    ORDER BY families.id DESC
 """
 """A test compares both statements with the ones that SQLAlchemy builds from the schema."""
 

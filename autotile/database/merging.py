@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Table, func, select, update
@@ -11,9 +12,11 @@ from sqlalchemy import Connection, Table, func, select, update
 from autotile.core.model import Measurement, Trial, canonical_json, config_key
 from autotile.core.statistics import Interval, ratio_of, widen_by_session_spread
 from autotile.database.database import Database
+from autotile.database.family_store import replace_family
 from autotile.database.keys import TuningKey
-from autotile.database.schema import FAMILIES, MISSES, RUNS, STUDIES, TRIALS, insert_for
+from autotile.database.schema import FAMILIES, MISSES, RUNS, STUDIES, TRIALS, insert_for, now_text
 from autotile.database.studies import StoredBest
+from autotile.database.trials import StoredTrial, insert_trial, trial_row
 
 _RUN_IDENTITY = ("started_at", "host", "sampler", "seed")
 """Columns that identify a run within its study; runs of a study begin at least a microsecond apart."""
@@ -63,7 +66,9 @@ def merge_databases(target: Database, sources: Sequence[Database]) -> tuple[list
     """Copy everything that the sources hold into the target, and choose what it serves where winners differ.
 
     No trial is lost or duplicated. Of several winners of a study, the fastest is served if the intervals of the times
-    tell it from the one that would be served otherwise, that of the newest session.
+    tell it from the one that would be served otherwise, that of the newest session. Sessions of one database are in the
+    order of recording. Those of several can be ordered only by date: a date that has yet to come, by a clock that was
+    ahead, counts as the oldest.
 
     Returns
     -------
@@ -104,7 +109,9 @@ def copy_missing_rows(source: Database, target: Database) -> CopiedRows:
             studies += is_new
             new_runs, new_trials = _copy_runs(theirs, ours, row["id"], study_id)
             runs, trials = runs + new_runs, trials + new_trials
-        rules = sum(_copy_family(ours, row) for row in theirs.execute(select(FAMILIES)).mappings())
+        rules = sum(
+            _copy_family(ours, row) for row in theirs.execute(select(FAMILIES).order_by(FAMILIES.c.id)).mappings()
+        )
         for row in theirs.execute(select(MISSES)).mappings():
             _copy_miss(ours, row)
         return CopiedRows(studies, runs, trials, rules)
@@ -157,11 +164,17 @@ def _copy_family(ours: Connection, row: Mapping[Any, Any]) -> bool:
     if known is None:
         ours.execute(FAMILIES.insert(), _values(FAMILIES, row))
         return row["rule"] is not None
-    if row["learned_at"] is None or (known["learned_at"] or "") >= row["learned_at"]:
+    if row["learned_at"] is None:
         return False
-    change = {name: row[name] for name in ("rule", "device", "progress", "learned_at")}
-    ours.execute(update(FAMILIES).where(FAMILIES.c.id == known["id"]).values(**change))
+    if known["learned_at"] is not None and _plausible(known["learned_at"]) >= _plausible(row["learned_at"]):
+        return False
+    replace_family(ours, row["digest"], {name: row[name] for name in ("rule", "device", "progress", "learned_at")})
     return True
+
+
+def _plausible(moment: str) -> str:
+    """Return a date for comparison with those of another machine: one that has yet to come counts as the oldest."""
+    return "" if moment > now_text() else moment
 
 
 def _copy_miss(ours: Connection, row: Mapping[Any, Any]) -> None:
@@ -194,7 +207,7 @@ def _settle(target: Database, winners: Sequence[StoredBest]) -> MergedStudy | No
     study_id = target.find_study(key)
     confirmed = [best for best in winners if best.confirmed] or winners
     candidates = {config_key(best.trial.config): best.trial for best in confirmed if best.trial.measurement}
-    served = _served(target, study_id) if study_id is not None else None
+    served = _served(target, study_id, confirmed) if study_id is not None else None
     if study_id is None or len(candidates) < 2 or served is None or served.measurement is None:
         return None
     fastest = min(candidates.values(), key=_time_us)
@@ -211,25 +224,44 @@ def _settle(target: Database, winners: Sequence[StoredBest]) -> MergedStudy | No
     return MergedStudy(key, fastest, served, ratio, "taken")
 
 
-def _served(target: Database, study_id: int) -> Trial | None:
-    """Return the trial that a study serves, after newer refusals of its configuration have taken effect.
+def _served(target: Database, study_id: int, winners: Sequence[StoredBest]) -> Trial | None:
+    """Return the trial that a study serves, after newer refusals and the newest session have taken effect.
 
-    A refusal applies to the trials with lower ids. Copied trials get their ids in the order of copying, so a refusal
-    may have been copied before the trial that it refuses; it is then recorded once more.
+    Copied trials get their ids in the order of copying. A refusal applies to the trials with lower ids, and may have
+    been copied before the trial that it refuses; it is then recorded once more. So is the winner of the newest session
+    if an older session's was copied after it.
     """
+    newest = max(winners, key=lambda best: _plausible(_moment(best.created_at)))
     while found := target.best(study_id=study_id):
         best = found[0]
-        refusals = [
-            stored
-            for stored in target.stored_trials(study_id, phase="final")
-            if not stored.trial.outcome.has_time
-            and config_key(stored.trial.config) == config_key(best.trial.config)
-            and stored.created_at > best.winner.tuned_at
-        ]
-        if not refusals:
+        if refusals := _refusals(target, study_id, best):
+            _record_decision(target, study_id, refusals[-1].trial, rank=None)
+        elif (
+            newest.confirmed
+            and config_key(newest.trial.config) != config_key(best.trial.config)
+            and not _refusals(target, study_id, newest)
+        ):
+            _record_decision(target, study_id, newest.trial, rank=1, moment=_moment(newest.created_at))
+            return newest.trial
+        else:
             return best.trial
-        _record_decision(target, study_id, refusals[-1].trial, rank=None)
     return None
+
+
+def _refusals(target: Database, study_id: int, best: StoredBest) -> list[StoredTrial]:
+    """Return the later finals in which the configuration of a result failed."""
+    tuned = _plausible(_moment(best.created_at))
+    return [
+        stored
+        for stored in target.stored_trials(study_id, phase="final")
+        if not stored.trial.outcome.has_time
+        and config_key(stored.trial.config) == config_key(best.trial.config)
+        and _moment(stored.created_at) > tuned
+    ]
+
+
+def _moment(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def _was_refused(target: Database, study_id: int, trial: Trial) -> bool:
@@ -237,11 +269,21 @@ def _was_refused(target: Database, study_id: int, trial: Trial) -> bool:
     return any(not t.outcome.has_time and config_key(t.config) == config_key(trial.config) for t in finals)
 
 
-def _record_decision(target: Database, study_id: int, trial: Trial, rank: int | None) -> None:
-    """Record a run of its own with a copy of the trial: the winner at rank 1, or a refusal without a rank."""
+def _record_decision(
+    target: Database, study_id: int, trial: Trial, rank: int | None, *, moment: str | None = None
+) -> None:
+    """Record a run of its own with a copy of the trial: the winner at rank 1, or a refusal without a rank.
+
+    Parameters
+    ----------
+    moment
+        Date of the copy; None for now.
+    """
     run = next((run for run in reversed(target.runs(study_id)) if run.driver), None)
     run_id = target.start_run(study_id, sampler="merge", driver=run.driver if run else "")
-    target.add_trial(study_id, run_id, trial, phase="final", rank=rank)
+    position = {"study_id": study_id, "run_id": run_id, "phase": "final", "rank": rank}
+    with target.writing() as connection:
+        insert_trial(connection, position | {"created_at": moment or now_text()} | trial_row(trial))
     target.end_run(run_id)
 
 

@@ -177,9 +177,10 @@ def _winners(connection: Connection, study_id: int) -> Iterable[int]:
 
 
 def _open_runs(connection: Connection, study_id: int) -> Iterable[int]:
-    since = (datetime.now(UTC) - _MAX_RUN_AGE).isoformat(timespec="microseconds")
+    now = datetime.now(UTC)
+    since, until = ((now + age).isoformat(timespec="microseconds") for age in (-_MAX_RUN_AGE, _MAX_RUN_AGE))
     unfinished = select(RUNS.c.id).where(RUNS.c.study_id == study_id, RUNS.c.ended_at.is_(None))
-    return connection.execute(unfinished.where(RUNS.c.started_at >= since)).scalars()
+    return connection.execute(unfinished.where(RUNS.c.started_at.between(since, until))).scalars()
 
 
 def _delete(connection: Connection, study_id: int, trials: Sequence[int], open_runs: Collection[int]) -> None:

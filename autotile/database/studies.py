@@ -186,14 +186,17 @@ class StoredBest:
 
 
 def best_query(*selected: ColumnElement[Any] | Table) -> Select[Any]:
-    """Return the query of columns of the best trial of each study, its study and its run, newest first."""
+    """Return the query of columns of the best trial of each study, its study and its run, newest first.
+
+    The newest is the one that was recorded last; dates depend on the clocks of the machines.
+    """
     return (
         select(*selected)
         .select_from(STUDIES)
         .join(BEST, STUDIES.c.id == BEST.c.study_id)
         .join(TRIALS, TRIALS.c.id == BEST.c.trial_id)
         .join(RUNS, RUNS.c.id == TRIALS.c.run_id)
-        .order_by(TRIALS.c.created_at.desc())
+        .order_by(TRIALS.c.id.desc())
     )
 
 

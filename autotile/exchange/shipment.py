@@ -191,9 +191,13 @@ def _header_cubin(shipped: ShippedCubin, stem: str) -> HeaderCubin:
 
 
 def _precedence(winner: Winner) -> tuple[bool, bool, bool, float]:
-    """Sort key of winners at the same distance: measured ones, cold L2, the user's own and the newest come first."""
+    """Sort key of winners at the same distance: measured ones, cold L2, the user's own and the newest come first.
+
+    The user's own are in order already, newest first.
+    """
     key = winner.key
-    return (key.source != "cuda", key.l2_mode != "cold", winner.shipped, -winner.tuned_at.timestamp())
+    age = -winner.tuned_at.timestamp() if winner.shipped else 0.0
+    return (key.source != "cuda", key.l2_mode != "cold", winner.shipped, age)
 
 
 def _write_files(files: Mapping[Path, bytes]) -> None:

@@ -93,6 +93,8 @@ def _when(tuned_at: datetime | None) -> str:
     if tuned_at is None:
         return ""
     days = (datetime.now(UTC) - tuned_at).days
+    if days < -1:
+        return f" when tuned, on {tuned_at:%Y-%m-%d} by a clock ahead of this one"
     age = "today" if days < 1 else "yesterday" if days == 1 else f"{days} days ago"
     return f" when tuned {age}"
 

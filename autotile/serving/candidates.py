@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from autotile.core.model import Problem
-from autotile.database.fast_access import read_rules_fast, read_winners_fast
+from autotile.database.fast_access import SERVER_TIMEOUT_S, read_rules_fast, read_winners_fast
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import DatabaseError
 from autotile.exchange.shipped import shipped_rules, shipped_winners
@@ -61,14 +61,16 @@ class Candidates:
 
     def _read(self, read: Callable[[Database], list[Result]]) -> list[Result]:
         """Read a database that fast reads do not apply to; return nothing if it does not exist or cannot be read."""
+        if self.fault:  # rather than wait for a server once more
+            return []
         from autotile.database.database import Database
 
         try:
-            database = Database.open_readonly(self._location)
+            database = Database.open_readonly(self._location, server_timeout_s=SERVER_TIMEOUT_S)
             if database is None:
                 return []
             with database:
                 return read(database)
         except DatabaseError as error:
-            self.fault = self.fault or str(error)
+            self.fault = str(error)
             return []

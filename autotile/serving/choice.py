@@ -96,7 +96,8 @@ def choose(
     kernel, problem, device, nvrtc_version
         The request.
     stored
-        Winners of the kernel, in any order. Between equals, the user's own takes precedence over a shipped one.
+        Winners of the kernel, the user's own newest first. Between equals, the user's own takes precedence over a
+        shipped one; of the user's own the first, as dates depend on clocks, and of shipped ones the newest.
     rules
         Rules of the kernel's families, newest first.
     """
@@ -206,12 +207,13 @@ def _resource_violation(kernel: Kernel, winner: Winner, problem: Problem, device
 
 
 def _rank(winner: Winner, requested: TuningKey) -> tuple[int, bool, int, float, int, bool, float]:
-    """Return a sort key: tier, other architecture, flags, distance in size, other differences, shipped, age."""
+    """Return a sort key: tier, other architecture, flags, distance in size, other differences, shipped and its age."""
     tier = _TIERS.index(_tier(winner.key, requested))
     other = sum(1 for name, _, _ in key_differences(winner.key, requested) if name not in ("sizes", "gpu_name"))
     foreign = winner.key.compute_capability != requested.compute_capability
     flags, doublings = size_distance(winner.key.sizes, requested.sizes)
-    return tier, foreign, flags, doublings, other, winner.shipped, -winner.tuned_at.timestamp()
+    age = -winner.tuned_at.timestamp() if winner.shipped else 0.0
+    return tier, foreign, flags, doublings, other, winner.shipped, age
 
 
 def _tier(key: TuningKey, requested: TuningKey) -> Tier:

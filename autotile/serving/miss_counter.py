@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotile.database.fast_access import Miss, add_misses_fast
+from autotile.database.fast_access import SERVER_TIMEOUT_S, Miss, add_misses_fast
 from autotile.database.paths import looks_like_url
 from autotile.settings import expand_path
 
@@ -30,8 +30,6 @@ _CALL_TIMEOUT_S = 0.05
 """Maximum wait for a locked database, within a call."""
 _EXIT_TIMEOUT_S = 5.0
 """Maximum wait for a locked database, and for another thread that is writing, when the process ends."""
-_CONNECT_TIMEOUT_S = 2
-"""Maximum wait for a connection to a database server, the shortest that libpq takes."""
 
 
 class _Watched:
@@ -196,14 +194,15 @@ def _add_to_server(server: ServerLocation, misses: list[Miss]) -> bool:
     from autotile.database.misses import count_miss
 
     url = server.reveal()
-    if "psycopg" in url.drivername and "connect_timeout" not in url.query:
-        url = url.update_query_dict({"connect_timeout": str(_CONNECT_TIMEOUT_S)})
     location = url.render_as_string(hide_password=False)
-    present = Database.open_readonly(location)
+    present = Database.open_readonly(location, server_timeout_s=SERVER_TIMEOUT_S)
     if present is None:  # no tables are created for it
         return False
     present.close()
-    with Database.open(location) as database, database.writing() as connection:
+    with (
+        Database.open(location, server_timeout_s=SERVER_TIMEOUT_S) as database,
+        database.writing() as connection,
+    ):
         for miss in misses:
             count_miss(connection, *miss)
     return True

@@ -201,7 +201,7 @@ def _newest_trials(database: Database, tuned: TunedProblem) -> dict[str, Trial]:
         and (study.key.dtype, study.key.gpu_name, study.key.source) == (first.dtype, first.gpu_name, first.source)
         for one in database.stored_trials(study.study_id)
     ]
-    return {config_key(one.trial.config): one.trial for one in sorted(stored, key=lambda one: one.created_at)}
+    return {config_key(one.trial.config): one.trial for one in sorted(stored, key=lambda one: one.trial_id)}
 
 
 def _ran(trial: Trial) -> bool:

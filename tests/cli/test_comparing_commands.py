@@ -15,6 +15,7 @@ from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
+from autotile.database.merging import copy_missing_rows
 from autotile.database.schema import RUNS, TRIALS
 from autotile.exchange.shipped import write_winners
 from autotile.kernel.library import load_kernel
@@ -173,6 +174,49 @@ class TestMerge:
         assert "unresolved" in answer.out
         assert out.served(1024) == SLOW
         assert len(out.trials()) == 4
+
+    def test_an_older_session_that_is_merged_later_does_not_replace_the_newest(self, book: Any, run: Any) -> None:
+        a, b, out = book("a.db"), book("b.db"), book("out.db")
+        a.put(1024, FAST, 10.0)
+        b.put(1024, SLOW, 10.1)
+        for _ in range(2):
+            assert run("merge", b.path, a.path, "-o", out.path).code == 0
+            assert out.served(1024) == SLOW
+        out.put(1024, OTHER, 10.05)
+        assert run("merge", b.path, a.path, "-o", out.path).code == 0
+        assert out.served(1024) == OTHER
+
+    def test_a_session_of_a_clock_that_was_ahead_is_not_the_newest(self, book: Any, run: Any) -> None:
+        a, b, out = book("a.db"), book("b.db"), book("out.db")
+        a.put(1024, FAST, 10.0)
+        future = "2140-01-01T00:00:00.000000+00:00"
+        with Database.open(a.path) as database, database.writing() as connection:
+            connection.execute(update(RUNS).values(started_at=future, ended_at=future))
+            connection.execute(update(TRIALS).values(created_at=future))
+        b.put(1024, SLOW, 10.1)
+        for sources in ((a, b), (b, a)):
+            out.path.unlink(missing_ok=True)
+            assert run("merge", *(side.path for side in sources), "-o", out.path).code == 0
+            assert out.served(1024) == SLOW
+        out.put(1024, OTHER, 10.05)
+        assert out.served(1024) == OTHER
+        assert run("merge", a.path, "-o", out.path).code == 0
+        assert out.served(1024) == OTHER
+
+    def test_old_finals_that_were_deleted_return_as_old_ones(self, book: Any, run: Any, tmp_path: Path) -> None:
+        a = book("a.db")
+        a.put(1024, FAST, 10.0)
+        whole = tmp_path / "whole.db"
+        with Database.open(a.path) as database, Database.open(whole) as copy:
+            copy_missing_rows(database, copy)
+        with Database.open(a.path) as database, database.writing() as connection:
+            connection.execute(update(TRIALS).values(created_at="2020-01-01T00:00:00.000000+00:00"))
+        with Database.open(whole) as copy, copy.writing() as connection:
+            connection.execute(update(TRIALS).values(created_at="2020-01-01T00:00:00.000000+00:00"))
+        a.put(1024, SLOW, 10.1)
+        assert run("clean", "--db", a.path, "--older-than", "90d").code == 0
+        assert run("merge", whole, "-o", a.path).code == 0
+        assert a.served(1024) == SLOW
 
     def test_what_was_refused_stays_refused(self, book: Any, run: Any) -> None:
         """A refusal may be copied before the trial that it refuses."""

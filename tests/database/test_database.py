@@ -5,13 +5,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from autotile import __version__
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Problem, Trial, config_key
 from autotile.database.database import Database
-from autotile.database.fast_access import SCHEMA_REVISION
+from autotile.database.fast_access import SCHEMA_REVISION, read_winners_fast
 from autotile.database.keys import TuningKey
+from autotile.database.schema import RUNS, TRIALS
 from autotile.errors import DatabaseError
 
 Maker = Callable[..., Trial]
@@ -112,6 +114,28 @@ def test_the_winner_of_the_newest_finished_finals_is_best(
     finals(third, 512, 64)
     database.end_run(third)
     assert database.best("sgemm")[0].trial.config == {"BM": 512}
+
+
+@pytest.mark.parametrize("date", ["1970-01-01T00:00:00.000000+00:00", "2140-01-01T00:00:00.000000+00:00"])
+def test_the_clock_of_a_run_does_not_make_it_the_newest(
+    database: Database, study: int, run: int, measured: Maker, date: str
+) -> None:
+    key = database.studies()[0].key
+
+    def finals(run_id: int, value: int) -> None:
+        database.add_trial(study, run_id, measured({"BM": value}, 100.0), phase="final", rank=1)
+        database.end_run(run_id)
+
+    finals(run, 1)
+    second = database.start_run(study, sampler="tpe")
+    finals(second, 2)
+    with database.writing() as connection:
+        later = run if date > "2100" else second
+        connection.execute(update(RUNS).where(RUNS.c.id == later).values(started_at=date, ended_at=date))
+        connection.execute(update(TRIALS).where(TRIALS.c.run_id == later).values(created_at=date))
+    assert database.best("sgemm")[0].trial.config == {"BM": 2}
+    (winner,) = read_winners_fast(database.location, key.kernel, key.dtype) or []
+    assert winner.config == {"BM": 2}
 
 
 def test_what_the_finals_refused_is_best_no_more(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from autotile.core.device import device_profile
 from autotile.core.model import Resources
@@ -61,6 +62,24 @@ class TestState:
 
 
 class TestRules:
+    @pytest.mark.parametrize("date", ["1970-01-01T00:00:00.000000+00:00", "2140-01-01T00:00:00.000000+00:00"])
+    def test_the_one_that_was_learned_last_is_first_whatever_the_clock(
+        self, database: Database, family_key: TuningKey, tmp_path: Path, date: str
+    ) -> None:
+        store = FamilyStore(database)
+        first, second = FAMILY, Family({**FAMILY.extents, "M": Extent(((1, 2),))})
+        for family in (first, second, first):
+            store.save_state(family_key, family, DEVICE, FamilyState({}))
+            store.save_rule(family_key, DEVICE, a_rule(family))
+        with database.writing() as connection:
+            wrong = text("UPDATE families SET learned_at = :date WHERE id = (SELECT min(id) FROM families)")
+            if date < "2000":
+                wrong = text("UPDATE families SET learned_at = :date WHERE id = (SELECT max(id) FROM families)")
+            connection.execute(wrong, {"date": date})
+        assert [stored.rule.family for stored in store.rules()] == [first, second]
+        fast = read_rules_fast(str(tmp_path / "tuning.db"), family_key.kernel, family_key.dtype) or []
+        assert [stored.rule.family for stored in fast] == [first, second]
+
     def test_both_readers_return_them_unchanged(
         self, database: Database, family_key: TuningKey, tmp_path: Path
     ) -> None:

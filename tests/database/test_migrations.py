@@ -1,6 +1,7 @@
 """The migrations create the declared tables, and an older database keeps its rows."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,20 +9,27 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, text, update
 
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Trial
 from autotile.database import schema, upgrade
 from autotile.database.database import Database
+from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.fast_access import SCHEMA_REVISION, VERSION_TABLE
 from autotile.database.keys import TuningKey
+from autotile.database.migrations.versions.v0002_refused import BEST_VIEW as VIEW_BY_DATE
+from autotile.database.schema import RUNS
+from autotile.families.family import Extent, Family
+from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint
 
 NEWER = '''
 """Add a column."""
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0004"
-down_revision = "0003"
+revision = "0005"
+down_revision = "0004"
 
 
 def upgrade() -> None:
@@ -42,7 +50,7 @@ def test_the_declared_revision_is_the_newest_migration() -> None:
     config.set_main_option("script_location", str(upgrade._MIGRATIONS))
     script = ScriptDirectory.from_config(config)
     assert script.get_heads() == [SCHEMA_REVISION]
-    assert [step.revision for step in script.walk_revisions()] == ["0003", "0002", "0001"]
+    assert [step.revision for step in script.walk_revisions()] == ["0004", "0003", "0002", "0001"]
 
 
 @pytest.mark.parametrize("readonly", [False, True])
@@ -54,14 +62,14 @@ def test_an_older_database_is_brought_up_to_date(
         database.study(key, None)
     folder = tmp_path / "100% migrations"
     shutil.copytree(upgrade._MIGRATIONS, folder)
-    (folder / "versions" / "v0004_note.py").write_text(NEWER)
+    (folder / "versions" / "v0005_note.py").write_text(NEWER)
     monkeypatch.setattr(upgrade, "_MIGRATIONS", folder)
-    monkeypatch.setattr(upgrade, "SCHEMA_REVISION", "0004")
+    monkeypatch.setattr(upgrade, "SCHEMA_REVISION", "0005")
     opened = Database.open_readonly(path) if readonly else Database.open(path)
     assert opened is not None
     with opened:
         assert [study.key for study in opened.studies()] == [key]
-        assert opened.check().revision == "0004"
+        assert opened.check().revision == "0005"
 
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was(
@@ -72,10 +80,10 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
         database.study(key, None)
     folder = tmp_path / "migrations"
     shutil.copytree(upgrade._MIGRATIONS, folder)
-    (folder / "versions" / "v0004_note.py").write_text(NEWER + '    raise RuntimeError("half way")\n')
+    (folder / "versions" / "v0005_note.py").write_text(NEWER + '    raise RuntimeError("half way")\n')
     with monkeypatch.context() as patch:
         patch.setattr(upgrade, "_MIGRATIONS", folder)
-        patch.setattr(upgrade, "SCHEMA_REVISION", "0004")
+        patch.setattr(upgrade, "SCHEMA_REVISION", "0005")
         with pytest.raises(RuntimeError, match="half way"):
             Database.open(path)
     engine = create_engine(f"sqlite:///{path}")
@@ -85,3 +93,69 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
     assert "note" not in columns
     with Database.open(path) as database:
         assert database.find_study(key) == 1
+
+
+def _downgrade(database: Database) -> None:
+    """Restore the schema of revision 0003."""
+    with database.writing() as connection:
+        connection.execute(text("DROP VIEW best"))
+        connection.execute(text(VIEW_BY_DATE))
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0003'"))
+
+
+@pytest.mark.parametrize(
+    ("ends", "served"),
+    [
+        (("2026-01-01", "2026-01-02"), (2, 2)),
+        (("2140-01-01", "2026-01-02"), (1, 2)),  # by a clock that was ahead
+        (("2026-01-02", "2026-01-01"), (1, 1)),  # copied from elsewhere
+    ],
+)
+def test_the_order_of_finals_is_upgraded(
+    tmp_path: Path, key: TuningKey, measured: Callable[..., Trial], ends: tuple[str, str], served: tuple[int, int]
+) -> None:
+    path = tmp_path / "tuning.db"
+    with Database.open(path) as database:
+        study = database.study(key, None)
+        for number, end in enumerate(ends, 1):
+            run = database.start_run(study, sampler="tpe")
+            trial = measured({"BM": number}, 10.0)
+            database.add_trial(study, run, trial, phase="final", rank=1)
+            with database.writing() as connection:
+                connection.execute(update(RUNS).where(RUNS.c.id == run).values(ended_at=f"{end}T00:00:00.000000+00:00"))
+        _downgrade(database)
+        assert [best.trial.config["BM"] for best in database.best()] == [served[0]]
+        trials = database.trials(study)
+    with Database.open(path) as database:
+        assert [best.trial.config["BM"] for best in database.best()] == [served[1]]
+        assert database.trials(study)[: len(trials)] == trials
+        assert database.check().revision == SCHEMA_REVISION
+        run = database.start_run(study, sampler="tpe")
+        database.add_trial(study, run, measured({"BM": 3}, 10.0), phase="final", rank=1)
+        database.end_run(run)
+        assert [best.trial.config["BM"] for best in database.best()] == [3]
+
+
+def test_the_order_of_rules_is_upgraded(tmp_path: Path, key: TuningKey, device: DeviceProperties) -> None:
+    path = tmp_path / "tuning.db"
+    families = [Family({"M": Extent(((1, largest),))}) for largest in (10, 20, 30)]
+    rules = [
+        FamilyRule(
+            family, (RuleConfig({"BM": 64}, None, 1),), Leaf((0,)), (RulePoint({"M": 1}, (None,), 1.0, 0.0, None),)
+        )
+        for family in families
+    ]
+    with Database.open(path) as database:
+        for rule, year in zip(rules, (2025, 2140, 2024), strict=True):
+            FamilyStore(database).save_state(key, rule.family, device, FamilyState({}))
+            FamilyStore(database).save_rule(key, device, rule)
+            with database.writing() as connection:
+                date = {"date": f"{year}-01-01T00:00:00.000000+00:00"}
+                connection.execute(
+                    text("UPDATE families SET learned_at = :date WHERE id = (SELECT max(id) FROM families)"), date
+                )
+        FamilyStore(database).save_state(key, families[0], device, FamilyState({}, tuned=1))
+        _downgrade(database)
+    with Database.open(path) as database:
+        assert [stored.rule for stored in FamilyStore(database).rules()] == [rules[0], rules[2], rules[1]]
+        assert FamilyStore(database).state(key, families[0]) == FamilyState({}, tuned=1)

@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Problem, Resources
+from autotile.database.database import Database
+from autotile.database.schema import RUNS, TRIALS
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel
 from autotile.serving.bound import explain
 from autotile.serving.choice import Choice
 from autotile.serving.dispatcher import get_best_kernel
+from autotile.settings import read_settings
 
 SMALL, LARGE = {"THREADS": 64, "WORK": 1}, {"THREADS": 256, "WORK": 4}
 DEFAULT = {"THREADS": 128, "WORK": 1}
@@ -77,6 +81,22 @@ class TestTiers:
         assert store.ask(4096).config == SMALL
         store.put(2048, DEFAULT)
         assert store.ask(4096).config == DEFAULT
+
+    @pytest.mark.parametrize("date", ["1970-01-01T00:00:00.000000+00:00", "2140-01-01T00:00:00.000000+00:00"])
+    def test_the_clock_does_not_decide_which_is_newest(self, store: Any, date: str) -> None:
+        def redate() -> None:
+            with Database.open(read_settings().database) as database, database.writing() as connection:
+                connection.execute(update(RUNS).values(ended_at=date))
+                connection.execute(update(TRIALS).values(created_at=date))
+
+        store.put(2048, LARGE)
+        redate()
+        store.put(8192, SMALL)
+        assert store.ask(4096).config == SMALL
+        store.put(4096, LARGE)
+        redate()
+        store.put(4096, SMALL)
+        assert store.ask(4096).config == SMALL
 
     @pytest.mark.parametrize(
         ("changes", "said"),
@@ -218,6 +238,10 @@ class TestDefault:
         (timedelta(hours=1), "when tuned today."),
         (timedelta(days=1, hours=1), "when tuned yesterday."),
         (timedelta(days=40, hours=1), "when tuned 40 days ago."),
+        (
+            datetime.now(UTC) - datetime(2140, 5, 1, 12, tzinfo=UTC),
+            "when tuned, on 2140-05-01 by a clock ahead of this one.",
+        ),
     ],
 )
 def test_the_age_is_told(age: timedelta, said: str) -> None:

@@ -197,16 +197,16 @@ class TestDatabases:
         assert counted() == {8192: 1}
 
     def test_a_server_is_waited_for_a_few_seconds_at_most(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        opened: list[str] = []
+        opened: list[tuple[str, float]] = []
 
-        def note(location: str) -> None:
-            opened.append(location)
+        def note(location: str, *, server_timeout_s: float) -> None:
+            opened.append((location, server_timeout_s))
 
         kernel = store.ask(8192, device=None)
         monkeypatch.setattr(Database, "open_readonly", note)
         default_dispatcher.misses.watch("postgresql://me:secret@far.away/db", kernel)
         call(kernel)
-        assert opened == ["postgresql+psycopg://me:secret@far.away/db?connect_timeout=2"]
+        assert opened == [("postgresql+psycopg://me:secret@far.away/db", 2.0)]
 
     def test_no_sql_engine_is_needed(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         store.put(4096, BEST)

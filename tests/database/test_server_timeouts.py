@@ -1,0 +1,80 @@
+"""A server that does not answer, or not in time, ends in an error with a remedy, or in a fallback when serving."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from sqlalchemy import make_url, text
+
+from autotile.database import engine as database_engine
+from autotile.database.database import Database
+from autotile.database.fast_access import SERVER_TIMEOUT_S
+from autotile.errors import DatabaseError
+from autotile.serving.dispatcher import Dispatcher
+
+SERVER = os.environ.get("AUTOTILE_TEST_POSTGRESQL", "")
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """Location of a server that accepts connections and never answers."""
+    pytest.importorskip("psycopg")
+    with closing(socket.create_server(("127.0.0.1", 0), backlog=16)) as listening:
+        yield f"postgresql://me:secret@127.0.0.1:{listening.getsockname()[1]}/tune"
+
+
+@pytest.mark.parametrize("open_database", [Database.open, Database.open_readonly])
+def test_a_server_that_never_answers_is_reported(silent_server: str, open_database: Any) -> None:
+    start_s = time.monotonic()
+    with pytest.raises(DatabaseError, match="the server does not answer") as caught:
+        open_database(silent_server, server_timeout_s=1.0)
+    assert time.monotonic() - start_s < 10
+    assert "secret" not in str(caught.value)
+
+
+def test_serving_falls_back_and_says_why(silent_server: str) -> None:
+    start_s = time.monotonic()
+    kernel = Dispatcher(database=silent_server).get_best_kernel("matmul_naive", M=64, N=64, K=64, device="a100")
+    assert time.monotonic() - start_s < 10
+    assert "does not answer" in kernel.choice.unread
+    assert "does not answer" in kernel.explain()
+    assert "secret" not in kernel.explain()
+
+
+def test_a_server_waits_no_longer_than_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = make_url("postgresql+psycopg://host/name")
+    timeouts = database_engine._connection_timeouts(url, database_engine.LOCK_TIMEOUT_S)
+    assert (timeouts["connect_timeout"], timeouts["tcp_user_timeout"]) == (30, 30_000)
+    assert timeouts["keepalives_idle"] + timeouts["keepalives_interval"] * timeouts["keepalives_count"] == 30
+    statement = database_engine._statement_timeouts(url, database_engine.LOCK_TIMEOUT_S)
+    assert "set_config('statement_timeout', '30000', false)" in statement
+    assert "set_config('lock_timeout', '30000', false)" in statement
+
+
+def test_what_the_url_states_precedes() -> None:
+    url = make_url("postgresql+psycopg://host/name?connect_timeout=5&options=-c%20statement_timeout%3D0")
+    timeouts = database_engine._connection_timeouts(url, SERVER_TIMEOUT_S)
+    assert "connect_timeout" not in timeouts
+    assert timeouts["tcp_user_timeout"] == 2000
+    statement = database_engine._statement_timeouts(url, SERVER_TIMEOUT_S)
+    assert statement == "SELECT set_config('lock_timeout', '2000', false)"
+    both = url.update_query_dict({"options": "-c statement_timeout=0 -c lock_timeout=0"})
+    assert database_engine._statement_timeouts(both, SERVER_TIMEOUT_S) == "SELECT 1"
+    assert database_engine._connection_timeouts(make_url("postgresql+pg8000://host/name"), 1.0) == {}
+
+
+@pytest.mark.skipif(not SERVER, reason="AUTOTILE_TEST_POSTGRESQL names no database")
+@pytest.mark.parametrize("query", ["SELECT pg_sleep(20)", "LOCK TABLE misses IN ACCESS EXCLUSIVE MODE"])
+def test_a_statement_that_takes_too_long_is_ended(query: str) -> None:
+    with Database.open(SERVER) as first, Database.open(SERVER, server_timeout_s=0.5) as second:
+        with first.writing() as holder:
+            holder.execute(text("LOCK TABLE misses IN ACCESS EXCLUSIVE MODE"))
+            start_s = time.monotonic()
+            with pytest.raises(DatabaseError, match="overloaded, or another process"), second.writing() as connection:
+                connection.execute(text(query))
+            assert time.monotonic() - start_s < 10
+        assert second.check().ok
