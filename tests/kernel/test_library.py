@@ -232,7 +232,6 @@ class TestFormsOfIncludes:
             '\f#\vinclude\t"x.h"',
             '#include "by_macro.h"',
             '#include "crlf.h"',
-            '#include "link.h"',
             "#include <deep//x.h>",
             '#define NUMBER 1\'000\n#define QUOTE \'"\'\n#define URL "/*"\n#include "x.h" // */',
             'inline constexpr char text[] = R"(/*)";\n#include "x.h"\nstatic_assert(sizeof(text) == 3 /* */);',
@@ -243,8 +242,6 @@ class TestFormsOfIncludes:
         (folder / "by_macro.h").write_text('#define HEADER "deep/x.h"\n#include HEADER\n')
         (folder / "crlf.h").write_bytes(b'#pragma once\r\n#inc\\\r\nlude "x.h"\r\n')
         (folder / "deep").mkdir()
-        (folder / "deep" / "linked.h").write_text('#include "x.h"\n')
-        (folder / "link.h").symlink_to(folder / "deep" / "linked.h")
         options = ("--std=c++17", '-DSTR="x.h"')
         source = f'{lines}\nextern "C" __global__ void f(int* x) {{ x[0] = VALUE; }}\n'
         template = scale_toml.with_suffix(".cu")
@@ -256,6 +253,13 @@ class TestFormsOfIncludes:
             cubin = compile_cubin(CompileJob(source, "hash", str(template), "f", "sm_90", options)).cubin
             found.add((source_hash(scale_toml), cubin))
         assert len({key for key, _ in found}) == len({cubin for _, cubin in found}) == 2
+
+    def test_a_link_includes_what_is_beside_it(self, scale_toml: Path, folder: Path) -> None:
+        for name in ("links", "deep"):
+            (folder / name).mkdir()
+        (folder / "deep" / "a.h").write_text('#include "x.h"\n')
+        (folder / "links" / "a.h").symlink_to(folder / "deep" / "a.h")
+        self._expect_change(scale_toml, folder / "links" / "x.h", '#include "links/a.h"\n')
 
     @pytest.mark.parametrize("prefix", ["??=include", "#inc??/\nlude", "// a comment ??/\n*/\n#include"])
     def test_trigraphs_of_cxx14(self, scale_toml: Path, folder: Path, prefix: str) -> None:
