@@ -27,7 +27,7 @@ class TuningKey:
 
     kernel: str
     template_hash: str
-    """SHA-256 of the template and of the files that it includes with quotes."""
+    """SHA-256 of the template and of the author's files that it includes."""
     space_hash: str
     """See `space_hash`."""
     options: tuple[str, ...]

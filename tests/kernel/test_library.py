@@ -1,11 +1,18 @@
 """Finding kernels, and the hash that detects changes."""
 
+import os
+import re
+import socket
+import time
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from autotile.cuda.compiler import CompileJob, compile_cubin
 from autotile.errors import InputError, SpecError, UnknownKernelError
+from autotile.kernel import library
 from autotile.kernel.library import kernel_names, load_kernel
 from autotile.settings import data_folder
 
@@ -191,6 +198,285 @@ class TestIncludes:
         template = scale_toml.with_suffix(".cu")
         template.write_text("#include <cuda_fp16.h>\n#include <cuda/std/array>\n" + template.read_text())
         assert len(source_hash(scale_toml)) == 64
+
+
+class TestFormsOfIncludes:
+    """What the compiler reads is hashed, however the directive is spelled."""
+
+    @pytest.fixture
+    def folder(self, scale_toml: Path) -> Path:
+        return scale_toml.parent
+
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            '#define HEADER "x.h"\n#include HEADER',
+            "#define HEADER <x.h>\n#include HEADER",
+            "#define STR(x) #x\n#define NAME(x) STR(x)\n#include NAME(x.h)",
+            "#define JOIN(a, b) <a##b>\n#include JOIN(x., h)",
+            "#include STR",
+            '%:include "x.h"',
+            '%: include "x.h"',
+            '#/**/include "x.h"',
+            '#include/* " */"x.h"',
+            '#include /*\n*/ <x.h> // "y.h"',
+            '/* a comment */ #include "x.h"',
+            '/* two\n lines */ # /* more */ include /**/ "x.h"',
+            '#\\\ninclude "x.h"',
+            '#inc\\\nlude "x.h"',
+            '#include \\\n"x.h"',
+            "#include <x\\\n.h>",
+            '/\\\n* #include "none.h" *\\\n/ #include "x.h"',
+            '#include_next "x.h"',
+            "#include_next <x.h>",
+            '\f#\vinclude\t"x.h"',
+            '#include "by_macro.h"',
+            '#include "crlf.h"',
+            "#include <deep//x.h>",
+            '#define NUMBER 1\'000\n#define QUOTE \'"\'\n#define URL "/*"\n#include "x.h" // */',
+            'inline constexpr char text[] = R"(/*)";\n#include "x.h"\nstatic_assert(sizeof(text) == 3 /* */);',
+            'inline constexpr char text[] = R"a(\\")"/*)a";\n#include "x.h"\nstatic_assert(sizeof(text) == 7 /* */);',
+        ],
+    )
+    def test_the_code_and_the_hash_change_together(self, scale_toml: Path, folder: Path, lines: str) -> None:
+        (folder / "by_macro.h").write_text('#define HEADER "deep/x.h"\n#include HEADER\n')
+        (folder / "crlf.h").write_bytes(b'#pragma once\r\n#inc\\\r\nlude "x.h"\r\n')
+        (folder / "deep").mkdir()
+        options = ("--std=c++17", '-DSTR="x.h"')
+        source = f'{lines}\nextern "C" __global__ void f(int* x) {{ x[0] = VALUE; }}\n'
+        template = scale_toml.with_suffix(".cu")
+        template.write_text(source)
+        found = set()
+        for value in (1, 2):
+            for header in (folder / "x.h", folder / "deep" / "x.h"):
+                header.write_text(f"#define VALUE {value}\n")
+            cubin = compile_cubin(CompileJob(source, "hash", str(template), "f", "sm_90", options)).cubin
+            found.add((source_hash(scale_toml), cubin))
+        assert len({key for key, _ in found}) == len({cubin for _, cubin in found}) == 2
+
+    def test_a_link_includes_what_is_beside_it(self, scale_toml: Path, folder: Path) -> None:
+        for name in ("links", "deep"):
+            (folder / name).mkdir()
+        (folder / "deep" / "a.h").write_text('#include "x.h"\n')
+        (folder / "links" / "a.h").symlink_to(folder / "deep" / "a.h")
+        self._expect_change(scale_toml, folder / "links" / "x.h", '#include "links/a.h"\n')
+
+    @pytest.mark.parametrize("prefix", ["??=include", "#inc??/\nlude", "// a comment ??/\n*/\n#include"])
+    def test_trigraphs_of_cxx14(self, scale_toml: Path, folder: Path, prefix: str) -> None:
+        self._expect_change(scale_toml, folder / "x.h", f'{prefix} "x.h"\n')
+
+    @pytest.mark.parametrize(
+        "condition",
+        [
+            '__has_include("x.h")',
+            "__has_include ( <x.h> )",
+            "__has_include_next(<x.h>)",
+            '__has_include("none.h") || __has_include("x.h")',
+            '__has_inc\\\nlude(/**/"x.h")',
+            "defined(__has_include) && __has_include(HEADER)",
+            'HAS("x.h")',
+        ],
+    )
+    def test_the_existence_of_a_file(self, scale_toml: Path, folder: Path, condition: str) -> None:
+        template = scale_toml.with_suffix(".cu")
+        define = "#define HAS __has_include\n" if "HAS" in condition else ""
+        template.write_text(f"{define}#if {condition}\n#define FOUND\n#endif\n")
+        before = source_hash(scale_toml)
+        (folder / "x.h").write_text("")
+        assert source_hash(scale_toml) != before
+
+    @pytest.mark.parametrize(
+        "guard", ["#ifdef __has_include", "#if defined(__has_include)", "#if defined __has_include"]
+    )
+    def test_a_check_for_the_operator_names_no_file(self, scale_toml: Path, folder: Path, guard: str) -> None:
+        scale_toml.with_suffix(".cu").write_text(f"{guard}\n#endif\n")
+        before = source_hash(scale_toml)
+        (folder / "x.h").write_text("")
+        assert source_hash(scale_toml) == before
+
+    @pytest.mark.parametrize(
+        ("operand", "changed"),
+        [
+            ('"../common/x.h"', "common/x.h"),
+            ("STR(../common/x_##N.h)", "common/x_8.h"),
+            ('".hidden/x.h"', "kernels/.hidden/x.h"),
+            ('"deep/x.h"', "common/below.h"),  # which it includes in turn
+            ('"latin.h"', "kernels/latin.h"),
+        ],
+    )
+    def test_what_a_macro_may_name(self, scale_toml: Path, tmp_path: Path, operand: str, changed: str) -> None:
+        for name in ("common", "kernels/.hidden", "kernels/deep"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "kernels" / "deep" / "x.h").write_text('#include "../../common/below.h"\n')
+        (tmp_path / "kernels" / "latin.h").write_bytes(b"// \xe9t\xe9\n")
+        text = f"#define HEADER {operand}\n#include HEADER\n"
+        self._expect_change(scale_toml, tmp_path / changed, text)
+
+    def test_what_a_macro_cannot_name(self, scale_toml: Path, folder: Path) -> None:
+        """Lists of values, databases and the files of version control may change."""
+        scale_toml.with_suffix(".cu").write_text("#include HEADER\n")
+        (folder / ".git").mkdir()
+        (folder / "README.md").write_text("See ../../ and /usr.\n")
+        before = source_hash(scale_toml)
+        (folder / ".git" / "HEAD").write_text("main\n")
+        (folder / "autotile.db").write_bytes(b"SQLite format 3\0")
+        os.truncate(folder / "autotile.db", library._MAX_FILE_BYTES + 1)
+        (folder / "autotile.db-wal").write_bytes(b"")
+        scale_toml.write_text(scale_toml.read_text() + "\n")
+        (folder / "loop").symlink_to(folder)
+        assert source_hash(scale_toml) == before
+        (folder / "moved.h").write_text("")
+        moved = source_hash(scale_toml)
+        (folder / "moved.h").rename(folder / "elsewhere.h")
+        assert len({before, moved, source_hash(scale_toml)}) == 3
+
+    def test_bounds(self, scale_toml: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        template = scale_toml.with_suffix(".cu")
+        template.write_text("#include HEADER\n")
+        (folder / "x.h").write_text("int a;\n" * 100)
+        for limit, message in (
+            ("_MAX_TREE_ENTRIES", r"all files below .*kernels count as its source, and there are more than 1 files"),
+            ("_MAX_TREE_BYTES", r"more than 0 MiB of text; name the file in the #include"),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(library, limit, 1)
+                with pytest.raises(InputError, match=message):
+                    source_hash(scale_toml)
+        template.write_text('#include "x.h"\n')
+        with (folder / "x.h").open("r+b") as file:
+            file.truncate(library._MAX_FILE_BYTES + 1)
+        with pytest.raises(InputError, match=r"the included file .*x\.h is larger than 16 MiB"):
+            source_hash(scale_toml)
+
+    @pytest.mark.parametrize(
+        "line", ['#include "x.h"', '#define HEADER "x.h"\n#include HEADER', '#include "/dev/zero"']
+    )
+    def test_only_regular_files_are_opened(self, scale_toml: Path, folder: Path, line: str) -> None:
+        os.mkfifo(folder / "x.h")
+        (folder / "zero").symlink_to("/dev/zero")
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(os.path.relpath(folder / "socket.h"))
+            scale_toml.with_suffix(".cu").write_text(f"{line}\n")
+            assert len(source_hash(scale_toml)) == 64
+
+    @pytest.mark.parametrize("name", ["a\0b", "a" * 5000, "", ".", "..", "self.h"])
+    def test_names_that_no_file_has(self, scale_toml: Path, folder: Path, name: str) -> None:
+        (folder / "self.h").symlink_to("self.h")
+        scale_toml.with_suffix(".cu").write_text(f'#include "{name}"\n#if __has_include(<{name}>)\n#endif\n')
+        assert len(source_hash(scale_toml)) == 64
+
+    @staticmethod
+    def _expect_change(toml: Path, header: Path, text: str) -> None:
+        toml.with_suffix(".cu").write_text(text)
+        hashes = {source_hash(toml)}
+        for content in ("#define VALUE 1\n", "#define VALUE 2\n"):
+            header.write_text(content)
+            hashes.add(source_hash(toml))
+        assert len(hashes) == 3
+
+
+class TestNormalizing:
+    """Code that differs for the compiler differs in the hash."""
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ("#define A 1 \\\n\nint b;", "#define A 1 \\\nint b;"),  # a blank line ends the macro
+            ("#define A 1 \\\n// c\nint b;", "#define A 1 \\\nint b;"),
+            ("#define A 1 \\ \nint b;", "#define A 1 \\\nint b;"),  # not a continuation in NVRTC
+            ("ab\\\ncd", "ab\\\n  cd"),
+            ('R"(a\n  b)"', 'R"(a\nb)"'),
+            ('R"(a // b)"', 'R"(a // c)"'),
+            ('R"x(a)" // b)x"', 'R"x(a)" // c)x"'),
+            ('R"(a\\\nb)"', 'R"(ab)"'),
+            ("1'000; '\"'; \"//a\"", "1'000; '\"'; \"//b\""),
+            ('"\\\\\n"//a"', '"\\\\\n"//b"'),
+            ("// a ??/\nb", "// a ??/\nc"),
+        ],
+    )
+    def test_different(self, one: str, other: str) -> None:
+        hashes = {library._hash_with_includes(Path("none/x.cu"), text) for text in (one, other)}
+        assert len(hashes) == 2
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ("int a; // b \\\n c\nint d;", "int a;\nint d;"),
+            ("/\\\n/ b\nint d;", "int d;"),
+            ("/\\\n* b *\\\n/int d;", "int d;"),
+            ("int a;\n/* unclosed", "int a;"),
+            ("#define A(x) \\\n    x\n", "#define A(x) \\\n  x\n"),
+        ],
+    )
+    def test_equal(self, one: str, other: str) -> None:
+        assert len({library._hash_with_includes(Path("none/x.cu"), text) for text in (one, other)}) == 1
+
+    @pytest.mark.parametrize(
+        "unit",
+        [
+            *(
+                "/*",
+                "/",
+                '"',
+                "'",
+                "\\",
+                "\\\n",
+                "/\\\n",
+                '"\\\n',
+                "1\\\n",
+                "1'",
+                "1.",
+                "'1",
+                'R"x(',
+                'R"',
+                'u8R"(',
+                "*\\\n",
+            ),
+            *(
+                "#include <",
+                "#include",
+                "%:",
+                "__has_include(<",
+                "__has_include",
+                "defined ",
+                "include <a//",
+                "??/",
+                "\r",
+            ),
+        ],
+    )
+    def test_time_is_linear(self, unit: str) -> None:
+        """Quadratic time would take minutes."""
+        started = time.process_time()
+        library._hash_with_includes(Path("none/x.cu"), "'1' " + unit * (400_000 // len(unit)))
+        assert time.process_time() - started < 10
+
+    @given(st.lists(st.sampled_from(["/", "*", '"', "'", "\\", "\n", "\\\n", "a", "1", ".", " ", "//", "/*", "*/"])))
+    @example(['"', "\\", "\\\n", '"', "//"])
+    @example(["1", "'", "1", '"', "'", "//"])
+    def test_comments_are_those_of_the_standard(self, pieces: list[str]) -> None:
+        text = "".join(pieces)
+        assert library._strip_comments(text).replace("\\\n", "") == _phases_2_and_3(text)
+
+
+def _phases_2_and_3(text: str) -> str:
+    """Splice lines, then replace comments, by the letter of C++17 [lex.phases]."""
+    text, out, at = text.replace("\\\n", ""), "", 0
+    while at < len(text):
+        if text.startswith("//", at):
+            at = (text + "\n").index("\n", at)
+            out += " "
+        elif text.startswith("/*", at):
+            end = text.find("*/", at + 2)
+            at = end + 2 if end >= 0 else len(text)
+            out += " "
+        else:
+            word = re.compile(r"\.?\d(?:[\w.]|'\w)*|\w+|(['\"])(?:\\[^\n]|(?!\1)[^\\\n]|\\)*\1?|.", re.DOTALL)
+            match = word.match(text, at)
+            assert match is not None
+            out += match[0]
+            at = match.end()
+    return out
 
 
 def test_the_same_object_until_a_file_changes(tmp_path: Path) -> None:
