@@ -225,7 +225,7 @@ def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        text = read_regular(path, _MAX_BYTES).decode().strip()
+        text = read_regular(path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {_EXPECTED}") from None
     except UnicodeDecodeError:

@@ -164,7 +164,7 @@ def _read(path: Path, content: str, expected_format: int) -> Mapping[str, Any]:
         found = document["format"]
     except OSError as error:
         raise InputError(f"cannot read the {content} in {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, content, error) from None
     if found != expected_format:
         raise InputError(

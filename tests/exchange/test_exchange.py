@@ -202,6 +202,10 @@ class TestImport:
         theirs.write_text(theirs.read_text()[:-40])
         assert len(read_cache(theirs).trials) == 4
 
+    def test_lines_may_end_as_on_windows(self, theirs: Path) -> None:
+        theirs.write_bytes(theirs.read_bytes()[:-40].replace(b"\n", b"\r\n"))
+        assert len(read_cache(theirs).trials) == 4
+
     def test_a_finished_file_is_read(self, theirs: Path) -> None:
         pytest.importorskip("kernel_tuner.util").close_cache(str(theirs))
         assert len(read_cache(theirs).trials) == 5

@@ -114,6 +114,7 @@ def test_rules_are_read_back_as_written(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "is not a file of rules"),
+        ("[" * 100_000, "is not a file of rules"),
         ('{"format": 2}', "this version of autotile reads 1"),
         ('{"format": 1}', "is not a file of rules"),
     ],
