@@ -1,4 +1,4 @@
-"""Frozen dataclasses that are cheap to define.
+"""Frozen dataclasses that are cheap to define, and attributes of them that are computed once.
 
 `dataclasses.dataclass` generates the source of each class's methods and compiles it, which takes 0.4 ms per class. The
 first look-up of a process needs forty classes, and definitions were a third of its time. The classes defined here share
@@ -9,18 +9,19 @@ standard decorator.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
 
 
-__all__ = ["dataclass"]
+__all__ = ["cached_property", "dataclass"]
 
 Class = TypeVar("Class", bound=type)
+Value = TypeVar("Value")
 Fields = Mapping[str, "dataclasses.Field[Any]"]
 
 
@@ -109,3 +110,30 @@ _METHODS = {
     "__getstate__": _getstate,
     "__setstate__": _setstate,
 }
+
+
+class cached_property(Generic[Value]):  # noqa: N801 - as in functools
+    """Attribute that is computed at its first use, as `functools.cached_property` but without a lock.
+
+    Before Python 3.12, that one has a lock per class. A child that is forked while another thread holds it would wait
+    for it forever. Here two threads may both compute the value, and the last one's is kept.
+    """
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Value: ...
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> Self | Value:
+        if instance is None:
+            return self
+        value = instance.__dict__[self._name] = self._compute(instance)
+        return value

@@ -7,7 +7,9 @@ current schema directly. Every other case is left to `autotile.database.database
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import threading
 from collections.abc import Iterable, Mapping, Set
 from contextlib import closing
 from datetime import UTC, datetime
@@ -35,6 +37,19 @@ _BUSY_TIMEOUT_S = 1.0
 
 SERVER_TIMEOUT_S = 2.0
 """Timeout of a database server in serving: a program must not wait for it as a tuning session may."""
+
+
+FORK_LOCK = threading.RLock()
+"""Held while serving uses a database, and during a fork.
+
+SQLite has locks of its own. A child that was forked while another thread held one would wait for it forever.
+"""
+
+os.register_at_fork(
+    before=FORK_LOCK.acquire,
+    after_in_parent=FORK_LOCK.release,
+    after_in_child=FORK_LOCK.release,
+)
 
 
 def _names(columns: Mapping[str, Iterable[str]]) -> str:
@@ -94,7 +109,7 @@ def _rows(location: str, query: str, kernel: str, dtype: str) -> list[dict[str, 
         return []
     try:
         uri = f"file:{quote(str(path.absolute()))}?mode=ro"
-        with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S)) as connection:
+        with FORK_LOCK, closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S)) as connection:
             (revision,) = connection.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()
             if revision != SCHEMA_REVISION:
                 return None
@@ -154,7 +169,10 @@ def add_misses_fast(path: Path, misses: Iterable[Miss], *, timeout_s: float) -> 
     ]
     uri = f"file:{quote(str(path.absolute()))}?mode=rw"
     try:
-        with closing(sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None)) as connection:
+        with (
+            FORK_LOCK,
+            closing(sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None)) as connection,
+        ):
             (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
             if journal == "wal":
                 if network_file_system(path):  # where several hosts would damage it

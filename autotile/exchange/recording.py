@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from autotile import __version__
 from autotile.core.device import DeviceProperties, Source
+from autotile.core.frozen import cached_property
 from autotile.core.model import Config, L2Mode, Measurement, Outcome, Problem, Resources, Trial, Value, config_text
 from autotile.database.keys import ResultSource, TuningKey
 from autotile.errors import RecordingError

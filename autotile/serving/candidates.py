@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from autotile.core.model import Problem
-from autotile.database.fast_access import SERVER_TIMEOUT_S, read_rules_fast, read_winners_fast
+from autotile.database.fast_access import FORK_LOCK, SERVER_TIMEOUT_S, read_rules_fast, read_winners_fast
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import DatabaseError
 from autotile.exchange.shipped import shipped_rules, shipped_winners
@@ -66,11 +66,12 @@ class Candidates:
         from autotile.database.database import Database
 
         try:
-            database = Database.open_readonly(self._location, server_timeout_s=SERVER_TIMEOUT_S)
-            if database is None:
-                return []
-            with database:
-                return read(database)
+            with FORK_LOCK:
+                database = Database.open_readonly(self._location, server_timeout_s=SERVER_TIMEOUT_S)
+                if database is None:
+                    return []
+                with database:
+                    return read(database)
         except DatabaseError as error:
             self.fault = str(error)
             return []

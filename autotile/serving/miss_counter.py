@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotile.database.fast_access import SERVER_TIMEOUT_S, Miss, add_misses_fast
+from autotile.database.fast_access import FORK_LOCK, SERVER_TIMEOUT_S, Miss, add_misses_fast
 from autotile.database.paths import looks_like_url
 from autotile.settings import expand_path
 
@@ -184,7 +184,8 @@ def _add_misses(location: str, misses: list[Miss], timeout_s: float) -> bool:
 
         place = parse_location(location)
         if not isinstance(place, Path):
-            return _add_to_server(place, misses)
+            with FORK_LOCK:
+                return _add_to_server(place, misses)
         path = place
     return path.exists() and add_misses_fast(path, misses, timeout_s=timeout_s)
 

@@ -8,13 +8,13 @@ Programming Guide for threads, dimensions, registers and shared memory; `autotil
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property, reduce
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.frozen import dataclass
+from autotile.core.frozen import cached_property, dataclass
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources, Value
 from autotile.errors import nearest
 from autotile.kernel.arguments import MemoryDemand

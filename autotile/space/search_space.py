@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from math import prod
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autotile.core.device import DeviceProperties
+from autotile.core.frozen import cached_property
 from autotile.core.model import Config, Value, config_text
 from autotile.errors import EmptySpaceError, SpecError
 from autotile.kernel.expressions import Expression

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import threading
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import pytest
@@ -40,7 +40,7 @@ class Cached:
 
     side: int
 
-    @cached_property
+    @frozen.cached_property
     def area(self) -> int:
         """Computed once."""
         return self.side**2
@@ -126,6 +126,27 @@ def test_without_slots_a_property_can_be_cached() -> None:
     cached = Cached(3)
     assert (cached.area, cached.__dict__["area"]) == (9, 9)
     assert cached == Cached(3)
+    assert isinstance(Cached.area, frozen.cached_property)
+
+
+def test_a_property_that_is_being_computed_blocks_no_other_instance() -> None:
+    class Nested:
+        def __init__(self, wait: bool) -> None:
+            self.wait = wait
+
+        @frozen.cached_property
+        def value(self) -> int:
+            """Documented."""
+            if self.wait:
+                thread = threading.Thread(target=lambda: found.append(Nested(wait=False).value), daemon=True)
+                thread.start()
+                thread.join(10)
+            return 1
+
+    found: list[int] = []
+    assert Nested(wait=True).value == 1
+    assert found == [1]
+    assert Nested.value.__doc__ == "Documented."
 
 
 def test_methods_of_a_class_are_never_replaced_silently() -> None:
