@@ -284,8 +284,10 @@ class _Candidate:
         from autotile.tuning.options import TuneOptions
         from autotile.workers.compile_pool import compile_in_worker
 
-        job = compile_job(self.kernel, self.config, self.problem.dtype, self.device.architecture, self.problem.sizes)
         try:
+            job = compile_job(
+                self.kernel, self.config, self.problem.dtype, self.device.architecture, self.problem.sizes
+            )
             compiled = compile_in_worker(job, read_settings(), TuneOptions().compile_deadline_s)
         except (ToolchainError, WorkerError) as error:
             return None, "", str(error)
