@@ -99,7 +99,7 @@ SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 """``CUtensorMapL2promotion`` by bytes."""
 _NONE = 0
-"""Of ``CUtensorMapInterleave`` and ``CUtensorMapFloatOOBfill``."""
+"""Value of the enumerators ``..._NONE`` of ``CUtensorMapInterleave`` and ``CUtensorMapFloatOOBfill``."""
 
 
 @lru_cache(maxsize=1024)

@@ -46,7 +46,7 @@ _CREDENTIALS = re.compile(r"(?![./~])[^@]*:.*@|//.*@", re.DOTALL)
 """Start of a URL without its scheme: user, password and ``@``."""
 
 _URL_IN_TEXT = re.compile(r"[a-z][\w+.-]*(?::/+|//)[^\s:/@]*:[^\s'\"]*|[^\s:/@'\"]+:[^\s'\"]+@", re.IGNORECASE)
-"""What may be a URL with a password inside a message."""
+"""Text inside a message that may be a URL with a password."""
 
 
 def is_secret(key: str) -> bool:

@@ -30,7 +30,7 @@ class StudySummary:
     trials: int
     """Configurations that were tried, each counted once."""
     ok: int
-    """Those of them that were verified and measured."""
+    """Number of configurations that were verified and measured."""
     last_at: datetime | None
     """Time at which the newest trial was recorded."""
     best_config: Config | None

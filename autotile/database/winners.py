@@ -33,7 +33,7 @@ RULE_COLUMNS = ("key", "device", "rule", "learned_at")
 """Columns of the table ``families`` that `StoredRule.from_json` reads."""
 
 JSON_COLUMNS = frozenset({"options", "sizes", "device", "config", "key", "rule"})
-"""Those of the columns above that hold JSON."""
+"""Columns of winners and rules that hold JSON."""
 
 
 def resources_from_row(row: Mapping[Any, Any]) -> Resources | None:

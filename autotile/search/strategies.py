@@ -169,7 +169,7 @@ class KernelTunerSampler(RowSampler):
         self._times_ms: dict[int, float | None] = {}
         """Time of each row that was tried; None for a failure."""
         self._unsent: dict[int, float | None] = {}
-        """Those that the strategy does not know yet, by configuration."""
+        """Times that the strategy has not received yet, by configuration."""
         self._wanted: deque[int] = deque()
         """Rows that the strategy waits for."""
         self._runs = 0
