@@ -14,18 +14,11 @@ from autotile.search.gaussian_process import Floats, log_expected_improvement, o
 from autotile.search.row_sampler import RankingSampler, Rows, rows_to_evaluate
 from autotile.search.study import RELATIVE_ERROR
 from autotile.search.surrogate import History, Prediction, Surrogate, result_of, speed_of_loss
-from autotile.search.transfer import TransferPrior
+from autotile.search.transfer import MisleadingSource, TransferPrior
 from autotile.space.search_space import SearchSpace
 
 _STARTUP = 6
 """Number of trials that end before a model is used."""
-
-_HEDGE_EVERY = 2
-"""Period of the proposals that ignore the prior from other studies, which may be wrong for this space."""
-
-_SPREAD_TURNS = range(12, 32)
-"""Proposals among which those that ignore the prior are spread over the space, as the first ones without a prior are:
-the results known by then lie where the prior is high."""
 
 _PRIOR_ROWS = 512
 """Number of the best rows by the prior, which a model always evaluates."""
@@ -65,8 +58,10 @@ class FeasibleGPSampler(RankingSampler):
     space, seed, available
         As for `RowSampler`.
     prior
-        Expected speeds from other studies. The search begins with the best rows by the prior, and then models the
-        difference between this space and the prior.
+        Expected speeds from other studies. Some proposals follow it: the best rows by the prior at first, and then by a
+        model of the difference between this space and the prior, fitted to all trials. The others are those of a search
+        without a prior, and depend only on each other's results. A prior that misleads therefore costs no more than the
+        proposals that followed it.
 
     Examples
     --------
@@ -101,6 +96,10 @@ class FeasibleGPSampler(RankingSampler):
         self._prior = prior or None
         self._embedding = Embedding(space.parameters)
         self._history = History()
+        self._unguided = History()
+        """The trials of the proposals that did not follow the prior; all trials without one."""
+        self._guided: set[int] = set()
+        """Rows that were offered at a turn of the prior."""
         self._features: dict[int, Floats] = {}
         self._offered: dict[int, None] = {}
         """Rows that were proposed or nominated, in that order."""
@@ -112,7 +111,7 @@ class FeasibleGPSampler(RankingSampler):
             self._observe(study)
             chosen = self._next(study, np.random.default_rng((self._seed, len(self._offered)))) if row is None else row
             self.candidates.take(chosen)
-            self._offered[chosen] = None
+            self._offer(chosen)
         return chosen
 
     def describe(self, row: int, features: Floats) -> None:
@@ -124,12 +123,20 @@ class FeasibleGPSampler(RankingSampler):
         with self._lock, one_blas_thread():
             self._observe(study)
             ended = len(self._history.results)
-            if self._starting or len(rows) == 1:
+            guided = self._is_guided(ended)
+            rows = [row for row in rows if (row in self._guided) is guided] or rows
+            if self._starting(self._trials(guided)) or len(rows) == 1:
                 return rows[0]
-            model = self._model(study, ignore_prior=ended % _HEDGE_EVERY == 0, compiled=True)
+            model = self._model(study, guided=guided, compiled=True)
             model.set_rows(np.array(rows))
             rng = np.random.default_rng((self._seed, ended))
-            return self._best(model.predict(self._history, _weights(study, rng)), study, turn=ended)
+            return self._best(model.predict(self._trials(guided), _weights(study, rng)), study, turn=ended)
+
+    def misleading_sources(self, study: Study) -> tuple[MisleadingSource, ...]:
+        """Return the sources that the prior ignores, as the results of the study contradict them."""
+        with self._lock:
+            self._observe(study)
+            return self._prior.misleading(*self._history.successes()) if self._prior is not None else ()
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
         row = self._next(study, rng)
@@ -137,29 +144,49 @@ class FeasibleGPSampler(RankingSampler):
         return row
 
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
+        if row not in self._offered:
+            self._offer(row)
         self._history.begun[number] = row
-        self._offered[row] = None
+        if row not in self._guided:
+            self._unguided.begun[number] = row
 
     def _learn(self, trial: FrozenTrial) -> None:
-        if trial.state is not TrialState.FAIL:
-            self._history.results[trial.number] = result_of(trial)
-            self._history.errors[trial.number] = trial.user_attrs.get(RELATIVE_ERROR, 0.0)
+        if trial.state is TrialState.FAIL:
+            return
+        for history in (self._history, self._unguided):
+            if trial.number in history.begun:
+                history.results[trial.number] = result_of(trial)
+                history.errors[trial.number] = trial.user_attrs.get(RELATIVE_ERROR, 0.0)
 
-    @property
-    def _starting(self) -> bool:
-        """Whether there are too few results for a model."""
-        ended = len(self._history.results)
-        return ended < _STARTUP or self._history.first_success == ended
+    def _offer(self, row: int) -> None:
+        """Take note of a row that was proposed or nominated; the turn, not its origin, decides whether it is guided."""
+        if self._is_guided(len(self._offered)):
+            self._guided.add(row)
+        self._offered[row] = None
+
+    def _is_guided(self, turn: int) -> bool:
+        """Return whether the choice of a turn follows the prior."""
+        return self._prior is not None and self._prior.leads(turn, *self._history.successes(), self._history.since_best)
+
+    def _trials(self, guided: bool) -> History:
+        return self._history if guided else self._unguided
+
+    def _starting(self, history: History) -> bool:
+        """Return whether there are too few results for a model."""
+        ended = len(history.results)
+        return ended < _STARTUP or history.first_success == ended
 
     def _next(self, study: Study, rng: np.random.Generator) -> int:
         """Return the row to propose."""
-        if self._starting:
-            return self._first(rng)
         turn = len(self._offered)
-        ignore_prior = turn % _HEDGE_EVERY == 0
-        if ignore_prior and self._prior is not None and turn in _SPREAD_TURNS:
-            return self._farthest(rng)
-        prediction = self._model(study, ignore_prior=ignore_prior).predict(self._history, _weights(study, rng))
+        guided = self._is_guided(turn)
+        if not guided and self._prior is not None:  # as a search without a prior would draw
+            turn -= len(self._guided)
+            rng = np.random.default_rng((self._seed, turn))
+        history = self._trials(guided)
+        if self._starting(history):
+            return self._first(rng) if guided else self._farthest(rng)
+        prediction = self._model(study, guided=guided).predict(history, _weights(study, rng))
         prediction = prediction.masked(self.candidates.free[prediction.rows])
         self.expected_gain = None
         if not len(prediction.rows):
@@ -167,9 +194,8 @@ class FeasibleGPSampler(RankingSampler):
         return self._best(prediction, study, turn)
 
     def _first(self, rng: np.random.Generator) -> int:
-        """Return one of the first rows: the best by the prior, with both values of each switch; else a distant one."""
-        if self._prior is None:
-            return self._farthest(rng)
+        """Return one of the first rows that follow the prior: its best, with both values of each switch."""
+        assert self._prior is not None
         order = self._prior.best
         free = order[self.candidates.free[order]]
         if not len(free):
@@ -182,13 +208,13 @@ class FeasibleGPSampler(RankingSampler):
             and all(codes[row, index] == codes[order[0], index] for row in self._offered)
         ]
         flipped = [np.argmax(codes[free, index] != codes[order[0], index]) for index in untried]
-        flip = len(self._offered) % 2 == 1
+        flip = len(self._guided) % 2 == 1
         return int(free[min(flipped)]) if flipped and flip else int(free[0])
 
     def _farthest(self, rng: np.random.Generator) -> int:
         """Return a row far from those proposed before, so that the first results show the effect of each parameter."""
         drawn = np.array([self.candidates.uniform(rng)])
-        offered = np.array(list(self._offered), np.int64)
+        offered = np.array([row for row in self._offered if row not in self._guided], np.int64)
         if not len(offered):
             return int(drawn[0])
         drawn = np.append(drawn, rng.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
@@ -209,22 +235,22 @@ class FeasibleGPSampler(RankingSampler):
             return int(prediction.rows[np.argmin(prediction.mean)])
         return int(prediction.rows[np.argmax(gain)])
 
-    def _model(self, study: Study, *, ignore_prior: bool, compiled: bool = False) -> Surrogate:
+    def _model(self, study: Study, *, guided: bool, compiled: bool = False) -> Surrogate:
         """Return the model with the hyperparameters of the last fit that was due.
 
         A model of ``compiled`` rows has their resources as features; its rows are set by the caller.
         """
-        prior = None if ignore_prior else self._prior
-        due = max(_due(len(self._history.results)), self._history.first_success + 1)
+        prior, history = self._prior if guided else None, self._trials(guided)
+        due = max(_due(len(history.results)), history.first_success + 1)
         model = self._models.get((compiled, prior))
         if model is None or model.fitted != due:
             points, groups = self._points, self._embedding.groups
             if compiled:
-                fitted = self._history.rows(self._history.first_ended(due))
+                fitted = history.rows(history.first_ended(due))
                 points = CompiledPoints(points, groups, self._features, fitted)
                 groups = points.groups
             directions = study.directions
-            model = Surrogate(points, groups, self._history, due, directions=directions, prior=prior)
+            model = Surrogate(points, groups, history, due, directions=directions, prior=prior)
             if not compiled:
                 model.set_rows(self._rows_to_evaluate(model))
             self._models[compiled, prior] = model

@@ -24,7 +24,7 @@ from autotile.search.study import (
     finished_trial,
     new_study,
 )
-from autotile.search.transfer import Source
+from autotile.search.transfer import MisleadingSource, Source
 from autotile.space.search_space import SearchSpace
 
 
@@ -60,8 +60,6 @@ class Search:
         The trials as an Optuna study, in the order of the proposals; it minimises the objectives.
     sampler
         Name of the sampler, other than ``auto``.
-    learnt_from
-        Names of the sources that the sampler learns from.
 
     Raises
     ------
@@ -86,7 +84,7 @@ class Search:
         check_sampler(sampler, objectives)
         self.sampler = resolve_sampler(sampler, space, available, trials)
         self._rows = make_sampler(self.sampler, space, seed, available, sources=sources, trials=trials)
-        self.learnt_from = tuple(source.name for source in sources) if sampler_entry(self.sampler).transfers else ()
+        self._sources = tuple(source.name for source in sources) if sampler_entry(self.sampler).transfers else ()
         self.study: optuna.Study = new_study(sampler=self._rows, objectives=objectives)
         self._space = space
         self._distributions = distributions_of(space.parameters)
@@ -100,6 +98,17 @@ class Search:
         self._replayed: deque[tuple[int, int, Trial]] = deque()
         """Trials of earlier sessions whose results no proposal may know yet: position among the proposals, number,
         trial."""
+
+    @property
+    def misleading_sources(self) -> tuple[MisleadingSource, ...]:
+        """Sources that the sampler ignores, as the results contradict them."""
+        return self._rows.misleading_sources(self.study)
+
+    @property
+    def learnt_from(self) -> tuple[str, ...]:
+        """Names of the other sources of a sampler that transfers."""
+        misleading = {source.name for source in self.misleading_sources}
+        return tuple(name for name in self._sources if name not in misleading)
 
     def replay(self, trials: Iterable[Trial]) -> int:
         """Learn from trials of earlier sessions, oldest first; they are not proposed again.
@@ -119,6 +128,7 @@ class Search:
                 self._replayed.append((self._begun, len(self.study.get_trials(deepcopy=False)), trial))
                 self.study.add_trial(begun_trial(trial, self._distributions))
                 self._begun += 1
+                self._rows.remaining(self.study)  # the sampler sees each trial with the results known when it began
             else:
                 self.add(trial)
         return self._begun - begun

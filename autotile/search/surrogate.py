@@ -147,6 +147,17 @@ class History:
         outcomes = enumerate(self.results.values())
         return next((index for index, result in outcomes if result is not None), len(self.results))
 
+    @property
+    def since_best(self) -> int:
+        """Number of trials that ended since the one with the lowest first value; 0 if there is none."""
+        values = [result[0] if result is not None else np.inf for result in self.results.values()]
+        return len(values) - 1 - int(np.argmin(values)) if values else 0
+
+    def successes(self) -> tuple[Rows, Floats]:
+        """Return the rows of the successful trials, in the order in which they ended, and their first values."""
+        reached = {number: result[0] for number, result in self.results.items() if result is not None}
+        return self.rows(list(reached)), np.array(list(reached.values()), np.float64)
+
     def first_ended(self, count: int) -> list[int]:
         """Return the numbers of the first trials that ended."""
         return list(self.results)[:count]

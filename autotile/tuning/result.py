@@ -12,6 +12,7 @@ from autotile.core.model import Config, Outcome, Problem, Trial, config_key, con
 from autotile.core.objectives import OBJECTIVES, non_dominated, objective_values
 from autotile.core.statistics import Interval
 from autotile.core.text import device_text, duration_text, funnel_text, interval_text, time_text
+from autotile.search.transfer import MisleadingSource
 from autotile.tuning.finals import Finals
 from autotile.tuning.parameter_effects import ParameterEffects
 from autotile.tuning.pipeline import Load
@@ -177,6 +178,8 @@ class TuneResult(Displayed):
         Finalists that failed the checks.
     learnt_from
         Other studies that the search learned from, nearest first.
+    not_learnt_from
+        Other studies that the search ignored, as its first trials contradict them.
     load
         Utilization of the GPU and the compilers; None for fewer than two trials.
     drift
@@ -209,6 +212,7 @@ class TuneResult(Displayed):
     phases: Mapping[str, float] = field(default_factory=dict)
     refused: tuple[Trial, ...] = ()
     learnt_from: tuple[str, ...] = ()
+    not_learnt_from: tuple[MisleadingSource, ...] = ()
     load: Load | None = None
     drift: Drift | None = None
     front: Front | None = None
@@ -270,6 +274,7 @@ class TuneResult(Displayed):
                 {"config": dict(t.config), "outcome": str(t.outcome), "reason": t.reason} for t in self.refused
             ],
             "learnt_from": list(self.learnt_from),
+            "not_learnt_from": [source.to_json() for source in self.not_learnt_from],
             "load": self.load.to_json() if self.load is not None else None,
             "drift": self.drift.to_json() if self.drift is not None else None,
             "stopped": self.stopped.to_json() if self.stopped is not None else None,

@@ -302,6 +302,7 @@ class Session:
             bytes=int(work.bytes.evaluate(sizes)) if work.bytes is not None else None,
             notices=self._notices,
             learnt_from=self._plan.learnt_from,
+            not_learnt_from=self._plan.misleading_sources,
         )
 
     def _report(self, phase: str, last: Trial | None = None) -> None:

@@ -17,7 +17,7 @@ from autotile.database.keys import TuningKey
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
 from autotile.search.samplers import lookahead_of, resolve_sampler
-from autotile.search.transfer import Source
+from autotile.search.transfer import MisleadingSource, Source
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend
@@ -27,7 +27,7 @@ from autotile.tuning.trial_log import TrialLog
 if TYPE_CHECKING:
     from autotile.database.database import Database
     from autotile.database.studies import StudySummary
-    from autotile.search.search import Shortlist
+    from autotile.search.search import Search, Shortlist
 
 
 _MAX_SOURCES = 4
@@ -216,8 +216,6 @@ class SearchPlan:
         Best configuration of earlier sessions; None where there is none.
     max_trials
         Maximum number of trials that the study can hold.
-    learnt_from
-        Names of the studies that the search learns from; empty before `begin`.
     """
 
     def __init__(
@@ -242,7 +240,17 @@ class SearchPlan:
         self.default: Config = dict(kernel.spec.default)
         self.incumbent = prior.incumbent
         self.max_trials = min(candidates, options.trial_target or candidates)
-        self.learnt_from: tuple[str, ...] = ()
+        self._search: Search | None = None
+
+    @property
+    def learnt_from(self) -> tuple[str, ...]:
+        """Names of the studies that the search learns from; empty before `begin`."""
+        return self._search.learnt_from if self._search is not None else ()
+
+    @property
+    def misleading_sources(self) -> tuple[MisleadingSource, ...]:
+        """The studies that the search ignores, as its results contradict them; empty before `begin`."""
+        return self._search.misleading_sources if self._search is not None else ()
 
     def begin(self, log: TrialLog) -> Shortlist:
         """Return the search, which has learned from the trials of earlier sessions."""
@@ -259,5 +267,5 @@ class SearchPlan:
             objectives=self._options.objectives,
             sources=self._sources,
         )
-        self.learnt_from = search.learnt_from
+        self._search = search
         return Shortlist(search, self._lookahead, self._sm_count, earlier=log.trials)
