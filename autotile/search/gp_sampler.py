@@ -213,12 +213,14 @@ class FeasibleGPSampler(RankingSampler):
 
     def _farthest(self, rng: np.random.Generator) -> int:
         """Return a row far from those proposed before, so that the first results show the effect of each parameter."""
-        drawn = np.array([self.candidates.uniform(rng)])
+        untaken = self.candidates.free.copy()
+        untaken[list(self._guided)] = True  # the draws are those of a search without a prior
+        first = np.flatnonzero(untaken)[rng.integers(np.count_nonzero(untaken))]
         offered = np.array([row for row in self._offered if row not in self._guided], np.int64)
-        if not len(offered):
-            return int(drawn[0])
-        drawn = np.append(drawn, rng.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
+        drawn = np.append(first, rng.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
         drawn = drawn[self.candidates.free[drawn]]
+        if not len(offered) or not len(drawn):
+            return int(drawn[0]) if len(drawn) else self.candidates.uniform(rng)
         codes = self.candidates.space.codes
         distances = (
             self._embedding.of_each(codes[drawn])[:, None, :] - self._embedding.of_each(codes[offered])[None, :, :]

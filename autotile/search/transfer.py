@@ -30,13 +30,11 @@ _PRIOR_CORRELATION = 0.7
 kernels, each on two GPUs of seven pairs, it is 0.47, 0.65, 0.75, 0.85, 0.90, 0.92 and 1.00."""
 _MIN_CORRELATION = 0.5
 """Estimate of the rank correlation below which a source is ignored."""
-_HIGH_CORRELATION = 0.6
-"""Estimate above which most of the first proposals follow the sources."""
 _TESTED_TRIALS = 16
 """Number of the first successful trials that test the sources: later ones lie where the models expect fast rows, over
 which the correlation is low even if the source is right."""
 _FIRST_TURNS = 12
-"""Number of proposals among which most follow a source with a high correlation."""
+"""Number of proposals among which most follow the sources, unless these are ignored."""
 _PERIODS = ((5, 2), (10, 5))
 _LAST_PERIOD = 12
 """Periods of the proposals that follow the sources after the first ones, each up to a number of trials since the best
@@ -178,7 +176,7 @@ class TransferPrior:
         if turn == 0 or estimate < _MIN_CORRELATION:
             return turn == 0
         if turn < _FIRST_TURNS:
-            return turn % 4 != 1 if estimate > _HIGH_CORRELATION else turn % 2 == 0
+            return turn % 4 != 1
         period = next((period for patience, period in _PERIODS if since_best < patience), _LAST_PERIOD)
         return turn % period == 0
 

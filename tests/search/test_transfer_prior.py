@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import optuna
 import pytest
+from rows import advance_ahead, ok
 
+from autotile.core.model import config_key
 from autotile.kernel.spec import Parameter
 from autotile.search.gp_sampler import FeasibleGPSampler
+from autotile.search.search import Search
 from autotile.search.study import distributions_of
 from autotile.search.transfer import Source, TransferPrior
 from autotile.space.search_space import SearchSpace
@@ -104,6 +108,60 @@ def test_a_source_that_misleads_costs_little() -> None:
     sampler = FeasibleGPSampler(SPACE, 0, prior=TransferPrior(SPACE, [misleading]))
     times = search(sampler, time_us, 40)
     assert min(times) == 10.0
+
+
+def resistant(config: Mapping[str, Any]) -> float:
+    return 1000.0 / time_us(config)
+
+
+def test_a_source_that_misleads_is_dropped_and_named() -> None:
+    searching = Search(SPACE, "feasible", 0, sources=[source_of(SPACE, resistant)])
+    assert searching.learnt_from == ("another",)
+    told = advance(searching, 4)
+    assert searching.learnt_from == ()
+    (misleading,) = searching.misleading_sources
+    assert misleading.correlation < -0.5
+    assert str(misleading).startswith("another (rank correlation -")
+    assert misleading.to_json()["trials"] == len(told) == 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_a_source_was_dropped_the_search_goes_on_as_without(seed: int) -> None:
+    """Only the first proposals follow it; the others are those of a search without it, in the same order."""
+    misled = Search(SPACE, "feasible", seed, sources=[source_of(SPACE, resistant)])
+    rows, alone = advance(misled, 30), advance(Search(SPACE, "feasible", seed), 30)
+    followed = [row for row in rows if row not in alone]
+    assert len(followed) <= 2
+    assert [row for row in rows if row not in followed] == alone[: len(rows) - len(followed)]
+
+
+def test_a_right_source_is_kept_beside_one_that_misleads() -> None:
+    wrong = source_of(SPACE, resistant)
+    sources = [replace(wrong, name="wrong"), replace(source_of(SPACE), name="right")]
+    searching = Search(SPACE, "feasible", 0, sources=sources)
+    advance(searching, 25)
+    assert searching.learnt_from == ("right",)
+    assert [source.name for source in searching.misleading_sources] == ["wrong"]
+
+
+@pytest.mark.parametrize("time_of", [time_us, resistant], ids=["right", "misleading"])
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_a_resumed_search_repeats_the_proposals(time_of: TimeOf, ahead: int) -> None:
+    def searching() -> Search:
+        return Search(SPACE, "feasible", 3, ahead=ahead, sources=[source_of(SPACE, time_of)])
+
+    whole = advance_ahead(searching(), 40, lambda config: ok(config, time_us(config)), ahead)
+    for done in (1, 7, 25):
+        resumed = searching()
+        resumed.replay(whole[:done])
+        rest = advance_ahead(resumed, 40 - done, lambda config: ok(config, time_us(config)), ahead)
+        known = {config_key(trial.config) for trial in whole[:done]}
+        assert [trial.config for trial in rest] == [t.config for t in whole if config_key(t.config) not in known]
+
+
+def advance(searching: Search, trials: int) -> list[int]:
+    done = advance_ahead(searching, trials, lambda config: ok(config, time_us(config)), 1)
+    return [int(SPACE.row_of(trial.config) or 0) for trial in done]
 
 
 def test_proposals_are_repeatable_and_distinct() -> None:
