@@ -75,7 +75,7 @@ def search(job: Job) -> list[float]:
     """Return the ratio of best possible to best found time after each measurement."""
     path, source, kind, seed, budget = job
     recorded = read(path)
-    sources = [] if source is None or kind is None else [as_source(read(source), kind, seed)]
+    sources = [] if source is None or kind is None else [as_source(source, kind, seed)]
     rows = rows_of(Search(recorded.space, "feasible", seed, sources=sources), recorded, budget)
     return [float(x) for x in recorded.reached(rows, budget)]
 
@@ -96,14 +96,21 @@ def read(path: Path) -> RecordedSpace:
     return RecordedSpace.read(path)
 
 
-def as_source(recorded: RecordedSpace, kind: str, seed: int) -> Source:
+@cache
+def study_rows(path: Path, number: int, trials: int) -> np.ndarray:
+    """Return the rows that one of the studies of a recording measured."""
+    recorded = read(path)
+    return np.array(rows_of(Search(recorded.space, "feasible", 5000 + number), recorded, trials))
+
+
+def as_source(path: Path, kind: str, seed: int) -> Source:
     """Return the configurations that ran, of those that a kind of source holds, with their times."""
+    recorded = read(path)
     times = recorded.times_ms
     rows = np.flatnonzero(np.isfinite(times))
     name, _, trials = kind.partition(":")
     if name == "trials":
-        study = Search(recorded.space, "feasible", 5000 + seed % _STUDIES)
-        found = np.array(rows_of(study, recorded, int(trials)))
+        found = study_rows(path, seed % _STUDIES, int(trials))
         rows = found[np.isfinite(times[found])]
     elif kind == "reversed":
         times = 1 / times

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
@@ -145,6 +145,8 @@ class FeasibleGPSampler(RankingSampler):
 
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
         if row not in self._offered:
+            if self._prior is not None and not self._is_guided(len(self._offered)):
+                self._next(study, rng)  # to share the rows that the original choice has shared
             self._offer(row)
         self._history.begun[number] = row
         if row not in self._guided:
@@ -179,19 +181,43 @@ class FeasibleGPSampler(RankingSampler):
     def _next(self, study: Study, rng: np.random.Generator) -> int:
         """Return the row to propose."""
         turn = len(self._offered)
-        guided = self._is_guided(turn)
-        if not guided and self._prior is not None:  # as a search without a prior would draw
-            turn -= len(self._guided)
-            rng = np.random.default_rng((self._seed, turn))
+        if self._prior is None or self._is_guided(turn):
+            return self._propose(study, rng, turn, guided=self._prior is not None)
+        while True:  # as a search without a prior, which finds the results of the rows that it shares with the other
+            turn = len(self._offered) - len(self._guided)
+            row = self._propose(study, np.random.default_rng((self._seed, turn)), turn, guided=False)
+            if row not in self._guided:
+                return row
+            self._share(row)
+
+    def _share(self, row: int) -> None:
+        """Add a guided row to those of the search without a prior, with its trial if it has begun or ended."""
+        self._guided.remove(row)
+        for number in [number for number, begun in self._history.begun.items() if begun == row]:
+            self._unguided.begun[number] = row
+            if number in self._history.results:
+                self._unguided.results[number] = self._history.results[number]
+                self._unguided.errors[number] = self._history.errors[number]
+
+    def _propose(self, study: Study, rng: np.random.Generator, turn: int, *, guided: bool) -> int:
+        """Return the row that the search with the prior proposes, or that without, which may be a guided row."""
         history = self._trials(guided)
         if self._starting(history):
             return self._first(rng) if guided else self._farthest(rng)
         prediction = self._model(study, guided=guided).predict(history, _weights(study, rng))
-        prediction = prediction.masked(self.candidates.free[prediction.rows])
+        free = self.candidates.free if guided else self._untaken
+        prediction = prediction.masked(free[prediction.rows])
         self.expected_gain = None
         if not len(prediction.rows):
             return self.candidates.uniform(rng)
         return self._best(prediction, study, turn)
+
+    @property
+    def _untaken(self) -> NDArray[np.bool_]:
+        """Whether each row is free for a search without a prior, shape (rows,)."""
+        untaken = self.candidates.free.copy()
+        untaken[list(self._guided)] = True
+        return untaken
 
     def _first(self, rng: np.random.Generator) -> int:
         """Return one of the first rows that follow the prior: its best, with both values of each switch."""
@@ -199,7 +225,7 @@ class FeasibleGPSampler(RankingSampler):
         order = self._prior.best
         free = order[self.candidates.free[order]]
         if not len(free):
-            return self._farthest(rng)
+            return self.candidates.uniform(rng)
         codes = self.candidates.space.codes
         untried = [
             index
@@ -213,14 +239,13 @@ class FeasibleGPSampler(RankingSampler):
 
     def _farthest(self, rng: np.random.Generator) -> int:
         """Return a row far from those proposed before, so that the first results show the effect of each parameter."""
-        untaken = self.candidates.free.copy()
-        untaken[list(self._guided)] = True  # the draws are those of a search without a prior
-        first = np.flatnonzero(untaken)[rng.integers(np.count_nonzero(untaken))]
+        untaken = self._untaken
+        drawn = np.flatnonzero(untaken)[[rng.integers(np.count_nonzero(untaken))]]
         offered = np.array([row for row in self._offered if row not in self._guided], np.int64)
-        drawn = np.append(first, rng.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
-        drawn = drawn[self.candidates.free[drawn]]
-        if not len(offered) or not len(drawn):
-            return int(drawn[0]) if len(drawn) else self.candidates.uniform(rng)
+        if not len(offered):
+            return int(drawn[0])
+        drawn = np.append(drawn, rng.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
+        drawn = drawn[untaken[drawn]]
         codes = self.candidates.space.codes
         distances = (
             self._embedding.of_each(codes[drawn])[:, None, :] - self._embedding.of_each(codes[offered])[None, :, :]

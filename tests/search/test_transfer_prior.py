@@ -126,13 +126,18 @@ def test_a_source_that_misleads_is_dropped_and_named() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_after_a_source_was_dropped_the_search_goes_on_as_without(seed: int) -> None:
-    """Only the first proposals follow it; the others are those of a search without it, in the same order."""
-    misled = Search(SPACE, "feasible", seed, sources=[source_of(SPACE, resistant)])
-    rows, alone = advance(misled, 30), advance(Search(SPACE, "feasible", seed), 30)
-    followed = [row for row in rows if row not in alone]
-    assert len(followed) <= 2
-    assert [row for row in rows if row not in followed] == alone[: len(rows) - len(followed)]
+def test_a_source_that_misleads_costs_the_proposals_that_followed_it_only(seed: int) -> None:
+    """The others are those of a search without it, in the same order."""
+    rows = advance(Search(SPACE, "feasible", seed, sources=[source_of(SPACE, resistant)]), 30)
+    alone = advance(Search(SPACE, "feasible", seed), 30)
+    assert all(row in rows for row in alone[: len(rows) - 2])
+
+
+def test_a_search_with_a_right_source_holds_the_one_without() -> None:
+    """A row that both want is measured once, for both."""
+    rows = advance(Search(SPACE, "feasible", 1, sources=[source_of(SPACE, every=1)]), 40)
+    alone = advance(Search(SPACE, "feasible", 1), 20)
+    assert all(row in rows for row in alone)
 
 
 def test_a_right_source_is_kept_beside_one_that_misleads() -> None:
