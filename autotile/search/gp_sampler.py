@@ -145,7 +145,7 @@ class FeasibleGPSampler(RankingSampler):
 
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
         if row not in self._offered:
-            if self._prior is not None and not self._is_guided(len(self._offered)):
+            if self._prior is not None and self.candidates.remaining and not self._is_guided(len(self._offered)):
                 self._next(study, rng)  # to share the rows that the original choice has shared
             self._offer(row)
         self._history.begun[number] = row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
 from autotile.core.display import Displayed
@@ -12,11 +12,13 @@ from autotile.core.model import Config, Outcome, Problem, Trial, config_key, con
 from autotile.core.objectives import OBJECTIVES, non_dominated, objective_values
 from autotile.core.statistics import Interval
 from autotile.core.text import device_text, duration_text, funnel_text, interval_text, time_text
-from autotile.search.transfer import MisleadingSource
 from autotile.tuning.finals import Finals
 from autotile.tuning.parameter_effects import ParameterEffects
 from autotile.tuning.pipeline import Load
 from autotile.tuning.stopping import Stopped
+
+if TYPE_CHECKING:
+    from autotile.search.transfer import MisleadingSource  # imports Optuna
 
 _EFFECT_KEYS = ("importance", "thresholds", "insight")
 """Keys of `ParameterEffects.to_json`, stated for an aborted session too."""

@@ -11,10 +11,11 @@ import optuna
 import pytest
 from rows import advance_ahead, ok
 
-from autotile.core.model import config_key
+from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.kernel.spec import Parameter
 from autotile.search.gp_sampler import FeasibleGPSampler
-from autotile.search.search import Search
+from autotile.search.samplers import Lookahead
+from autotile.search.search import Search, Shortlist
 from autotile.search.study import distributions_of
 from autotile.search.transfer import Source, TransferPrior
 from autotile.space.search_space import SearchSpace
@@ -162,6 +163,26 @@ def test_a_resumed_search_repeats_the_proposals(time_of: TimeOf, ahead: int) -> 
         rest = advance_ahead(resumed, 40 - done, lambda config: ok(config, time_us(config)), ahead)
         known = {config_key(trial.config) for trial in whole[:done]}
         assert [trial.config for trial in rest] == [t.config for t in whole if config_key(t.config) not in known]
+
+
+@pytest.mark.parametrize("time_of", [time_us, resistant], ids=["right", "misleading"])
+def test_a_killed_session_goes_on_as_if_it_had_not_been_killed(time_of: TimeOf) -> None:
+    def session(earlier: list[Trial], count: int) -> list[Config]:
+        searching = Search(SPACE, "feasible", 2, ahead=6, sources=[source_of(SPACE, time_of)])
+        shortlist = Shortlist(searching, Lookahead(6, per_measured=2), earlier=earlier)
+        found = []
+        while len(found) < count:
+            while shortlist.propose() is not None:
+                pass
+            row = shortlist.choose({row: Trial(SPACE.config(row), Outcome.OK, "", "") for row in shortlist.ready()})
+            found.append(SPACE.config(row))
+            shortlist.tell(row, ok(found[-1], time_us(found[-1])))
+        return found
+
+    whole = session([], 40)
+    for done in (1, 9, 30):
+        earlier = [ok(config, time_us(config)) for config in whole[:done]]
+        assert session(earlier, 40 - done) == whole[done:]
 
 
 def advance(searching: Search, trials: int) -> list[int]:
