@@ -50,6 +50,8 @@ MAX_POINTS = 1000
 MAX_CONFIGS = 64
 """A rule over more configurations could not be read."""
 
+_MIN_GAIN_SHOWN = 0.001
+"""Smallest expected gain that is stated, in percent."""
 _MAX_TIES_SHOWN = 5
 _MAX_FRONT_SHOWN = 10
 _MIN_DRIFT_SHOWN = 0.02
@@ -210,7 +212,7 @@ def _search_facts(result: TuneResult) -> Iterator[tuple[str, str]]:
     if result.load is not None:
         yield "busy", _load(result.load)
     yield "gates", funnel_text(result.gates, result.outcomes)
-    if result.stopped is not None and result.stopped.rule == "until":
+    if result.stopped is not None and result.stopped.rule in ("until", "settled"):
         yield "stopped", _stopped(result.stopped)
     resumed = f", {plural(result.resumed, 'trial')} resumed" if result.resumed else ""
     yield "took", duration_text(result.seconds) + resumed
@@ -240,6 +242,9 @@ def _refused(result: TuneResult) -> Iterator[str]:
 
 def _stopped(stopped: Stopped) -> str:
     gain = 100 * (stopped.expected_gain or 0.0)
+    if stopped.rule == "settled":
+        more = f"{gain:.1g} %" if gain >= _MIN_GAIN_SHOWN else f"less than {_MIN_GAIN_SHOWN:g} %"
+        return f"nothing more is expected: {more} from {stopped.more_trials} more trials; --spend uses the budget up"
     return f"all the candidates that lay ready were expected to gain {gain:.2g} %, less than --until asks for"
 
 

@@ -35,8 +35,9 @@ STRATEGY_PREFIX = "kernel-tuner:"
 _AHEAD = 16
 """Candidates proposed before the oldest of them is measured, by samplers that learn. It is the number of results that a
 proposal lacks, so it must not depend on the machine's cores."""
-_RANKED_AHEAD = 32
-"""The same where compiled candidates are ranked: the newest ones, which have until then to compile."""
+RANKED_AHEAD = 32
+"""The same where compiled candidates are ranked: the newest ones, which have until then to compile. Also the number of the newest proposals whose expected
+gains are summed up."""
 _PER_MEASURED = 2
 """Candidates proposed per measured one where they are ranked; figures for both are in docs/search.md."""
 _MIN_DELAY = 2
@@ -101,14 +102,9 @@ class Lookahead:
 
     def compiled(self, begun: int) -> int:
         """Number of these that are ready to choose among, including those that had begun."""
-        if begun < self._uninformed:  # in the order of the proposals, which there is no model to improve on
+        if begun < _UNINFORMED + self.queued:  # in the order of the proposals, which there is no model to improve on
             return begun + 1
-        return self.nominated(begun - self._delay(begun))
-
-    @property
-    def _uninformed(self) -> int:
-        """Number of candidates that are proposed without a model: until those that it nominates are compiled."""
-        return _UNINFORMED + self.queued + _MIN_DELAY
+        return self.nominated(max(0, begun - self._delay(begun)))
 
     def _delay(self, begun: int) -> int:
         """Number of trials that begin between the nomination of a candidate and the first choice that it is ready for."""
@@ -123,7 +119,8 @@ class Lookahead:
 @cache
 def _nominated(lookahead: Lookahead, size: int) -> list[int]:
     """Return `Lookahead.nominated` for up to ``size`` trials."""
-    counts = [lookahead._uninformed] * (_UNINFORMED + lookahead.queued)
+    uninformed = _UNINFORMED + lookahead.queued
+    counts = [max(lookahead.compiling // 2, uninformed + _MIN_DELAY)] * uninformed
     for begun in range(len(counts), size):
         counts.append(counts[-1] + lookahead._per_trial(begun))
     return counts
@@ -245,7 +242,7 @@ SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
         DEFAULT: SamplerEntry(
             "Gaussian process over the valid configurations: fewest measurements",
             _feasible,
-            lookahead=Lookahead(_RANKED_AHEAD, _PER_MEASURED, queued=_QUEUED),
+            lookahead=Lookahead(RANKED_AHEAD, _PER_MEASURED, queued=_QUEUED),
             predicts_gain=True,
             transfers=True,
         ),

@@ -32,6 +32,10 @@ from autotile.search.transfer import Source
 from autotile.space.search_space import SearchSpace
 
 
+_SETTLED_PROPOSALS = 128
+"""Number of proposals of `Search.settled_gain`: some 64 trials, as two are proposed per trial where they are ranked."""
+
+
 class Search:
     """A sampler with its study: it proposes rows and records their trials; no row is proposed twice.
 
@@ -99,7 +103,7 @@ class Search:
         self._pending: dict[int, optuna.Trial] = {}
         self._nominated: set[int] = set()
         self._ahead = ahead
-        self._gains: deque[float | None] = deque(maxlen=ahead)
+        self._gains: deque[float | None] = deque(maxlen=max(ahead, _SETTLED_PROPOSALS))
         self._begun = 0
         self._replayed: deque[tuple[int, int, Trial]] = deque()
         """Trials of earlier sessions whose results no proposal may know yet: position among the proposals, number,
@@ -211,8 +215,17 @@ class Search:
         joint gain. A rebuilt search has the same, since it makes the same proposals. None until ``ahead`` proposals
         were made with a model, and if no row is left.
         """
-        known = [gain for gain in self._gains if gain is not None]
-        return sum(known) if len(known) == self._ahead else None
+        return self._gain_of(self._ahead)
+
+    @property
+    def settled_gain(self) -> float | None:
+        """The same of the last 128 proposals: small if the search has expected little for many trials."""
+        return self._gain_of(_SETTLED_PROPOSALS)
+
+    def _gain_of(self, count: int) -> float | None:
+        last = list(self._gains)[-count:]
+        known = [gain for gain in last if gain is not None]
+        return sum(known) if len(known) == count else None
 
     def tell(self, row: int, trial: Trial) -> None:
         """Record the trial of a proposed row.
@@ -313,6 +326,11 @@ class Shortlist:
     def expected_gain(self) -> float | None:
         """As for `Search`."""
         return self._search.expected_gain
+
+    @property
+    def settled_gain(self) -> float | None:
+        """As for `Search`."""
+        return self._search.settled_gain
 
     def close(self) -> None:
         """Release the resources of the sampler."""

@@ -47,6 +47,9 @@ class TuneOptions:
         Minimum gain, 0.01 for 1 %: the search ends when all waiting candidates together are expected to raise the best
         speed by less. It needs a sampler with a model. Where neither ``trials`` nor ``budget_s`` is given, the search
         also ends when every configuration was tried.
+    spend
+        Whether to go on to the limit of trials or time when the model expects nothing worth having from further trials,
+        where the search ends otherwise.
     objectives
         Objectives to minimise, of `autotile.core.objectives`. Time is always one of them, and decides the winner.
     seed
@@ -88,6 +91,7 @@ class TuneOptions:
     trials: int | None = None
     budget_s: float | None = None
     until: float | None = None
+    spend: bool = False
     objectives: tuple[str, ...] = (TIME,)
     seed: int = 0
     l2: L2Mode = "cold"

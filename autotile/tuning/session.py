@@ -222,6 +222,7 @@ class Session:
         """Take proposals from the search, valid by rules and static limits, and start their compilation."""
         self._pipeline.compile_ahead(self._shortlist, self._rules.room)
         self._rules.expected_gain = self._shortlist.expected_gain
+        self._rules.settled_gain = self._shortlist.settled_gain
 
     def _candidates(self) -> Iterator[CompiledCandidate]:
         """Yield compiled candidates until a stopping rule holds or every configuration was tried."""
