@@ -187,7 +187,13 @@ def proposals_digest() -> str:
     The space is built in: five parameters with interactions, and failures. The sampler is asked one at a time and as a
     session asks it, with one seed.
     """
-    values = {"BM": (16, 32, 64, 128), "BN": (16, 32, 64, 128), "TM": (1, 2, 4, 8), "BK": (8, 12, 16), "MODE": ("a", "b")}
+    values = {
+        "BM": (16, 32, 64, 128),
+        "BN": (16, 32, 64, 128),
+        "TM": (1, 2, 4, 8),
+        "BK": (8, 12, 16),
+        "MODE": ("a", "b"),
+    }
     sizes = [len(each) for each in values.values()]
     codes = np.stack(np.unravel_index(np.arange(np.prod(sizes)), sizes), axis=1)
     bm, bn, tm, bk, mode = codes.T

@@ -299,6 +299,25 @@ class GaussianProcess:
         variance = amplitude * np.maximum(1 - self._explained.astype(np.float64), _MIN_VARIANCE)
         return mean.astype(np.float64), np.sqrt(variance)
 
+    def explained_by(self, index: int) -> Floats:
+        """Return the share of the variance at each point that an observation at one of them would explain.
+
+        Parameters
+        ----------
+        index
+            Index of that point.
+
+        Returns
+        -------
+        numpy.ndarray
+            Shape (points,).
+        """
+        rows, point = self._rows[: self._count], self._points[index]
+        across = matern(np.maximum(self._squares + self._squares[index] - 2 * (self._points @ point), 0))
+        covariance = (across - rows[:, index] @ rows).astype(np.float64)
+        variance = np.maximum(1 - self._explained.astype(np.float64), _MIN_VARIANCE)
+        return np.asarray(np.minimum(np.square(covariance) / (variance * (variance[index] + self._noise)), 1.0))
+
     def _whiten(self, targets: Floats, known: NDArray[np.bool_]) -> Floats:
         """Solve L x = targets, with x = 0 for unknown targets, which are as expected."""
         solved = np.zeros_like(targets)

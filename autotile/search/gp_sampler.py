@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,6 +34,9 @@ _SWITCH_VALUES = 2
 
 _SPREAD_DRAWS = 200
 """Number of rows drawn for each of the first proposals; the row farthest from those proposed before is taken."""
+
+_MIN_UNEXPLAINED = 1e-4
+"""Smallest share of a variance that the result of another row is assumed to leave."""
 
 _PATIENCE = 10
 """Number of trials without improvement after which some proposals are greedy."""
@@ -107,6 +109,8 @@ class FeasibleGPSampler(RankingSampler):
         """Model by whether it has resources as features, and by the prior that it uses."""
         self._ranking: _Ranking | None = None
         """Gains of the rows as of the last proposal."""
+        self._ranked_state = (False, 0, 0)
+        """What they depend on: whether there was no prior, and the trials that had begun and ended."""
 
     def nominate(self, study: Study, row: int | None = None) -> int:
         """Choose a free row to compile, or take note that ``row`` was chosen; return it."""
@@ -145,7 +149,7 @@ class FeasibleGPSampler(RankingSampler):
             model = self._model(study, ignore_prior=ended % _HEDGE_EVERY == 0, compiled=True)
             model.set_rows(np.array(rows))
             rng = np.random.default_rng((self._seed, ended))
-            ranking = _ranking(None, model.predict(self._history, _weights(study, rng)))
+            ranking = _Ranking(model, model.predict(self._history, _weights(study, rng)))
             return self._best(ranking, np.ones(len(rows), np.bool_), study, turn=ended)
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
@@ -184,15 +188,19 @@ class FeasibleGPSampler(RankingSampler):
         self.expected_gain = None
         if not free.any():
             return self.candidates.uniform(rng)
-        return self._best(ranking, free, study, turn)
+        ranking.chosen = self._best(ranking, free, study, turn)
+        return ranking.chosen
 
     def _ranked(self, study: Study, ignore_prior: bool, rng: np.random.Generator) -> _Ranking:
         """Return the gains of the rows; those of the last proposal, if no trial has begun or ended since."""
         history = self._history
         state = (ignore_prior or self._prior is None, history.begun, history.ended)
-        if self._ranking is None or self._ranking.state != state or len(study.directions) > 1:
+        if self._ranking is None or self._ranked_state != state or len(study.directions) > 1:
             model = self._model(study, ignore_prior=ignore_prior)
-            self._ranking = _ranking(state, model.predict(history, _weights(study, rng)))
+            self._ranking = _Ranking(model, model.predict(history, _weights(study, rng)))
+            self._ranked_state = state
+        elif self._ranking.chosen is not None:
+            self._ranking.expect(self._ranking.chosen)
         return self._ranking
 
     def _first(self, rng: np.random.Generator) -> int:
@@ -276,19 +284,39 @@ def _weights(study: Study, rng: np.random.Generator) -> Floats:
     return rng.dirichlet(np.ones(len(study.directions)))
 
 
-class _Ranking(NamedTuple):
-    """Rows with their predicted merit."""
+class _Ranking:
+    """Rows with their predicted merit.
 
-    state: tuple[bool, int, int] | None
-    """What the prediction depends on: whether there was no prior, and the trials that had begun and ended."""
-    rows: Rows
-    gain: Floats
-    """Logarithm of the expected improvement times the probability of success."""
-    mean: Floats
-    since_best: int
+    Attributes
+    ----------
+    rows
+        The rows, shape (n,).
+    gain
+        Logarithm of the expected improvement times the probability of success, shape (n,).
+    mean
+        Predicted loss, shape (n,).
+    since_best
+        Number of trials that ended since the best one.
+    chosen
+        Row that was proposed last; None for none.
+    """
 
+    def __init__(self, model: Surrogate, prediction: Prediction) -> None:
+        self.rows = prediction.rows
+        self.mean = prediction.mean
+        self.since_best = prediction.since_best
+        self._model = model
+        self._prediction = prediction
+        self._deviation = prediction.deviation
+        self.gain = self._gain()
+        self.chosen: int | None = None
 
-def _ranking(state: tuple[bool, int, int] | None, prediction: Prediction) -> _Ranking:
-    improvement = log_expected_improvement(prediction.mean, prediction.deviation, prediction.best)
-    gain = improvement + np.log(prediction.success)
-    return _Ranking(state, prediction.rows, gain, prediction.mean, prediction.since_best)
+    def expect(self, row: int) -> None:
+        """Take note that the result of a row will be known: rows whose result it would tell gain less by theirs."""
+        index = int(np.flatnonzero(self.rows == row)[0])
+        self._deviation = self._deviation * np.sqrt(np.maximum(1 - self._model.explained_by(index), _MIN_UNEXPLAINED))
+        self.gain = self._gain()
+
+    def _gain(self) -> Floats:
+        improvement = log_expected_improvement(self.mean, self._deviation, self._prediction.best)
+        return np.asarray(improvement + np.log(self._prediction.success))

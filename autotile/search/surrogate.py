@@ -126,6 +126,10 @@ class Surrogate:
         self._process.change_points(np.array([known[row] for row in kept], np.int64), self._points(added))
         self._rows = np.append(np.array(kept, np.int64), added)
 
+    def explained_by(self, index: int) -> Floats:
+        """Return the share of the variance at each row that the result of one of them, by its index, would explain."""
+        return self._process.explained_by(index)
+
     def predict(self, history: History, weights: Floats) -> Prediction:
         """Predict the rows that were set.
 
