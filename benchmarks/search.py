@@ -1,7 +1,8 @@
 """Efficiency of search methods on recorded spaces.
 
     python benchmarks/search.py --data DIR [--seeds 20] [--budget 400] [--batch 1] [--methods NAME ...]
-                                [--as-session [--workers 16]] [--work DIR] [--processes N] [--output FILE.json] [--plot FILE.svg]
+                                [--as-session [--workers 16]] [--seed 0] [--work DIR] [--processes N]
+                                [--output FILE.json] [--plot FILE.svg]
 
 Every ``.npz`` in the folder is a recorded space (see `search_methods.RecordedSpace`), which each method searches once
 per seed. Each run is stored as a small file in the work folder, so that an interrupted benchmark resumes. The table
@@ -29,11 +30,11 @@ from typing import Any
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 import numpy as np
+import search_methods
 from provenance import provenance
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-import search_methods
 from search_methods import RecordedSpace, all_methods, proposals_digest, timed
 
 COUNTS = (25, 50, 100, 200, 400)

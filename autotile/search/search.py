@@ -32,8 +32,8 @@ from autotile.search.transfer import Source
 from autotile.space.search_space import SearchSpace
 
 
-_SETTLED_PROPOSALS = 128
-"""Number of proposals of `Search.settled_gain`: some 64 trials, as two are proposed per trial where they are ranked."""
+_SETTLED_PROPOSALS = 192
+"""Number of proposals of `Search.settled_gain`: some 96 trials, as two are proposed per trial where they are ranked."""
 
 
 class Search:
@@ -219,7 +219,7 @@ class Search:
 
     @property
     def settled_gain(self) -> float | None:
-        """The same of the last 128 proposals: small if the search has expected little for many trials."""
+        """The same of the last 192 proposals: small if the search has expected little for many trials."""
         return self._gain_of(_SETTLED_PROPOSALS)
 
     def _gain_of(self, count: int) -> float | None:

@@ -238,7 +238,8 @@ class SearchPlan:
         candidates = len(space) if self._available is None else int(self._available.sum())
         self._sources = prior.sources
         self._sampler = resolve_sampler(options.sampler, space, self._available, options.granted)
-        self._lookahead = lookahead_of(self._sampler, workers)
+        # a session tells each result before it chooses the next candidate
+        self._lookahead = replace(lookahead_of(self._sampler, workers), queued=0)
         self.default: Config = dict(kernel.spec.default)
         self.incumbent = prior.incumbent
         self.max_trials = min(candidates, options.trial_target or candidates)

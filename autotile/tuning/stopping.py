@@ -78,9 +78,9 @@ class StopRequest:
 
 Rule = Literal["interrupt", "trials", "budget", "until", "settled", "space"]
 
-_SETTLED_GAIN = 1e-4
-"""Expected gain of the newest 128 proposals below which a search ends before its limits: 0.01 %, a fiftieth of what the
-interval of a measurement resolves."""
+_SETTLED_GAIN = 1e-3
+"""Expected gain of the last 192 proposals together below which a search ends before its limits: 0.1 %, a fifth of what
+the interval of a measurement resolves."""
 _SETTLED_TRIALS = 50
 """Minimum number of trials before that."""
 
@@ -136,7 +136,10 @@ class StoppingRules:
         1 % ended 0.4 % off.
     settled_gain
         Expected gain over many trials, see `autotile.search.search.Search`; it ends a search before its limits unless
-        ``until`` or ``spend`` is set. STOPFIGURES
+        ``until`` or ``spend`` is set. Replayed over eleven recorded spaces with four seeds and up to 300 trials, 32 of 44
+        searches ended earlier, after 153 trials at the earliest and 245 in the median of all. They ended 0.03 % behind
+        the searches that went on, on average; one ended 1.3 % behind, and all others found nothing later. The model is
+        overconfident: by the last 128 proposals, three searches would have ended 1 to 7 % behind.
     """
 
     def __init__(self, options: TuneOptions, log: TrialLog, clock: Clock, stop: StopRequest) -> None:
