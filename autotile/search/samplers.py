@@ -36,8 +36,8 @@ _AHEAD = 16
 """Candidates proposed before the oldest of them is measured, by samplers that learn. It is the number of results that a
 proposal lacks, so it must not depend on the machine's cores."""
 RANKED_AHEAD = 32
-"""The same where compiled candidates are ranked: the newest ones, which have until then to compile. Also the number of the newest proposals whose expected
-gains are summed up."""
+"""The same where compiled candidates are ranked: the newest ones, which have until then to compile. Also the number of
+the newest proposals whose expected gains are summed up."""
 _PER_MEASURED = 2
 """Candidates proposed per measured one where they are ranked; figures for both are in docs/search.md."""
 _MIN_DELAY = 2
@@ -107,7 +107,7 @@ class Lookahead:
         return self.nominated(max(0, begun - self._delay(begun)))
 
     def _delay(self, begun: int) -> int:
-        """Number of trials that begin between the nomination of a candidate and the first choice that it is ready for."""
+        """Number of trials that begin between the nomination of a candidate and the first choice of it."""
         return min(max(_MIN_DELAY, int(_MAX_LACK * begun)), max(1, self.compiling // self.per_measured))
 
     def _per_trial(self, begun: int) -> int:

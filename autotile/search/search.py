@@ -31,7 +31,6 @@ from autotile.search.study import (
 from autotile.search.transfer import Source
 from autotile.space.search_space import SearchSpace
 
-
 _SETTLED_PROPOSALS = 192
 """Number of proposals of `Search.settled_gain`: some 96 trials, as two are proposed per trial where they are ranked."""
 

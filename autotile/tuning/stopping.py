@@ -136,7 +136,7 @@ class StoppingRules:
         1 % ended 0.4 % off.
     settled_gain
         Expected gain over many trials, see `autotile.search.search.Search`; it ends a search before its limits unless
-        ``until`` or ``spend`` is set. Replayed over eleven recorded spaces with four seeds and up to 300 trials, 32 of 44
+        ``until`` or ``spend`` is set. Replayed over eleven recorded spaces, four seeds, up to 300 trials, 32 of 44
         searches ended earlier, after 153 trials at the earliest and 245 in the median of all. They ended 0.03 % behind
         the searches that went on, on average; one ended 1.3 % behind, and all others found nothing later. The model is
         overconfident: by the last 128 proposals, three searches would have ended 1 to 7 % behind.
