@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,8 +66,8 @@ class Backend(Protocol):
             As for `autotile.workers.gpu.Gpu.wait`.
         """
 
-    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
-        """Load, verify and measure one candidate.
+    def submit(self, candidate: Candidate, best_us: float | None) -> None:
+        """Submit one candidate, to be loaded, verified and measured after those submitted before.
 
         Parameters
         ----------
@@ -74,11 +75,15 @@ class Backend(Protocol):
             The compiled configuration.
         best_us
             Best time so far in microseconds, against which a clearly slower candidate is pruned; None for no pruning.
+        """
+
+    def result(self) -> Evaluation:
+        """Wait for the oldest candidate that was submitted, and return its evaluation.
 
         Raises
         ------
         WorkerError
-            As for `autotile.workers.gpu.Gpu.evaluate`.
+            As for `autotile.workers.gpu.Gpu.result`.
         """
 
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
@@ -145,9 +150,13 @@ class LiveBackend:
         """Wait until the worker has laid out the problem."""
         self._gpu.wait()
 
-    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
-        """Run the candidate in the worker; a crash or a hang is an outcome."""
-        return self._gpu.evaluate(candidate, best_us)
+    def submit(self, candidate: Candidate, best_us: float | None) -> None:
+        """Send the candidate to the worker, which runs it when it has finished those before."""
+        self._gpu.submit(candidate, best_us)
+
+    def result(self) -> Evaluation:
+        """Wait for the worker; a crash or a hang is an outcome."""
+        return self._gpu.result()
 
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
         """Time the candidates interleaved; None if the worker died, so that the times of the search remain in force."""
@@ -191,6 +200,7 @@ class ReplayBackend:
         self.device = replace(_recorded_device(recording), source="replayed")
         self.notice = notice
         self._recording = recording
+        self._evaluations: deque[Evaluation] = deque()
 
     def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
         """Return a mask over the rows that were recorded."""
@@ -202,15 +212,13 @@ class ReplayBackend:
     def wait(self) -> None:
         """Return at once: the recording is in memory."""
 
-    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+    def submit(self, candidate: Candidate, best_us: float | None) -> None:
         """Look up the candidate, and prune it by its recorded time as a live measurement would."""
-        result = self._recording.lookup(candidate.config)
-        if result is None:
-            return Evaluation(Outcome.NOT_AVAILABLE, "the recording does not hold this configuration", "replay")
-        measured = result.measurement
-        if best_us is not None and measured is not None and measured.time_us > DISCARD_RATIO * best_us:
-            return Evaluation(Outcome.PRUNED, discard_reason(best_us), result.stage, measured)
-        return Evaluation(result.outcome, result.reason, result.stage, measured)
+        self._evaluations.append(self._evaluation(candidate, best_us))
+
+    def result(self) -> Evaluation:
+        """Return the oldest result that was not returned."""
+        return self._evaluations.popleft()
 
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
         """Return None: nothing can be timed again."""
@@ -226,6 +234,15 @@ class ReplayBackend:
 
     def close(self) -> None:
         """Do nothing: no resource is held."""
+
+    def _evaluation(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+        result = self._recording.lookup(candidate.config)
+        if result is None:
+            return Evaluation(Outcome.NOT_AVAILABLE, "the recording does not hold this configuration", "replay")
+        measured = result.measurement
+        if best_us is not None and measured is not None and measured.time_us > DISCARD_RATIO * best_us:
+            return Evaluation(Outcome.PRUNED, discard_reason(best_us), result.stage, measured)
+        return Evaluation(result.outcome, result.reason, result.stage, measured)
 
 
 def choose_backend(

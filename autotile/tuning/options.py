@@ -82,6 +82,8 @@ class TuneOptions:
         built-in recording only where there is no GPU.
     database
         Path or URL of the tuning database; None for the user's own.
+    trace
+        File for a timeline of the session, in the trace event format of Perfetto and Chrome; None for none.
     """
 
     sampler: str = "auto"
@@ -105,6 +107,7 @@ class TuneOptions:
     device_index: int = 0
     replay: str | Path | None = None
     database: str | None = field(default=None, repr=False)  # its URL may hold a password
+    trace: str | Path | None = None
 
     def __post_init__(self) -> None:
         """Check the types and ranges of the options.
@@ -141,4 +144,5 @@ class TuneOptions:
 
     def to_json(self, database: str) -> dict[str, Any]:
         """Return a plain dictionary; ``database`` is the location to show, without a password."""
-        return {**asdict(self), "replay": str(self.replay or ""), "database": database}
+        paths = {"replay": str(self.replay or ""), "trace": str(self.trace or "")}
+        return {**asdict(self), **paths, "database": database}

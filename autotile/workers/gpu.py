@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from autotile.core.device import DeviceProperties
@@ -60,6 +62,10 @@ class Gpu:
         self._worker_pool = worker_pool
         self._consecutive_deaths = 0
         self._last_reason = ""
+        self._queue: deque[Mapping[str, Any]] = deque()
+        """Requests that were submitted and have no result, oldest first."""
+        self._sent = 0
+        """Number of these that the present worker was sent."""
         self._known_good: dict[str, Any] | None = None
         """Request of the newest candidate that ran to its end."""
         self._device: DeviceProperties | None = None
@@ -85,19 +91,38 @@ class Gpu:
                 self._device = self._wait_until_open()
         return self._device
 
-    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
-        """Load, verify and measure one candidate; a crash or hang is an outcome.
+    def submit(self, candidate: Candidate, best_us: float | None) -> None:
+        """Send one candidate to the worker, to be loaded, verified and measured after those submitted before.
+
+        Parameters
+        ----------
+        candidate
+            The compiled configuration.
+        best_us
+            Best time so far in microseconds, against which a clearly slower candidate is pruned; None for no pruning.
+        """
+        self._queue.append({"op": "evaluate", **candidate.to_json(), "best_us": best_us})
+        if self._device is not None and self._child is not None:
+            self._send_queue(self._child)
+
+    def result(self) -> Evaluation:
+        """Wait for the oldest candidate that was submitted, and return its evaluation; a crash or hang is an outcome.
 
         Raises
         ------
         WorkerError
             Five consecutive workers died, and a candidate that ran before fails, too: the device is at fault.
         """
-        request = {"op": "evaluate", **candidate.to_json(), "best_us": best_us}
+        request = self._queue[0]
         evaluation = self._evaluate(request)
         if evaluation.outcome.has_time:
             self._known_good = {**request, "best_us": 0.0}  # dropped after three samples, enough to show that it runs
         return evaluation
+
+    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+        """Submit one candidate while no other waits, and return its result; parameters and errors as for these."""
+        self.submit(candidate, best_us)
+        return self.result()
 
     def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
         """Load one candidate and verify it repeatedly, to find intermittent errors; nothing is measured.
@@ -145,7 +170,9 @@ class Gpu:
         child, self._child = self._child, None
         if child is None:
             return
-        if self._worker_pool is not None and self._device is not None:  # without a device, `open` may be pending
+        if self._sent:
+            child.kill()
+        elif self._worker_pool is not None and self._device is not None:  # without a device, `open` may be pending
             self._worker_pool.release(child)
         else:
             child.close()
@@ -176,12 +203,13 @@ class Gpu:
         self.wait()
         if self._child is None:
             self._reopen()
-        assert self._child is not None
+        child = self._child
+        assert child is not None
         try:
-            reply = self._child.request(message, deadline_s)
+            reply = self._reply(child, message, deadline_s)
             last = reply.pop("last", False)
             if last and reply.get("outcome") == Outcome.CRASHED:  # an assertion in a kernel is printed, not returned
-                reply["reason"] = ": ".join(filter(None, [reply.get("reason"), self._child.last_line()]))
+                reply["reason"] = ": ".join(filter(None, [reply.get("reason"), child.last_line()]))
             parsed = _parsed(reply, read)
         except BaseException:
             self._drop_child()
@@ -189,6 +217,21 @@ class Gpu:
         if last:
             self._drop_child()
         return parsed
+
+    def _reply(self, child: Child, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
+        """Return the reply to a request: the oldest one that was submitted, or another one while none is sent."""
+        if not (self._queue and self._queue[0] is message):
+            return child.request(message, deadline_s)
+        self._send_queue(child)
+        self._queue.popleft()
+        self._sent -= 1
+        return child.receive(deadline_s)
+
+    def _send_queue(self, child: Child) -> None:
+        """Send the requests that the worker was not sent; those that it does not handle are sent to the next one."""
+        for request in islice(self._queue, self._sent, None):
+            child.send(request, self._deadline_s)
+            self._sent += 1
 
     def _start(self, *, reuse: bool = True) -> Child:
         """Start a worker, or reuse an idle one, and send it the problem."""
@@ -227,6 +270,7 @@ class Gpu:
                 return
 
     def _drop_child(self) -> None:
+        self._sent = 0
         if self._child is not None:
             self._child.kill()
             self._child = None

@@ -66,14 +66,16 @@ class Workbench:
         verdict = self._verify(function, config)
         timer.end("verify")
         if verdict.outcome is not Outcome.OK:
-            return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=timer.seconds)
+            return Evaluation(
+                verdict.outcome, verdict.reason, "verify", seconds=timer.seconds, began_at=timer.began_at
+            )
         self._known_good = (function, config)
         stage("measure")
         bound = self._tuned.bind(config, self.device)
         evaluation = self._measure(self._launch(function, config, self._tuned, bound), best_us)
         timer.end("measure")
         telemetry = {**evaluation.telemetry, "max_error": verdict.max_error}
-        return replace(evaluation, seconds=timer.seconds, telemetry=telemetry)
+        return replace(evaluation, seconds=timer.seconds, telemetry=telemetry, began_at=timer.began_at)
 
     def verify(self, config: Config, cubin_path: str, repeats: int, limit_s: float, stage: Stage) -> Evaluation:
         """Verify up to ``repeats`` times, alternately with a plain launch and launched as for timing."""
@@ -170,7 +172,7 @@ class _StageTimer:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._start = time.perf_counter()
+        self.began_at = self._start = time.perf_counter()
 
     def end(self, name: str) -> None:
         now = time.perf_counter()

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import select
+import stat
 import sys
 import threading
 import time
@@ -96,6 +97,8 @@ class Evaluation:
     measurement: Measurement | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     telemetry: Mapping[str, float | int | str] = field(default_factory=dict)
+    began_at: float = 0.0
+    """Start in the worker, by `time.perf_counter`, which all processes of a machine share; 0 if it is not known."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
@@ -157,6 +160,7 @@ class Channel:
         line = b"" if self._is_orphan else sys.stdin.buffer.readline()
         if not line:
             return None
+        _truncate_standard_error()
         message: Mapping[str, Any] = json.loads(line)
         self._request_id = message["id"]
         request: Mapping[str, Any] = message["request"]
@@ -173,6 +177,13 @@ class Channel:
     def _write(self, message: Mapping[str, Any]) -> None:
         self._output.write(json.dumps(message).encode() + b"\n")
         self._output.flush()
+
+
+def _truncate_standard_error() -> None:
+    """Discard the output of earlier requests, where standard error is a file, from which the parent reads it."""
+    if stat.S_ISREG(os.fstat(2).st_mode):
+        os.ftruncate(2, 0)
+        os.lseek(2, 0, os.SEEK_SET)
 
 
 def serve(handler: Handler) -> None:
