@@ -68,6 +68,7 @@ class Lookahead:
 
     compiling: int
     per_measured: int = 1
+    queued: int = 0
     max_waiting: int = _MAX_WAITING
 
     @property
@@ -75,23 +76,41 @@ class Lookahead:
         """Whether the next candidate to measure is chosen among several."""
         return self.per_measured > 1
 
-    def ready(self, measured: int) -> int:
-        """Number of candidates to choose among after some were measured, if none was set aside."""
-        return 1 + (self.per_measured - 1) * measured
+    def nominated(self, begun: int) -> int:
+        """Number of candidates that were proposed when some trials had begun, if these rank and none was set aside."""
+        return _schedule(self, begun + 1)[begun]
 
-    def open(self, measured: int) -> int:
-        """Number of candidates that are proposed and not measured after some were measured.
+    def compiled(self, begun: int) -> int:
+        """Number of these that are ready to choose among, including those that had begun."""
+        return self.nominated(max(0, begun - self._lag(begun)))
 
-        Where they are ranked, few compile at first, because the first ones are proposed without a model.
-        """
-        compiling = self.compiling
-        if self.ranks:
-            compiling = min(compiling, _UNINFORMED + 2 * max(0, measured + 1 - _UNINFORMED))
-        return self.ready(measured) + compiling - 1
+    def _lag(self, begun: int) -> int:
+        """Number of trials that begin between the nomination of a candidate and its choice."""
+        longest = self.compiling // self.per_measured
+        return min(longest, max(_LAG0, int(begun * _LAGSHARE)))
 
-    def useful(self, measured: int, room: int) -> int:
-        """Number of these that can still be chosen if ``room`` more trials may begin."""
-        return room - 1 + self.ready(measured + room - 1)
+
+@cache
+def _schedule_(lookahead: Lookahead, size: int) -> tuple[int, ...]:
+    start = _UNINFORMED + lookahead.queued
+    counts = []
+    total = start + _LAG0 if not _OLD else 6
+    for begun in range(size):
+        if begun >= start:
+            total += max(lookahead.per_measured, min(_MAXNOM, _INFLIGHT // lookahead._lag(begun)))
+        counts.append(total)
+    return tuple(counts)
+
+
+def _schedule(lookahead: Lookahead, size: int) -> tuple[int, ...]:
+    return _schedule_(lookahead, max(1024, 2 ** size.bit_length()))
+
+import os as _os
+_LAG0 = int(_os.environ.get('LAG0', 2))
+_LAGSHARE = float(_os.environ.get('LAGSHARE', 1/6))
+_INFLIGHT = int(_os.environ.get('INFLIGHT', 16))
+_MAXNOM = int(_os.environ.get('MAXNOM', 8))
+_OLD = 0
 
 
 class Package(NamedTuple):
@@ -210,7 +229,7 @@ SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
         DEFAULT: SamplerEntry(
             "Gaussian process over the valid configurations: fewest measurements",
             _feasible,
-            lookahead=Lookahead(_RANKED_AHEAD, _PER_MEASURED),
+            lookahead=Lookahead(_RANKED_AHEAD, _PER_MEASURED, queued=int(__import__("os").environ.get("QUEUED",1))),
             predicts_gain=True,
             transfers=True,
         ),

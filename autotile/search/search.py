@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 import optuna
@@ -166,6 +167,14 @@ class Search:
         """Return which of these nominated rows to measure."""
         return self._ranking.select(self.study, rows)
 
+    def begin(self, row: int) -> None:
+        """Begin the trial of a nominated row, so that later choices avoid its surroundings until its result is told."""
+        self._nominated.remove(row)
+        self.study.enqueue_trial(self._space.config(row))
+        asked = self.study.ask(dict(self._distributions))
+        assert self._space.row_of(asked.params) == row
+        self._pending[row] = asked
+
     def set_aside(self, row: int) -> None:
         """Make a nominated row that was not measured available again."""
         self._nominated.remove(row)
@@ -246,8 +255,10 @@ class Shortlist:
     may be nominated again. A candidate that does not compile or does not fit the device becomes a trial at once, since
     it takes no GPU time.
 
-    The set to choose from depends on the number of trials and not on the order in which candidates finish compiling, so
-    that a search is repeatable on any machine.
+    The set to choose from depends on the number of trials and not on the order in which candidates finish compiling,
+    and a trial is chosen when exactly `Lookahead.queued` chosen ones have no result, so that a search is repeatable on
+    any machine. The caller repeats: `propose` until None, `ready`, `tell` a rejected one of these if there is one, else
+    `choose`; and while none is ready, `tell` the oldest of the chosen ones.
 
     Parameters
     ----------
@@ -267,13 +278,22 @@ class Shortlist:
         self._lookahead = lookahead
         self._sm_count = sm_count
         self._waiting: dict[int, Config] = {}
-        """Candidates that were proposed and not measured, the oldest first."""
-        self._measured = 0
+        """Candidates that were proposed and not chosen, the oldest first."""
+        self._running: dict[int, None] = {}
+        """Rows that were chosen and whose results were not told, the oldest first."""
+        self._begun = 0
+        """Number of candidates that were chosen, in this session and the earlier ones."""
         self._set_aside = 0
         self._described: set[int] = set()
-        self._earlier: deque[Trial] = deque(earlier if lookahead.ranks else ())
-        self._again: deque[tuple[int, Config]] = deque()
-        if not lookahead.ranks:
+        self._earlier: dict[int, Trial] = {}
+        """Trials of earlier sessions that no choice may know yet, by row; by a negative number without a valid row."""
+        self._again: dict[int, Config] = {}
+        """Candidates that were nominated while trials were replayed, and that this session has not compiled."""
+        if lookahead.ranks:
+            for number, trial in enumerate(earlier):
+                row = search.row_of(trial.config)
+                self._earlier[-1 - number if row is None else row] = trial
+        else:
             search.replay(earlier)
 
     @property
@@ -295,66 +315,124 @@ class Shortlist:
         """
         if room == 0:
             return None
-        self._renominate()
-        wanted = self._lookahead.open(self._measured)
-        if room is not None:
-            wanted = min(wanted, self._lookahead.useful(self._measured, room))
-        if self._again and len(self._waiting) - len(self._again) < wanted - self._set_aside:
-            return self._again.popleft()
+        self._replay()
+        if self._is_full:
+            return None
+        wanted = self._wanted(room)
+        if self._again and len(self._waiting) - len(self._again) < wanted:
+            row = next(iter(self._again))
+            return row, self._again.pop(row)
         return self._propose(wanted)
 
     def ready(self) -> list[int]:
-        """Return the rows to choose the next trial from, the oldest first; empty if none waits."""
-        count = self._lookahead.ready(self._measured) - self._set_aside
-        return list(self._waiting)[: max(1, count)]
+        """Return the rows to choose the next trial from, the oldest first; empty if none waits.
+
+        It is also empty while more than `Lookahead.queued` chosen rows have no result.
+        """
+        self._replay()
+        return self._ready()
 
     def choose(self, compiled: Mapping[int, Trial]) -> int:
         """Return the row to measure, given the rows that are ready with the results of their compilation."""
-        rows = list(compiled)
-        if not self._lookahead.ranks:
-            return rows[0]
         for row in compiled.keys() - self._described:
             self._describe(row, compiled[row])
-        return self._search.select(rows)
+        rows = list(compiled)
+        row = self._search.select(rows) if self._lookahead.ranks else rows[0]
+        self._begin(row)
+        return row
 
     def tell(self, row: int, trial: Trial) -> None:
-        """Record the trial of a row that was ready."""
-        del self._waiting[row]
-        self._measured += not _rejected(trial)
+        """Record the trial of a row that was chosen, or that was ready and rejected."""
+        if row in self._running:
+            del self._running[row]
+        else:
+            del self._waiting[row]
+            self._again.pop(row, None)
         self._describe(row, trial)
         self._search.tell(row, trial)
-        while len(self.ready()) > self._lookahead.max_waiting:
+        while min(len(self._waiting), self._ready_count) > self._lookahead.max_waiting:
             oldest = next(iter(self._waiting))
             del self._waiting[oldest]
+            self._again.pop(oldest, None)
             self._search.set_aside(oldest)
             self._set_aside += 1
 
+    @property
+    def _is_full(self) -> bool:
+        """Whether a result must be told before the next trial may be chosen."""
+        return len(self._running) > self._lookahead.queued
+
+    def _wanted(self, room: int | None = None) -> int:
+        """Return the number of candidates that should wait."""
+        if not self._lookahead.ranks:
+            wanted = self._lookahead.compiling - len(self._running)
+            return wanted if room is None else min(wanted, room)
+        wanted = self._lookahead.nominated(self._begun)
+        if room is not None:
+            wanted = min(wanted, self._lookahead.compiled(self._begun + room - 1))
+        return wanted - self._begun - self._set_aside
+
+    def _ready(self) -> list[int]:
+        return [] if self._is_full else list(islice(self._waiting, self._ready_count))
+
+    @property
+    def _ready_count(self) -> int:
+        """Number of candidates to choose among, if as many wait."""
+        if not self._lookahead.ranks:
+            return 1
+        return max(1, self._lookahead.compiled(self._begun) - self._begun - self._set_aside)
+
     def _propose(self, wanted: int) -> tuple[int, Config] | None:
         """Propose a row if fewer than ``wanted`` wait."""
-        if len(self._waiting) >= wanted - self._set_aside:
+        if len(self._waiting) >= wanted:
             return None
         proposed = self._search.nominate() if self._lookahead.ranks else self._search.propose()
         if proposed is not None:
             self._waiting[proposed[0]] = proposed[1]
         return proposed
 
-    def _renominate(self) -> None:
-        """Nominate the rows again that were nominated between the trials of earlier sessions."""
-        if not self._earlier:
-            return
+    def _begin(self, row: int) -> None:
+        del self._waiting[row]
+        self._again.pop(row, None)
+        self._running[row] = None
+        self._begun += 1
+        if self._lookahead.ranks:
+            self._search.begin(row)
+
+    def _replay(self) -> None:
+        """Repeat the nominations, choices and results of earlier sessions, up to the first choice that they lack.
+
+        Results that this choice must not know are told after it, by a later call. A trial that was not ready when it is
+        due is one of another sampler or seed.
+        """
         while self._earlier:
-            trial = self._earlier.popleft()
-            while self._propose(self._lookahead.open(self._measured)) is not None:
-                pass
-            row = self._search.row_of(trial.config)
-            if row is not None and row in self.ready():
-                self.tell(row, trial)
-                continue
-            if row is not None:  # a trial of another sampler or seed
-                self._waiting.pop(row, None)
-                self._describe(row, trial)
-            self._search.add(trial)
-        self._again.extend(self._waiting.items())
+            while not self._is_full and (proposed := self._propose(self._wanted())) is not None:
+                self._again[proposed[0]] = proposed[1]
+            ready = self._ready()
+            due = next((row for row in ready if row in self._earlier and _rejected(self._earlier[row])), None)
+            if due is None and not self._is_full:
+                due = next((row for row in self._earlier if self._may_be_chosen(row)), None)
+                if due is None:
+                    return
+                if due in ready:
+                    self._begin(due)
+                    continue
+            self._tell_replayed(next(iter(self._earlier)) if due is None else due)
+
+    def _may_be_chosen(self, row: int) -> bool:
+        """Return whether a replayed trial was chosen, rather than rejected, and is not running yet."""
+        return row not in self._running and not _rejected(self._earlier[row])
+
+    def _tell_replayed(self, row: int) -> None:
+        trial = self._earlier.pop(row)
+        if row in self._running or row in self._ready():
+            self.tell(row, trial)
+            return
+        if row >= 0:
+            self._waiting.pop(row, None)
+            self._again.pop(row, None)
+            self._describe(row, trial)
+        self._search.add(trial)
 
     def _describe(self, row: int, trial: Trial) -> None:
         self._described.add(row)
