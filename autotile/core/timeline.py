@@ -9,6 +9,8 @@ from typing import Any
 
 _MAX_EVENTS = 2_000_000
 """About 300 MB of JSON; a trial takes some ten events."""
+_Event = tuple[str, str, str, float, float, dict[str, Any]]
+"""Kind, track, name, start and end in seconds, arguments."""
 _PROCESS = 1
 """Process number of all events: tracks, not processes, are the rows of the timeline."""
 
@@ -31,8 +33,7 @@ class Timeline:
     def __init__(self, *, is_recording: bool = True) -> None:
         self.is_recording = is_recording
         self._origin_s = time.perf_counter()
-        self._events: list[tuple[str, str, str, float, float, dict[str, Any]]] = []
-        """Kind, track, name, start and end in seconds, arguments."""
+        self._events: list[_Event] = []
 
     @contextmanager
     def span(self, track: str, name: str, **arguments: Any) -> Iterator[None]:
@@ -79,7 +80,7 @@ class Timeline:
         spans = [self._event(event, tracks) for event in self._events]
         return {"displayTimeUnit": "ms", "traceEvents": [*names, *spans]}
 
-    def _event(self, event: tuple[str, str, str, float, float, dict[str, Any]], tracks: dict[str, int]) -> dict[str, Any]:
+    def _event(self, event: _Event, tracks: dict[str, int]) -> dict[str, Any]:
         kind, track, name, start_s, end_s, arguments = event
         found = {"ph": kind, "name": name, "pid": _PROCESS, "ts": round(1e6 * (start_s - self._origin_s), 1)}
         if kind == "X":
