@@ -23,7 +23,7 @@ from rich.table import Table
 KERNELS = Path(__file__).resolve().parent / "kernels"
 SESSIONS: dict[str, tuple[str, dict[str, int]]] = {
     "pnpoly": (str(KERNELS / "pnpoly.toml"), {"N": 2_000_000, "V": 128}),
-    "nbody": (str(KERNELS / "nbody.toml"), {"N": 32_768}),
+    "nbody": (str(KERNELS / "nbody.toml"), {"N": 16_384}),
     "hotspot": (str(KERNELS / "hotspot.toml"), {"ROWS": 4096, "COLS": 4096}),
     "point_sets": (str(KERNELS / "point_sets.toml"), {"N": 16_384}),
     "sgemm_2d": ("sgemm_2d", {"M": 4096, "N": 4096, "K": 4096}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -32,6 +32,9 @@ class Proposer(Protocol):
 
     def ready(self) -> list[int]:
         """Return the rows of which one is tried next; empty while the results of those chosen before are awaited."""
+
+    def waiting(self) -> list[int]:
+        """Return all rows that were proposed and not chosen, the oldest first."""
 
     def choose(self, compiled: Mapping[int, Trial]) -> int:
         """Return the row to measure."""
@@ -70,8 +73,9 @@ class Pipeline:
 
     The device is given the next candidate while it runs one, so that it does not wait for the search.
 
-    The order of the trials does not depend on which compilation ends first: every candidate among which the next one
-    is chosen is waited for. A search is therefore repeatable.
+    In replay, the order of the trials does not depend on which compilation ends first: every candidate among which the
+    next one is chosen is waited for, so that a search is repeatable. On a GPU, whose times vary anyway, as many
+    candidates are waited for, but any of those that wait: a slow compilation does not hold up the others.
 
     Parameters
     ----------
@@ -126,6 +130,9 @@ class Pipeline:
             row, config = proposed
             geometry = launch_geometry(self._kernel.spec, config, self._problem.sizes, self._device)
             self._queue[row] = _Queued(config, geometry, self._compile(config))
+        if self._timeline.is_recording:
+            compiling = sum(not queued.compilation.done() for queued in self._queue.values())
+            self._timeline.count("candidates", compiling=compiling, compiled=len(self._queue) - compiling)
 
     def next_candidate(self, proposer: Proposer) -> CompiledCandidate | None:
         """Wait for the candidates that are ready, and return one of them; None where none is.
@@ -138,7 +145,7 @@ class Pipeline:
             Nothing can be compiled at all.
         """
         with self._timeline.span("session", "wait for the compilers"):
-            compiled = {row: self._apply_second_gate(self._queue[row]) for row in proposer.ready()}
+            compiled = {row: self._apply_second_gate(self._queue[row]) for row in self._compiled_rows(proposer)}
         if not compiled:
             return None
         failed = (row for row, trial in compiled.items() if trial.outcome is not Outcome.OK)
@@ -210,6 +217,17 @@ class Pipeline:
         cubins = [compilation.result().cubin for compilation in compilations]
         pairs = zip(trials, cubins, strict=True)
         return [(trial, Candidate(trial.config, str(cubin.path))) for trial, cubin in pairs if cubin is not None]
+
+    def _compiled_rows(self, proposer: Proposer) -> list[int]:
+        """Return the rows to choose among; on a GPU, after as many have compiled as are ready."""
+        ready = proposer.ready()
+        if not ready or self._backend.source == "replayed":
+            return ready
+        rows = {self._queue[row].compilation: row for row in proposer.waiting()}
+        compiled = {future for future in rows if future.done()}
+        while len(compiled) < len(ready):
+            compiled |= wait(rows.keys() - compiled, return_when=FIRST_COMPLETED).done
+        return [row for future, row in rows.items() if future in compiled]
 
     def _propose(self, proposer: Proposer, room: int | None) -> tuple[int, Config] | None:
         with self._timeline.span("session", "propose"):
@@ -289,6 +307,8 @@ _GPU_STAGES = ("load", "verify", "measure")
 class Load:
     """Utilization during the search, from the first trial to the start of the last compilation.
 
+    Where all compilations began before the first trial, as in a small space, it is that up to the last trial.
+
     Attributes
     ----------
     gpu_busy
@@ -330,6 +350,7 @@ class LoadMeter:
         self._workers = workers
         self._first: _Reading | None = None
         self._last: _Reading | None = None
+        self._newest: _Reading | None = None
         self._gpu_s = 0.0
 
     def add(self, trial: Trial) -> None:
@@ -338,6 +359,7 @@ class LoadMeter:
         if self._first is not None:
             self._gpu_s += sum(trial.seconds.get(stage, 0.0) for stage in _GPU_STAGES)
         reading = _Reading(now, self._compile_pool.busy_s, self._gpu_s)
+        self._newest = reading
         if self._first is None:
             self._first = reading
         if self._last is None or self._last.time_s < self._compile_pool.begun_at:
@@ -345,11 +367,11 @@ class LoadMeter:
 
     def read(self) -> Load | None:
         """Return the load; None before two trials have ended."""
-        if self._first is None or self._last is None or self._first is self._last:
+        first, last = self._first, self._newest if self._last is self._first else self._last
+        if first is None or last is None or first is last:
             return None
-        wall_s = self._last.time_s - self._first.time_s
-        compiled_s = self._last.compiled_s - self._first.compiled_s
-        return Load(self._last.gpu_s / wall_s, compiled_s / wall_s / self._workers)
+        wall_s, compiled_s = last.time_s - first.time_s, last.compiled_s - first.compiled_s
+        return Load(last.gpu_s / wall_s, compiled_s / wall_s / self._workers)
 
 
 class _Reading(NamedTuple):
