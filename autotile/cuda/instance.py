@@ -18,13 +18,14 @@ from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError, ToolchainError
 from autotile.kernel.arguments import BufferArgument, Workspace
-from autotile.kernel.array_expressions import ArrayExpression, Matmul
+from autotile.kernel.array_expressions import ArrayExpression, Matmul, ShapeOnly
 from autotile.kernel.launch import LaunchData, known_names
 from autotile.kernel.spec import KernelSpec
 
 _SMALL_ELEMENTS = 1 << 20
 _SMALL_FLOPS = 1 << 26
-"""Up to these sizes NumPy computes a reference in a few milliseconds, as a check of the device."""
+"""Up to these sizes, of intermediate arrays too, NumPy computes a reference in a few milliseconds, as a check of the
+device."""
 _AGREEMENT = 1e-9
 """NumPy and the device add in different orders, so a sum of 1e8 terms differs by about 1e-16 sqrt(1e8) = 1e-12."""
 
@@ -91,7 +92,7 @@ class ReferenceSolution:
         if unfinite:
             raise InputError(f"{place} is not finite; choose inputs (init) for which it is")
         scale = math.sqrt(squares / values.size)
-        if self._is_small(values):
+        if self._is_small(expression):
             self._check(values, scale, expression, place)
         return ReferenceOutput(values, scale)
 
@@ -110,9 +111,12 @@ class ReferenceSolution:
         self._largest_product_flops = max(self._largest_product_flops, 2 * product.size * a.shape[-1])
         return product
 
-    def _is_small(self, values: Any) -> bool:
-        elements = [values.size, *(np.size(value) for value in self._environment.values())]
-        return max(elements) <= _SMALL_ELEMENTS and self._largest_product_flops <= _SMALL_FLOPS
+    def _is_small(self, expression: ArrayExpression) -> bool:
+        shapes = {
+            name: ShapeOnly(value.shape) if np.ndim(value) else value for name, value in self._environment.items()
+        }
+        largest = getattr(expression.evaluate(shapes), "largest", 1)
+        return largest <= _SMALL_ELEMENTS and self._largest_product_flops <= _SMALL_FLOPS
 
     def _check(self, values: Any, scale: float, expression: ArrayExpression, place: str) -> None:
         expected = _guarded(expression, self._on_host(), np.matmul, place)
