@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from autotile.search.embedding import CompiledPoints, Embedding
+from autotile.search.embedding import Embedding
 from autotile.search.gaussian_process import Floats, log_expected_improvement, one_blas_thread
+from autotile.search.history import History, result_of, speed_of_loss
+from autotile.search.refits import STARTUP, Refits
 from autotile.search.row_sampler import RankingSampler, Rows, rows_to_evaluate
 from autotile.search.study import RELATIVE_ERROR
-from autotile.search.surrogate import History, Prediction, Surrogate, result_of, speed_of_loss
+from autotile.search.surrogate import Prediction, Surrogate
 from autotile.search.transfer import TransferPrior
 from autotile.space.search_space import SearchSpace
-
-_STARTUP = 6
-"""Number of trials that end before a model is used."""
 
 _HEDGE_EVERY = 2
 """Period of the proposals that ignore the prior from other studies, which may be wrong for this space."""
@@ -35,13 +35,6 @@ _SWITCH_VALUES = 2
 
 _SPREAD_DRAWS = 200
 """Number of rows drawn for each of the first proposals; the row farthest from those proposed before is taken."""
-
-_REFIT_GROWTH = 1.1
-"""Growth of the number of ended trials at which hyperparameters are fitted again."""
-
-_SETTLED_TRIALS = 100
-_SETTLED_REFIT_GROWTH = 1.25
-"""The same after 100 trials: hyperparameters change little by then, and a fit takes as long as twenty proposals."""
 
 _PATIENCE = 10
 """Number of trials without improvement after which some proposals are greedy."""
@@ -101,10 +94,18 @@ class FeasibleGPSampler(RankingSampler):
         self._prior = prior or None
         self._embedding = Embedding(space.parameters)
         self._history = History()
+        self._indices: dict[int, int] = {}
+        """Index in the history of each trial of the study that has not ended, by its number."""
+        self._measured: dict[int, int] = {}
+        """The same of the rows that are measured and have no trial in the study yet."""
         self._features: dict[int, Floats] = {}
         self._offered: dict[int, None] = {}
         """Rows that were proposed or nominated, in that order."""
+        self._refits: dict[tuple[bool, TransferPrior | None], Refits] = {}
         self._models: dict[tuple[bool, TransferPrior | None], Surrogate] = {}
+        """Model by whether it has resources as features, and by the prior that it uses."""
+        self._ranking: _Ranking | None = None
+        """Gains of the rows as of the last proposal."""
 
     def nominate(self, study: Study, row: int | None = None) -> int:
         """Choose a free row to compile, or take note that ``row`` was chosen; return it."""
@@ -119,17 +120,23 @@ class FeasibleGPSampler(RankingSampler):
         """Take note of the resources of a compiled row."""
         self._features[row] = features
 
+    def begin(self, row: int) -> None:
+        """Take note that a nominated row is being measured."""
+        with self._lock:
+            self._measured[row] = self._history.begin(row)
+
     def select(self, study: Study, rows: Sequence[int]) -> int:
         """Choose the compiled row to measure, by the same criterion as for proposals, with resources as features."""
         with self._lock, one_blas_thread():
             self._observe(study)
-            ended = len(self._history.results)
+            ended = self._history.ended
             if self._starting or len(rows) == 1:
                 return rows[0]
             model = self._model(study, ignore_prior=ended % _HEDGE_EVERY == 0, compiled=True)
             model.set_rows(np.array(rows))
             rng = np.random.default_rng((self._seed, ended))
-            return self._best(model.predict(self._history, _weights(study, rng)), study, turn=ended)
+            ranking = _ranking(None, model.predict(self._history, _weights(study, rng)))
+            return self._best(ranking, np.ones(len(rows), np.bool_), study, turn=ended)
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
         row = self._next(study, rng)
@@ -137,19 +144,20 @@ class FeasibleGPSampler(RankingSampler):
         return row
 
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
-        self._history.begun[number] = row
+        measured = self._measured.pop(row, None)
+        self._indices[number] = self._history.begin(row) if measured is None else measured
         self._offered[row] = None
 
     def _learn(self, trial: FrozenTrial) -> None:
+        index = self._indices.pop(trial.number)
         if trial.state is not TrialState.FAIL:
-            self._history.results[trial.number] = result_of(trial)
-            self._history.errors[trial.number] = trial.user_attrs.get(RELATIVE_ERROR, 0.0)
+            self._history.end(index, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
 
     @property
     def _starting(self) -> bool:
         """Whether there are too few results for a model."""
-        ended = len(self._history.results)
-        return ended < _STARTUP or self._history.first_success == ended
+        ended = self._history.ended
+        return ended < STARTUP or self._history.first_success == ended
 
     def _next(self, study: Study, rng: np.random.Generator) -> int:
         """Return the row to propose."""
@@ -159,12 +167,21 @@ class FeasibleGPSampler(RankingSampler):
         ignore_prior = turn % _HEDGE_EVERY == 0
         if ignore_prior and self._prior is not None and turn in _SPREAD_TURNS:
             return self._farthest(rng)
-        prediction = self._model(study, ignore_prior=ignore_prior).predict(self._history, _weights(study, rng))
-        prediction = prediction.masked(self.candidates.free[prediction.rows])
+        ranking = self._ranked(study, ignore_prior, rng)
+        free = self.candidates.free[ranking.rows]
         self.expected_gain = None
-        if not len(prediction.rows):
+        if not free.any():
             return self.candidates.uniform(rng)
-        return self._best(prediction, study, turn)
+        return self._best(ranking, free, study, turn)
+
+    def _ranked(self, study: Study, ignore_prior: bool, rng: np.random.Generator) -> _Ranking:
+        """Return the gains of the rows; those of the last proposal, if no trial has begun or ended since."""
+        history = self._history
+        state = (ignore_prior, history.begun, history.ended)
+        if self._ranking is None or self._ranking.state != state or len(study.directions) > 1:
+            model = self._model(study, ignore_prior=ignore_prior)
+            self._ranking = _ranking(state, model.predict(history, _weights(study, rng)))
+        return self._ranking
 
     def _first(self, rng: np.random.Generator) -> int:
         """Return one of the first rows: the best by the prior, with both values of each switch; else a distant one."""
@@ -199,39 +216,43 @@ class FeasibleGPSampler(RankingSampler):
         )
         return int(drawn[np.argmax(np.square(distances).sum(axis=2).min(axis=1))])
 
-    def _best(self, prediction: Prediction, study: Study, turn: int) -> int:
+    def _best(self, ranking: _Ranking, free: NDArray[np.bool_], study: Study, turn: int) -> int:
         """Return the row with the largest expected improvement; without progress, sometimes that of the lowest mean."""
-        improvement = log_expected_improvement(prediction.mean, prediction.deviation, prediction.best)
-        gain = improvement + np.log(prediction.success)
-        speed = speed_of_loss(list(self._history.results.values()), study.directions)
+        gain = np.where(free, ranking.gain, -np.inf)
+        speed = speed_of_loss(self._history.values(self._history.ended), study.directions)
         self.expected_gain = float(np.exp(gain.max())) * speed if speed is not None else None
-        if prediction.since_best >= _PATIENCE and turn % _GREEDY_EVERY == 0:
-            return int(prediction.rows[np.argmin(prediction.mean)])
-        return int(prediction.rows[np.argmax(gain)])
+        if ranking.since_best >= _PATIENCE and turn % _GREEDY_EVERY == 0:
+            return int(ranking.rows[np.argmin(np.where(free, ranking.mean, np.inf))])
+        return int(ranking.rows[np.argmax(gain)])
 
     def _model(self, study: Study, *, ignore_prior: bool, compiled: bool = False) -> Surrogate:
-        """Return the model with the hyperparameters of the last fit that was due.
+        """Return the model with the newest hyperparameters that may be used.
 
         A model of ``compiled`` rows has their resources as features; its rows are set by the caller.
         """
         prior = None if ignore_prior else self._prior
-        due = max(_due(len(self._history.results)), self._history.first_success + 1)
+        if (compiled, prior) not in self._refits:
+            self._refits[compiled, prior] = Refits(
+                self._points,
+                self._embedding.groups,
+                self._history,
+                directions=study.directions,
+                prior=prior,
+                features=self._features if compiled else None,
+            )
+        fit = self._refits[compiled, prior].usable()
         model = self._models.get((compiled, prior))
-        if model is None or model.fitted != due:
-            points, groups = self._points, self._embedding.groups
-            if compiled:
-                fitted = self._history.rows(self._history.first_ended(due))
-                points = CompiledPoints(points, groups, self._features, fitted)
-                groups = points.groups
-            directions = study.directions
-            model = Surrogate(points, groups, self._history, due, directions=directions, prior=prior)
+        if model is None or model.fit is not fit:
+            model = Surrogate(fit, self._history, directions=study.directions, prior=prior)
             if not compiled:
                 model.set_rows(self._rows_to_evaluate(model))
             self._models[compiled, prior] = model
         return model
 
     def _rows_to_evaluate(self, model: Surrogate) -> Rows:
-        rows = rows_to_evaluate(self.candidates, model.best, np.random.default_rng((self._seed, model.fitted)))
+        rng = np.random.default_rng((self._seed, model.fit.trials))
+        tried = self._history.rows(self._history.first_ended(model.fit.trials))
+        rows = rows_to_evaluate(self.candidates, model.best, tried, rng)
         return rows if model.prior is None else np.union1d(rows, model.prior.best[:_PRIOR_ROWS])
 
     def _points(self, rows: Rows) -> Floats:
@@ -243,11 +264,20 @@ def _weights(study: Study, rng: np.random.Generator) -> Floats:
     return rng.dirichlet(np.ones(len(study.directions)))
 
 
-def _due(ended: int) -> int:
-    """Return the largest number of trials up to ``ended`` at which hyperparameters are fitted."""
-    due = _STARTUP
-    growth = _REFIT_GROWTH
-    while (after := max(due + 1, int(due * growth))) <= ended:
-        due = after
-        growth = _REFIT_GROWTH if due < _SETTLED_TRIALS else _SETTLED_REFIT_GROWTH
-    return due
+
+class _Ranking(NamedTuple):
+    """Rows with their predicted merit."""
+
+    state: tuple[bool, int, int] | None
+    """What the prediction depends on: whether the prior was ignored, and the trials that had begun and ended."""
+    rows: Rows
+    gain: Floats
+    """Logarithm of the expected improvement times the probability of success."""
+    mean: Floats
+    since_best: int
+
+
+def _ranking(state: tuple[bool, int, int] | None, prediction: Prediction) -> _Ranking:
+    improvement = log_expected_improvement(prediction.mean, prediction.deviation, prediction.best)
+    gain = improvement + np.log(prediction.success)
+    return _Ranking(state, prediction.rows, gain, prediction.mean, prediction.since_best)

@@ -168,12 +168,8 @@ class Search:
         return self._ranking.select(self.study, rows)
 
     def begin(self, row: int) -> None:
-        """Begin the trial of a nominated row, so that later choices avoid its surroundings until its result is told."""
-        self._nominated.remove(row)
-        self.study.enqueue_trial(self._space.config(row))
-        asked = self.study.ask(dict(self._distributions))
-        assert self._space.row_of(asked.params) == row
-        self._pending[row] = asked
+        """Take note that a nominated row is being measured; later choices avoid its surroundings until it is told."""
+        self._ranking.begin(row)
 
     def set_aside(self, row: int) -> None:
         """Make a nominated row that was not measured available again."""
