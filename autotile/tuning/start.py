@@ -17,7 +17,6 @@ from autotile.database.keys import TuningKey
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
 from autotile.search.samplers import lookahead_of, resolve_sampler
-from autotile.search.transfer import Source
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from autotile.database.database import Database
     from autotile.database.studies import StudySummary
     from autotile.search.search import Shortlist
+    from autotile.search.transfer import Source
 
 
 _MAX_SOURCES = 4
@@ -65,6 +65,8 @@ def best_configs(sources: Iterable[Source]) -> list[Config]:
 
 
 def _source(database: Database, study: StudySummary, key: TuningKey) -> Source:
+    from autotile.search.transfer import Source  # imports SciPy
+
     newest = {
         config_key(trial.config): trial
         for trial in database.trials(study.study_id, phase="search")
