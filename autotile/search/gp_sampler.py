@@ -98,6 +98,7 @@ class FeasibleGPSampler(RankingSampler):
         """Index in the history of each trial of the study that has not ended, by its number."""
         self._measured: dict[int, int] = {}
         """The same of the rows that are measured and have no trial in the study yet."""
+        self._told: set[int] = set()
         self._features: dict[int, Floats] = {}
         self._offered: dict[int, None] = {}
         """Rows that were proposed or nominated, in that order."""
@@ -120,10 +121,19 @@ class FeasibleGPSampler(RankingSampler):
         """Take note of the resources of a compiled row."""
         self._features[row] = features
 
-    def begin(self, row: int) -> None:
+    def begin(self, study: Study, row: int) -> None:
         """Take note that a nominated row is being measured."""
         with self._lock:
+            self._observe(study)
             self._measured[row] = self._history.begin(row)
+
+    def tell(self, study: Study, row: int, result: tuple[float, ...] | None, error: float) -> None:
+        """Learn the values of a nominated row, None for a failure, and the relative standard error of the first."""
+        with self._lock:
+            self._observe(study)
+            measured = self._measured.pop(row, None)
+            self._history.end(self._history.begin(row) if measured is None else measured, result, error)
+            self._told.add(row)
 
     def select(self, study: Study, rows: Sequence[int]) -> int:
         """Choose the compiled row to measure, by the same criterion as for proposals, with resources as features."""
@@ -144,13 +154,15 @@ class FeasibleGPSampler(RankingSampler):
         return row
 
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
+        if row in self._told:
+            return
         measured = self._measured.pop(row, None)
         self._indices[number] = self._history.begin(row) if measured is None else measured
         self._offered[row] = None
 
     def _learn(self, trial: FrozenTrial) -> None:
-        index = self._indices.pop(trial.number)
-        if trial.state is not TrialState.FAIL:
+        index = self._indices.pop(trial.number, None)
+        if index is not None and trial.state is not TrialState.FAIL:
             self._history.end(index, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
 
     @property
@@ -177,7 +189,7 @@ class FeasibleGPSampler(RankingSampler):
     def _ranked(self, study: Study, ignore_prior: bool, rng: np.random.Generator) -> _Ranking:
         """Return the gains of the rows; those of the last proposal, if no trial has begun or ended since."""
         history = self._history
-        state = (ignore_prior, history.begun, history.ended)
+        state = (ignore_prior or self._prior is None, history.begun, history.ended)
         if self._ranking is None or self._ranking.state != state or len(study.directions) > 1:
             model = self._model(study, ignore_prior=ignore_prior)
             self._ranking = _ranking(state, model.predict(history, _weights(study, rng)))
@@ -264,12 +276,11 @@ def _weights(study: Study, rng: np.random.Generator) -> Floats:
     return rng.dirichlet(np.ones(len(study.directions)))
 
 
-
 class _Ranking(NamedTuple):
     """Rows with their predicted merit."""
 
     state: tuple[bool, int, int] | None
-    """What the prediction depends on: whether the prior was ignored, and the trials that had begun and ended."""
+    """What the prediction depends on: whether there was no prior, and the trials that had begun and ended."""
     rows: Rows
     gain: Floats
     """Logarithm of the expected improvement times the probability of success."""

@@ -119,6 +119,8 @@ def losses(values: Floats, directions: Sequence[StudyDirection], weights: Floats
     if len(columns) > 1:
         weighted = weights[:, None] * np.stack(columns)
         loss = standardized(weighted.max(axis=0) + _SUM_SHARE * weighted.sum(axis=0))
+    if ran.all():
+        return loss
     all_losses = np.full(len(values), np.quantile(loss, _FAILED_QUANTILE))
     all_losses[ran] = loss
     return all_losses

@@ -319,8 +319,8 @@ class RowSampler(BaseSampler):
 class RankingSampler(RowSampler):
     """A sampler that chooses which of the compiled candidates is measured next.
 
-    A nominated row is not proposed again and begins no trial. It may be measured later or never; the sampler learns of
-    its result when the study holds a trial with the row.
+    A nominated row is not proposed again and begins no trial. It may be measured later or never; its result is told, or
+    a trial with the row is added to the study.
     """
 
     @abstractmethod
@@ -332,8 +332,12 @@ class RankingSampler(RowSampler):
         """Take note of the resources of a compiled row, see `autotile.search.embedding.features_of`."""
 
     @abstractmethod
-    def begin(self, row: int) -> None:
+    def begin(self, study: Study, row: int) -> None:
         """Take note that a nominated row is being measured."""
+
+    @abstractmethod
+    def tell(self, study: Study, row: int, result: tuple[float, ...] | None, error: float) -> None:
+        """Learn the values of a nominated row, None for a failure, and the relative standard error of the first."""
 
     @abstractmethod
     def select(self, study: Study, rows: Sequence[int]) -> int:

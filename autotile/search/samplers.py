@@ -39,6 +39,14 @@ _RANKED_AHEAD = 32
 """The same where compiled candidates are ranked: the newest ones, which have until then to compile."""
 _PER_MEASURED = 2
 """Candidates proposed per measured one where they are ranked; figures for both are in docs/search.md."""
+_MIN_DELAY = 2
+"""Minimum number of trials that begin while a candidate compiles, where candidates are ranked."""
+_MAX_LACK = 1 / 6
+"""Maximum share of the results that a choice among them lacks, beyond that minimum."""
+_MAX_PER_TRIAL = 8
+"""Maximum number of candidates proposed per trial."""
+_QUEUED = 1
+"""Trials chosen while others have no result, by samplers whose results may arrive in any order or that do not learn."""
 _AHEAD_PER_WORKER = 4
 """Candidates proposed per compile worker by samplers that do not learn: a slow compilation leaves no worker idle."""
 _UNINFORMED = 6
@@ -56,12 +64,20 @@ class Lookahead:
     It is part of the search: it determines the results that a proposal knows. It therefore must not depend on the
     machine if the sampler learns.
 
+    Where candidates are ranked, a proposal lacks at most a sixth of the results when it can first be chosen: few trials
+    begin between its nomination and its choice at first, and more as the model learns less from each. What the compile
+    workers would wait for then, they spend on more candidates to choose among.
+
     Attributes
     ----------
     compiling
-        Number of the newest candidates, which may still compile, including the next one to measure.
+        Maximum number of the newest candidates, which may still compile.
     per_measured
-        Candidates proposed per measured one; 1 if they are measured in the order of the proposals.
+        Candidates proposed per measured one; 1 if they are measured in the order of the proposals. Where they are
+        ranked, more at first, see above.
+    queued
+        Number of chosen candidates without a result when another is chosen: the GPU has it at hand when it has measured
+        these.
     max_waiting
         Maximum number of compiled candidates that wait.
     """
@@ -78,39 +94,39 @@ class Lookahead:
 
     def nominated(self, begun: int) -> int:
         """Number of candidates that were proposed when some trials had begun, if these rank and none was set aside."""
-        return _schedule(self, begun + 1)[begun]
+        size = 256
+        while size <= begun:
+            size *= 2
+        return _nominated(self, size)[begun]
 
     def compiled(self, begun: int) -> int:
         """Number of these that are ready to choose among, including those that had begun."""
-        return self.nominated(max(0, begun - self._lag(begun)))
+        if begun < self._uninformed:  # in the order of the proposals, which there is no model to improve on
+            return begun + 1
+        return self.nominated(begun - self._delay(begun))
 
-    def _lag(self, begun: int) -> int:
-        """Number of trials that begin between the nomination of a candidate and its choice."""
-        longest = self.compiling // self.per_measured
-        return min(longest, max(_LAG0, int(begun * _LAGSHARE)))
+    @property
+    def _uninformed(self) -> int:
+        """Number of candidates that are proposed without a model: until those that it nominates are compiled."""
+        return _UNINFORMED + self.queued + _MIN_DELAY
+
+    def _delay(self, begun: int) -> int:
+        """Number of trials that begin between the nomination of a candidate and the first choice that it is ready for."""
+        return min(max(_MIN_DELAY, int(_MAX_LACK * begun)), max(1, self.compiling // self.per_measured))
+
+    def _per_trial(self, begun: int) -> int:
+        """Number of candidates to nominate when another trial has begun."""
+        idle = self.compiling // 2 // self._delay(begun)
+        return max(self.per_measured, min(_MAX_PER_TRIAL, idle))
 
 
 @cache
-def _schedule_(lookahead: Lookahead, size: int) -> tuple[int, ...]:
-    start = _UNINFORMED + lookahead.queued
-    counts = []
-    total = start + _LAG0 if not _OLD else 6
-    for begun in range(size):
-        if begun >= start:
-            total += max(lookahead.per_measured, min(_MAXNOM, _INFLIGHT // lookahead._lag(begun)))
-        counts.append(total)
-    return tuple(counts)
-
-
-def _schedule(lookahead: Lookahead, size: int) -> tuple[int, ...]:
-    return _schedule_(lookahead, max(1024, 2 ** size.bit_length()))
-
-import os as _os
-_LAG0 = int(_os.environ.get('LAG0', 2))
-_LAGSHARE = float(_os.environ.get('LAGSHARE', 1/6))
-_INFLIGHT = int(_os.environ.get('INFLIGHT', 16))
-_MAXNOM = int(_os.environ.get('MAXNOM', 8))
-_OLD = 0
+def _nominated(lookahead: Lookahead, size: int) -> list[int]:
+    """Return `Lookahead.nominated` for up to ``size`` trials."""
+    counts = [lookahead._uninformed] * (_UNINFORMED + lookahead.queued)
+    for begun in range(len(counts), size):
+        counts.append(counts[-1] + lookahead._per_trial(begun))
+    return counts
 
 
 class Package(NamedTuple):
@@ -229,7 +245,7 @@ SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
         DEFAULT: SamplerEntry(
             "Gaussian process over the valid configurations: fewest measurements",
             _feasible,
-            lookahead=Lookahead(_RANKED_AHEAD, _PER_MEASURED, queued=int(__import__("os").environ.get("QUEUED",1))),
+            lookahead=Lookahead(_RANKED_AHEAD, _PER_MEASURED, queued=_QUEUED),
             predicts_gain=True,
             transfers=True,
         ),
@@ -317,7 +333,8 @@ def lookahead_of(name: str, workers: int) -> Lookahead:
     entry = sampler_entry(name)
     if entry.learns:
         return entry.lookahead
-    return replace(entry.lookahead, compiling=max(entry.lookahead.compiling, _AHEAD_PER_WORKER * workers))
+    compiling = max(entry.lookahead.compiling, _AHEAD_PER_WORKER * workers)
+    return replace(entry.lookahead, compiling=compiling, queued=_QUEUED)
 
 
 def resolve_sampler(

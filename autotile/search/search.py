@@ -9,6 +9,7 @@ from itertools import islice
 import numpy as np
 import optuna
 from numpy.typing import ArrayLike, NDArray
+from optuna.trial import TrialState
 
 from autotile.core.model import Config, Trial
 from autotile.core.objectives import TIME
@@ -23,7 +24,9 @@ from autotile.search.study import (
     constraints_of,
     distributions_of,
     finished_trial,
+    frozen_trial,
     new_study,
+    relative_error,
 )
 from autotile.search.transfer import Source
 from autotile.space.search_space import SearchSpace
@@ -57,8 +60,6 @@ class Search:
 
     Attributes
     ----------
-    study
-        The trials as an Optuna study, in the order of the proposals; it minimises the objectives.
     sampler
         Name of the sampler, other than ``auto``.
     learnt_from
@@ -88,7 +89,9 @@ class Search:
         self.sampler = resolve_sampler(sampler, space, available, trials)
         self._rows = make_sampler(self.sampler, space, seed, available, sources=sources, trials=trials)
         self.learnt_from = tuple(source.name for source in sources) if sampler_entry(self.sampler).transfers else ()
-        self.study: optuna.Study = new_study(sampler=self._rows, objectives=objectives)
+        self._study = new_study(sampler=self._rows, objectives=objectives)
+        self._unlisted: list[tuple[Trial, TrialState, list[float] | None]] = []
+        """Trials of nominated rows that the study does not hold yet: adding one takes longer than learning from it."""
         self._space = space
         self._distributions = distributions_of(space.parameters)
         self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
@@ -101,6 +104,14 @@ class Search:
         self._replayed: deque[tuple[int, int, Trial]] = deque()
         """Trials of earlier sessions whose results no proposal may know yet: position among the proposals, number,
         trial."""
+
+    @property
+    def study(self) -> optuna.Study:
+        """The trials as an Optuna study, in the order of the proposals; it minimises the objectives."""
+        for trial, state, values in self._unlisted:
+            self._study.add_trial(frozen_trial(trial, self._distributions, state, values))
+        self._unlisted.clear()
+        return self._study
 
     def replay(self, trials: Iterable[Trial]) -> int:
         """Learn from trials of earlier sessions, oldest first; they are not proposed again.
@@ -150,11 +161,11 @@ class Search:
         This is for samplers that rank, see `select`. `tell` records the result if the row is measured.
         """
         sampler = self._ranking
-        if not sampler.remaining(self.study):
+        if not sampler.remaining(self._study):
             self._gains.clear()
             return None
         first = next((row for row in self._first if sampler.candidates.free[row]), None)
-        row = sampler.nominate(self.study, first)
+        row = sampler.nominate(self._study, first)
         self._gains.append(sampler.expected_gain)
         self._nominated.add(row)
         return row, self._space.config(row)
@@ -165,11 +176,11 @@ class Search:
 
     def select(self, rows: Sequence[int]) -> int:
         """Return which of these nominated rows to measure."""
-        return self._ranking.select(self.study, rows)
+        return self._ranking.select(self._study, rows)
 
     def begin(self, row: int) -> None:
         """Take note that a nominated row is being measured; later choices avoid its surroundings until it is told."""
-        self._ranking.begin(row)
+        self._ranking.begin(self._study, row)
 
     def set_aside(self, row: int) -> None:
         """Make a nominated row that was not measured available again."""
@@ -212,7 +223,13 @@ class Search:
             The row was not proposed, or was told already.
         """
         if row in self._nominated:
-            self.add(trial)
+            self._nominated.remove(row)
+            state, values = self._objective.result(trial)
+            if state is not TrialState.FAIL:
+                failed = max(constraints_of(trial).values()) > 0
+                result = None if failed or values is None else tuple(values)
+                self._ranking.tell(self._study, row, result, relative_error(trial))
+            self._unlisted.append((trial, state, values))
             return
         asked = self._pending.pop(row, None)
         if asked is None:
@@ -326,7 +343,7 @@ class Shortlist:
         It is also empty while more than `Lookahead.queued` chosen rows have no result.
         """
         self._replay()
-        return self._ready()
+        return [row for row in self._ready() if row not in self._again]
 
     def waiting(self) -> list[int]:
         """Return all rows that were proposed and not chosen, the oldest first; those that are ready are among them."""
