@@ -142,7 +142,7 @@ def test_the_driver_agrees_on_occupancy(gpu: Gpu, candidate: Make) -> None:
 
 def test_a_race_times_every_candidate_in_every_round(gpu: Gpu, candidate: Make) -> None:
     times = gpu.race([candidate(threads=threads) for threads in (64, 128, 256)], rounds=5, seed=0)
-    assert [len(row) for row in times] == [5, 5, 5]
+    assert [(len(row.times_us), row.outcome) for row in times] == [(5, Outcome.OK)] * 3
 
 
 def test_a_race_that_a_candidate_breaks_is_told_and_blamed_on_no_later_one(gpu: Gpu, candidate: Make) -> None:
