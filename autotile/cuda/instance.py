@@ -174,6 +174,13 @@ class BoundArguments:
     zeroed: frozenset[str]
 
 
+class _InputSet(NamedTuple):
+    """Contents of the inputs, and the outputs that are expected for them."""
+
+    pristine: Mapping[str, GuardedBuffer]
+    expected: Mapping[str, ReferenceOutput]
+
+
 class ProblemInstance:
     """Buffers and scalars of a kernel for given sizes.
 
@@ -206,14 +213,30 @@ class ProblemInstance:
         self._support = support
         self._scalars = {a.name: scalar_value(a, sizes, dtype, check=check) for a in spec.scalars}
         self._buffers: dict[str, GuardedBuffer] = {}
-        self._pristine: dict[str, GuardedBuffer] = {}
         for buffer in spec.buffers:
             self._buffers[buffer.name] = self._new_buffer(buffer)
-            if buffer.is_read:
-                pristine = self._pristine[buffer.name] = self._new_buffer(buffer)
-                pristine.write(make_input(buffer, buffer.extents(self.sizes), buffer.element_type(dtype, self.sizes)))
-                self._buffers[buffer.name].copy_from(pristine)
-        self._expected = self._compute_reference()
+        self._sets = {0: self._new_inputs(0)}
+        self.use_inputs(0)
+
+    def add_inputs(self, seed: int) -> None:
+        """Draw a second set of inputs, and compute its reference; the set of seed 0 stays in use. See `use_inputs`.
+
+        Errors are those of the constructor; after an error there is no second set.
+        """
+        if seed not in self._sets:
+            self.drop_inputs()
+            self._sets[seed] = self._new_inputs(seed)
+
+    def use_inputs(self, seed: int) -> None:
+        """Copy a set of inputs to the buffers that kernels read; its reference is expected from then on."""
+        self._pristine, self._expected = self._sets[seed]
+        for name, pristine in self._pristine.items():
+            self._buffers[name].copy_from(pristine)
+
+    def drop_inputs(self) -> None:
+        """Use the inputs of seed 0, and free those of other seeds."""
+        self.use_inputs(0)
+        self._sets = {0: self._sets[0]}
 
     def bind(self, config: Config, device: DeviceProperties) -> BoundArguments:
         """Return the launch arguments of a configuration, which keep its workspaces alive.
@@ -291,11 +314,20 @@ class ProblemInstance:
             f"{name}[{place}] is {got:.9g}, expected {want:.9g} within {tolerance:.2g} of max(|expected|, {scale:.3g})",
         )
 
-    def _compute_reference(self) -> dict[str, ReferenceOutput]:
+    def _new_inputs(self, seed: int) -> _InputSet:
+        pristine: dict[str, GuardedBuffer] = {}
+        for buffer in self._spec.buffers:
+            if buffer.is_read:
+                pristine[buffer.name] = self._new_buffer(buffer)
+                element_type = buffer.element_type(self._dtype, self.sizes)
+                pristine[buffer.name].write(make_input(buffer, buffer.extents(self.sizes), element_type, seed))
+        return _InputSet(pristine, self._compute_reference(pristine))
+
+    def _compute_reference(self, inputs: Mapping[str, GuardedBuffer]) -> dict[str, ReferenceOutput]:
         """Compute the expected values of every output from the inputs on the device."""
         environment: dict[str, Any] = dict(self.sizes)
         environment |= {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in self._spec.scalars}
-        environment |= {name: self._element_type(name).decode(b.array) for name, b in self._pristine.items()}
+        environment |= {name: self._element_type(name).decode(b.array) for name, b in inputs.items()}
         solution = ReferenceSolution(environment, self._support)
         expected = {
             name: solution.output(

@@ -27,7 +27,7 @@ from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Candidate, Evaluation, Workload
+from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Workload
 from autotile.workers.sanitizer import Finding, Sanitizer, find_sanitizer
 from autotile.workers.worker_pool import WorkerPool
 
@@ -86,11 +86,34 @@ class Backend(Protocol):
             As for `autotile.workers.gpu.Gpu.result`.
         """
 
-    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
-        """Return interleaved times in microseconds, one row for each candidate; None where no race is possible."""
+    def race(
+        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
+    ) -> list[RaceTimes] | None:
+        """Return interleaved times and the verdict on timed launches of each candidate; None where no race is possible.
 
-    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
-        """Verify one candidate repeatedly, without measuring it."""
+        Parameters
+        ----------
+        candidates, rounds, seed, expected_s
+            As for `autotile.workers.gpu.Gpu.race`.
+        """
+
+    def draw_second_inputs(self, seed: int) -> None:
+        """Draw a second set of inputs, with which `verify` alternates.
+
+        Raises
+        ------
+        InputError, ToolchainError
+            As for `autotile.workers.gpu.Gpu.draw_second_inputs`.
+        """
+
+    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
+        """Verify one candidate repeatedly, without measuring it.
+
+        Parameters
+        ----------
+        candidate, repeats, limit_s
+            As for `autotile.workers.gpu.Gpu.verify`.
+        """
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         """Run candidates under compute-sanitizer; return one row of findings for each, empty if it is not enabled."""
@@ -158,16 +181,22 @@ class LiveBackend:
         """Wait for the worker; a crash or a hang is an outcome."""
         return self._gpu.result()
 
-    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
-        """Time the candidates interleaved; None if the worker died, so that the times of the search remain in force."""
+    def race(
+        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
+    ) -> list[RaceTimes] | None:
+        """Time the candidates interleaved; None if the worker died."""
         try:
-            return self._gpu.race(candidates, rounds, seed)
+            return self._gpu.race(candidates, rounds, seed, expected_s=expected_s)
         except WorkerError:
             return None
 
-    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
+    def draw_second_inputs(self, seed: int) -> None:
+        """Draw a second set of inputs in the worker."""
+        self._gpu.draw_second_inputs(seed)
+
+    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
         """Run the candidate up to ``repeats`` times; a crash or a hang is an outcome."""
-        return self._gpu.verify(candidate, repeats)
+        return self._gpu.verify(candidate, repeats, limit_s)
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         """Run each candidate in processes of its own, if the sanitizer is enabled."""
@@ -220,11 +249,16 @@ class ReplayBackend:
         """Return the oldest result that was not returned."""
         return self._evaluations.popleft()
 
-    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
+    def race(
+        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
+    ) -> list[RaceTimes] | None:
         """Return None: nothing can be timed again."""
         return None
 
-    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
+    def draw_second_inputs(self, seed: int) -> None:
+        """Do nothing: no inputs are needed."""
+
+    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
         """Return success: nothing can be run again, and the recorded outcome remains in force."""
         return Evaluation(Outcome.OK, stage="replay")
 

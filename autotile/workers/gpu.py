@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -12,12 +13,14 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome
 from autotile.errors import InputError, ToolchainError, WorkerError, WorkerTimeoutError
 from autotile.workers.child import Child
-from autotile.workers.protocol import Candidate, Evaluation, Workload
+from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Workload
 from autotile.workers.worker_pool import WorkerPool
 
 _WORKER_MODULE = "autotile.workers.gpu_worker"
 _OPEN_DEADLINE_S = 300.0
 """Covers the context, the inputs and the float64 reference of a large problem."""
+_RACE_MARGIN = 3.0
+"""Time of a race over that of its kernels alone; the flush of the L2 cache before each launch takes the rest."""
 _MAX_OPEN_ATTEMPTS = 3
 _OPEN_RETRY_S = 1.0
 """A device may refuse a new context for a moment after a kernel was killed."""
@@ -124,41 +127,77 @@ class Gpu:
         self.submit(candidate, best_us)
         return self.result()
 
-    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
+    def draw_second_inputs(self, seed: int) -> None:
+        """Draw a second set of inputs and compute its reference, here and in later workers.
+
+        `verify` then alternates between the two sets.
+
+        Parameters
+        ----------
+        seed
+            Seed of the random values, not 0.
+
+        Raises
+        ------
+        InputError
+            The set does not fit in memory, or its reference cannot be computed. There is no second set then.
+        ToolchainError
+            The worker died.
+        """
+        self.wait()
+        former, self._workload = self._workload, replace(self._workload, verify_seed=seed)
+        try:
+            if self._child is None:
+                self._reopen()
+            else:
+                self._child.send({"op": "open", "workload": self._workload.to_json()}, _OPEN_DEADLINE_S)
+                self._wait_until_open()
+        except (InputError, ToolchainError):
+            self._workload = former
+            raise
+
+    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None = None) -> Evaluation:
         """Load one candidate and verify it repeatedly, to find intermittent errors; nothing is measured.
 
-        75 repeats, of two runs each, find a kernel that is wrong in one run of fifty with 95 % probability.
+        75 repeats, of two runs each, find a kernel that is wrong in one run of fifty with 95 % probability. The number
+        of repeats that were made is in ``telemetry["repeats"]``.
 
         Parameters
         ----------
         candidate
             The candidate to verify.
         repeats
-            Maximum number of repeats; they end after half of the candidate's deadline.
+            Maximum number of repeats, one at least.
+        limit_s
+            Time after which they end, in seconds; half of the candidate's deadline at most, which is the default.
 
         Raises
         ------
         WorkerError
             As for `evaluate`.
         """
-        limit_s = self._deadline_s / 2
+        limit_s = min(self._deadline_s / 2, limit_s if limit_s is not None else self._deadline_s)
         return self._evaluate({"op": "verify", **candidate.to_json(), "repeats": repeats, "limit_s": limit_s})
 
-    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]]:
-        """Time verified candidates in interleaved rounds.
+    def race(
+        self, candidates: Sequence[Candidate], rounds: int, seed: int, *, expected_s: float = 0.0
+    ) -> list[RaceTimes]:
+        """Time verified candidates in interleaved rounds, and verify the outputs that timed launches wrote.
 
-        Returns
-        -------
-        list of list of float
-            Times in microseconds, one row per candidate.
+        Parameters
+        ----------
+        candidates, rounds, seed
+            Candidates, number of rounds, and seed of the order within them.
+        expected_s
+            Expected time of all launches, in seconds, by which the deadline is extended.
 
         Raises
         ------
         WorkerError
-            The worker died or reported a CUDA error.
+            The worker died, reported a CUDA error, or its data were overwritten.
         """
         request = {"op": "race", "candidates": [c.to_json() for c in candidates], "rounds": rounds, "seed": seed}
-        return self._request(request, self._deadline_s + _OPEN_DEADLINE_S, _times)
+        return self._request(request, 2 * self._deadline_s + _RACE_MARGIN * expected_s, _raced)
 
     def driver_blocks_per_sm(self, candidate: Candidate) -> int:
         """Return the occupancy that the driver computes for a candidate, in blocks per SM."""
@@ -316,5 +355,5 @@ def _evaluation(reply: Mapping[str, Any]) -> Evaluation | None:
     return None if reply.get("again") else Evaluation.from_json(reply)
 
 
-def _times(reply: Mapping[str, Any]) -> list[list[float]]:
-    return [[float(t) for t in row] for row in reply["times_us"]]
+def _raced(reply: Mapping[str, Any]) -> list[RaceTimes]:
+    return [RaceTimes.from_json(row) for row in reply["raced"]]

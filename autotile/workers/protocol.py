@@ -81,6 +81,8 @@ class Workload:
     """Sizes at which a candidate is verified besides the ragged and the tuned ones."""
     energy: bool = False
     """Whether the energy of a launch is measured, too."""
+    verify_seed: int = 0
+    """Seed of a second set of inputs, with which repeated verification alternates; 0 for none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
@@ -111,6 +113,32 @@ class Evaluation:
         if measurement is not None:
             measurement = Measurement(**{**measurement, "samples_us": tuple(measurement["samples_us"])})
         return cls(**{**data, "outcome": Outcome(data["outcome"]), "measurement": measurement})
+
+
+@dataclass(frozen=True, slots=True)
+class RaceTimes:
+    """Times of one candidate in a race, and the verdict on the output that its last timed launch wrote.
+
+    Attributes
+    ----------
+    times_us
+        Times in microseconds, one per round.
+    outcome, reason
+        The verdict, and the reason unless it is ``OK``.
+    """
+
+    times_us: tuple[float, ...]
+    outcome: Outcome = Outcome.OK
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RaceTimes:
+        """Invert `to_json`."""
+        return cls(tuple(float(time) for time in data["times_us"]), Outcome(data["outcome"]), str(data["reason"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,11 +86,11 @@ def test_the_worker_starts_before_the_device_is_read(bench: Any, monkeypatch: py
 
 
 def test_a_worker_that_dies_in_the_race_gives_no_times(bench: Any) -> None:
-    def race(*_: Any) -> Any:
+    def race(*_: Any, **__: Any) -> Any:
         raise WorkerError("the worker died")
 
     gpu: Any = SimpleNamespace(race=race)
-    assert LiveBackend(gpu, bench.device).race([Candidate(CANDIDATE, "")], 9, 0) is None
+    assert LiveBackend(gpu, bench.device).race([Candidate(CANDIDATE, "")], 9, 0, 0.1) is None
 
 
 def test_findings_need_a_sanitizer(bench: Any) -> None:
@@ -215,8 +215,9 @@ class TestReplay:
 
     def test_nothing_runs_again(self, backend: ReplayBackend) -> None:
         candidate = Candidate(CANDIDATE, "")
-        assert backend.race([candidate], 9, 0) is None
-        assert backend.verify(candidate, 75).outcome is Outcome.OK
+        assert backend.race([candidate], 9, 0, 0.1) is None
+        backend.draw_second_inputs(1)
+        assert backend.verify(candidate, 75, None).outcome is Outcome.OK
         assert backend.sanitize([candidate, candidate]) == [[], []]
 
     def test_available_rows_are_the_recorded_ones(self, bench: Any, backend: ReplayBackend) -> None:
