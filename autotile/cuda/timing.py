@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from autotile.core.model import L2Mode, Measurement
-from autotile.core.statistics import median_interval
+from autotile.core.statistics import contenders, median_interval
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 
@@ -206,6 +206,9 @@ _QUEUED_SAMPLES = 16
 _MIN_WARM_UP_S = 0.3
 _MAX_WARM_UP_S = 2.0
 _SETTLED_CHANGE = 0.01
+_ELIMINATION_ROUNDS = 15
+"""Rounds of a race after which the clearly slower candidates leave it; the interval of 15 pairs is from the 4th to the
+12th of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +316,8 @@ class Timer:
         """Time several candidates in rounds of random order; return a list of times in microseconds per candidate.
 
         A drift of clock or temperature then affects all candidates alike, and the times of a round can be compared in
-        pairs.
+        pairs. After every 15 rounds, candidates that are clearly slower than the fastest leave the race, so the lists
+        differ in length; the first times of all lists are of the same rounds.
 
         Parameters
         ----------
@@ -334,12 +338,15 @@ class Timer:
             timers = [
                 self._timers(launch, fastest_us, prepare)[0] for launch, prepare in zip(launches, prepares, strict=True)
             ]
-            for _ in range(rounds):
-                order = generator.permutation(len(launches))
+            racing = list(range(len(launches)))
+            for number in range(1, rounds + 1):
+                order = generator.permutation(racing)
                 for index in order:
                     timers[index].start()
                 for index in order:
                     times[index].append(timers[index].time_us())
+                if number % _ELIMINATION_ROUNDS == 0:
+                    racing = contenders(times, racing)
         if check is not None:
             for index, timer in enumerate(timers):
                 with self._stream:

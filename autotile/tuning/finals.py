@@ -124,7 +124,9 @@ def run_finals(
     race = _Race(finalists, raced)
     while left:
         order, tied = race.rank(left, incumbent)
-        failed = next((i for i in _by_weight(order, tied) if not checks.passes(i, wins=i == order[0])), None)
+        failed = next(
+            (i for i in _by_weight(order, tied) if not checks.passes(i, wins=i == order[0], ties=i in tied)), None
+        )
         if failed is None:
             ties = [i for i in tied if checks.is_verified_like(i, order[0])]
             checks.note_unverified(len(tied) - len(ties))
@@ -158,6 +160,8 @@ _REPEATS = 75
 """Verification runs of a finalist, two launches each: an error in one launch of fifty is then found with 95 %
 probability, 1 - 0.98 ** 150."""
 _HURRIED_REPEATS = 10
+_FEW_REPEATS = 4
+"""Repeats of a finalist that neither wins nor ties: two with each set of inputs."""
 _CHECKS_S = 3.0
 _HURRIED_CHECKS_S = 0.5
 """Time of the repeated verification of all finalists but the winner, in seconds; as long as the race."""
@@ -217,17 +221,20 @@ class FinalistChecks:
         if known is None or known.outcome is Outcome.OK:
             self._evaluations[index] = Evaluation(outcome, reason, stage)
 
-    def passes(self, index: int, *, wins: bool = False) -> bool:
+    def passes(self, index: int, *, wins: bool = False, ties: bool = True) -> bool:
         """Verify a finalist repeatedly, unless it was; return whether it is correct.
 
-        The winner gets all repeats that its deadline permits, the others share a limited time.
+        The winner gets all repeats that its deadline permits; those that tie with it share a limited time; and the
+        others get a few, after which their times are not reported as a tie.
         """
         known = self._evaluations.get(index)
-        if known is None or (wins and known.outcome is Outcome.OK and _repeats(known) < self._repeats):
+        repeats = self._repeats if wins or ties else min(self._repeats, _FEW_REPEATS)
+        more = known is not None and known.outcome is Outcome.OK and _repeats(known) < repeats
+        if known is None or (more and (wins or self._left_s > 0)):
             self._draw_inputs()
             limit_s = None if wins else max(self._left_s, _MIN_CHECK_S)
             start = time.perf_counter()
-            known = self._evaluations[index] = self._backend.verify(self._candidates[index], self._repeats, limit_s)
+            known = self._evaluations[index] = self._backend.verify(self._candidates[index], repeats, limit_s)
             self._left_s -= 0.0 if wins else time.perf_counter() - start
         return known.outcome is Outcome.OK
 
@@ -299,7 +306,9 @@ class _Race:
             return ratio_of(_interval(self._trials[faster]), _interval(self._trials[slower]))
         if slower == faster:
             return Interval(1.0, 1.0, 1.0)
-        return widen_by_session_spread(paired_ratio(self._raced[faster].times_us, self._raced[slower].times_us))
+        a, b = self._raced[faster].times_us, self._raced[slower].times_us
+        rounds = min(len(a), len(b))  # the slower one may have left the race earlier
+        return widen_by_session_spread(paired_ratio(a[:rounds], b[:rounds]))
 
     def _is(self, index: int, config: Config | None) -> bool:
         return config is not None and _same(self._trials[index].config, config)

@@ -50,7 +50,7 @@ class Racer:
 
     def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
         assert self.seed, "the second inputs are drawn before the first verification"
-        self.repeats = repeats
+        self.repeats = max(self.repeats, repeats)  # those of the winner
         self.verified.append(candidate.config)
         self.limits_s.append(limit_s)
         if candidate.config in (*self._faulty, *self._breaks_race):
