@@ -281,6 +281,7 @@ class TestChecks:
         racer = Racer(TIMES_US)
         hold([ran(A, 1.0), ran(D, 4.0)], racer)
         assert 1 - 0.98 ** (2 * racer.repeats) > 0.95
+        racer = Racer(TIMES_US)
         hold([ran(A, 1.0), ran(D, 4.0)], racer, hurried=True)
         assert racer.repeats == 10
 
