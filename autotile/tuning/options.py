@@ -59,6 +59,9 @@ class TuneOptions:
         Configurations to try; None for every valid one.
     transfer
         Whether to learn from trials of other studies of the kernel: other sizes, other GPUs, other versions.
+    served
+        Configuration that was served for the problem when the study began, which is tried right after the default; None
+        if there is none.
     verify_sizes
         Additional problems for which every configuration must be correct, besides the tuned and the ragged one. A size
         that is not given keeps its tuned value.
@@ -96,6 +99,7 @@ class TuneOptions:
     fresh: bool = False
     only: tuple[Config, ...] | None = None
     transfer: bool = True
+    served: Config | None = None
     verify_sizes: tuple[Mapping[str, int], ...] = ()
     sanitize: bool = False
     finals: int = 12

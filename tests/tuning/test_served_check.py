@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from autotile.api import tuning as tuning_api
 from autotile.api.verification import verify
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.database import Database
@@ -14,6 +16,7 @@ from autotile.serving.dispatcher import find_best_kernel, forget_served
 from autotile.settings import read_settings
 from autotile.tuning.missed_problems import assess_misses
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.start import find_served
 
 ASKED = 8192
 WINNER = {"THREADS": 256, "WORK": 4}
@@ -113,3 +116,40 @@ def test_a_configuration_that_cannot_run_there_gets_no_verdict(bench: Any, check
 def test_aged_and_served_exclude_each_other(check: Any, judges: Any) -> None:
     with pytest.raises(InputError, match="give one of them"):
         check(judges["by_threads"], aged=True)
+
+
+class TestTuningAProblemThatWasServed:
+    def test_what_was_served_is_tried_right_after_the_default(self, bench: Any) -> None:
+        chosen = {"THREADS": 64, "WORK": 2}
+        bench.tune(bench.record(), served=chosen, trials=4, sampler="random", finals=0)
+        assert [trial.config for trial in bench.stored()][:2] == [DEFAULT, chosen]
+
+    def test_a_session_that_resumes_repeats_it_whatever_is_served_by_now(self, bench: Any) -> None:
+        chosen = {"THREADS": 64, "WORK": 2}
+        bench.tune(bench.record(), served=chosen, trials=3, sampler="random", finals=0)
+        with Database.open(read_settings().database) as database:
+            (study,) = database.studies()
+            assert find_served(database, study.study_id, TuneOptions(served=WINNER)) == chosen
+            assert find_served(database, study.study_id, TuneOptions(served=WINNER, fresh=True)) == WINNER
+            assert find_served(database, study.study_id + 1, TuneOptions(served=WINNER)) == WINNER
+
+    @pytest.mark.parametrize(
+        ("tier", "options", "expected"),
+        [
+            ("nearest", {}, WINNER),
+            ("default", {}, None),
+            ("nearest", {"fresh": True}, None),
+            ("nearest", {"transfer": False}, None),
+            ("nearest", {"only": (DEFAULT,)}, None),
+        ],
+    )
+    def test_the_call_finds_it_unless_earlier_results_are_excluded(
+        self, bench: Any, monkeypatch: pytest.MonkeyPatch, tier: str, options: Any, expected: Config | None
+    ) -> None:
+        seen: list[TuneOptions] = []
+        monkeypatch.setattr(tuning_api, "device_count", lambda: 1)
+        monkeypatch.setattr(tuning_api, "_check_gpu", lambda _: None)
+        monkeypatch.setattr(tuning_api, "find_best_kernel", lambda *_: SimpleNamespace(tier=tier, config=WINNER))
+        monkeypatch.setattr(tuning_api.session, "tune", lambda *arguments: seen.append(arguments[3]))
+        tuning_api.tune_problem(bench.kernel, bench.problem(), TuneOptions(**options))
+        assert seen[0].served == expected
