@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,6 +82,10 @@ def tune(
     from_misses: Annotated[
         bool, typer.Option("--from-misses", hidden=True, help="Same as `autotile tune-misses`.")
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Write a timeline of the session, for ui.perfetto.dev."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest configuration, verify it, and keep it.
@@ -88,7 +94,9 @@ def tune(
     reference, measured and stored. The best of them are measured again side by side with the default. The same command
     goes on where an interrupted one stopped.
     """
-    options = search.options()
+    options = replace(search.options(), trace=trace)
+    if trace is not None and (family or from_misses):
+        raise InputError("--trace is of one session; use it with one problem")
     if not family and (points is not None or max_configs is not None):
         raise InputError("--points and --max-configs are options of `autotile tune-family`, for families of sizes")
     if family and from_misses:

@@ -362,8 +362,15 @@ class Shortlist:
         self._replay()
         return [row for row in self._ready() if row not in self._again]
 
+    def waiting(self) -> list[int]:
+        """Return all rows that were proposed and not chosen, the oldest first; those that are ready are among them."""
+        return list(self._waiting)
+
     def choose(self, compiled: Mapping[int, Trial]) -> int:
-        """Return the row to measure, given the rows that are ready with the results of their compilation."""
+        """Return the row to measure, given rows that wait with the results of their compilation.
+
+        They are those that are `ready`, or as many others that happen to have compiled first.
+        """
         for row in compiled.keys() - self._described:
             self._describe(row, compiled[row])
         rows = list(compiled)
@@ -444,7 +451,7 @@ class Shortlist:
                 due = next((row for row in self._earlier if self._may_be_chosen(row)), None)
                 if due is None:
                     return
-                if due in ready:
+                if due in self._waiting:
                     self._begin(due)
                     continue
             self._tell_replayed(next(iter(self._earlier)) if due is None else due)
@@ -455,7 +462,7 @@ class Shortlist:
 
     def _tell_replayed(self, row: int) -> None:
         trial = self._earlier.pop(row)
-        if row in self._running or row in self._ready():
+        if row in self._running or row in self._waiting:
             self.tell(row, trial)
             return
         if row >= 0:

@@ -128,6 +128,8 @@ class StoppingRules:
 
     Attributes
     ----------
+    running
+        Number of trials that have begun and have not ended.
     expected_gain
         Expected gain of the search, see `autotile.search.search.Search`; it ends a search only if ``until`` is set.
         Replayed over the seven recorded spaces with 10 seeds and up to 300 trials, a search until 1 % took 90 trials
@@ -149,6 +151,7 @@ class StoppingRules:
         self._stop = stop
         self.expected_gain: float | None = None
         self.settled_gain: float | None = None
+        self.running = 0
 
     @property
     def stopped(self) -> Stopped | None:
@@ -157,7 +160,7 @@ class StoppingRules:
         gain = self.expected_gain
         reached: dict[Rule, bool] = {
             "interrupt": self._stop.requested,
-            "trials": target is not None and len(self._log) >= target,
+            "trials": target is not None and len(self._log) + self.running >= target,
             "budget": budget_s is not None and self._clock.elapsed_s >= budget_s and self._may_end_by_budget(budget_s),
             "until": until is not None and gain is not None and gain < until,
             "settled": self._is_settled,
@@ -181,7 +184,7 @@ class StoppingRules:
         if self.stopped is not None:
             return 0
         target = self._options.trial_target
-        return None if target is None else target - len(self._log)
+        return None if target is None else target - len(self._log) - self.running
 
 
 def check_until(options: TuneOptions) -> None:
