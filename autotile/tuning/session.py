@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -246,6 +247,7 @@ class Session:
             self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
         self._shortlist = self._resources.enter_context(closing(self._plan.begin(self._log)))
         self._compile_ahead()
+        import_module("autotile.search.importance")  # imports SciPy, while compilers and GPU worker start
 
     def _compile_ahead(self) -> None:
         """Take proposals from the search, valid by rules and static limits, and start their compilation."""
