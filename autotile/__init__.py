@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from autotile.errors import NotTunedError as NotTunedError
     from autotile.errors import ProblemError as ProblemError
     from autotile.errors import RecordingError as RecordingError
+    from autotile.errors import RescuedRunError as RescuedRunError
     from autotile.errors import SpecError as SpecError
     from autotile.errors import ToolchainError as ToolchainError
     from autotile.errors import UnknownKernelError as UnknownKernelError
@@ -255,6 +256,7 @@ _NAMES = {
         "NotTunedError",
         "ProblemError",
         "RecordingError",
+        "RescuedRunError",
         "SpecError",
         "ToolchainError",
         "UnknownKernelError",

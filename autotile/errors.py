@@ -16,6 +16,7 @@
     │   ├── DatabaseError          database that cannot be opened, read or written
     │   └── RecordingError         recording that is damaged, or of another version or kernel
     ├── ToolchainError             missing or outdated NVRTC, CuPy or driver
+    ├── RescuedRunError            run that its database lost; its trials are in a rescue file
     ├── CompileError               failed compilation
     └── WorkerError                failed child process
         ├── WorkerCrashError
@@ -131,6 +132,22 @@ class BundleError(InputError):
 
 class DatabaseError(InputError):
     """Tuning database that cannot be opened, read or written."""
+
+
+class RescuedRunError(AutotileError):
+    """Run that its database lost or could not store.
+
+    Parameters
+    ----------
+    message
+        Error message.
+    rescued
+        Path of a database with the trials of the run; empty if there are none, or no folder could be written.
+    """
+
+    def __init__(self, message: str, rescued: str = "") -> None:
+        self.rescued = rescued
+        super().__init__(message)
 
 
 class RecordingError(InputError):

@@ -200,10 +200,10 @@ def network_notice(path: Path) -> str:
 
 
 def file_identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode, which differ if another file replaces this one; None if there is no file."""
+    """Return device and inode, which differ if another file replaces this one; None if no file can be reached."""
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except OSError:
         return None
     return found.st_dev, found.st_ino
 

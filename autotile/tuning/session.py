@@ -111,7 +111,6 @@ def open_session(
 class Session:
     """The state of one tuning session, which runs once; see `tune` for its parameters."""
 
-    _run_id: int
     _shortlist: Shortlist
 
     def __init__(
@@ -138,8 +137,10 @@ class Session:
         self._stop = StopRequest()
         self._clock = Clock()
         self._notices = tuple(notice for notice in (backend.notice, *database.notices) if notice)
-        self._study_id = database.study(self.key, backend.device)
-        prior = read_prior_results(database, self._study_id, self.key, options, kernel.spec.default)
+        from autotile.database.run_record import RunRecord
+
+        self._record = RunRecord(database, self.key, backend.device)
+        prior = read_prior_results(database, self._record.study_id, self.key, options, kernel.spec.default)
         self._space = space = extend_space(space, kernel, problem, backend.device, prior.configs)
         self._log = TrialLog(space, prior.trials)
         self._rules = StoppingRules(options, self._log, self._clock, self._stop)
@@ -173,8 +174,17 @@ class Session:
 
         The first Ctrl-C ends the search and shortens the finals; the second aborts the session. Every trial that has
         ended is stored in either case.
+
+        Raises
+        ------
+        RescuedRunError
+            The database lost the run, or cannot store a trial.
         """
-        self._run_id = self._start_run()
+        self._start_run()
+        with self._record:  # reads the run back
+            return self._run()
+
+    def _run(self) -> TuneResult:
         finals: Finals | None = None
         aborted = False
         with self._stop, ExitStack() as self._resources:
@@ -197,12 +207,11 @@ class Session:
                 self._backend.close()
         result = self._result(finals, interrupted=aborted or self._stop.requested)
         if not aborted:
-            self._database.end_run(self._run_id, result.to_json())
+            self._record.end(result.to_json())
         return result
 
-    def _start_run(self) -> int:
-        return self._database.start_run(
-            self._study_id,
+    def _start_run(self) -> None:
+        self._record.start(
             sampler=self._options.sampler,
             seed=self._options.seed,
             settings=self._options.to_json(self._database.location),
@@ -240,7 +249,7 @@ class Session:
 
     def _store(self, candidate: CompiledCandidate, trial: Trial) -> None:
         """Commit a trial, and pass it on to the log, the search and the observer."""
-        self._database.add_trial(self._study_id, self._run_id, trial)
+        self._record.add(trial)
         self._log.add(trial)
         self._load.add(trial)
         self._shortlist.tell(candidate.row, trial)
@@ -269,9 +278,9 @@ class Session:
         )
         self._notices += finals.notices
         for rank, trial in enumerate(finals.ranked, start=1):
-            self._database.add_trial(self._study_id, self._run_id, trial, phase="final", rank=rank)
+            self._record.add(trial, phase="final", rank=rank)
         for trial in finals.refused:
-            self._database.add_trial(self._study_id, self._run_id, trial, phase="final")
+            self._record.add(trial, phase="final")
         return finals
 
     def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:
