@@ -75,7 +75,7 @@ class Database:
     def __init__(self, engine: Engine, location: Location, *, readonly: bool, notices: tuple[str, ...] = ()) -> None:
         self.location = str(location)
         self.notices = notices
-        self._location = location
+        self._location = location = location.absolute() if isinstance(location, Path) else location
         self._identity = file_identity(location) if isinstance(location, Path) else None
         self._readonly = readonly
         self._engine = engine

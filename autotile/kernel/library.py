@@ -86,8 +86,10 @@ class KernelReader:
 
     def read(self, path: Path) -> Kernel:
         """Read a search-space file and its template; see `load_kernel`."""
-        text, last = _read_text(path, "search-space file"), self._last.get(path)
-        spec = last.spec if last is not None and last.spec.text == text else parse_spec(text, str(path))
+        text, shown = _read_text(path, "search-space file"), str(path)
+        path = path.absolute()  # the template is compiled later, maybe from another working directory
+        last = self._last.get(path)
+        spec = last.spec if last is not None and last.spec.text == text else parse_spec(text, shown)
         template = _template_path(path, spec)
         source = _read_text(template, "template")
         kernel = Kernel(spec, source, template, _hash_with_includes(template, source))
@@ -124,8 +126,13 @@ def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:
     return sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
 
 
+def is_path(name: str) -> bool:
+    """Return whether a kernel is named by the path of its search-space file."""
+    return name.endswith(".toml") or "/" in name or "\\" in name
+
+
 def _find(name: str, folders: Sequence[Path]) -> Path:
-    if name.endswith(".toml") or "/" in name or "\\" in name:
+    if is_path(name):
         path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises where there is no such user
         if path.suffix == ".toml" and _is_file(path):
             return path
