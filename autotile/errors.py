@@ -183,7 +183,19 @@ class WorkerError(AutotileError):
 
 
 class WorkerCrashError(WorkerError):
-    """Child process that ended without a reply."""
+    """Child process that ended without a reply.
+
+    Parameters
+    ----------
+    message, stage
+        As for `WorkerError`.
+    killed
+        Whether SIGKILL ended it, which a process does not send to itself: the system does when memory runs out.
+    """
+
+    def __init__(self, message: str, stage: str = "", *, killed: bool = False) -> None:
+        self.killed = killed
+        super().__init__(message, stage)
 
 
 class WorkerTimeoutError(WorkerError):

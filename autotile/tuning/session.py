@@ -15,7 +15,7 @@ from autotile.database.keys import TuningKey, key_of
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
 from autotile.search.samplers import check_sampler
-from autotile.settings import Settings, available_cores
+from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
@@ -26,7 +26,7 @@ from autotile.tuning.result import Progress, TuneResult, measure_drift, pareto_f
 from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
 from autotile.tuning.stopping import Clock, Stopped, StoppingRules, StopRequest, check_until
 from autotile.tuning.trial_log import TrialLog, check_kernel_failure
-from autotile.workers.compile_pool import CompilePool
+from autotile.workers.compile_pool import CompilePool, worker_count
 from autotile.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -144,7 +144,9 @@ class Session:
         self._space = space = extend_space(space, kernel, problem, backend.device, prior.configs)
         self._log = TrialLog(space, prior.trials)
         self._rules = StoppingRules(options, self._log, self._clock, self._stop)
-        workers = options.workers or available_cores()
+        workers = worker_count(options.workers)
+        if options.workers is not None and workers < options.workers:
+            self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
         self._plan = SearchPlan(kernel, problem, space, options, backend=backend, prior=prior, workers=workers)
         self._compile_pool = CompilePool(
             settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s, worker_pool=worker_pool

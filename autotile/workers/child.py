@@ -141,6 +141,7 @@ class Child:
         self.module = module
         self._requests = 0
         self._sent_at = 0.0
+        self._was_killed = False
         self._send_error: Exception | None = None
         """Error of the last `send`, raised by `receive`."""
         self._lock = threading.RLock()
@@ -222,7 +223,8 @@ class Child:
                 self.kill()
                 raise WorkerTimeoutError(f"no answer within {deadline_s:g} s", stage) from None
             except (EOFError, ConnectionError):
-                raise WorkerCrashError(self._describe_exit(), stage) from None
+                reason = self._describe_exit()
+                raise WorkerCrashError(reason, stage, killed=self._was_killed) from None
             except (ValueError, RecursionError) as error:
                 self.kill()
                 excerpt = f" ({line[:_EXCERPT_BYTES].decode(errors='replace')!r})" if line else ""
@@ -278,6 +280,7 @@ class Child:
         tail = self.last_line()
         self.kill()
         code = self._process.returncode
+        self._was_killed = exited and code == -signal.SIGKILL
         if not exited or code is None:
             return "the worker closed its input or output without a reply"
         end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
