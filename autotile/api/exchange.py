@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 from autotile import __version__
 from autotile.api.targets import merge_sizes, open_problem, resolve_device
 from autotile.core.display import Displayed
-from autotile.core.model import Outcome, Problem, config_key
+from autotile.core.model import Problem, config_key
 from autotile.core.text import bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, open_for_reading
 from autotile.database.studies import StudySummary
@@ -465,7 +465,7 @@ def _check_optuna_file(path: Path) -> None:
 def _write_recording(export: _Export) -> None:
     if export.study.key.source == "replayed":
         raise InputError("these results were replayed from a recording already; expected ones that a GPU measured")
-    trials = [stored.trial for stored in export.trials if stored.trial.outcome is not Outcome.NOT_AVAILABLE]
+    trials = [stored.trial for stored in export.trials if stored.trial.outcome.is_finding]
     header = RecordingHeader(
         key=export.study.key,
         parameters=export.kernel.spec.parameters,

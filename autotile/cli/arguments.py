@@ -168,7 +168,10 @@ SeedOption = Annotated[
     ),
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option(metavar="N", min=1, max=1024, help="Compile processes.", show_default="one a core")
+    int | None,
+    typer.Option(
+        metavar="N", min=1, max=1024, help="Compile processes, at most two a core.", show_default="one a core"
+    ),
 ]
 
 _REPLAY = "--replay"

@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from sqlalchemy import URL, NullPool
 from sqlalchemy.exc import DatabaseError
 
-from autotile.core.model import Outcome, Trial, Value
+from autotile.core.model import Trial, Value
 from autotile.core.objectives import OBJECTIVES, TIME, objective_values
 from autotile.errors import InputError
 from autotile.kernel.spec import Parameter
@@ -75,7 +75,7 @@ class Objective:
 
     def result(self, trial: Trial) -> tuple[TrialState, list[float] | None]:
         """Return the state and values of a trial; to be called in the order in which trials ended."""
-        if trial.outcome is Outcome.NOT_AVAILABLE:
+        if not trial.outcome.is_finding:
             return TrialState.FAIL, None
         values = objective_values(trial, self._names)
         if values is None:

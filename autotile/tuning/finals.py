@@ -245,9 +245,10 @@ class FinalistChecks:
     def note_unverified(self, count: int) -> None:
         """Note the number of finalists that tie with the winner by time, but were not verified like it."""
         if count:
+            limit_s = _HURRIED_CHECKS_S if self._hurried else _CHECKS_S
             self.notices.append(
-                f"{plural(count, 'configuration')} as fast as the winner could not be verified as often in "
-                f"{_HURRIED_CHECKS_S if self._hurried else _CHECKS_S:g} s, so not counted among the ties"
+                f"{plural(count, 'configuration')} as fast as the winner could not be verified as often within "
+                f"{limit_s:g} s, and are not listed as ties"
             )
 
     def refused(self, finalists: Sequence[Trial]) -> tuple[Trial, ...]:

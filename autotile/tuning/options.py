@@ -78,7 +78,7 @@ class TuneOptions:
     sample_limit_s
         GPU time of the samples of one candidate in the search, in seconds; the finals take longer.
     workers
-        Number of compile processes; None for one per core.
+        Number of compile processes, at most two per core; None for one per core.
     compile_deadline_s, run_deadline_s
         Timeout of one compilation, and of one candidate on the GPU, in seconds.
     device_index

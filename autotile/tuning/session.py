@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
 from autotile.search.samplers import check_sampler
-from autotile.settings import Settings, available_cores
+from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
@@ -31,7 +32,7 @@ from autotile.tuning.result import Progress, TuneResult, measure_drift, pareto_f
 from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
 from autotile.tuning.stopping import Clock, Stopped, StoppingRules, StopRequest, check_until
 from autotile.tuning.trial_log import TrialLog, check_kernel_failure
-from autotile.workers.compile_pool import CompilePool
+from autotile.workers.compile_pool import CompilePool, worker_count
 from autotile.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -118,7 +119,6 @@ def open_session(
 class Session:
     """The state of one tuning session, which runs once; see `tune` for its parameters."""
 
-    _run_id: int
     _shortlist: Shortlist
 
     def __init__(
@@ -145,13 +145,17 @@ class Session:
         self._stop = StopRequest()
         self._clock = Clock()
         self._notices = tuple(notice for notice in (backend.notice, *database.notices) if notice)
-        self._study_id = database.study(self.key, backend.device)
-        prior = read_prior_results(database, self._study_id, self.key, options, kernel.spec.default)
+        from autotile.database.run_record import RunRecord
+
+        self._record = RunRecord(database, self.key, backend.device)
+        prior = read_prior_results(database, self._record.study_id, self.key, options, kernel.spec.default)
         self._space = space = extend_space(space, kernel, problem, backend.device, prior.configs)
         self._log = TrialLog(space, prior.trials)
         self._rules = StoppingRules(options, self._log, self._clock, self._stop)
         self._timeline = Timeline(is_recording=options.trace is not None)
-        workers = options.workers or available_cores()
+        workers = worker_count(options.workers)
+        if options.workers is not None and workers < options.workers:
+            self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
         self._plan = SearchPlan(kernel, problem, space, options, backend=backend, prior=prior, workers=workers)
         self._compile_pool = CompilePool(
             settings.cache,
@@ -186,8 +190,17 @@ class Session:
 
         The first Ctrl-C ends the search and shortens the finals; the second aborts the session. Every trial that has
         ended is stored in either case.
+
+        Raises
+        ------
+        RescuedRunError
+            The database lost the run, or cannot store a trial.
         """
-        self._run_id = self._start_run()
+        self._start_run()
+        with self._record:  # reads the run back
+            return self._run()
+
+    def _run(self) -> TuneResult:
         finals: Finals | None = None
         aborted = False
         with self._stop, ExitStack() as self._resources:
@@ -210,7 +223,7 @@ class Session:
                 self._write_trace()
         result = self._result(finals, interrupted=aborted or self._stop.requested)
         if not aborted:
-            self._database.end_run(self._run_id, result.to_json())
+            self._record.end(result.to_json())
         return result
 
     @contextmanager
@@ -229,9 +242,8 @@ class Session:
         except (OSError, InputError) as error:
             self._notices += (f"the timeline could not be written to {path}: {error}",)
 
-    def _start_run(self) -> int:
-        return self._database.start_run(
-            self._study_id,
+    def _start_run(self) -> None:
+        self._record.start(
             sampler=self._options.sampler,
             seed=self._options.seed,
             settings=self._options.to_json(self._database.location),
@@ -246,6 +258,7 @@ class Session:
             self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
         self._shortlist = self._resources.enter_context(closing(self._plan.begin(self._log)))
         self._compile_ahead()
+        import_module("autotile.search.importance")  # imports SciPy, while compilers and GPU worker start
 
     def _compile_ahead(self) -> None:
         """Take proposals from the search, valid by rules and static limits, and start their compilation."""
@@ -286,7 +299,7 @@ class Session:
     def _store(self, candidate: CompiledCandidate, trial: Trial) -> None:
         """Commit a trial, and pass it on to the log, the search and the observer."""
         with self._timeline.span("database", "store"):
-            self._database.add_trial(self._study_id, self._run_id, trial)
+            self._record.add(trial)
         self._log.add(trial)
         self._load.add(trial)
         with self._timeline.span("session", "tell"):
@@ -316,9 +329,9 @@ class Session:
         )
         self._notices += finals.notices
         for rank, trial in enumerate(finals.ranked, start=1):
-            self._database.add_trial(self._study_id, self._run_id, trial, phase="final", rank=rank)
+            self._record.add(trial, phase="final", rank=rank)
         for trial in finals.refused:
-            self._database.add_trial(self._study_id, self._run_id, trial, phase="final")
+            self._record.add(trial, phase="final")
         return finals
 
     def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:

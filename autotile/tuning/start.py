@@ -130,15 +130,17 @@ def read_prior_results(
 def earlier_trials(database: Database, study_id: int, options: TuneOptions) -> list[Trial]:
     """Return the stored trials of a study that need not be repeated.
 
-    Left out are pruned trials if this session prunes nothing, and trials that lack a value of an objective. A trial
-    that the finals of an earlier session refused is returned with the outcome of that check.
+    Left out are pruned trials if this session prunes nothing, trials that lack a value of an objective, and those whose
+    compiler the system killed. A trial that the finals of an earlier session refused is returned with the
+    outcome of that check.
     """
     if options.fresh:
         return []
     finals = database.trials(study_id, phase="final")
     refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
     stored = [refused.get(config_key(trial.config), trial) for trial in database.trials(study_id, phase="search")]
-    kept = [trial for trial in stored if options.drops_slow or trial.outcome is not Outcome.PRUNED]
+    compiled = [trial for trial in stored if trial.outcome is not Outcome.NOT_COMPILED]
+    kept = [trial for trial in compiled if options.drops_slow or trial.outcome is not Outcome.PRUNED]
     return [trial for trial in kept if not trial.outcome.has_time or objective_values(trial, options.objectives)]
 
 

@@ -152,6 +152,7 @@ class Child:
         self._outstanding: deque[_Sent] = deque()
         """Requests without a reply, oldest first."""
         self._replied_at = 0.0
+        self._was_killed = False
         self._lock = threading.RLock()
         self._stderr = _temporary_file()
         try:
@@ -243,7 +244,8 @@ class Child:
                 self.kill()
                 raise WorkerTimeoutError(f"no answer within {deadline_s:g} s", stage) from None
             except (EOFError, ConnectionError):
-                raise WorkerCrashError(self._describe_exit(), stage) from None
+                reason = self._describe_exit()
+                raise WorkerCrashError(reason, stage, killed=self._was_killed) from None
             except (ValueError, RecursionError) as error:
                 self.kill()
                 excerpt = f" ({line[:_EXCERPT_BYTES].decode(errors='replace')!r})" if line else ""
@@ -292,6 +294,7 @@ class Child:
         tail = self.last_line()
         self.kill()
         code = self._process.returncode
+        self._was_killed = exited and code == -signal.SIGKILL
         if not exited or code is None:
             return "the worker closed its input or output without a reply"
         end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -93,4 +93,4 @@ def test_a_finalist_that_keeps_its_result_is_refused_with_the_reason(cache: Path
     if kept.outcome is Outcome.OK:  # unless it happened to be pruned
         (refused,) = session.result.refused
         assert (refused.config, refused.outcome) == (kept.config, Outcome.WRONG_RESULT)
-        assert "in repeat 3 of 75" in refused.reason
+        assert "in repeat 3 of " in refused.reason  # the first with other inputs

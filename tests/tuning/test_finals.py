@@ -257,8 +257,8 @@ class TestChecks:
         assert finals.ties == (B,)
         assert len(finals.ranked) == 4
         assert finals.notices == (
-            "2 configurations as fast as the winner could not be verified as often in 0.04 s, so not counted among "
-            "the ties",
+            "2 configurations as fast as the winner could not be verified as often within 0.04 s, and are not listed "
+            "as ties",
         )
 
     def test_a_new_winner_gets_all_repeats(self, ran: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch) -> None:
