@@ -1,9 +1,9 @@
 """Search methods replayed on a recorded space: the samplers of autotile and Optuna, and Kernel Tuner's strategies.
 
-A method is ``NAME`` or ``autotile:NAME`` (a sampler of autotile, through its `Search`), ``measured:NAME`` (the same, where
-failures do not count), ``session:NAME`` (as a tuning session asks it, with look-ahead and queue; failures, which take no
-GPU time, do not count), ``optuna:NAME`` (Optuna's sampler on its own study over all combinations; invalid and repeated
-ones are redrawn without counting), ``optuna-counted:NAME`` (the same, but they count as measurements) or
+A method is ``NAME`` or ``autotile:NAME`` (a sampler of autotile, through its `Search`), ``measured:NAME`` (the same,
+where failures do not count), ``session:NAME`` (as a tuning session asks it, with look-ahead and queue; failures, which
+take no GPU time, do not count), ``optuna:NAME`` (Optuna's sampler on its own study over all combinations; repeated and
+invalid ones are redrawn without counting), ``optuna-counted:NAME`` (the same, but they count as measurements) or
 ``kernel-tuner:STRATEGY`` (with a fresh `Searchspace`; repeated proposals are answered and do not count).
 """
 

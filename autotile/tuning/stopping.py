@@ -132,10 +132,7 @@ class StoppingRules:
         Number of trials that have begun and have not ended.
     expected_gain
         Expected gain of the search, see `autotile.search.search.Search`; it ends a search only if ``until`` is set.
-        Replayed over the seven recorded spaces with 10 seeds and up to 300 trials, a search until 1 % took 90 trials
-        (median), ended 0.1 % off the fastest on average, and within 1 % of it in all cases; until 2 %, 70 trials, 0.2 %
-        and 96 %; until 5 %, 53 trials, 0.5 % and 99 %. The sum is over the newest 32 proposals: over 16, searches until
-        1 % ended 0.4 % off.
+        Where such searches end is in ``benchmarks/results/until.json``.
     settled_gain
         Expected gain over many trials, see `autotile.search.search.Search`; it ends a search before its limits unless
         ``until`` or ``spend`` is set. Replayed over eleven recorded spaces, four seeds, up to 300 trials, 32 of 44

@@ -69,9 +69,7 @@ class Workbench:
         verdict = self._verify(function, config)
         timer.end("verify")
         if verdict.outcome is not Outcome.OK:
-            return Evaluation(
-                verdict.outcome, verdict.reason, "verify", seconds=timer.seconds, began_at=timer.began_at
-            )
+            return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=timer.seconds, began_at=timer.began_at)
         stage("measure")
         bound = self._tuned.bind(config, self.device)
         evaluation = self._measure(self._launch(function, config, self._tuned, bound), best_us, bound)
