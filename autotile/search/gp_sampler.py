@@ -35,6 +35,9 @@ _SWITCH_VALUES = 2
 _SPREAD_DRAWS = 200
 """Number of rows drawn for each of the first proposals; the row farthest from those proposed before is taken."""
 
+_MAX_EMBEDDED_ROWS = 1 << 16
+"""Number of rows of the largest space of which the coordinates are kept, some 10 MB."""
+
 _MIN_UNEXPLAINED = 1e-4
 """Smallest share of a variance that the result of another row is assumed to leave."""
 
@@ -95,6 +98,8 @@ class FeasibleGPSampler(RankingSampler):
         super().__init__(space, seed, available)
         self._prior = prior or None
         self._embedding = Embedding(space.parameters)
+        self._embedded: Floats | None = None
+        """Coordinates of all rows of a small space, since looking them up is faster."""
         self._history = History()
         self._indices: dict[int, int] = {}
         """Index in the history of each trial of the study that has not ended, by its number."""
@@ -125,6 +130,11 @@ class FeasibleGPSampler(RankingSampler):
         """Take note of the resources of a compiled row."""
         self._features[row] = features
 
+    def prepare(self) -> None:
+        """Fit hyperparameters that are due, and that are used when more trials have ended."""
+        for refits in list(self._refits.values()):
+            refits.prepare()
+
     def begin(self, study: Study, row: int) -> None:
         """Take note that a nominated row is being measured."""
         with self._lock:
@@ -150,7 +160,7 @@ class FeasibleGPSampler(RankingSampler):
             model.set_rows(np.array(rows))
             rng = np.random.default_rng((self._seed, ended))
             ranking = _Ranking(model, model.predict(self._history, _weights(study, rng)))
-            return self._best(ranking, np.ones(len(rows), np.bool_), study, turn=ended)
+            return self._best(ranking, np.ones(len(rows), np.bool_), turn=ended)
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
         row = self._next(study, rng)
@@ -188,7 +198,7 @@ class FeasibleGPSampler(RankingSampler):
         self.expected_gain = None
         if not free.any():
             return self.candidates.uniform(rng)
-        ranking.chosen = self._best(ranking, free, study, turn)
+        ranking.chosen = self._best(ranking, free, turn)
         return ranking.chosen
 
     def _ranked(self, study: Study, ignore_prior: bool, rng: np.random.Generator) -> _Ranking:
@@ -197,7 +207,8 @@ class FeasibleGPSampler(RankingSampler):
         state = (ignore_prior or self._prior is None, history.begun, history.ended)
         if self._ranking is None or self._ranked_state != state or len(study.directions) > 1:
             model = self._model(study, ignore_prior=ignore_prior)
-            self._ranking = _Ranking(model, model.predict(history, _weights(study, rng)))
+            speed = speed_of_loss(history.values(history.ended), study.directions)
+            self._ranking = _Ranking(model, model.predict(history, _weights(study, rng)), speed)
             self._ranked_state = state
         elif self._ranking.chosen is not None:
             self._ranking.expect(self._ranking.chosen)
@@ -236,14 +247,14 @@ class FeasibleGPSampler(RankingSampler):
         )
         return int(drawn[np.argmax(np.square(distances).sum(axis=2).min(axis=1))])
 
-    def _best(self, ranking: _Ranking, free: NDArray[np.bool_], study: Study, turn: int) -> int:
+    def _best(self, ranking: _Ranking, free: NDArray[np.bool_], turn: int) -> int:
         """Return the row with the largest expected improvement; without progress, sometimes that of the lowest mean."""
         gain = np.where(free, ranking.gain, -np.inf)
-        speed = speed_of_loss(self._history.values(self._history.ended), study.directions)
-        self.expected_gain = float(np.exp(gain.max())) * speed if speed is not None else None
+        best = int(np.argmax(gain))
+        self.expected_gain = float(np.exp(gain[best])) * ranking.speed if ranking.speed is not None else None
         if ranking.since_best >= _PATIENCE and turn % _GREEDY_EVERY == 0:
             return int(ranking.rows[np.argmin(np.where(free, ranking.mean, np.inf))])
-        return int(ranking.rows[np.argmax(gain)])
+        return int(ranking.rows[best])
 
     def _model(self, study: Study, *, ignore_prior: bool, compiled: bool = False) -> Surrogate:
         """Return the model with the newest hyperparameters that may be used.
@@ -276,12 +287,18 @@ class FeasibleGPSampler(RankingSampler):
         return rows if model.prior is None else np.union1d(rows, model.prior.best[:_PRIOR_ROWS])
 
     def _points(self, rows: Rows) -> Floats:
-        return self._embedding.of(self.candidates.space.codes[rows])
+        codes = self.candidates.space.codes
+        if len(codes) > _MAX_EMBEDDED_ROWS:
+            return self._embedding.of(codes[rows])
+        if self._embedded is None:
+            self._embedded = self._embedding.of(codes)
+        return self._embedded[rows]
 
 
 def _weights(study: Study, rng: np.random.Generator) -> Floats:
     """Draw the weights of the objectives."""
-    return rng.dirichlet(np.ones(len(study.directions)))
+    objectives = len(study.directions)
+    return rng.dirichlet(np.ones(objectives)) if objectives > 1 else np.ones(1)
 
 
 class _Ranking:
@@ -297,11 +314,14 @@ class _Ranking:
         Predicted loss, shape (n,).
     since_best
         Number of trials that ended since the best one.
+    speed
+        Speed relative to the fastest trial of one unit of the loss; None if losses are not speeds.
     chosen
         Row that was proposed last; None for none.
     """
 
-    def __init__(self, model: Surrogate, prediction: Prediction) -> None:
+    def __init__(self, model: Surrogate, prediction: Prediction, speed: float | None = None) -> None:
+        self.speed = speed
         self.rows = prediction.rows
         self.mean = prediction.mean
         self.since_best = prediction.since_best

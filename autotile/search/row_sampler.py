@@ -331,6 +331,9 @@ class RankingSampler(RowSampler):
     def describe(self, row: int, features: NDArray[np.float64]) -> None:
         """Take note of the resources of a compiled row, see `autotile.search.embedding.features_of`."""
 
+    def prepare(self) -> None:
+        """Do ahead of time what a later choice needs; another thread may call this while the search goes on."""
+
     @abstractmethod
     def begin(self, study: Study, row: int) -> None:
         """Take note that a nominated row is being measured."""

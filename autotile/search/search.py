@@ -31,8 +31,8 @@ from autotile.search.study import (
 from autotile.search.transfer import Source
 from autotile.space.search_space import SearchSpace
 
-_SETTLED_PROPOSALS = 192
-"""Number of proposals of `Search.settled_gain`: some 96 trials, as two are proposed per trial where they are ranked."""
+_SETTLED_PROPOSALS = 256
+"""Number of proposals of `Search.settled_gain`: some 128 trials, as two are proposed per trial where they are ranked."""
 
 
 class Search:
@@ -185,6 +185,10 @@ class Search:
         """Take note that a nominated row is being measured; later choices avoid its surroundings until it is told."""
         self._ranking.begin(self._study, row)
 
+    def prepare(self) -> None:
+        """Do ahead of time what a later choice needs, see `autotile.search.row_sampler.RankingSampler`."""
+        self._ranking.prepare()
+
     def set_aside(self, row: int) -> None:
         """Make a nominated row that was not measured available again."""
         self._nominated.remove(row)
@@ -218,11 +222,11 @@ class Search:
 
     @property
     def settled_gain(self) -> float | None:
-        """The same of the last 192 proposals: small if the search has expected little for many trials."""
+        """The same of the last 256 proposals: small if the search has expected little for many trials."""
         return self.gain_of(_SETTLED_PROPOSALS)
 
     def gain_of(self, count: int) -> float | None:
-        """Return the same of the last ``count`` proposals, at most 192."""
+        """Return the same of the last ``count`` proposals, at most 256."""
         last = list(self._gains)[-count:]
         known = [gain for gain in last if gain is not None]
         return sum(known) if len(known) == count else None
@@ -371,6 +375,11 @@ class Shortlist:
     def waiting(self) -> list[int]:
         """Return all rows that were proposed and not chosen, the oldest first; those that are ready are among them."""
         return list(self._waiting)
+
+    def prepare(self) -> None:
+        """Fit the model that is due ahead of its use, while the search goes on in another thread; optional."""
+        if self._lookahead.ranks:
+            self._search.prepare()
 
     def choose(self, compiled: Mapping[int, Trial]) -> int:
         """Return the row to measure, given rows that wait with the results of their compilation.
