@@ -15,15 +15,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autotile.core.dtypes import DTYPES
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Resources, Value, canonical_json
 from autotile.cuda.toolchain import include_folders, load_nvrtc, nvrtc_version
 from autotile.errors import CompileError, InputError, ToolchainError
 from autotile.kernel.includes import is_permitted, permitted_folders
-from autotile.kernel.library import Kernel
+
+if TYPE_CHECKING:
+    from autotile.kernel.library import Kernel
 
 _BASE_OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--no-cache")
 """NVRTC's own cache (12.9 and later, with a driver) omits the assembler's report, so it is disabled."""
@@ -77,6 +78,8 @@ class Compilation:
 
 def macro_options(config: Config, dtype: str) -> tuple[str, ...]:
     """Return the ``-D`` options of parameters, flags and ``DTYPE``, the C type of an element; booleans are 1 and 0."""
+    from autotile.core.dtypes import DTYPES  # imports NumPy, which a compile worker does without
+
     macros = [f"-D{name}={_macro_value(value)}" for name, value in config.items()]
     return (*macros, f"-DDTYPE={DTYPES[dtype].c_type}")
 

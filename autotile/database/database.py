@@ -38,6 +38,7 @@ from autotile.database.studies import (
     insert_run,
     list_studies,
     read_best,
+    read_checks,
     read_runs,
 )
 from autotile.database.trials import Phase, StoredTrial, insert_trial, insert_trials, read_trials, trial_row
@@ -50,6 +51,7 @@ from autotile.database.upgrade import (
     schema_revision,
     set_aside,
 )
+from autotile.database.winners import Check
 from autotile.errors import DatabaseError
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
@@ -329,6 +331,11 @@ class Database:
         """Return the best result of each matching study, newest first."""
         with self.reading() as connection:
             return read_best(connection, kernel, dtype=dtype, sizes=sizes, gpu_name=gpu_name, study_id=study_id)
+
+    def checks(self, kernel: str, dtype: str) -> list[Check]:
+        """Return the verdicts of finals and verifications on configurations that are not ranked, oldest first."""
+        with self.reading() as connection:
+            return read_checks(connection, kernel, dtype)
 
     def record_miss(self, problem: Problem, gpu_name: str, tier: str, count: int = 1) -> None:
         """Count requests of a problem that were served by ``tier`` instead of an exact result."""

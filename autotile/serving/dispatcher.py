@@ -215,7 +215,15 @@ class Dispatcher:
         candidates = Candidates(location, problem)
         stored = candidates.winners()
         index, properties = self._device(device, stored)
-        choice = choose(kernel, problem, properties, _nvrtc_version(stored), stored, rules=candidates.rules())
+        choice = choose(
+            kernel,
+            problem,
+            properties,
+            _nvrtc_version(stored),
+            stored,
+            rules=candidates.rules(),
+            checks=candidates.checks,
+        )
         if candidates.fault:
             choice = replace(choice, unread=candidates.fault)
         return BoundKernel(kernel, problem, properties, index, choice)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotile.core.model import Outcome, Resources
+from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CachedCubin, CompileJob, CubinCache
 from autotile.errors import InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.settings import Settings, available_cores
@@ -64,6 +65,8 @@ class CompilePool:
         Module that a worker runs.
     worker_pool
         Pool from which workers are acquired and to which idle ones are released; None to start and end them here.
+    timeline
+        Records each compilation.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class CompilePool:
         memory_bytes: int | None = None,
         module: str = _WORKER_MODULE,
         worker_pool: WorkerPool | None = None,
+        timeline: Timeline = NO_TIMELINE,
     ) -> None:
         self._folder = cache
         self._limit_bytes = limit_bytes
@@ -83,6 +87,7 @@ class CompilePool:
         self._memory_bytes = memory_bytes or memory_share_bytes(workers)
         self._module = module
         self._worker_pool = worker_pool
+        self._timeline = timeline
         self._cache = CubinCache(cache, limit_bytes)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="compile")
         self._thread_data = threading.local()
@@ -136,7 +141,10 @@ class CompilePool:
             job = make_job()
             cubin = self._cache.get(job.key)
             compiled = Compiled(cubin) if cubin is not None else self._request(job)
-            return replace(compiled, seconds=time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            name = "cached" if cubin is not None else "compile"
+            self._timeline.add(_track(), name, start, start + seconds, options=" ".join(job.options))
+            return replace(compiled, seconds=seconds)
         finally:
             self._update_busy(-1)
 
@@ -229,6 +237,12 @@ class CompilePool:
             self._thread_data.child = None
             with self._lock:
                 self._children.discard(child)
+
+
+def _track() -> str:
+    """Return the row of the timeline for the calling thread of the pool."""
+    number = threading.current_thread().name.rpartition("_")[2]
+    return f"compiler {int(number) + 1}"
 
 
 def compile_in_worker(job: CompileJob, settings: Settings, deadline_s: float) -> Compiled:

@@ -157,8 +157,15 @@ DEEDS: dict[str, Deed] = {
     ),
     "spent": (*answering({**FAILED, "outcome": "out_of_bounds", "last": True}), leave),
     "again": (*answering({"again": True, "last": True}), leave),
-    "times": answering({"times_us": [[1, 2.5], [3, 4]]}),
-    "times_of_wrong_shape": answering({"times_us": 5}),
+    "times": answering(
+        {
+            "raced": [
+                {"times_us": [1, 2.5], "outcome": "ok", "reason": ""},
+                {"times_us": [3, 4], "outcome": "wrong_result", "reason": "y[0] is 1"},
+            ]
+        }
+    ),
+    "times_of_wrong_shape": answering({"raced": [{"times_us": 5, "outcome": "ok", "reason": ""}]}),
     "no_keys": answering({}),
     "unknown_outcome": answering({**EVALUATION, "outcome": "splendid"}),
     "measurement_of_wrong_shape": answering({**EVALUATION, "measurement": [1, 2]}),
