@@ -22,7 +22,7 @@ from autotile.families.family import Family, family_of, parse_family
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import find_best_kernel, forget_served
-from autotile.settings import read_settings
+from autotile.settings import expand_path, read_settings
 from autotile.tuning import family_session, recorder, session
 from autotile.tuning.family_session import FamilyPlan, FamilyResult
 from autotile.tuning.options import TuneOptions
@@ -375,6 +375,7 @@ def record_problem(
 ) -> Recorded:
     """Record a problem of a kernel that is already loaded; errors as for `record`."""
     check_device_index(options.device_index)
+    output = expand_path(output, "a recording") if output is not None else None
     return recorder.record(kernel, problem, read_settings(), options, sample=sample, output=output, observe=observe)
 
 

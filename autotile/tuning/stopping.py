@@ -172,7 +172,7 @@ class StoppingRules:
 
     def _may_end_by_budget(self, budget_s: float) -> bool:
         """Allow one trial, of the default, for any budget but 0: even the shortest session then has a result."""
-        return budget_s == 0.0 or len(self._log) > 0
+        return budget_s == 0.0 or len(self._log) + self.running > 0
 
     @property
     def room(self) -> int | None:

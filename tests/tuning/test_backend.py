@@ -1,6 +1,5 @@
 """The choice of a backend, replay of a recording, and recordings that are refused."""
 
-import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -257,8 +256,8 @@ class TestWithNothingToMeasure:
             choose_backend(broken, bench.problem(), settings, TuneOptions(replay="auto"))
 
     def test_a_template_whose_compilation_does_not_end(self, bench: Any) -> None:
-        os.mkfifo(bench.kernel.template_path.parent / "pipe.cuh")
-        bench.kernel.template_path.write_text(f'#include "pipe.cuh"\n{bench.kernel.source}')
+        bomb = ["#define M0 +1", *(f"#define M{n + 1} {10 * f'M{n} '}" for n in range(9)), "int bomb = M9;"]
+        bench.kernel.template_path.write_text("\n".join([*bomb, bench.kernel.source]))
         endless = load_kernel(bench.kernel.spec.source)
         settings = replace(read_settings(), recording_folders=())
         options = TuneOptions(replay="auto", compile_deadline_s=1.0)
