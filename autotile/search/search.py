@@ -32,7 +32,7 @@ from autotile.search.transfer import Source
 from autotile.space.search_space import SearchSpace
 
 _SETTLED_PROPOSALS = 256
-"""Number of proposals of `Search.settled_gain`: some 128 trials, as two are proposed per trial where they are ranked."""
+"""Number of proposals of `Search.settled_gain`: some 128 trials where candidates are ranked."""
 
 
 class Search:
