@@ -27,7 +27,7 @@ from autotile.cli.output import (
     replace_closed_streams,
     show_error,
 )
-from autotile.errors import AutotileError, InputError
+from autotile.errors import AutotileError, InputError, RescuedRunError
 
 EVERYDAY, RESULTS, EXCHANGE, CARE = "Everyday", "Results", "Exchange", "Care"
 """Panels of commands in the help."""
@@ -107,7 +107,8 @@ class CommandLine(TyperGroup):
             show_error(_usage_text(error), "UsageError", as_json=as_json)
             return error.exit_code
         except AutotileError as error:
-            show_error(str(error), type(error).__name__, as_json=as_json)
+            rescued = error.rescued if isinstance(error, RescuedRunError) else ""
+            show_error(str(error), type(error).__name__, as_json=as_json, rescued=rescued)
             return _exit_code(error)
         except OSError as error:
             return _report_system_error(error, words, as_json=as_json)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, func, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, func, literal_column, select, update
 
 from autotile import __version__
 from autotile.core.device import DeviceProperties
@@ -15,7 +15,7 @@ from autotile.core.model import Config, Trial
 from autotile.database.keys import TuningKey
 from autotile.database.schema import BEST, METADATA, RUNS, STUDIES, TRIALS, insert_for, now_text
 from autotile.database.trials import stored_trial
-from autotile.database.winners import WINNER_COLUMNS, Winner
+from autotile.database.winners import CHECK_COLUMNS, WINNER_COLUMNS, Check, Winner
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,32 @@ def read_best(
     return [best for best in found if sizes is None or best.key.sizes == dict(sizes)]
 
 
-WINNER_SELECTION = tuple(METADATA.tables[table].c[name] for table, names in WINNER_COLUMNS.items() for name in names)
+def _selection(columns: Mapping[str, tuple[str, ...]]) -> tuple[ColumnElement[Any], ...]:
+    return tuple(METADATA.tables[table].c[name] for table, names in columns.items() for name in names)
+
+
+WINNER_SELECTION = _selection(WINNER_COLUMNS)
+
+
+def checks_query(kernel: str, dtype: str) -> Select[Any]:
+    """Return the query of the verdicts on unranked configurations of a kernel, oldest first."""
+    return (
+        select(*_selection(CHECK_COLUMNS))
+        .select_from(STUDIES)
+        .join(TRIALS, STUDIES.c.id == TRIALS.c.study_id)
+        .where(
+            STUDIES.c.kernel == kernel,
+            STUDIES.c.dtype == dtype,
+            TRIALS.c.phase == literal_column("'final'"),
+            TRIALS.c.rank.is_(None),
+        )
+        .order_by(TRIALS.c.id)
+    )
+
+
+def read_checks(connection: Connection, kernel: str, dtype: str) -> list[Check]:
+    """Return the verdicts of finals and verifications on configurations of a kernel that are not ranked."""
+    return [Check.from_row(row) for row in connection.execute(checks_query(kernel, dtype)).mappings()]
 
 
 def _best(row: RowMapping) -> StoredBest:

@@ -32,6 +32,12 @@ WINNER_COLUMNS: Mapping[str, tuple[str, ...]] = {
 RULE_COLUMNS = ("key", "device", "rule", "learned_at")
 """Columns of the table ``families`` that `StoredRule.from_json` reads."""
 
+CHECK_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "studies": tuple(field.name for field in fields(TuningKey)),
+    "trials": ("config_key", "outcome"),
+}
+"""Columns that `Check.from_row` reads, by table."""
+
 JSON_COLUMNS = frozenset({"options", "sizes", "device", "config", "key", "rule"})
 """Columns of winners and rules that hold JSON."""
 
@@ -161,6 +167,36 @@ class Winner:
 def _measurement_from_json(entry: Mapping[str, Any]) -> Measurement:
     low_us, high_us = entry["interval_us"]
     return Measurement(entry["time_us"], low_us, high_us, l2=entry["l2"])
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Verdict of finals or of a verification on a configuration that is not ranked for a problem.
+
+    Attributes
+    ----------
+    key
+        Key of the problem.
+    config
+        `config_key` of the configuration.
+    passed
+        Whether it was correct.
+    """
+
+    key: TuningKey
+    config: str
+    passed: bool
+
+    @classmethod
+    def from_row(cls, row: Mapping[Any, Any]) -> Check:
+        """Return the verdict in a row of the database, with the values of `CHECK_COLUMNS`.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            A value is missing or damaged.
+        """
+        return cls(TuningKey.from_json(row), row["config_key"], row["outcome"] == "ok")
 
 
 @dataclass(frozen=True, slots=True)

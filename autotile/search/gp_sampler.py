@@ -9,16 +9,15 @@ from numpy.typing import ArrayLike, NDArray
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from autotile.search.embedding import CompiledPoints, Embedding
+from autotile.search.embedding import Embedding
 from autotile.search.gaussian_process import Floats, log_expected_improvement, one_blas_thread
+from autotile.search.history import History, Result, result_of, speed_of_loss
+from autotile.search.refits import STARTUP, Refits
 from autotile.search.row_sampler import RankingSampler, Rows, rows_to_evaluate
 from autotile.search.study import RELATIVE_ERROR
-from autotile.search.surrogate import History, Prediction, Surrogate, result_of, speed_of_loss
+from autotile.search.surrogate import Prediction, Surrogate
 from autotile.search.transfer import MisleadingSource, TransferPrior
 from autotile.space.search_space import SearchSpace
-
-_STARTUP = 6
-"""Number of trials that end before a model is used."""
 
 _PRIOR_ROWS = 512
 """Number of the best rows by the prior, which a model always evaluates."""
@@ -29,12 +28,11 @@ _SWITCH_VALUES = 2
 _SPREAD_DRAWS = 200
 """Number of rows drawn for each of the first proposals; the row farthest from those proposed before is taken."""
 
-_REFIT_GROWTH = 1.1
-"""Growth of the number of ended trials at which hyperparameters are fitted again."""
+_MAX_EMBEDDED_ROWS = 1 << 16
+"""Number of rows of the largest space of which the coordinates are kept, some 10 MB."""
 
-_SETTLED_TRIALS = 100
-_SETTLED_REFIT_GROWTH = 1.25
-"""The same after 100 trials: hyperparameters change little by then, and a fit takes as long as twenty proposals."""
+_MIN_UNEXPLAINED = 1e-4
+"""Smallest share of a variance that the result of another row is assumed to leave."""
 
 _PATIENCE = 10
 """Number of trials without improvement after which some proposals are greedy."""
@@ -95,15 +93,33 @@ class FeasibleGPSampler(RankingSampler):
         super().__init__(space, seed, available)
         self._prior = prior or None
         self._embedding = Embedding(space.parameters)
+        self._embedded: Floats | None = None
+        """Coordinates of all rows of a small space, since looking them up is faster."""
         self._history = History()
-        self._unguided = History()
+        self._unguided = History() if self._prior is not None else self._history
         """The trials of the proposals that did not follow the prior; all trials without one."""
+        self._unguided_index: dict[int, int] = {}
+        """Index in it of each of these trials, by that in the whole history."""
         self._guided: set[int] = set()
         """Rows that were offered at a turn of the prior."""
+        self._begun_rows: dict[int, int] = {}
+        """Index in the history of the trial of a row."""
+        self._results: dict[int, tuple[Result, float]] = {}
+        """Result and relative error of the trials that are in the whole history only, by their index in it."""
+        self._indices: dict[int, int] = {}
+        """Index in the history of each trial of the study that has not ended, by its number."""
+        self._measured: dict[int, int] = {}
+        """The same of the rows that are measured and have no trial in the study yet."""
+        self._told: set[int] = set()
         self._features: dict[int, Floats] = {}
         self._offered: dict[int, None] = {}
         """Rows that were proposed or nominated, in that order."""
+        self._refits: dict[tuple[bool, TransferPrior | None], Refits] = {}
         self._models: dict[tuple[bool, TransferPrior | None], Surrogate] = {}
+        """Model by whether it has resources as features, and by the prior that it uses."""
+        self._rankings: dict[bool, tuple[tuple[int, int], _Ranking]] = {}
+        """Gains of the rows as of the last proposal with and without the prior, and the numbers of trials that had
+        begun and ended then."""
 
     def nominate(self, study: Study, row: int | None = None) -> int:
         """Choose a free row to compile, or take note that ``row`` was chosen; return it."""
@@ -118,19 +134,40 @@ class FeasibleGPSampler(RankingSampler):
         """Take note of the resources of a compiled row."""
         self._features[row] = features
 
+    def prepare(self) -> None:
+        """Fit hyperparameters that are due, and that are used when more trials have ended."""
+        for refits in list(self._refits.values()):
+            refits.prepare()
+
+    def begin(self, study: Study, row: int) -> None:
+        """Take note that a nominated row is being measured."""
+        with self._lock:
+            self._observe(study)
+            self._measured[row] = self._begin_trial(row)
+
+    def tell(self, study: Study, row: int, result: tuple[float, ...] | None, error: float) -> None:
+        """Learn the values of a nominated row, None for a failure, and the relative standard error of the first."""
+        with self._lock:
+            self._observe(study)
+            measured = self._measured.pop(row, None)
+            self._end_trial(self._begin_trial(row) if measured is None else measured, result, error)
+            self._told.add(row)
+
     def select(self, study: Study, rows: Sequence[int]) -> int:
         """Choose the compiled row to measure, by the same criterion as for proposals, with resources as features."""
         with self._lock, one_blas_thread():
             self._observe(study)
-            ended = len(self._history.results)
+            ended = self._history.ended
             guided = self._is_guided(ended)
             rows = [row for row in rows if (row in self._guided) is guided] or rows
-            if self._starting(self._trials(guided)) or len(rows) == 1:
+            history = self._trials(guided)
+            if _is_starting(history) or len(rows) == 1:
                 return rows[0]
             model = self._model(study, guided=guided, compiled=True)
             model.set_rows(np.array(rows))
             rng = np.random.default_rng((self._seed, ended))
-            return self._best(model.predict(self._trials(guided), _weights(study, rng)), study, turn=ended)
+            ranking = _Ranking(model, model.predict(history, _weights(study, rng)))
+            return self._best(ranking, np.ones(len(rows), np.bool_), turn=ended)
 
     def misleading_sources(self, study: Study) -> tuple[MisleadingSource, ...]:
         """Return the sources that the prior ignores, as the results of the study contradict them."""
@@ -140,25 +177,39 @@ class FeasibleGPSampler(RankingSampler):
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
         row = self._next(study, rng)
+        self._offer(row)
         self._adopt(study, number, row, rng)
         return row
 
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
+        if row in self._told:
+            return
         if row not in self._offered:
             if self._prior is not None and self.candidates.remaining and not self._is_guided(len(self._offered)):
                 self._next(study, rng)  # to share the rows that the original choice has shared
             self._offer(row)
-        self._history.begun[number] = row
-        if row not in self._guided:
-            self._unguided.begun[number] = row
+        measured = self._measured.pop(row, None)
+        self._indices[number] = self._begin_trial(row) if measured is None else measured
 
     def _learn(self, trial: FrozenTrial) -> None:
-        if trial.state is TrialState.FAIL:
-            return
-        for history in (self._history, self._unguided):
-            if trial.number in history.begun:
-                history.results[trial.number] = result_of(trial)
-                history.errors[trial.number] = trial.user_attrs.get(RELATIVE_ERROR, 0.0)
+        index = self._indices.pop(trial.number, None)
+        if index is not None and trial.state is not TrialState.FAIL:
+            self._end_trial(index, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
+
+    def _begin_trial(self, row: int) -> int:
+        index = self._history.begin(row)
+        if self._prior is not None:
+            self._begun_rows[row] = index
+            if row not in self._guided:
+                self._unguided_index[index] = self._unguided.begin(row)
+        return index
+
+    def _end_trial(self, index: int, result: Result, error: float) -> None:
+        self._history.end(index, result, error)
+        if index in self._unguided_index:
+            self._unguided.end(self._unguided_index[index], result, error)
+        elif self._prior is not None:
+            self._results[index] = (result, error)
 
     def _offer(self, row: int) -> None:
         """Take note of a row that was proposed or nominated; the turn, not its origin, decides whether it is guided."""
@@ -172,11 +223,6 @@ class FeasibleGPSampler(RankingSampler):
 
     def _trials(self, guided: bool) -> History:
         return self._history if guided else self._unguided
-
-    def _starting(self, history: History) -> bool:
-        """Return whether there are too few results for a model."""
-        ended = len(history.results)
-        return ended < _STARTUP or history.first_success == ended
 
     def _next(self, study: Study, rng: np.random.Generator) -> int:
         """Return the row to propose."""
@@ -193,31 +239,46 @@ class FeasibleGPSampler(RankingSampler):
     def _share(self, row: int) -> None:
         """Add a guided row to those of the search without a prior, with its trial if it has begun or ended."""
         self._guided.remove(row)
-        for number in [number for number, begun in self._history.begun.items() if begun == row]:
-            self._unguided.begun[number] = row
-            if number in self._history.results:
-                self._unguided.results[number] = self._history.results[number]
-                self._unguided.errors[number] = self._history.errors[number]
+        index = self._begun_rows.get(row)
+        if index is not None:
+            self._unguided_index[index] = self._unguided.begin(row)
+            if index in self._results:
+                self._unguided.end(self._unguided_index[index], *self._results.pop(index))
 
     def _propose(self, study: Study, rng: np.random.Generator, turn: int, *, guided: bool) -> int:
         """Return the row that the search with the prior proposes, or that without, which may be a guided row."""
-        history = self._trials(guided)
-        if self._starting(history):
+        if _is_starting(self._trials(guided)):
             return self._first(rng) if guided else self._farthest(rng)
-        prediction = self._model(study, guided=guided).predict(history, _weights(study, rng))
-        free = self.candidates.free if guided else self._untaken
-        prediction = prediction.masked(free[prediction.rows])
+        ranking = self._ranked(study, guided, rng)
+        free = (self.candidates.free if guided else self._untaken)[ranking.rows]
         self.expected_gain = None
-        if not len(prediction.rows):
+        if not free.any():
             return self.candidates.uniform(rng)
-        return self._best(prediction, study, turn)
+        ranking.chosen = self._best(ranking, free, turn)
+        return ranking.chosen
 
     @property
     def _untaken(self) -> NDArray[np.bool_]:
         """Whether each row is free for a search without a prior, shape (rows,)."""
-        untaken = self.candidates.free.copy()
-        untaken[list(self._guided)] = True
+        untaken = self.candidates.free
+        if self._guided:
+            untaken = untaken.copy()
+            untaken[list(self._guided)] = True
         return untaken
+
+    def _ranked(self, study: Study, guided: bool, rng: np.random.Generator) -> _Ranking:
+        """Return the gains of the rows; those of the last such proposal, if no trial has begun or ended since."""
+        history = self._trials(guided)
+        state = (history.begun, history.ended)
+        known, ranking = self._rankings.get(guided, (None, None))
+        if ranking is None or known != state or len(study.directions) > 1:
+            model = self._model(study, guided=guided)
+            speed = speed_of_loss(history.values(history.ended), study.directions)
+            ranking = _Ranking(model, model.predict(history, _weights(study, rng)), speed)
+            self._rankings[guided] = (state, ranking)
+        elif ranking.chosen is not None:
+            ranking.expect(ranking.chosen)
+        return ranking
 
     def _first(self, rng: np.random.Generator) -> int:
         """Return one of the first rows that follow the prior: its best, with both values of each switch."""
@@ -252,55 +313,101 @@ class FeasibleGPSampler(RankingSampler):
         )
         return int(drawn[np.argmax(np.square(distances).sum(axis=2).min(axis=1))])
 
-    def _best(self, prediction: Prediction, study: Study, turn: int) -> int:
+    def _best(self, ranking: _Ranking, free: NDArray[np.bool_], turn: int) -> int:
         """Return the row with the largest expected improvement; without progress, sometimes that of the lowest mean."""
-        improvement = log_expected_improvement(prediction.mean, prediction.deviation, prediction.best)
-        gain = improvement + np.log(prediction.success)
-        speed = speed_of_loss(list(self._history.results.values()), study.directions)
-        self.expected_gain = float(np.exp(gain.max())) * speed if speed is not None else None
-        if prediction.since_best >= _PATIENCE and turn % _GREEDY_EVERY == 0:
-            return int(prediction.rows[np.argmin(prediction.mean)])
-        return int(prediction.rows[np.argmax(gain)])
+        gain = np.where(free, ranking.gain, -np.inf)
+        best = int(np.argmax(gain))
+        self.expected_gain = float(np.exp(gain[best])) * ranking.speed if ranking.speed is not None else None
+        if ranking.since_best >= _PATIENCE and turn % _GREEDY_EVERY == 0:
+            return int(ranking.rows[np.argmin(np.where(free, ranking.mean, np.inf))])
+        return int(ranking.rows[best])
 
     def _model(self, study: Study, *, guided: bool, compiled: bool = False) -> Surrogate:
-        """Return the model with the hyperparameters of the last fit that was due.
+        """Return the model with the newest hyperparameters that may be used.
 
         A model of ``compiled`` rows has their resources as features; its rows are set by the caller.
         """
         prior, history = self._prior if guided else None, self._trials(guided)
-        due = max(_due(len(history.results)), history.first_success + 1)
+        if (compiled, prior) not in self._refits:
+            self._refits[compiled, prior] = Refits(
+                self._points,
+                self._embedding.groups,
+                history,
+                directions=study.directions,
+                prior=prior,
+                features=self._features if compiled else None,
+            )
+        fit = self._refits[compiled, prior].usable()
         model = self._models.get((compiled, prior))
-        if model is None or model.fitted != due:
-            points, groups = self._points, self._embedding.groups
-            if compiled:
-                fitted = history.rows(history.first_ended(due))
-                points = CompiledPoints(points, groups, self._features, fitted)
-                groups = points.groups
-            directions = study.directions
-            model = Surrogate(points, groups, history, due, directions=directions, prior=prior)
+        if model is None or model.fit is not fit:
+            model = Surrogate(fit, history, directions=study.directions, prior=prior)
             if not compiled:
-                model.set_rows(self._rows_to_evaluate(model))
+                model.set_rows(self._rows_to_evaluate(model, history))
             self._models[compiled, prior] = model
         return model
 
-    def _rows_to_evaluate(self, model: Surrogate) -> Rows:
-        rows = rows_to_evaluate(self.candidates, model.best, np.random.default_rng((self._seed, model.fitted)))
+    def _rows_to_evaluate(self, model: Surrogate, history: History) -> Rows:
+        rng = np.random.default_rng((self._seed, model.fit.trials))
+        tried = history.rows(history.first_ended(model.fit.trials))
+        rows = rows_to_evaluate(self.candidates, model.best, tried, rng)
         return rows if model.prior is None else np.union1d(rows, model.prior.best[:_PRIOR_ROWS])
 
     def _points(self, rows: Rows) -> Floats:
-        return self._embedding.of(self.candidates.space.codes[rows])
+        codes = self.candidates.space.codes
+        if len(codes) > _MAX_EMBEDDED_ROWS:
+            return self._embedding.of(codes[rows])
+        if self._embedded is None:
+            self._embedded = self._embedding.of(codes)
+        return self._embedded[rows]
+
+
+def _is_starting(history: History) -> bool:
+    """Return whether there are too few results for a model."""
+    return history.ended < STARTUP or history.first_success == history.ended
 
 
 def _weights(study: Study, rng: np.random.Generator) -> Floats:
     """Draw the weights of the objectives."""
-    return rng.dirichlet(np.ones(len(study.directions)))
+    objectives = len(study.directions)
+    return rng.dirichlet(np.ones(objectives)) if objectives > 1 else np.ones(1)
 
 
-def _due(ended: int) -> int:
-    """Return the largest number of trials up to ``ended`` at which hyperparameters are fitted."""
-    due = _STARTUP
-    growth = _REFIT_GROWTH
-    while (after := max(due + 1, int(due * growth))) <= ended:
-        due = after
-        growth = _REFIT_GROWTH if due < _SETTLED_TRIALS else _SETTLED_REFIT_GROWTH
-    return due
+class _Ranking:
+    """Rows with their predicted merit.
+
+    Attributes
+    ----------
+    rows
+        The rows, shape (n,).
+    gain
+        Logarithm of the expected improvement times the probability of success, shape (n,).
+    mean
+        Predicted loss, shape (n,).
+    since_best
+        Number of trials that ended since the best one.
+    speed
+        Speed relative to the fastest trial of one unit of the loss; None if losses are not speeds.
+    chosen
+        Row that was proposed last; None for none.
+    """
+
+    def __init__(self, model: Surrogate, prediction: Prediction, speed: float | None = None) -> None:
+        self.speed = speed
+        self.rows = prediction.rows
+        self.mean = prediction.mean
+        self.since_best = prediction.since_best
+        self._model = model
+        self._prediction = prediction
+        self._deviation = prediction.deviation
+        self.gain = self._gain()
+        self.chosen: int | None = None
+
+    def expect(self, row: int) -> None:
+        """Take note that the result of a row will be known: rows whose result it would tell gain less by theirs."""
+        index = int(np.flatnonzero(self.rows == row)[0])
+        self._deviation = self._deviation * np.sqrt(np.maximum(1 - self._model.explained_by(index), _MIN_UNEXPLAINED))
+        self.gain = self._gain()
+
+    def _gain(self) -> Floats:
+        improvement = log_expected_improvement(self.mean, self._deviation, self._prediction.best)
+        return np.asarray(improvement + np.log(self._prediction.success))

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import select
+import stat
 import sys
 import threading
 import time
@@ -80,6 +81,8 @@ class Workload:
     """Sizes at which a candidate is verified besides the ragged and the tuned ones."""
     energy: bool = False
     """Whether the energy of a launch is measured, too."""
+    verify_seed: int = 0
+    """Seed of a second set of inputs, with which repeated verification alternates; 0 for none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
@@ -96,6 +99,8 @@ class Evaluation:
     measurement: Measurement | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     telemetry: Mapping[str, float | int | str] = field(default_factory=dict)
+    began_at: float = 0.0
+    """Start in the worker, by `time.perf_counter`, which all processes of a machine share; 0 if it is not known."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
@@ -108,6 +113,32 @@ class Evaluation:
         if measurement is not None:
             measurement = Measurement(**{**measurement, "samples_us": tuple(measurement["samples_us"])})
         return cls(**{**data, "outcome": Outcome(data["outcome"]), "measurement": measurement})
+
+
+@dataclass(frozen=True, slots=True)
+class RaceTimes:
+    """Times of one candidate in a race, and the verdict on the output that its last timed launch wrote.
+
+    Attributes
+    ----------
+    times_us
+        Times in microseconds, one per round.
+    outcome, reason
+        The verdict, and the reason unless it is ``OK``.
+    """
+
+    times_us: tuple[float, ...]
+    outcome: Outcome = Outcome.OK
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RaceTimes:
+        """Invert `to_json`."""
+        return cls(tuple(float(time) for time in data["times_us"]), Outcome(data["outcome"]), str(data["reason"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +188,7 @@ class Channel:
         line = b"" if self._is_orphan else sys.stdin.buffer.readline()
         if not line:
             return None
+        _truncate_standard_error()
         message: Mapping[str, Any] = json.loads(line)
         self._request_id = message["id"]
         request: Mapping[str, Any] = message["request"]
@@ -173,6 +205,13 @@ class Channel:
     def _write(self, message: Mapping[str, Any]) -> None:
         self._output.write(json.dumps(message).encode() + b"\n")
         self._output.flush()
+
+
+def _truncate_standard_error() -> None:
+    """Discard the output of earlier requests, where standard error is a file, from which the parent reads it."""
+    if stat.S_ISREG(os.fstat(2).st_mode):
+        os.ftruncate(2, 0)
+        os.lseek(2, 0, os.SEEK_SET)
 
 
 def serve(handler: Handler) -> None:

@@ -60,11 +60,11 @@ def test_a_sampler_can_what_its_lookahead_asks_for(name: str) -> None:
 
 
 def test_only_samplers_that_do_not_learn_look_further_ahead_with_more_workers() -> None:
-    assert lookahead_of("feasible", 64) == lookahead_of("feasible", 1) == Lookahead(32, per_measured=2)
+    assert lookahead_of("feasible", 64) == lookahead_of("feasible", 1) == Lookahead(32, per_measured=2, queued=1)
     assert lookahead_of("tpe", 64) == Lookahead(16)
     assert lookahead_of("kernel-tuner:pso", 64) == Lookahead(1)
     for name in ("random", BRUTE_FORCE):
-        assert (lookahead_of(name, 1), lookahead_of(name, 64)) == (Lookahead(16), Lookahead(256))
+        assert (lookahead_of(name, 1), lookahead_of(name, 64)) == (Lookahead(16, queued=1), Lookahead(256, queued=1))
 
 
 def test_the_traits_that_sessions_ask_for() -> None:
@@ -83,3 +83,19 @@ def test_several_objectives_are_refused_by_samplers_of_one(name: str, monkeypatc
 def test_listing_the_samplers_does_not_load_optuna() -> None:
     code = "import sys, autotile.search.samplers; sys.exit('optuna' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_choice_among_ranked_candidates_lacks_a_bounded_share_of_the_results() -> None:
+    lookahead = lookahead_of("feasible", 16)
+    nominated = [lookahead.nominated(begun) for begun in range(700)]
+    compiled = [lookahead.compiled(begun) for begun in range(700)]
+    assert compiled[:7] == list(range(1, 8))  # the first ones in the order of the proposals
+    assert nominated == sorted(nominated)
+    assert compiled == sorted(compiled)
+    for begun in range(7, 700):
+        assert begun < compiled[begun] <= nominated[begun]
+        delay = next(count for count in range(begun) if nominated[begun - count] <= compiled[begun])
+        assert delay <= max(2, begun // 6, 0)
+        assert delay <= 16
+        assert nominated[begun] - compiled[begun] <= lookahead.compiling
+    assert nominated[699] - nominated[698] == 2
