@@ -37,7 +37,7 @@ from autotile.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
-    from autotile.search.search import Shortlist
+    from autotile.search.shortlist import Shortlist
 
 
 Observer = Callable[[Progress], None]

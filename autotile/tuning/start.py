@@ -26,7 +26,8 @@ from autotile.tuning.trial_log import TrialLog
 if TYPE_CHECKING:
     from autotile.database.database import Database
     from autotile.database.studies import StudySummary
-    from autotile.search.search import Search, Shortlist
+    from autotile.search.search import Search
+    from autotile.search.shortlist import Shortlist
     from autotile.search.transfer import MisleadingSource, Source
 
 
@@ -277,7 +278,8 @@ class SearchPlan:
 
     def begin(self, log: TrialLog) -> Shortlist:
         """Return the search, which has learned from the trials of earlier sessions."""
-        from autotile.search.search import Search, Shortlist
+        from autotile.search.search import Search
+        from autotile.search.shortlist import Shortlist
 
         search = Search(
             self._space,
