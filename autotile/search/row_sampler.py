@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,9 @@ from autotile.search.gaussian_process import one_blas_thread
 from autotile.search.study import distributions_of
 from autotile.space.enumeration import rank
 from autotile.space.search_space import SearchSpace
+
+if TYPE_CHECKING:
+    from autotile.search.transfer import MisleadingSource
 
 Rows = NDArray[np.int64]
 
@@ -238,6 +241,10 @@ class RowSampler(BaseSampler):
 
     def close(self) -> None:
         """Release the resources of the sampler, which is not used again."""
+
+    def misleading_sources(self, study: Study) -> tuple[MisleadingSource, ...]:
+        """Return the other studies that it ignores, as the results of this study contradict them."""
+        return ()
 
     def remaining(self, study: Study) -> int:
         """Return the number of rows that can still be proposed in a study."""

@@ -15,7 +15,8 @@ from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Reso
 from autotile.errors import ConfigError
 from autotile.search.embedding import CompiledPoints, features_of
 from autotile.search.samplers import Lookahead
-from autotile.search.search import Search, Shortlist
+from autotile.search.search import Search
+from autotile.search.shortlist import Shortlist
 from autotile.space.search_space import SearchSpace
 
 RANKED = Lookahead(compiling=8, per_measured=2, queued=1)
