@@ -171,6 +171,7 @@ class FeasibleGPSampler(RankingSampler):
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
         row = self._next(study, rng)
+        self._offer(row)
         self._adopt(study, number, row, rng)
         return row
 
