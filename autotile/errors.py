@@ -12,9 +12,10 @@
     │   ├── DeviceError            compute capability that the kernel does not support
     │   ├── ArgumentError          kernel argument of wrong shape, dtype, layout or device
     │   ├── NotTunedError          only a fallback could be served, with strict serving
-    │   ├── BundleError            bundle that cannot be written or read, is damaged, or is for another device
-    │   ├── DatabaseError          database that cannot be opened, read or written
-    │   └── RecordingError         recording that is damaged, or of another version or kernel
+    │   └── DataError              file, row or message from outside that does not match its schema
+    │       ├── BundleError        bundle that cannot be written or read, is damaged, or is for another device
+    │       ├── DatabaseError      database that cannot be opened, read or written
+    │       └── RecordingError     recording that is damaged, or of another version or kernel
     ├── ToolchainError             missing or outdated NVRTC, CuPy or driver
     ├── CompileError               failed compilation
     └── WorkerError                failed child process
@@ -125,15 +126,36 @@ class NotTunedError(InputError):
         super().__init__(message)
 
 
-class BundleError(InputError):
+class DataError(InputError):
+    """File, database row or message from outside that does not match its schema.
+
+    Parameters
+    ----------
+    fault
+        What was found, and what was expected.
+    field
+        Path of the field, such as ``winners[3].config``; empty for the whole.
+    """
+
+    def __init__(self, fault: str, *, field: str = "") -> None:
+        self.fault = fault
+        self.field = field
+        super().__init__(f"{field}: {fault}" if field else fault)
+
+
+class DataWarning(UserWarning):
+    """Warning of rows of a database that do not match their schema, and are skipped."""
+
+
+class BundleError(DataError):
     """Bundle that cannot be written or read, is damaged or of another version, or holds nothing for the device."""
 
 
-class DatabaseError(InputError):
+class DatabaseError(DataError):
     """Tuning database that cannot be opened, read or written."""
 
 
-class RecordingError(InputError):
+class RecordingError(DataError):
     """Recording that is damaged, or of another format version or kernel."""
 
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from autotile.core.documents import canonical_json
 from autotile.core.dtypes import DTYPES
 from autotile.core.frozen import dataclass
-from autotile.core.model import Config, Resources, Value, canonical_json
+from autotile.core.model import Config, Resources, Value
 from autotile.cuda.toolchain import include_folders, load_nvrtc, nvrtc_version
 from autotile.errors import CompileError, InputError, ToolchainError
 from autotile.kernel.library import Kernel

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Select, delete, select
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import canonical_json
+from autotile.core.documents import canonical_json
 from autotile.database.keys import TuningKey
 from autotile.database.schema import FAMILIES, insert_for, now_text
 from autotile.database.winners import RULE_COLUMNS, StoredRule

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Problem, canonical_json
+from autotile.core.documents import canonical_json
+from autotile.core.model import Problem
 from autotile.database.paths import looks_like_url, network_file_system
 from autotile.database.winners import JSON_COLUMNS, RULE_COLUMNS, WINNER_COLUMNS, StoredRule, Winner
 from autotile.errors import InputError

@@ -8,8 +8,9 @@ from dataclasses import asdict, fields
 from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import canonical_json
 from autotile.core.frozen import dataclass
-from autotile.core.model import L2Mode, Problem, canonical_json
+from autotile.core.model import L2Mode, Problem
 from autotile.core.text import sizes_text
 from autotile.kernel.library import Kernel
 from autotile.kernel.spec import KernelSpec

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, Table, func, select, update
 
-from autotile.core.model import Measurement, Trial, canonical_json, config_key
+from autotile.core.documents import canonical_json
+from autotile.core.model import Measurement, Trial, config_key
 from autotile.core.statistics import Interval, ratio_of, widen_by_session_spread
 from autotile.database.database import Database
 from autotile.database.family_store import replace_family

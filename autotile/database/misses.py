@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, select
 
-from autotile.core.model import Problem, canonical_json, config_key
+from autotile.core.documents import canonical_json
+from autotile.core.model import Problem, config_key
 from autotile.database.keys import space_hash
 from autotile.database.schema import MISSES, insert_for, now_text
 from autotile.database.winners import StoredRule

@@ -19,7 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from autotile.core.model import Config, Resources, canonical_json
+from autotile.core.documents import canonical_json
+from autotile.core.model import Config, Resources
 from autotile.database.paths import atomic_write
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import BundleError, SpecError
