@@ -73,6 +73,33 @@ def convert(value: Any, schema: type[Schema]) -> Schema:
         raise _data_error(error) from None
 
 
+def storable(text: str) -> str:
+    """Return text that every database accepts: a compiler log may hold lone surrogates, and PostgreSQL rejects NUL."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()
+
+
+class NotJson:
+    """Cell of a JSON column that holds something else, which matches no schema."""
+
+    __slots__ = ()
+
+
+def json_cell(cell: Any) -> Any:
+    """Return the value of a cell of a JSON column, or `NotJson` for its schema to refuse."""
+    if cell is None:
+        return None
+    try:
+        return msgspec.json.decode(cell)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return NotJson()
+
+
+class Format(msgspec.Struct):
+    """Version of a document, which is read before anything else of it."""
+
+    format: Any
+
+
 def encode_json(value: Any, *, indent: int | None = None, compact: bool = False) -> str:
     """Return a JSON document in ASCII; a number that is not finite becomes null, as JSON has none.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Problem, Trial, config_key
@@ -28,7 +28,8 @@ from autotile.database.engine import (
 from autotile.database.keys import TuningKey
 from autotile.database.misses import StoredMiss, count_miss, read_misses
 from autotile.database.paths import check_is_database, check_readable, check_writable, file_identity, network_notice
-from autotile.database.schema import TRIALS, now_text
+from autotile.database.rows import LOCATION_OPTION
+from autotile.database.schema import now_text
 from autotile.database.studies import (
     StoredBest,
     StoredRun,
@@ -78,8 +79,8 @@ class Database:
         self.notices = notices
         self._location = location
         self._readonly = readonly
-        self._engine = engine
-        self._writer = engine.execution_options(**WRITE_OPTIONS)
+        self._engine = engine.execution_options(**{LOCATION_OPTION: self.location})
+        self._writer = self._engine.execution_options(**WRITE_OPTIONS)
         self._process = os.getpid()
 
     @classmethod
@@ -149,8 +150,8 @@ class Database:
         engine = _engine(parsed, readonly=True, server_timeout_s=server_timeout_s)
         try:
             with translated_errors(parsed), engine.connect() as connection:
-                revision = schema_revision(connection)
                 current = is_current(connection, parsed)
+                revision = schema_revision(connection, parsed)
         except BaseException as error:
             engine.dispose()
             if isinstance(error, DamagedDatabaseError) and isinstance(parsed, Path):
@@ -388,13 +389,10 @@ def study_times(database: Database, kernel: str) -> list[StudyTimes]:
 
 
 def _times(database: Database, study_id: int) -> dict[str, float]:
-    query = (
-        select(TRIALS.c.config_key, TRIALS.c.time_us)
-        .where(TRIALS.c.study_id == study_id, TRIALS.c.outcome == str(Outcome.OK), TRIALS.c.time_us.is_not(None))
-        .order_by(TRIALS.c.phase.desc(), TRIALS.c.id)  # times of the finals replace those of the search
-    )
-    with database.reading() as connection:
-        return {row.config_key: row.time_us for row in connection.execute(query)}
+    found = database.stored_trials(study_id)
+    found.sort(key=lambda stored: stored.phase == "final")  # times of the finals replace those of the search
+    trials = (stored.trial for stored in found)
+    return {config_key(t.config): t.time_us for t in trials if t.outcome is Outcome.OK and t.time_us is not None}
 
 
 Row = TypeVar("Row")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, Literal
 
-from autotile.core.device import DeviceProperties
-from autotile.core.documents import canonical_json
+from autotile.core.device import Capability, DeviceProperties
+from autotile.core.documents import Bytes, Count, Name, Text, canonical_json
 from autotile.core.frozen import dataclass
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import sizes_text
@@ -26,20 +26,20 @@ class TuningKey:
     Fields that an imported result does not state are ``""`` and ``0``.
     """
 
-    kernel: str
-    template_hash: str
+    kernel: Name
+    template_hash: Name
     """SHA-256 of the template and of the author's files that it includes."""
-    space_hash: str
+    space_hash: Name
     """See `space_hash`."""
-    options: tuple[str, ...]
+    options: tuple[Text, ...]
     """NVRTC options in addition to those that autotile always passes."""
-    dtype: str
-    sizes: Mapping[str, int]
-    gpu_name: str
-    compute_capability: str
-    sm_count: int
-    smem_per_block_optin_bytes: int
-    nvrtc_version: str
+    dtype: Name
+    sizes: Mapping[Name, Count]
+    gpu_name: Name
+    compute_capability: Capability | Literal[""]
+    sm_count: Count
+    smem_per_block_optin_bytes: Bytes
+    nvrtc_version: Name
     l2_mode: L2Mode
     source: ResultSource = "cuda"
     """``"replayed"`` for times from a recording, which never mix with times that were measured."""
@@ -87,18 +87,6 @@ class TuningKey:
     def to_json(self) -> dict[str, Any]:
         """Return every field as a JSON object."""
         return asdict(self) | {"options": list(self.options)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TuningKey:
-        """Invert `to_json`; entries that are not fields of a key are ignored.
-
-        Raises
-        ------
-        KeyError
-            A field is missing.
-        """
-        values = {field.name: data[field.name] for field in fields(cls)}
-        return cls(**values | {"options": tuple(data["options"]), "sizes": dict(data["sizes"])})
 
 
 def key_differences(tuned: TuningKey, requested: TuningKey) -> tuple[tuple[str, str, str], ...]:

@@ -12,9 +12,10 @@ from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Resources, Trial
 from autotile.database.database import Database
 from autotile.database.family_store import rules_query
-from autotile.database.fast_access import RULES_SQL, VERSION_TABLE, WINNERS_SQL, read_winners_fast
+from autotile.database.fast_access import RULES_SQL, WINNERS_SQL, read_winners_fast
 from autotile.database.keys import TuningKey
 from autotile.database.schema import STUDIES
+from autotile.database.structure import VERSION_TABLE
 from autotile.database.studies import WINNER_SELECTION, best_query
 
 

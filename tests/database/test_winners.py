@@ -7,10 +7,11 @@ import pytest
 from sqlalchemy import JSON
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import convert
 from autotile.core.model import Measurement, Resources
 from autotile.database.keys import TuningKey
 from autotile.database.schema import METADATA
-from autotile.database.winners import JSON_COLUMNS, RULE_COLUMNS, WINNER_COLUMNS, Winner
+from autotile.database.winners import JSON_COLUMNS, RULE_COLUMNS, WINNER_COLUMNS, Winner, WinnerDocument
 
 SELECTED = {**WINNER_COLUMNS, "families": RULE_COLUMNS}
 
@@ -26,7 +27,7 @@ def winner(key: TuningKey, device: DeviceProperties) -> Winner:
 )
 def test_a_winner_survives_json(winner: Winner, changes: dict[str, object]) -> None:
     expected = replace(winner, **changes)  # type: ignore[arg-type]
-    assert Winner.from_json(expected.to_json()) == expected
+    assert convert(expected.to_json(), WinnerDocument).winner() == expected
     assert list(expected.to_json()) == ["key", "device", "config", "resources", "measurement", "tuned_at", "shipped"]
 
 
