@@ -16,6 +16,7 @@
     │       ├── BundleError        bundle that cannot be written or read, is damaged, or is for another device
     │       ├── DatabaseError      database that cannot be opened, read or written
     │       └── RecordingError     recording that is damaged, or of another version or kernel
+    ├── DataWarning                warning of database rows that do not match their schema, and are skipped
     ├── ToolchainError             missing or outdated NVRTC, CuPy or driver
     ├── CompileError               failed compilation
     └── WorkerError                failed child process
@@ -143,7 +144,7 @@ class DataError(InputError):
         super().__init__(f"{field}: {fault}" if field else fault)
 
 
-class DataWarning(UserWarning):
+class DataWarning(AutotileError, UserWarning):
     """Warning of rows of a database that do not match their schema, and are skipped."""
 
 

@@ -100,13 +100,13 @@ class Format(msgspec.Struct):
     format: Any
 
 
-def encode_json(value: Any, *, indent: int | None = None, compact: bool = False) -> str:
+def encode_json(value: Any, *, indent: int | str | None = None, compact: bool = False) -> str:
     """Return a JSON document in ASCII; a number that is not finite becomes null, as JSON has none.
 
     Parameters
     ----------
     indent
-        Spaces of an indent; None for one line.
+        Indent, or its number of spaces; None for one line.
     compact
         Whether to leave out the spaces after commas and colons.
     """

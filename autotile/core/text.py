@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 
@@ -10,6 +11,29 @@ from autotile.core.model import Occupancy, Outcome
 
 NOTHING = "-"
 """Placeholder for a missing value."""
+
+
+_UNSHOWN = re.compile(
+    r"[^\S ]|[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+"""Characters that move the cursor, break a line, reverse the direction of a text, cannot be seen or cannot be encoded."""
+
+
+def shown_text(text: str, *, lines: bool = False) -> str:
+    """Escape the characters of a text from outside that a terminal would act upon, as in a Python string.
+
+    Parameters
+    ----------
+    text
+        Name, value or message, as it was stored.
+    lines
+        Whether line breaks are kept, as in a message of several lines.
+    """
+
+    def escaped(match: re.Match[str]) -> str:
+        return match[0] if lines and match[0] == "\n" else match[0].encode("unicode_escape").decode()
+
+    return _UNSHOWN.sub(escaped, text)
 
 
 def time_text(time_us: float | None) -> str:
@@ -55,7 +79,13 @@ def duration_text(seconds: float) -> str:
 
 def moment_text(moment: datetime | None) -> str:
     """Format a date and time in the local time zone, to the minute: ``2025-01-02 03:04``."""
-    return NOTHING if moment is None else f"{moment.astimezone():%Y-%m-%d %H:%M}"
+    if moment is None:
+        return NOTHING
+    try:
+        moment = moment.astimezone()
+    except OverflowError:  # in year 1 or 9999
+        pass
+    return f"{moment:%Y-%m-%d %H:%M}"
 
 
 def sizes_text(sizes: Mapping[str, int]) -> str:

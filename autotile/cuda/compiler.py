@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -17,12 +16,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from autotile.core.documents import canonical_json
+import msgspec
+
+from autotile.core.documents import Name, canonical_json, decode_json, encode_json
 from autotile.core.dtypes import DTYPES
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Resources, Value
 from autotile.cuda.toolchain import include_folders, load_nvrtc, nvrtc_version
-from autotile.errors import CompileError, InputError, ToolchainError
+from autotile.errors import CompileError, DataError, InputError, ToolchainError
 from autotile.kernel.library import Kernel
 
 _BASE_OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--no-cache")
@@ -58,11 +59,6 @@ class CompileJob:
     def to_json(self) -> dict[str, Any]:
         """Return the job as JSON values, for a compile worker."""
         return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CompileJob:
-        """Invert `to_json`."""
-        return cls(**{**data, "options": tuple(data["options"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +232,13 @@ class CachedCubin:
     resources: Resources
 
 
+class _Description(msgspec.Struct):
+    """File beside a cubin in the cache."""
+
+    entry_hash: Name
+    resources: Resources
+
+
 class CubinCache:
     """A folder of cubins, each with a small JSON file of its resources.
 
@@ -286,16 +289,16 @@ class CubinCache:
         """Return the cubin of a key; None if it is missing or damaged."""
         cubin = self._path(key)
         try:
-            description = json.loads(cubin.with_suffix(".json").read_text(encoding="utf-8"))
+            description = decode_json(cubin.with_suffix(".json").read_bytes(), _Description)
             data = cubin.read_bytes()
             cubin_hash = hashlib.sha256(data).hexdigest()
-            if description["entry_hash"] != _entry_hash(key, cubin_hash, description["resources"]):
+            if description.entry_hash != _entry_hash(key, cubin_hash, asdict(description.resources)):
                 return None
             with contextlib.suppress(OSError):  # the cache may be read-only
                 for file in (cubin, cubin.with_suffix(".json")):
                     os.utime(file)  # marks it as recently used
-            return CachedCubin(cubin, cubin_hash, Resources(**description["resources"]))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return CachedCubin(cubin, cubin_hash, description.resources)
+        except (OSError, DataError):
             return None
 
     def put(self, key: str, compilation: Compilation) -> CachedCubin:
@@ -310,7 +313,7 @@ class CubinCache:
         cubin_hash = hashlib.sha256(compilation.cubin).hexdigest()
         resources = asdict(compilation.resources)
         entry_hash = _entry_hash(key, cubin_hash, resources)
-        description = json.dumps({"cubin_hash": cubin_hash, "entry_hash": entry_hash, "resources": resources})
+        description = encode_json({"cubin_hash": cubin_hash, "entry_hash": entry_hash, "resources": resources})
         try:
             self._write(cubin.with_suffix(".json"), description.encode())
             self._write(cubin, compilation.cubin)

@@ -6,6 +6,7 @@ dataclasses at once.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ LOCATION_OPTION = "autotile_location"
 _NAMED_ROWS = 3
 """Rows that a warning names; `autotile db check` names all."""
 _MAX_FAULT = 200
+_PARTS = re.compile(r"\A(?:(?:key|problem|trial|geometry|resources|occupancy|measurement)\.)+")
+"""Parts of the objects that a row becomes, which are no columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,8 @@ def parse_row(table: str, row_id: int, value: Any, schema: type[Value]) -> Value
 
 def bad_row(table: str, row_id: int, error: DataError) -> BadRowError:
     """Return the error for a row whose content does not match a schema."""
-    return BadRowError(BadRow(table, row_id, error.field, error.fault[:_MAX_FAULT]))
+    column = _PARTS.sub("", error.field) if table != "families" else error.field
+    return BadRowError(BadRow(table, row_id, column, error.fault[:_MAX_FAULT]))
 
 
 def parsed_rows(
@@ -109,7 +113,7 @@ def parsed_rows(
 def rows_of(connection: Connection, query: Select[Any]) -> list[Row]:
     """Run a query, and return its rows as dictionaries with plain strings as keys, which a schema needs."""
     result = connection.execute(query)
-    names = [str(name) for name in result.keys()]
+    names = [str(name) for name in result.keys()]  # noqa: SIM118 - it is no dictionary
     return [dict(zip(names, row, strict=True)) for row in result]
 
 

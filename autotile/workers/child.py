@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -15,8 +14,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
+from autotile.core.documents import decode_json, encode_json
 from autotile.errors import InputError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.settings import child_environment
+from autotile.workers.protocol import Answer
 
 _CHUNK_BYTES = 1 << 16
 _MAX_UNREAD_BYTES = 1 << 24
@@ -211,19 +212,18 @@ class Child:
                 self._check_open()
                 while True:
                     line = self._pipe.receive(self._sent_at + deadline_s)
-                    match json.loads(line):
-                        case {"id": self._requests, "reply": dict(reply)}:
-                            return reply
-                        case {"id": self._requests, "stage": str(stage)}:
-                            line = b""
-                        case _:
-                            raise ValueError("not a reply to this request")
+                    answer = decode_json(line, Answer)
+                    if answer.id != self._requests or (answer.reply is None) == (answer.stage is None):
+                        raise ValueError("not a reply to this request")
+                    if answer.reply is not None:
+                        return answer.reply
+                    stage, line = answer.stage or "", b""
             except TimeoutError:
                 self.kill()
                 raise WorkerTimeoutError(f"no answer within {deadline_s:g} s", stage) from None
             except (EOFError, ConnectionError):
                 raise WorkerCrashError(self._describe_exit(), stage) from None
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 self.kill()
                 excerpt = f" ({line[:_EXCERPT_BYTES].decode(errors='replace')!r})" if line else ""
                 raise WorkerError(f"malformed reply from {self.module}: {error}{excerpt}", stage) from None
@@ -264,7 +264,7 @@ class Child:
         self._stderr.truncate(0)  # keep the output of this request only
         self._stderr.seek(0)  # the position is shared with the child
         self._requests += 1
-        self._pipe.send(json.dumps({"id": self._requests, "request": message}).encode() + b"\n", end)
+        self._pipe.send(encode_json({"id": self._requests, "request": message}).encode() + b"\n", end)
 
     def _check_open(self) -> None:
         """Raise `EOFError` after the streams were closed: their descriptors may be in use for other files by now."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autotile.core.documents import convert
 from autotile.core.model import Config, Outcome, config_text
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
@@ -243,7 +244,7 @@ class GpuWorker:
         """Set up a problem, or keep that of the last session if it is the same and intact."""
         if self._bench is None or workload != self._workload or not self._bench.is_intact():
             self._bench = None  # frees its memory
-            self._bench = Workbench(Workload(**workload))
+            self._bench = Workbench(convert(workload, Workload))
             self._workload = workload
         return self._bench
 

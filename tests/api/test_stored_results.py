@@ -15,11 +15,12 @@ from autotile.api import results
 from autotile.api.listings import FamilyList, TunedFamily
 from autotile.core.device import device_profile
 from autotile.core.display import Displayed
+from autotile.core.documents import convert
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import key_of
-from autotile.database.winners import StoredRule
+from autotile.database.winners import RuleDocument
 from autotile.errors import InputError, ProblemError, UnknownKernelError
 from autotile.kernel.library import load_kernel
 from autotile.settings import child_environment, data_folder, read_settings
@@ -115,7 +116,7 @@ class TestLists:
 
     def test_families(self) -> None:
         file = data_folder("tuned") / "families" / "nvidia-h200.sgemm.json"
-        rule = StoredRule.from_json(json.loads(file.read_text())["rules"][0])
+        rule = convert(json.loads(file.read_text())["rules"][0], RuleDocument).stored_rule()
         replayed = replace(rule, key=replace(rule.key, source="replayed"))
         found = FamilyList((TunedFamily(replayed, in_force=True),), "t.db")
         assert repr(found) == "<FamilyList: 1 family (replayed) in t.db>"
