@@ -144,7 +144,7 @@ class DataError(InputError):
         super().__init__(f"{field}: {fault}" if field else fault)
 
 
-class DataWarning(AutotileError, UserWarning):
+class DataWarning(AutotileError, UserWarning):  # noqa: N818 - a warning, which can be turned into an error
     """Warning of rows of a database that do not match their schema, and are skipped."""
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from autotile.cli.arguments import ArchitectureOption, DatabaseOption, DtypeOption, JsonOption, complete_kernel
 from autotile.cli.output import examples, show
 from autotile.cli.tables import RIGHT, below, facts, table
-from autotile.core.text import bytes_text
+from autotile.core.text import bytes_text, shown_text
 from autotile.errors import InputError
 
 if TYPE_CHECKING:

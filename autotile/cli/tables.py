@@ -40,8 +40,8 @@ class Trimmed:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render it line by line."""
-        for line in Segment.split_lines(console.render(self.renderable, options)):
-            line = [segment._replace(text=shown_text(segment.text)) for segment in line if not segment.control]
+        for rendered in Segment.split_lines(console.render(self.renderable, options)):
+            line = [segment._replace(text=shown_text(segment.text)) for segment in rendered if not segment.control]
             while line and not line[-1].text.strip():
                 line.pop()
             if line:

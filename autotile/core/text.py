@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 
 from autotile.core.device import DeviceProperties
@@ -16,7 +17,7 @@ NOTHING = "-"
 _UNSHOWN = re.compile(
     r"[^\S ]|[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
-"""Characters that move the cursor, break a line, reverse the direction of a text, cannot be seen or cannot be encoded."""
+"""Characters that move the cursor, break a line, reverse a text, cannot be seen or cannot be encoded."""
 
 
 def shown_text(text: str, *, lines: bool = False) -> str:
@@ -81,10 +82,8 @@ def moment_text(moment: datetime | None) -> str:
     """Format a date and time in the local time zone, to the minute: ``2025-01-02 03:04``."""
     if moment is None:
         return NOTHING
-    try:
+    with suppress(OverflowError):  # in year 1 or 9999
         moment = moment.astimezone()
-    except OverflowError:  # in year 1 or 9999
-        pass
     return f"{moment:%Y-%m-%d %H:%M}"
 
 

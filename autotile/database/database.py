@@ -317,6 +317,11 @@ class Database:
         except DamagedDatabaseError as error:  # so damaged that SQLite's check itself fails
             return DatabaseCheck.damaged(self.location, [str(error)])
 
+    @property
+    def path(self) -> Path | None:
+        """Path of the file; None if the database is on a server."""
+        return self._location if isinstance(self._location, Path) else None
+
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Begin a transaction that reads."""

@@ -132,7 +132,7 @@ def _decoded(row: dict[str, Any]) -> dict[str, Any]:
 @lru_cache(maxsize=16)
 def _device(cell: Any) -> DeviceProperties | None:
     """Parse the device of a study; most studies of a database share one."""
-    return convert(json_cell(cell), DeviceProperties | None)
+    return convert(json_cell(cell), DeviceProperties) if cell is not None else None
 
 
 _ADD = """

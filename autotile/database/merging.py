@@ -162,7 +162,7 @@ def _copy_runs(theirs: Connection, ours: Connection, from_study: int, study_id: 
 
 def _copy_family(ours: Connection, row: Mapping[Any, Any]) -> bool:
     """Copy a family that the target lacks, or its rule if it is newer; return whether a rule was copied."""
-    known = rows_of(ours, select(FAMILIES.c.learned_at).where(FAMILIES.c.digest == row["digest"]))
+    known = list(rows_of(ours, select(FAMILIES.c.learned_at).where(FAMILIES.c.digest == row["digest"])))
     if not known:
         ours.execute(FAMILIES.insert(), _values(FAMILIES, row))
         return row["rule"] is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -110,11 +110,12 @@ def parsed_rows(
     return found
 
 
-def rows_of(connection: Connection, query: Select[Any]) -> list[Row]:
-    """Run a query, and return its rows as dictionaries with plain strings as keys, which a schema needs."""
+def rows_of(connection: Connection, query: Select[Any]) -> Iterator[Row]:
+    """Run a query, and yield its rows as dictionaries with plain strings as keys, which a schema needs."""
     result = connection.execute(query)
     names = [str(name) for name in result.keys()]  # noqa: SIM118 - it is no dictionary
-    return [dict(zip(names, row, strict=True)) for row in result]
+    for row in result:
+        yield dict(zip(names, row, strict=True))
 
 
 _named: set[tuple[str, BadRow]] = set()

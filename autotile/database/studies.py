@@ -148,7 +148,7 @@ def list_studies(connection: Connection, kernel: str | None) -> list[StudySummar
 def _summary(row: Row, best: Trial | None) -> StudySummary:
     study = stored_study(row)
     try:
-        last_at = convert(row["last_at"], Moment | None)
+        last_at = convert(row["last_at"], datetime) if row["last_at"] is not None else None
     except DataError:  # of a trial that does not match its schema
         last_at = None
     return StudySummary(

@@ -13,6 +13,8 @@ from sqlalchemy import Connection, Engine, Table, func, inspect, select, text
 
 from autotile.database.engine import WRITE_OPTIONS, DamagedDatabaseError, Location
 from autotile.database.paths import file_identity
+from autotile.database.quarantine import find_bad_rows
+from autotile.database.rows import BadRow
 from autotile.database.schema import METADATA, RUNS, STUDIES, TRIALS
 from autotile.database.structure import (
     SCHEMA_REVISION,
@@ -200,12 +202,14 @@ class DatabaseCheck:
     unfinished_runs: int
     """Runs without an end: in progress, or killed."""
     problems: tuple[str, ...]
-    """One line for each fault; empty if there is none."""
+    """One line for each fault of the file; empty if there is none."""
+    bad_rows: tuple[BadRow, ...] = ()
+    """Rows that do not match their schema, which everything else skips."""
 
     @property
     def ok(self) -> bool:
         """Whether no fault was found."""
-        return not self.problems
+        return not self.problems and not self.bad_rows
 
     @classmethod
     def damaged(cls, location: str, problems: Sequence[str]) -> DatabaseCheck:
@@ -214,16 +218,16 @@ class DatabaseCheck:
 
 
 def check_database(connection: Connection, location: str) -> DatabaseCheck:
-    """Check for damaged pages, and for rows whose study or run is missing."""
+    """Check for damaged pages, for rows whose study or run is missing, and for rows that do not match their schema."""
     problems = _damaged_pages(connection)
     if problems:
         # Counting would read the damaged pages again and raise.
         return DatabaseCheck.damaged(location, problems)
     counts = {name: _count(connection, table) for name, table in METADATA.tables.items()}
     unfinished = connection.execute(select(func.count()).where(RUNS.c.ended_at.is_(None))).scalar_one()
-    return DatabaseCheck(
-        location, schema_revision(connection, location) or "none", counts, unfinished, tuple(_orphans(connection))
-    )
+    revision = schema_revision(connection, location) or "none"
+    bad_rows = tuple(find_bad_rows(connection))
+    return DatabaseCheck(location, revision, counts, unfinished, tuple(_orphans(connection)), bad_rows)
 
 
 def _damaged_pages(connection: Connection) -> list[str]:
