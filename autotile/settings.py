@@ -45,12 +45,12 @@ class Settings:
 class _Config(msgspec.Struct, forbid_unknown_fields=True):
     """Schema of ``config.toml``; an entry without a value takes the default of the setting."""
 
-    database: str | None = None
-    cache: str | None = None
-    kernels: str | None = None
+    database: str | msgspec.UnsetType = msgspec.UNSET
+    cache: str | msgspec.UnsetType = msgspec.UNSET
+    kernels: str | msgspec.UnsetType = msgspec.UNSET
     cache_limit_mib: int | str = 1024
-    sanitizer: str | None = None
-    graphs: str | None = None
+    sanitizer: str | msgspec.UnsetType = msgspec.UNSET
+    graphs: str | msgspec.UnsetType = msgspec.UNSET
 
 
 _EXPECTED_CONFIG = (
@@ -70,7 +70,7 @@ def read_settings() -> Settings:
     config = _read_config(_user_folder("XDG_CONFIG_HOME", ".config") / "config.toml")
 
     def entry(variable: str, configured: object, default: object) -> str:
-        return os.environ.get(variable) or str(default if configured is None else configured)
+        return os.environ.get(variable) or str(default if configured is msgspec.UNSET else configured)
 
     limit_mib = entry("AUTOTILE_CACHE_LIMIT_MIB", config.cache_limit_mib, 1024)
     if not re.fullmatch("0*[1-9][0-9]{0,11}", limit_mib):

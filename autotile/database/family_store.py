@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from sqlalchemy import Connection, Select, delete, select
@@ -121,13 +121,18 @@ def check_family(row: Row) -> None:
     """Raise a `BadRowError` if a complete row of the table does not match the schema."""
     _state(row)
     parse_row("families", row["id"], row, _FamilyRow)
-    if row["learned_at"] is not None:
+    try:
+        Family.from_json(row["family"])
+    except DataError as error:
+        raise bad_row("families", row["id"], DataError(error.fault, field="family")) from None
+    if row["learned_at"] is not None or row["rule"] is not None:
         stored_rule(row)
 
 
 class _FamilyRow(msgspec.Struct):
-    """Columns of a row, besides the state and the rule."""
+    """Columns of a row, besides the state, the family and the rule."""
 
+    digest: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
     kernel: Name
     dtype: Name
     key: TuningKey

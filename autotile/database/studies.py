@@ -14,7 +14,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import Moment, Name, Whole, convert
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.keys import TuningKey
-from autotile.database.rows import BadRow, BadRowError, Row, parse_row, parsed_rows, warn_of
+from autotile.database.rows import BadRow, BadRowError, Row, bad_row, parse_row, parsed_rows, warn_of
 from autotile.database.schema import BEST, METADATA, RUNS, STUDIES, TRIALS, insert_for, now_text
 from autotile.database.trials import StoredTrial, stored_trial
 from autotile.database.winners import WINNER_COLUMNS, Winner
@@ -111,7 +111,10 @@ def stored_run(row: Row) -> StoredRun:
 
 def stored_study(row: Row) -> StoredStudy:
     """Return the study in a row of the table; a `BadRowError` if it does not match the schema."""
-    return parse_row("studies", row["id"], {**row, "study_id": row["id"], "key": row}, StoredStudy)
+    found = parse_row("studies", row["id"], {**row, "study_id": row["id"], "key": row}, StoredStudy)
+    if row["digest"] != found.key.digest:
+        raise bad_row("studies", row["id"], DataError("it is not that of the key", field="digest"))
+    return found
 
 
 def list_studies(connection: Connection, kernel: str | None) -> list[StudySummary]:

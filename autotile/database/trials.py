@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from sqlalchemy import Connection, select
 
 from autotile.core.documents import Count, Moment, Whole, storable
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial, config_key
-from autotile.database.rows import Row, parse_row, parsed_rows
+from autotile.database.rows import Row, bad_row, parse_row, parsed_rows
 from autotile.database.schema import TRIALS
-from autotile.database.winners import RESOURCE_COLUMNS, measured_parts
+from autotile.database.winners import RESOURCE_COLUMNS, measured_parts, part_of
+from autotile.errors import DataError
 
 Phase = Literal["search", "final"]
+
+_OCCUPANCY_COLUMNS = tuple(field.name for field in fields(Occupancy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,14 @@ def stored_trial(row: Row) -> StoredTrial:
     columns = {**row, "samples_us": row["samples_us"] or ()}
     parts = {
         **measured_parts(columns),
-        "geometry": columns if row["grid"] is not None else None,
-        "occupancy": columns if row["blocks_per_sm"] is not None else None,
+        "geometry": part_of(row, ("grid", "block", "dynamic_smem_bytes")),
+        "occupancy": part_of(row, _OCCUPANCY_COLUMNS),
     }
     value = {**columns, "trial_id": row["id"], "trial": {**columns, **parts}}
-    return parse_row("trials", row["id"], value, StoredTrial)
+    found = parse_row("trials", row["id"], value, StoredTrial)
+    if row["config_key"] != config_key(found.trial.config):
+        raise bad_row("trials", row["id"], DataError("it is not that of the configuration", field="config_key"))
+    return found
 
 
 def insert_trial(connection: Connection, row: Mapping[str, Any]) -> int:

@@ -7,7 +7,7 @@ It does not import SQLAlchemy, whose import takes longer than the rest of a proc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -110,14 +110,19 @@ class Winner:
 
 
 def measured_parts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of the resources and of the measurement in a row of ``trials``; None where there are none.
+    """Return the columns of the resources and of the measurement in a row of ``trials``; None where all are null.
 
     The names of the columns are those of the fields.
     """
     return {
-        "resources": row if row["registers"] is not None else None,
-        "measurement": row if row["time_us"] is not None else None,
+        "resources": part_of(row, RESOURCE_COLUMNS),
+        "measurement": part_of(row, ("time_us", "low_us", "high_us", "l2")),
     }
+
+
+def part_of(row: Mapping[str, Any], columns: Iterable[str]) -> Mapping[str, Any] | None:
+    """Return a row if one of some columns is not null, else None."""
+    return row if any(row[name] is not None for name in columns) else None
 
 
 class MeasurementDocument(msgspec.Struct):

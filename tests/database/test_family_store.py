@@ -49,8 +49,7 @@ class TestState:
         assert FamilyStore(database).state(family_key, FAMILY) == state
         FamilyStore(database).save_state(family_key, FAMILY, DEVICE, replace(state, tuned=2))
         assert FamilyStore(database).state(family_key, FAMILY) == replace(state, tuned=2)
-        with pytest.warns(DataWarning, match="families 1: rule"):
-            assert FamilyStore(database).rules() == []
+        assert FamilyStore(database).rules() == []
         FamilyStore(database).save_rule(family_key, DEVICE, a_rule())
         assert FamilyStore(database).state(family_key, FAMILY) is None
 

@@ -11,7 +11,7 @@ from autotile.core.documents import convert
 from autotile.core.model import Measurement, Resources
 from autotile.database.keys import TuningKey
 from autotile.database.schema import METADATA
-from autotile.database.winners import JSON_COLUMNS, RULE_COLUMNS, WINNER_COLUMNS, Winner, WinnerDocument
+from autotile.database.winners import JSON_COLUMNS, RESOURCE_COLUMNS, RULE_COLUMNS, WINNER_COLUMNS, Winner, WinnerDocument
 
 SELECTED = {**WINNER_COLUMNS, "families": RULE_COLUMNS}
 
@@ -48,8 +48,7 @@ def test_the_driver_is_that_of_the_run(winner: Winner, device: DeviceProperties,
     row = {
         **winner.key.to_json(),
         "config": winner.config,
-        "registers": None,
-        "time_us": None,
+        **dict.fromkeys([*RESOURCE_COLUMNS, "time_us", "low_us", "high_us", "l2"]),
         "created_at": winner.tuned_at.isoformat(),
         "driver": driver,
     }
