@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +15,7 @@ DEEP = "nested a hundred thousand times"
 
 ODD_TEXTS = (
     "", "x", "1", "None", "ok", "\n", "a\nb", "\x1b[31mred", "\x1b]0;title\x07", "\u202egnp.exe", "\u2066x", "\u200b",
-    "\x00", "\ud800", "a\udfffb", "\ufeff", "café", "x" * 5000, "y" * 3_000_000, "../../etc/passwd", "'; DROP TABLE",
+    "\x00", "\ud800", "a\udfffb", "\ufeff", "café", "x" * 2000, "../../etc/passwd", "'; DROP TABLE",
     "2025-01-01", "2025-01-01T00:00:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59.999999-12:00", "NaN",
     "{}", "[]", "nan", "1e400", "9.0", "0.0", "999.999", "9.0\n", "float32", "cuda", "final", "search",
 )  # fmt: skip
@@ -24,7 +24,7 @@ ODD_NUMBERS = (
     0.0, -0.0, 0.5, -0.5, 1e-320, 1e-9, 1e18, 1.7e308, -1e308, float("inf"), float("-inf"), float("nan"), True, False,
 )  # fmt: skip
 ODD_VALUES: tuple[Any, ...] = (
-    *ODD_TEXTS, *ODD_NUMBERS, None, [], {}, [[]], [{}], {"a": 1}, {"": []}, [1, 2, 3], [0] * 5000, [None], DEEP,
+    *ODD_TEXTS, *ODD_NUMBERS, None, [], {}, [[]], [{}], {"a": 1}, {"": []}, [1, 2, 3], [0] * 100, [None], DEEP,
 )  # fmt: skip
 
 
@@ -49,11 +49,11 @@ def _alter(holder: Any, name: Any, random: Random) -> None:
         case 0 if name != "":
             del holder[name]
         case 1 if isinstance(holder, dict) and name != "":
-            holder[random.choice(ODD_TEXTS[:-30] or ODD_TEXTS)] = holder.pop(name)
+            holder[random.choice(ODD_TEXTS)] = holder.pop(name)
         case 2:
             holder[name] = random.choice(([holder[name]], {"a": holder[name]}, str(holder[name]), [holder[name]] * 2))
         case _:
-            holder[name] = random.choice(ODD_VALUES)
+            holder[name] = copy.deepcopy(random.choice(ODD_VALUES))
 
 
 def as_json(document: Any) -> str:
@@ -83,10 +83,7 @@ def alter_rows(path: Path, random: Random, count: int) -> list[tuple[str, int, s
 
 
 def _odd_cell(cell: Any, random: Random) -> Any:
-    if isinstance(cell, str) and cell[:1] in ("{", "[") and random.random() < 0.7:
+    if isinstance(cell, str) and cell[:1] in ("{", "[") and len(cell) < 10_000 and random.random() < 0.7:
         return as_json(altered(json.loads(cell), random))
-    value = random.choice((*ODD_VALUES, b"\xff\xfe", b"bytes", sqlite3.Binary(b"\x00" * 10)))
+    value = random.choice((*ODD_VALUES, b"\xff\xfe", b"bytes", "y" * 2_000_000))
     return as_json(value) if isinstance(value, dict | list) else value
-
-
-Check = Callable[[], object]

@@ -10,6 +10,7 @@ from pathlib import Path
 import autotile
 from autotile.core.device import device_profile
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial, config_key
+from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, study_times
 from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.keys import TuningKey, key_of
@@ -31,7 +32,7 @@ def make_database(path: Path) -> Path:
     with Database.open(path) as database:
         for size in (512, 1024, 2048):
             problem = Problem(KERNEL, {**SIZES, "M": size}, "float32")
-            key = key_of(kernel, problem, DEVICE, nvrtc_version="13.0", l2_mode="cold")
+            key = key_of(kernel, problem, DEVICE, nvrtc_version=nvrtc_version(), l2_mode="cold")
             study = database.study(key, DEVICE)
             run = database.start_run(study, sampler="tpe", seed=1, settings={"trials": 5}, driver="13.0", host="host")
             for number, config in enumerate(configs):

@@ -54,7 +54,7 @@ class CompileJob:
     def key(self) -> str:
         """Name of the cubin in the cache: a SHA-256 hash of everything that the cubin depends on."""
         identity = [self.source_hash, self.entry, self.architecture, list(self.options), nvrtc_version()]
-        return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+        return hashlib.sha256(canonical_json(identity).encode(errors="surrogatepass")).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """Return the job as JSON values, for a compile worker."""
@@ -214,7 +214,7 @@ def _create_private(folder: Path) -> None:
 
 
 def _entry_hash(key: str, cubin_hash: str, resources: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical_json([key, cubin_hash, resources]).encode()).hexdigest()
+    return hashlib.sha256(canonical_json([key, cubin_hash, resources]).encode(errors="surrogatepass")).hexdigest()
 
 
 _WRITES_BETWEEN_TRIMS = 32

@@ -260,6 +260,8 @@ def translated_errors(location: Location) -> Iterator[None]:
         shown = _masked(reason, location)
         cause = error if shown == reason else None  # whose text holds a secret is not shown by a traceback either
         raise kind(f"database {location}: {shown}" + (f": {remedy}" if remedy else "")) from cause
+    except UnicodeEncodeError:  # of a name on a command line that is not UTF-8
+        raise DatabaseError(f"database {location}: a name has characters that are not UTF-8; correct it") from None
     except SQLAlchemyError as error:
         shown = _masked(str(error), location)
         raise DatabaseError(f"database {location}: {shown}") from (error if shown == str(error) else None)

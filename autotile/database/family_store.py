@@ -160,4 +160,4 @@ def _identity(key: TuningKey, family: Family) -> dict[str, Any]:
 
 
 def _digest(key: TuningKey, family: Family) -> str:
-    return hashlib.sha256(canonical_json([key.to_json(), family.to_json()]).encode()).hexdigest()
+    return hashlib.sha256(canonical_json([key.to_json(), family.to_json()]).encode(errors="surrogatepass")).hexdigest()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from autotile.core.device import Capability, DeviceProperties
+from msgspec import Meta
+
+from autotile.core.device import DeviceProperties
 from autotile.core.documents import Bytes, Count, Name, Text, canonical_json
 from autotile.core.frozen import dataclass
 from autotile.core.model import L2Mode, Problem
@@ -36,7 +38,7 @@ class TuningKey:
     dtype: Name
     sizes: Mapping[Name, Count]
     gpu_name: Name
-    compute_capability: Capability | Literal[""]
+    compute_capability: Annotated[str, Meta(pattern=r"\A(?:[0-9]{1,3}\.[0-9]{1,3})?\Z")]
     sm_count: Count
     smem_per_block_optin_bytes: Bytes
     nvrtc_version: Name
@@ -77,7 +79,7 @@ class TuningKey:
     @property
     def digest(self) -> str:
         """SHA-256 of all fields; the order of the sizes does not change it."""
-        return hashlib.sha256(canonical_json(self.to_json()).encode()).hexdigest()
+        return hashlib.sha256(canonical_json(self.to_json()).encode(errors="surrogatepass")).hexdigest()
 
     @property
     def problem(self) -> Problem:
@@ -145,7 +147,7 @@ def space_hash(spec: KernelSpec) -> str:
         "tolerance": spec.reference.tolerance,
         **({"architecture": spec.architecture} if spec.architecture is not None else {}),
     }
-    return hashlib.sha256(canonical_json(meaning).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(meaning).encode(errors="surrogatepass")).hexdigest()
 
 
 def key_text(key: TuningKey) -> str:

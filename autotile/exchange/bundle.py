@@ -215,7 +215,7 @@ FALLBACK = "Without bundle=, kernels are served from the database and the compil
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a manifest's canonical form without its ``digest`` entry."""
     content = {name: entry for name, entry in manifest.items() if name != "digest"}
-    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(content).encode(errors="surrogatepass")).hexdigest()
 
 
 def write_bundle(
@@ -252,7 +252,7 @@ def write_bundle(
         },
     }
     manifest["digest"] = manifest_digest(manifest)
-    members[MANIFEST] = canonical_json(manifest).encode()
+    members[MANIFEST] = canonical_json(manifest).encode(errors="surrogatepass")
     _check_sizes(path, members)
     try:
         with atomic_write(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:

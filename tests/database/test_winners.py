@@ -11,7 +11,14 @@ from autotile.core.documents import convert
 from autotile.core.model import Measurement, Resources
 from autotile.database.keys import TuningKey
 from autotile.database.schema import METADATA
-from autotile.database.winners import JSON_COLUMNS, RESOURCE_COLUMNS, RULE_COLUMNS, WINNER_COLUMNS, Winner, WinnerDocument
+from autotile.database.winners import (
+    JSON_COLUMNS,
+    RESOURCE_COLUMNS,
+    RULE_COLUMNS,
+    WINNER_COLUMNS,
+    Winner,
+    WinnerDocument,
+)
 
 SELECTED = {**WINNER_COLUMNS, "families": RULE_COLUMNS}
 
