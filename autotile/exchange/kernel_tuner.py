@@ -316,4 +316,4 @@ def _measurement(found: _Measured) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf

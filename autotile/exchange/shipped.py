@@ -187,7 +187,7 @@ def _read(path: Path, content: str, expected_format: int, schema: type[Schema]) 
         raise InputError(f"cannot read the {content} in {path}: {error.strerror}") from None
     except DataError as error:
         raise _damaged(path, content, error) from None
-    raise InputError(
+    raise DataError(
         f"{path} has format {found!r:.40}, this version of autotile reads {expected_format}: upgrade autotile"
     )
 

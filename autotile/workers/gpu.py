@@ -259,14 +259,13 @@ def _parsed(reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _T]) -
     WorkerError
         The worker reports another error, or the reply is malformed.
     """
-    if "error" in reply:
-        failed = convert(reply, ErrorReply)
-        kinds = {"input": InputError, "toolchain": ToolchainError}
-        raise kinds.get(failed.kind, WorkerError)(failed.error)
     try:
-        return read(reply)
+        if "error" not in reply:
+            return read(reply)
+        failed = convert(reply, ErrorReply)
     except DataError as error:
         raise WorkerError(f"the worker's reply is malformed: {error}") from None
+    raise {"input": InputError, "toolchain": ToolchainError}.get(failed.kind, WorkerError)(failed.error)
 
 
 def _evaluation(reply: Mapping[str, Any]) -> Evaluation | None:
