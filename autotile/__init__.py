@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # importing `typing` would be most of this module's time, and Ctrl-C in it a traceback
 if TYPE_CHECKING:
     from autotile.api.database_check import CheckResult as CheckResult
     from autotile.api.database_check import db_check as db_check
@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from autotile.errors import NotTunedError as NotTunedError
     from autotile.errors import ProblemError as ProblemError
     from autotile.errors import RecordingError as RecordingError
+    from autotile.errors import RescuedRunError as RescuedRunError
     from autotile.errors import SpecError as SpecError
     from autotile.errors import ToolchainError as ToolchainError
     from autotile.errors import UnknownKernelError as UnknownKernelError
@@ -267,6 +268,7 @@ _NAMES = {
         "NotTunedError",
         "ProblemError",
         "RecordingError",
+        "RescuedRunError",
         "SpecError",
         "ToolchainError",
         "UnknownKernelError",
@@ -340,7 +342,7 @@ class _Package(ModuleType):
     it looks for them in the function.
     """
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name not in _MODULE_OF or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 
@@ -348,7 +350,7 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'autotile' has no attribute {name!r}")
     from importlib import import_module
@@ -358,5 +360,5 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def __dir__() -> Any:
+def __dir__() -> object:
     return sorted([*__all__, "list"])

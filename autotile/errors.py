@@ -18,6 +18,7 @@
     │       └── RecordingError     recording that is damaged, or of another version or kernel
     ├── DataWarning                warning of database rows that do not match their schema, and are skipped
     ├── ToolchainError             missing or outdated NVRTC, CuPy or driver
+    ├── RescuedRunError            run that its database lost; its trials are in a rescue file
     ├── CompileError               failed compilation
     └── WorkerError                failed child process
         ├── WorkerCrashError
@@ -156,6 +157,22 @@ class DatabaseError(DataError):
     """Tuning database that cannot be opened, read or written."""
 
 
+class RescuedRunError(AutotileError):
+    """Run that its database lost or could not store.
+
+    Parameters
+    ----------
+    message
+        Error message.
+    rescued
+        Path of a database with the trials of the run; empty if there are none, or no folder could be written.
+    """
+
+    def __init__(self, message: str, rescued: str = "") -> None:
+        self.rescued = rescued
+        super().__init__(message)
+
+
 class RecordingError(DataError):
     """Recording that is damaged, or of another format version or kernel."""
 
@@ -189,7 +206,19 @@ class WorkerError(AutotileError):
 
 
 class WorkerCrashError(WorkerError):
-    """Child process that ended without a reply."""
+    """Child process that ended without a reply.
+
+    Parameters
+    ----------
+    message, stage
+        As for `WorkerError`.
+    killed
+        Whether SIGKILL ended it, which a process does not send to itself: the system does when memory runs out.
+    """
+
+    def __init__(self, message: str, stage: str = "", *, killed: bool = False) -> None:
+        self.killed = killed
+        super().__init__(message, stage)
 
 
 class WorkerTimeoutError(WorkerError):

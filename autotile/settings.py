@@ -20,11 +20,19 @@ _SWITCH = {"on": True, "off": False}
 _MAX_CONFIG_BYTES = 2**16
 """Maximum size of ``config.toml``."""
 _PACKAGE = Path(__file__).resolve().parent
+_FIRST_FOLDER: Path | None
+try:
+    _FIRST_FOLDER = Path.cwd()
+except OSError:  # the folder has been deleted
+    _FIRST_FOLDER = None
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Locations and switches; the environment variable and the key in ``config.toml`` of each are in parentheses."""
+    """Locations and switches; the environment variable and the key in ``config.toml`` of each are in parentheses.
+
+    A relative path is one below the working directory at the first use of autotile, whatever it is now.
+    """
 
     database: str = field(repr=False)
     """Path of an SQLite file, or a database URL (``AUTOTILE_DB``, ``database``)."""
@@ -80,10 +88,17 @@ def read_settings() -> Settings:
         raise InputError(f"the setting graphs (AUTOTILE_GRAPHS) is {graphs!r}, expected on or off")
     extra = entry("AUTOTILE_KERNELS", config.kernels, "").split(os.pathsep)
     return Settings(
-        database=entry("AUTOTILE_DB", config.database, _user_folder("XDG_DATA_HOME", ".local/share") / "autotile.db"),
-        cache=Path(entry("AUTOTILE_CACHE", config.cache, _user_folder("XDG_CACHE_HOME", ".cache"))).expanduser(),
+        database=_database(
+            entry("AUTOTILE_DB", config.database, _user_folder("XDG_DATA_HOME", ".local/share") / "autotile.db")
+        ),
+        cache=_folder(
+            entry("AUTOTILE_CACHE", config.cache, _user_folder("XDG_CACHE_HOME", ".cache")), "the cubin cache"
+        ),
         cache_limit_bytes=int(limit_mib) * 2**20,
-        kernel_folders=(*(Path(folder).expanduser() for folder in extra if folder), data_folder("search_spaces")),
+        kernel_folders=(
+            *(_folder(folder, "a kernel folder") for folder in extra if folder),
+            data_folder("search_spaces"),
+        ),
         recording_folders=(data_folder("recordings"),),
         sanitizer=entry("AUTOTILE_SANITIZER", config.sanitizer, ""),
         graphs=_SWITCH[graphs],
@@ -114,6 +129,31 @@ def expand_path(path: str | Path, what: str) -> Path:
         raise InputError(f"{str(path)!r}: there is no home folder {user}; give the whole path of {what}") from None
 
 
+def absolute_path(path: str | Path, what: str, folder: Path | None = None) -> Path:
+    """Return a path that means the same file after a change of the working directory; parameters of `expand_path`.
+
+    Parameters
+    ----------
+    folder
+        Folder that a relative path is below; None for the working directory.
+
+    Raises
+    ------
+    InputError
+        As for `expand_path`; or the path is relative, and the working directory was deleted.
+    """
+    expanded = expand_path(path, what)
+    if expanded.is_absolute():
+        return expanded
+    try:
+        return (folder or Path.cwd()) / expanded
+    except OSError:
+        raise InputError(
+            f"{str(path)!r} is relative, and the working directory was deleted: change to another folder, or give the "
+            f"whole path of {what}"
+        ) from None
+
+
 def toolkit_folders() -> tuple[Path, ...]:
     """Return possible locations of a CUDA toolkit: ``CUDA_HOME``, ``CUDA_PATH``, then the installer's default."""
     named = (os.environ.get(variable) for variable in ("CUDA_HOME", "CUDA_PATH"))
@@ -141,6 +181,16 @@ def child_environment() -> dict[str, str]:
 def available_cores() -> int:
     """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _database(location: str) -> str:
+    """Return the path or URL of the user's database; only what cannot be meant as a URL is made absolute."""
+    return location if set(":@?=") & set(location) else str(absolute_path(location, "a database", _FIRST_FOLDER))
+
+
+def _folder(path: str, what: str) -> Path:
+    """Return a folder of the settings."""
+    return absolute_path(path, what, _FIRST_FOLDER)
 
 
 def _user_folder(variable: str, default: str) -> Path:

@@ -107,11 +107,16 @@ def tunes(checkouts: dict[str, Path], count: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {side: [] for side in checkouts}
     for number in range(count):
         for side, checkout in checkouts.items():
-            with tempfile.TemporaryDirectory() as folder:
-                words = ["tune", "sgemm_2d", "M=4096", "N=4096", "K=4096", "--seed", str(number), "--json"]
-                answer = json.loads(python(checkout, Path(folder), "-m", "autotile", *words))
-                times[side].append(float(answer["seconds"]))
+            words = ["tune", "sgemm_2d", "M=4096", "N=4096", "K=4096", "--seed", str(number), "--json"]
+            answer = json.loads(in_fresh_folder(checkout, "-m", "autotile", *words))
+            times[side].append(float(answer["seconds"]))
     return {side: statistics(each) for side, each in times.items()}
+
+
+def in_fresh_folder(checkout: Path, *words: str) -> str:
+    """Run Python with the package of a checkout, an empty database and an empty cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        return python(checkout, Path(folder), *words)
 
 
 def python(checkout: Path, folder: Path, *words: str) -> str:

@@ -8,6 +8,13 @@
    matrix products in bursts on the same GPU.
 3. For each run, Kernel Tuner's method on the same configurations: the smallest mean of seven runs wins.
 4. A/A test: one configuration under two names must end as a tie.
+
+    python benchmarks/repeatability.py --close 30 [--shape 2048,2048,2048] [--output close.json]
+
+does steps 2 and 3 on a space whose ten best configurations were recorded within half a percent of each other, and
+compares the winners with the fastest configuration of a long interleaved race of all of them, which no tuning is part
+of. The configurations are neighbours in a recording that ships with autotile. ``--list`` shows them, and
+needs no GPU.
 """
 
 from __future__ import annotations
@@ -35,6 +42,7 @@ from autotile.core.model import Config, config_key
 from autotile.core.statistics import median_interval, paired_ratio
 from autotile.cuda.driver import live_device
 from autotile.cuda.timing import Timer
+from autotile.exchange.recording import find_recording, read_recording
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.search.samplers import BRUTE_FORCE
@@ -63,9 +71,14 @@ def main() -> None:
     parser.add_argument("--configurations", type=int, default=320)
     parser.add_argument("--trials", type=int, default=DEFAULT_TRIALS, help="trials per tuning run")
     parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--close", type=int, metavar="COUNT", help="tune a space of this many close configurations")
+    parser.add_argument("--list", action="store_true", help="print the close configurations, and run nothing")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
     sizes = dict(zip("MNK", (int(size) for size in arguments.shape.split(",")), strict=True))
+    if arguments.close or arguments.list:
+        close_races(sizes, arguments)
+        return
     configs = sample_configs(sizes, arguments.configurations)
     kernel = load_kernel(KERNEL)
     contenders = brute_force(kernel, sizes, configs)
@@ -84,6 +97,54 @@ def main() -> None:
             "default_us": truth["medians"][truth["default"]],
         }
         arguments.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
+
+
+CLOSE = 10
+CLOSE_RATIO = 1.005
+"""The space of ``--close`` begins at the first configuration of the recording such that this many are this close. The
+recorded times have an error of about half a percent, so that the true ones are within one."""
+
+
+def close_races(sizes: dict[str, int], arguments: argparse.Namespace) -> None:
+    """Run the tunings of a space of close configurations, print the table and write the JSON."""
+    recorded = close_configs(sizes, arguments.close or 3 * CLOSE)
+    if arguments.list:
+        for time_us, config in recorded:
+            print(f"{time_us:9.2f} us  {json.dumps(config)}")
+        return
+    kernel, configs = load_kernel(KERNEL), [config for _, config in recorded]
+    runs = [one_run(kernel, sizes, configs, seed, len(configs) + 1) for seed in range(arguments.runs)]
+    truth = true_times(kernel, sizes, [*configs, dict(kernel.spec.default)], runs)
+    judge(runs, truth)
+    show(runs, [])
+    true_us = sorted(truth["medians"].values())
+    print(f"true times: the {CLOSE} best within {100 * (true_us[CLOSE - 1] / true_us[0] - 1):.2f} %")
+    for percent in (0.5, 1.0):
+        tuned_runs, by_mean = (
+            sum(100 * run[f"{which}_loss"] <= percent for run in runs) for which in ("winner", "mean_of_7_winner")
+        )
+        print(f"within {percent} % of the best: {tuned_runs} of {len(runs)} (mean of seven runs: {by_mean})")
+    if arguments.output:
+        results = {"sizes": sizes, "configurations": len(configs), "runs": runs, "true_us": true_us}
+        arguments.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
+
+
+def close_configs(sizes: dict[str, int], count: int) -> list[tuple[float, Config]]:
+    """Return neighbouring configurations of a recording with their times in microseconds, the fastest first."""
+    entry = find_recording(read_settings().recording_folders, KERNEL, sizes, "float32")
+    if entry is None:
+        raise SystemExit(f"there is no recording of {KERNEL} at {sizes}; name another --shape")
+    recording = read_recording(entry.path)
+    configs = [recording.config(number) for number in range(len(recording))]
+    results = [(recording.lookup(config), config) for config in configs]
+    times = sorted(
+        ((found.measurement.time_us, config) for found, config in results if found and found.measurement),
+        key=lambda timed: timed[0],
+    )
+    for first in range(len(times) - count):
+        if times[first + CLOSE - 1][0] <= CLOSE_RATIO * times[first][0]:
+            return times[first : first + count]
+    raise SystemExit(f"the recording has no {CLOSE} configurations within {CLOSE_RATIO} of each other; use another")
 
 
 def brute_force(kernel: Kernel, sizes: dict[str, int], configs: list[Config]) -> list[Config]:
@@ -211,10 +272,10 @@ def show(runs: list[dict[str, Any]], twins: list[dict[str, Any]]) -> None:
     Console(width=130).print(table)
     close = sum(run["winner_loss"] <= 0.01 for run in runs)
     held = sum(run["interval_holds"] for run in runs)
-    ties = sum(twin["tie"] for twin in twins)
+    ties = f"; A/A reported as a tie: {sum(twin['tie'] for twin in twins)} of {len(twins)}" if twins else ""
     close_by_mean = sum(run["mean_of_7_winner_loss"] <= 0.01 for run in runs)
     print(f"winner within 1 % of the best: {close} of {len(runs)} (mean of seven runs: {close_by_mean})")
-    print(f"interval contains the true ratio: {held} of {len(runs)}; A/A reported as a tie: {ties} of {len(twins)}")
+    print(f"interval contains the true ratio: {held} of {len(runs)}{ties}")
 
 
 if __name__ == "__main__":

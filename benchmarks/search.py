@@ -1,12 +1,17 @@
 """Efficiency of search methods on recorded spaces.
 
     python benchmarks/search.py --data DIR [--seeds 20] [--budget 400] [--batch 1] [--methods NAME ...]
-                                [--work DIR] [--processes N] [--output FILE.json] [--plot FILE.svg]
+                                [--as-session [--workers 16]] [--seed 0] [--work DIR] [--processes N]
+                                [--output FILE.json] [--plot FILE.svg]
 
 Every ``.npz`` in the folder is a recorded space (see `search_methods.RecordedSpace`), which each method searches once
 per seed. Each run is stored as a small file in the work folder, so that an interrupted benchmark resumes. The table
 gives the ratio of the best possible to the best found time after a number of measurements: the mean over the spaces of
 the mean over the seeds, with its standard error over the seeds. A failed configuration counts as a measurement.
+
+With ``--as-session``, each sampler of autotile is asked one at a time, and as a tuning session asks it: candidates are
+compiled ahead, and a trial is chosen while another runs and one is queued. The two are compared by the number of
+candidates that were measured; failures, which take no GPU time in a session, do not count in either.
 """
 
 from __future__ import annotations
@@ -25,11 +30,12 @@ from typing import Any
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 import numpy as np
+import search_methods
 from provenance import provenance
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from search_methods import RecordedSpace, all_methods, timed
+from search_methods import RecordedSpace, all_methods, proposals_digest, timed
 
 COUNTS = (25, 50, 100, 200, 400)
 """Numbers of measurements in the columns of the table."""
@@ -44,8 +50,9 @@ def main() -> None:
     spaces = {path.stem: RecordedSpace.read(path) for path in sorted(arguments.data.glob("*.npz"))}
     if not spaces:
         raise SystemExit(f"{arguments.data} holds no .npz: expected a folder of recorded spaces")
+    search_methods.SESSION_WORKERS = arguments.workers
     arguments.work.mkdir(parents=True, exist_ok=True)
-    jobs = [(m, s, seed) for seed in range(arguments.seeds) for m in arguments.methods for s in spaces]
+    jobs = [(m, s, seed) for seed in seeds_of(arguments) for m in arguments.methods for s in spaces]
     missing = [job for job in jobs if not kept(arguments, *job).is_file()]
     work = partial(replay, arguments, spaces)
     with get_context("fork").Pool(arguments.processes) as pool:
@@ -53,10 +60,13 @@ def main() -> None:
             pass
     curves, cost, errors = collect(arguments, spaces)
     show(curves, cost, arguments)
+    if arguments.as_session:
+        compare_sessions(curves, arguments)
     for method, error in errors.items():
         print(f"{method} failed: {error}")
     report = {**provenance(), "spaces": list(spaces), "seeds": arguments.seeds, "batch": arguments.batch}
     report |= {"budget": arguments.budget, "methods": summary(curves, cost, arguments), "errors": errors}
+    report |= {"proposals": proposals_digest(), "first_seed": arguments.seed}
     if arguments.output:
         arguments.output.write_text(json.dumps(report, indent=1) + "\n")
     if arguments.plot:
@@ -71,13 +81,24 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--budget", type=int, default=400, help="measurements per run")
     parser.add_argument("--batch", type=int, default=1, help="proposals made at a time")
     parser.add_argument("--methods", nargs="+", help="see search_methods.py (default: all installed)")
+    parser.add_argument("--seed", type=int, default=0, help="first seed")
+    parser.add_argument("--as-session", action="store_true", help="compare with the proposals of a tuning session")
+    parser.add_argument("--workers", type=int, default=16, help="compile workers of the session")
     parser.add_argument("--work", type=Path, default=Path("search-runs"), help="folder of the stored runs")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.add_argument("--plot", type=Path, help="image file to write; requires matplotlib")
     arguments = parser.parse_args()
+    if arguments.as_session:
+        names = [name for name in arguments.methods or ["feasible"] if ":" not in name]
+        arguments.methods = [f"{kind}:{name}" for name in names for kind in ("measured", "session")]
     arguments.methods = arguments.methods or all_methods()
     return arguments
+
+
+def seeds_of(arguments: argparse.Namespace) -> range:
+    """Return the seeds of the runs."""
+    return range(arguments.seed, arguments.seed + arguments.seeds)
 
 
 def kept(arguments: argparse.Namespace, method: str, space: str, seed: int) -> Path:
@@ -105,7 +126,7 @@ def collect(
     errors: dict[str, str] = {}
     for method in arguments.methods:
         runs = {
-            space: [json.loads(kept(arguments, method, space, seed).read_text()) for seed in range(arguments.seeds)]
+            space: [json.loads(kept(arguments, method, space, seed).read_text()) for seed in seeds_of(arguments)]
             for space in spaces
         }
         failed = [run["error"] for each in runs.values() for run in each if run["error"]]
@@ -173,6 +194,23 @@ def compare(curves: Curves, counts: list[int], ours: str) -> None:
             cells.append(f"{reached[:, count - 1].mean():.3f} / {rivals:.3f} {rival.partition(':')[2] or rival}")
         table.add_row(space, *cells)
     Console(width=160).print(table)
+
+
+def compare_sessions(curves: Curves, arguments: argparse.Namespace) -> None:
+    """Print, for each sampler and space, the ratio reached one at a time, as a session, and the difference."""
+    counts = [count for count in COUNTS if count <= arguments.budget]
+    names = [method.partition(":")[2] for method in curves if method.startswith("session:")]
+    for name in names:
+        alone, asked = curves[f"measured:{name}"], curves[f"session:{name}"]
+        table = Table(name, *(f"one at a time / session after {count}" for count in counts), box=None)
+        for space in alone:
+            pairs = [(alone[space][:, count - 1].mean(), asked[space][:, count - 1].mean()) for count in counts]
+            table.add_row(space, *(f"{one:.3f} / {other:.3f}  {other - one:+.3f}" for one, other in pairs))
+        cells = []
+        for (one, error), (other, other_error) in zip(averages(alone, counts), averages(asked, counts), strict=True):
+            cells.append(f"{one:.3f} / {other:.3f}  {other - one:+.3f} ± {np.hypot(error, other_error):.3f}")
+        table.add_row("mean", *cells)
+        Console(width=170).print(table)
 
 
 def plot(curves: Curves, path: Path) -> None:

@@ -1,31 +1,38 @@
 """Search methods replayed on a recorded space: the samplers of autotile and Optuna, and Kernel Tuner's strategies.
 
-A method is ``NAME`` or ``autotile:NAME`` (a sampler of autotile, through the `Search` of a tuning session),
-``optuna:NAME`` (Optuna's sampler on its own study over all combinations; invalid and repeated ones are redrawn without
-counting), ``optuna-counted:NAME`` (the same, but they count as measurements) or ``kernel-tuner:STRATEGY`` (with a fresh
-`Searchspace`; repeated proposals are answered and do not count).
+A method is ``NAME`` or ``autotile:NAME`` (a sampler of autotile, through its `Search`), ``measured:NAME`` (the same, where
+failures do not count), ``session:NAME`` (as a tuning session asks it, with look-ahead and queue; failures, which take no
+GPU time, do not count), ``optuna:NAME`` (Optuna's sampler on its own study over all combinations; invalid and repeated
+ones are redrawn without counting), ``optuna-counted:NAME`` (the same, but they count as measurements) or
+``kernel-tuner:STRATEGY`` (with a fresh `Searchspace`; repeated proposals are answered and do not count).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from autotile.core.model import Measurement, Outcome, Trial, Value
 from autotile.kernel.spec import Parameter
 from autotile.space.search_space import SearchSpace
+
+if TYPE_CHECKING:
+    from autotile.search.search import Shortlist
 
 _REDRAWS = 200
 """Maximum draws of an Optuna sampler per measurement; after that, the measurement is lost."""
@@ -74,7 +81,14 @@ class RecordedSpace:
 def run_method(method: str, recorded: RecordedSpace, seed: int, budget: int, batch: int) -> list[int]:
     """Return the rows in the order in which a method measured them; -1 for a measurement spent on no row."""
     kind, _, name = method.rpartition(":")
-    run = {"": _autotile, "autotile": _autotile, "optuna": _optuna, "kernel-tuner": _kernel_tuner}.get(kind)
+    run = {
+        "": _autotile,
+        "autotile": _autotile,
+        "measured": partial(_autotile, counts_failures=False),
+        "session": _session,
+        "optuna": _optuna,
+        "kernel-tuner": _kernel_tuner,
+    }.get(kind)
     if kind == "optuna-counted":
         run = partial(_optuna, counted=True)
     if run is None:
@@ -97,7 +111,9 @@ def all_methods() -> list[str]:
     ]
 
 
-def _autotile(name: str, recorded: RecordedSpace, seed: int, budget: int, batch: int) -> list[int]:
+def _autotile(
+    name: str, recorded: RecordedSpace, seed: int, budget: int, batch: int, *, counts_failures: bool = True
+) -> list[int]:
     from autotile.search.search import Search
 
     search = Search(recorded.space, name, seed, ahead=batch)
@@ -105,11 +121,88 @@ def _autotile(name: str, recorded: RecordedSpace, seed: int, budget: int, batch:
     while len(rows) < budget:
         proposals = [search.propose() for _ in range(min(batch, budget - len(rows)))]
         for proposal in proposals:
-            assert proposal is not None
+            if proposal is None:
+                return rows
             row, config = proposal
-            search.tell(row, as_trial(config, recorded.times_ms[row]))
-            rows.append(row)
+            trial = as_trial(config, recorded.times_ms[row])
+            search.tell(row, trial)
+            if counts_failures or trial.outcome is Outcome.OK:
+                rows.append(row)
     return rows
+
+
+SESSION_WORKERS = 16
+"""Compile workers of a session; a sampler that learns asks the same with any number."""
+
+
+def _session(name: str, recorded: RecordedSpace, seed: int, budget: int, batch: int) -> list[int]:
+    from autotile.search.samplers import lookahead_of
+    from autotile.search.search import Search, Shortlist
+
+    lookahead = lookahead_of(name, SESSION_WORKERS)
+    shortlist = Shortlist(Search(recorded.space, name, seed, ahead=lookahead.compiling), lookahead)
+    trials = cache(lambda row: as_trial(recorded.space.config(row), recorded.times_ms[row]))
+    ended = session(shortlist, trials)
+    return list(islice((row for row, trial in ended if trial.outcome is Outcome.OK), budget))
+
+
+def session(shortlist: Shortlist, trial_of: Callable[[int], Trial]) -> Iterator[tuple[int, Trial]]:
+    """Yield the rows and trials of a session in the order in which they end, until no row is left.
+
+    The session chooses a trial whenever it may, as `autotile.search.search.Shortlist` describes: while one runs and
+    `Lookahead.queued` wait for the GPU, it waits for the oldest. A candidate that does not compile ends at once.
+
+    Parameters
+    ----------
+    shortlist
+        Source of the candidates.
+    trial_of
+        Return the trial of a row.
+    """
+    chosen: deque[int] = deque()
+    while True:
+        while shortlist.propose() is not None:
+            pass
+        compiled = {row: trial_of(row) for row in shortlist.ready()}
+        rejected = (row for row, trial in compiled.items() if trial.stage in ("compile", "resources"))
+        row = next(rejected, None)
+        if row is None and compiled:
+            chosen.append(shortlist.choose(compiled))
+            continue
+        if row is None:
+            if not chosen:
+                return
+            row = chosen.popleft()
+        shortlist.tell(row, trial_of(row))
+        yield row, trial_of(row)
+
+
+_DIGEST_TRIALS = 30
+
+
+def proposals_digest() -> str:
+    """Return a digest of what the default sampler proposes, by which a record shows that it is of the present code.
+
+    The space is built in: five parameters with interactions, and failures. The sampler is asked one at a time and as a
+    session asks it, with one seed.
+    """
+    values = {
+        "BM": (16, 32, 64, 128),
+        "BN": (16, 32, 64, 128),
+        "TM": (1, 2, 4, 8),
+        "BK": (8, 12, 16),
+        "MODE": ("a", "b"),
+    }
+    sizes = [len(each) for each in values.values()]
+    codes = np.stack(np.unravel_index(np.arange(np.prod(sizes)), sizes), axis=1)
+    bm, bn, tm, bk, mode = codes.T
+    away = abs(bm + bn - 3.9) + 0.53 * abs(bm - bn + 0.3) + 0.71 * abs(tm - 1.8) + 0.37 * abs(bk - 1.1) + 0.61 * mode
+    times_ms = np.where(bm + bn + tm > 7, np.nan, 1 + away + 0.013 * np.sin(np.arange(len(codes))))
+    parameters = tuple(Parameter(name, each) for name, each in values.items())
+    space = SearchSpace(parameters, np.asfortranarray(codes.astype(np.uint8)), len(codes), (), (), seconds=0.0)
+    recorded = RecordedSpace("built-in", space, times_ms)
+    rows = [run_method(method, recorded, 0, _DIGEST_TRIALS, 1) for method in ("feasible", "session:feasible")]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
 def as_trial(config: dict[str, Value], time_ms: float) -> Trial:

@@ -112,7 +112,6 @@ def run_autotile(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
     with open_session(kernel, problem, read_settings(), options, watch) as session:
         result = session.run()
         seconds = [trial.seconds for trial in session.trials]
-    assert result.load is not None
     return {
         "configurations": len(seconds),
         "launched": result.gates["launched"],
@@ -120,7 +119,7 @@ def run_autotile(sizes: dict[str, int], folder: Path) -> dict[str, Any]:
         "search_s": result.phases["search"],
         "finals_s": result.phases["finals"],
         "first_trial_s": first_s[0],
-        **result.load.to_json(),
+        **(result.load.to_json() if result.load is not None else {}),
         "failed": sum(count for outcome, count in result.outcomes.items() if not Outcome(outcome).has_time),
         "winner": dict(result.winner.config) if result.winner else None,
     }

@@ -200,7 +200,7 @@ class Bench:
             candidates = [candidate(config) for config in configs]
             right = [one for one in candidates if gpu.evaluate(one, None).outcome is Outcome.OK]
             rows = gpu.race(right, _ROUNDS, self.arguments.seed)
-        return {config_key(one.config): statistics.median(row) for one, row in zip(right, rows, strict=True)}
+        return {config_key(one.config): statistics.median(row.times_us) for one, row in zip(right, rows, strict=True)}
 
     def _rows_before(self, document: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not self.arguments.output.exists():

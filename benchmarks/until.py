@@ -2,7 +2,7 @@
 
     python benchmarks/until.py [--seeds 10] [--limit 300] [--output until.json]
 
-Replays the search, one measurement at a time, on the recordings that ship with autotile. Each search runs to the limit
+Replays the search, as a session asks it, on the recordings that ship with autotile. Each search runs to the limit
 once; the trial at which each gain would have stopped it follows from the expected gain after each trial.
 """
 
@@ -21,6 +21,7 @@ os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THR
 import numpy as np
 from compiled import KERNEL, bench_of
 from provenance import provenance
+from search_methods import session
 
 from autotile.search.samplers import DEFAULT, lookahead_of
 from autotile.search.search import Search, Shortlist
@@ -57,16 +58,14 @@ def search(path: Path, seed: int, limit: int) -> dict[float, tuple[int, float]]:
     shortlist = Shortlist(Search(bench.space, DEFAULT, seed, ahead=lookahead.compiling), lookahead)
     times_us: list[float] = []
     ended: dict[float, tuple[int, float]] = {}
-    while len(times_us) < min(limit, len(bench.space)) and len(ended) < len(GAINS):
-        while shortlist.propose(limit - len(times_us)) is not None:
-            pass
-        row, trial = bench.next_trial(shortlist, uses_resources=True)
-        shortlist.tell(row, trial)
+    for _, trial in session(shortlist, bench.trial):
         times_us.append(trial.time_us or np.inf)
+        expected = shortlist.expected_gain
         for gain in GAINS:
-            expected = shortlist.expected_gain
             if gain not in ended and expected is not None and expected < gain:
                 ended[gain] = len(times_us), 1 / bench.reached(times_us)[-1] - 1
+        if len(times_us) >= limit or len(ended) == len(GAINS):
+            break
     return {gain: ended.get(gain, (len(times_us), 1 / bench.reached(times_us)[-1] - 1)) for gain in GAINS}
 
 

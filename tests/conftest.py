@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,19 +69,22 @@ bytes = "8 * n"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
-    if device_count() > 0:
-        return
+    """Skip what needs a GPU where there is none; elsewhere run it in one process, as load disturbs the times."""
+    in_one_process = pytest.mark.xdist_group("gpu")
     skip = pytest.mark.skip(reason="no CUDA device on this machine")
+    marker = in_one_process if device_count() > 0 else skip
     for item in items:
         if "gpu" in item.keywords:
-            item.add_marker(skip)
+            item.add_marker(marker)
 
 
 @pytest.fixture(scope="session")
 def cubin_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cubin cache for the whole session, so that a kernel is compiled once."""
-    return tmp_path_factory.mktemp("cache")
+    """One cubin cache for the whole session, with all of its processes, so that a kernel is compiled once."""
+    folder = tmp_path_factory.getbasetemp()
+    cache = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    return cache
 
 
 @pytest.fixture(autouse=True)

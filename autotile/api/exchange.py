@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, overload
 
 from autotile import __version__
-from autotile.api.targets import merge_sizes, open_problem, resolve_device
+from autotile.api.targets import merge_sizes, open_problem, output_file, resolve_device
 from autotile.core.display import Displayed
-from autotile.core.model import Outcome, Problem, config_key
+from autotile.core.model import Problem, config_key
 from autotile.core.text import bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, open_for_reading
 from autotile.database.studies import StudySummary
@@ -246,9 +246,7 @@ def export(
     given = merge_sizes(sizes, named_sizes)
     if format not in get_args(ExportFormat):
         raise InputError(f"there is no format {format!r}; expected one of {', '.join(get_args(ExportFormat))}")
-    path = Path(output)
-    if not path.name:
-        raise InputError(f"cannot write {str(path)!r}: it names a folder, expected a file")
+    path = output_file(output)
     if format == "c-header":
         if device is not None:
             raise InputError("--device is not for --format c-header: a header holds the results of all GPUs")
@@ -305,7 +303,7 @@ def import_(
     key = cache.key(merge_sizes(sizes, named_sizes) or None, dtype)
     details: dict[str, object]
     if output is not None:
-        import_into_recording(Path(output), cache, key)
+        import_into_recording(output_file(output), cache, key)
         details = {"recording": str(output)}
     else:
         with Database.open(database if database is not None else read_settings().database) as opened:
@@ -353,6 +351,7 @@ def bundle(
     >>> bundle(["sgemm_2d", ("matmul_tiled", {"M": 64, "N": 64, "K": 64})], output="app.autotile")  # doctest: +SKIP
     <WrittenBundle: app.autotile (1.2 MiB): sgemm_2d, matmul_tiled>
     """
+    file = output_file(output)
     entries = [kernels] if isinstance(kernels, str | Path) else kernels
     shipments = _prepare([_selection(entry) for entry in entries], architectures, dtype, database)
     images: dict[str, bytes] = {}
@@ -360,7 +359,6 @@ def bundle(
     names = [entry.kernel.name for entry in packed]
     if len(set(names)) < len(names):
         raise InputError(f"a bundle holds a kernel once, and two of {', '.join(names)} have the same name; make two")
-    file = Path(output)
     digest = write_bundle(file, packed, images, __version__)
     notices = tuple(notice for shipment in shipments for notice in shipment.notices)
     return WrittenBundle(file, digest, file.stat().st_size, tuple(map(_entry, packed)), notices)
@@ -467,7 +465,7 @@ def _check_optuna_file(path: Path) -> None:
 def _write_recording(export: _Export) -> None:
     if export.study.key.source == "replayed":
         raise InputError("these results were replayed from a recording already; expected ones that a GPU measured")
-    trials = [stored.trial for stored in export.trials if stored.trial.outcome is not Outcome.NOT_AVAILABLE]
+    trials = [stored.trial for stored in export.trials if stored.trial.outcome.is_finding]
     header = RecordingHeader(
         key=export.study.key,
         parameters=export.kernel.spec.parameters,

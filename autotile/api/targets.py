@@ -14,6 +14,7 @@ from autotile.cuda.driver import device_count, live_device
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
+from autotile.settings import expand_path
 
 _FALLBACK_PROFILE = "h200"
 _MAX_INDEX_DIGITS = 9
@@ -186,3 +187,17 @@ def merge_sizes(mapping: Mapping[str, Any] | None, named: Mapping[str, Any]) -> 
     if twice := merged.keys() & named.keys():
         raise InputError(f"{min(twice)} is given twice, in the mapping and by keyword; give it once")
     return merged | dict(named)
+
+
+def output_file(output: str | Path) -> Path:
+    """Return the path of a file to write; ``~`` is expanded.
+
+    Raises
+    ------
+    InputError
+        The path is empty, or that of a folder, or in the home folder of a user who does not exist.
+    """
+    path = expand_path(output, "an output file")
+    if not path.name or path.is_dir():
+        raise InputError(f"cannot write {str(path)!r}: it names a folder, expected a file")
+    return path

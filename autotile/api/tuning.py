@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -12,16 +11,18 @@ from typing import TYPE_CHECKING
 from autotile.api.progress import FamilyObserver, Observer, family_observer, session_observer
 from autotile.api.targets import check_device_index, merge_sizes, open_problem, resolve_gpu
 from autotile.core.display import Displayed
-from autotile.core.model import Problem
+from autotile.core.documents import encode_json
+from autotile.core.model import Config, Problem
 from autotile.core.objectives import TIME, normalize_objectives
 from autotile.core.text import plural
+from autotile.cuda.driver import device_count
 from autotile.database.engine import parse_location
 from autotile.errors import AutotileError, InputError
 from autotile.families.family import Family, family_of, parse_family
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.dispatcher import forget_served
-from autotile.settings import read_settings
+from autotile.serving.dispatcher import find_best_kernel, forget_served
+from autotile.settings import expand_path, read_settings
 from autotile.tuning import family_session, recorder, session
 from autotile.tuning.family_session import FamilyPlan, FamilyResult
 from autotile.tuning.options import TuneOptions
@@ -274,9 +275,27 @@ def tune_problem(kernel: Kernel, problem: Problem, options: TuneOptions, observe
         verify_sizes=_complete_sizes(kernel, problem, options.verify_sizes),
     )
     _check_gpu(options)
+    if options.served is None:
+        options = replace(options, served=_served_so_far(kernel, problem, options))
     result = session.tune(kernel, problem, read_settings(), options, observe or _ignore)
     forget_served()  # the next get_best_kernel reads the database again
     return result
+
+
+def _served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Config | None:
+    """Return the configuration that is served for a problem before it is tuned, unless it is the default.
+
+    It is left out in replay, and if the options exclude earlier results or name the configurations to try.
+    """
+    excluded = options.fresh or not options.transfer or options.only is not None
+    if excluded or options.replay is not None or device_count() == 0:
+        return None
+    location = options.database or read_settings().database
+    try:
+        served = find_best_kernel(kernel.spec.source, problem.dtype, options.device_index, location, problem.sizes)
+    except InputError:  # the session reports it
+        return None
+    return dict(served.config) if served.tier != "default" else None
 
 
 def open_family(kernel: str | Path, words: Sequence[str]) -> tuple[Kernel, Family]:
@@ -356,6 +375,7 @@ def record_problem(
 ) -> Recorded:
     """Record a problem of a kernel that is already loaded; errors as for `record`."""
     check_device_index(options.device_index)
+    output = expand_path(output, "a recording") if output is not None else None
     return recorder.record(kernel, problem, read_settings(), options, sample=sample, output=output, observe=observe)
 
 
@@ -373,8 +393,8 @@ def serving_call(kernel: str, problem: Problem, *, dtype: str | None, database: 
     """
     database = str(parse_location(database)) if database is not None else None
     sizes = [f"{name}={value}" for name, value in problem.sizes.items()]
-    choices = [f"{name}={json.dumps(value)}" for name, value in (("dtype", dtype), ("database", database)) if value]
-    return f"kernel = autotile.get_best_kernel({', '.join([json.dumps(kernel), *sizes, *choices])})"
+    choices = [f"{name}={encode_json(value)}" for name, value in (("dtype", dtype), ("database", database)) if value]
+    return f"kernel = autotile.get_best_kernel({', '.join([encode_json(kernel), *sizes, *choices])})"
 
 
 def family_serving_call(

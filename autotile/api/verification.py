@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -14,14 +14,18 @@ from autotile.core.model import Config, Measurement, Problem, config_key, config
 from autotile.core.statistics import Interval
 from autotile.core.text import plural, source_text, time_text
 from autotile.cuda.driver import device_count, live_device
-from autotile.database.database import database_location
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.database import Database, database_location
+from autotile.database.keys import key_of
 from autotile.errors import InputError
-from autotile.kernel.library import load_kernel
+from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_kernel, forget_served
+from autotile.tuning.missed_problems import assess_misses
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.retiming import MAX_RETIMED, Retimed, retime, tuned_problems
+from autotile.tuning.served_check import ServedCheck, check_served
 
 VerificationVerdict = Literal["confirmed", "replaced", "demoted", "failed", "interrupted"]
 
@@ -41,7 +45,7 @@ class VerifiedProblem:
     aged
         Drivers and compilers that had changed since the result was measured, one phrase each.
     before, before_measurement
-        Configuration that was served, and its time when it was tuned.
+        Configuration that was served, and its time when it was tuned; None if it was tuned for another problem.
     after, after_measurement
         Configuration that is served now, and its time; None if only the default is left.
     speedup
@@ -90,7 +94,7 @@ class VerifyResult(Displayed):
 
     def _headline(self) -> str:
         if not self.problems:
-            return "nothing to verify: all results were measured with the current driver and compiler"
+            return "nothing to verify: all results were verified with the current driver and compiler"
         counts = Counter(problem.verdict for problem in self.problems)
         verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
         first = self.problems[0]
@@ -116,6 +120,7 @@ def verify(
     /,
     *,
     aged: bool = False,
+    served: bool = False,
     dtype: str | None = None,
     device: int | str | None = None,
     database: str | Path | None = None,
@@ -137,6 +142,10 @@ def verify(
         Sizes of the only problem to verify; none for all problems that are tuned on the GPU.
     aged
         Leave out problems that were measured with the current driver and compiler.
+    served
+        Verify instead what programs were served for problems that are not tuned: the problems of the recorded misses,
+        or the one of the given sizes. Each configuration is verified for a problem once; one that fails is no longer
+        served for it, and what is served in its place is verified in turn.
     dtype
         Element type of the problems. None for all, or for the kernel's first if sizes are given.
     device
@@ -166,6 +175,11 @@ def verify(
     asked = resolve_problem(loaded.spec, given, dtype) if given else None
     location = str(database_location(database if database is not None else options.database))
     options = replace(options, database=location)
+    if served:
+        if aged:
+            raise InputError("--aged selects tuned problems and --served untuned ones; give one of them")
+        missed = [asked] if asked is not None else _missed(loaded, location, dtype, options)
+        return VerifyResult(tuple(_verify_served(kernel, loaded, missed, options, announce)))
     live = options.replay is None
     found = tuned_problems(
         loaded,
@@ -197,6 +211,82 @@ def _on_device(options: TuneOptions, device: int | str | None) -> TuneOptions:
         return replace(options, device_index=resolve_gpu(device))
     check_device_index(options.device_index)
     return options
+
+
+def _missed(loaded: Kernel, location: str, dtype: str | None, options: TuneOptions) -> list[Problem]:
+    """Return the problems that were served by a fallback on the GPU, the most frequent first."""
+    gpu_name = live_device(options.device_index).name if options.replay is None else None
+    opened = Database.open_readonly(location)
+    if opened is None:
+        return []
+    with opened:
+        assessed = assess_misses(opened, loaded.spec.source)
+    wanted = [
+        one.miss.problem
+        for one in assessed
+        if one.kernel is not None
+        and gpu_name in (None, one.miss.gpu_name)
+        and dtype in (None, one.miss.problem.dtype)
+        and not one.tuned
+    ]
+    return list({str(problem): problem for problem in wanted}.values())
+
+
+def _verify_served(
+    kernel: str | Path,
+    loaded: Kernel,
+    problems: Iterable[Problem],
+    options: TuneOptions,
+    announce: Callable[[str], None],
+) -> Iterator[VerifiedProblem]:
+    """Verify what is served for problems that are not tuned, until it is correct or nothing else is left to serve."""
+    for problem in problems:
+        tried: set[str] = set()
+        while True:
+            before = _served(kernel, problem, options)
+            if before.tier == "exact" or config_key(before.config) in tried | _verified(before, loaded, options):
+                break
+            tried.add(config_key(before.config))
+            announce(f"{problem}: verifying what is served ({before.tier})")
+            check = check_served(loaded, problem, before.config, options)
+            forget_served()
+            found = _served_result(problem, before, _served(kernel, problem, options), check)
+            yield found
+            if found.interrupted:
+                return
+            if not check.refused:
+                break
+
+
+def _verified(served: BoundKernel, loaded: Kernel, options: TuneOptions) -> set[str]:
+    """Return the configurations that were found to be correct for the problem of a served kernel, by `config_key`."""
+    opened = Database.open_readonly(str(options.database))
+    if opened is None:
+        return set()
+    with opened:
+        checks = opened.checks(loaded.name, served.problem.dtype)
+    requested = key_of(loaded, served.problem, served.device, nvrtc_version=nvrtc_version(), l2_mode="cold")
+    return {check.config for check in checks if check.passed and check.key == requested}
+
+
+def _served_result(problem: Problem, before: BoundKernel, after: BoundKernel, check: ServedCheck) -> VerifiedProblem:
+    replaced = not _same(before.config, after.config)
+    measurement = check.trial.measurement if check.trial is not None else None
+    return VerifiedProblem(
+        problem=problem,
+        device=before.device.name,
+        source=before.source or before.device.source,
+        aged=before.choice.aged,
+        before=before.config,
+        before_measurement=None,  # it is of another problem
+        after=after.config,
+        after_measurement=None if replaced else measurement,
+        speedup=check.result.speedup if check.result is not None and not check.fault else None,
+        reason=check.fault,
+        demoted=check.refused and replaced,
+        tied=False,
+        interrupted=check.result is not None and check.result.interrupted,
+    )
 
 
 def _served(kernel: str | Path, problem: Problem, options: TuneOptions) -> BoundKernel:

@@ -29,7 +29,7 @@ from autotile.cli.output import (
     show_error,
     show_warning,
 )
-from autotile.errors import AutotileError, DataWarning, InputError
+from autotile.errors import AutotileError, DataWarning, InputError, RescuedRunError
 
 EVERYDAY, RESULTS, EXCHANGE, CARE = "Everyday", "Results", "Exchange", "Care"
 """Panels of commands in the help."""
@@ -112,7 +112,8 @@ class CommandLine(TyperGroup):
             show_error(_usage_text(error), "UsageError", as_json=as_json)
             return error.exit_code
         except AutotileError as error:
-            show_error(str(error), type(error).__name__, as_json=as_json)
+            rescued = error.rescued if isinstance(error, RescuedRunError) else ""
+            show_error(str(error), type(error).__name__, as_json=as_json, rescued=rescued)
             return _exit_code(error)
         except OSError as error:
             return _report_system_error(error, words, as_json=as_json)

@@ -168,7 +168,10 @@ SeedOption = Annotated[
     ),
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option(metavar="N", min=1, max=1024, help="Compile processes.", show_default="one a core")
+    int | None,
+    typer.Option(
+        metavar="N", min=1, max=1024, help="Compile processes, at most two a core.", show_default="one a core"
+    ),
 ]
 
 _REPLAY = "--replay"
@@ -209,6 +212,14 @@ class SearchArguments:
             rich_help_panel=SEARCH,
         ),
     ] = None
+    spend: Annotated[
+        bool,
+        typer.Option(
+            "--spend",
+            help="Go on to the end of the budget when nothing more is expected from it.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = False
     sampler: Annotated[
         str,
         typer.Option(
@@ -297,6 +308,7 @@ class SearchArguments:
             trials=self.trials,
             budget_s=read_duration(self.budget) if self.budget is not None else None,
             until=read_share(self.until) if self.until is not None else None,
+            spend=self.spend,
             objectives=tuple(name for text in self.objective or () for name in text.split(",")),
             seed=self.seed,
             l2=self.l2,

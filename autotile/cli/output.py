@@ -100,12 +100,19 @@ def show_warning(message: Warning | str, category: type[Warning], *_: Any) -> No
     notice(f"{'' if issubclass(category, DataWarning) else f'{category.__name__}: '}{message}")
 
 
-def show_error(message: str, kind: str, *, as_json: bool) -> None:
-    """Print an error on standard error, and with ``as_json`` as a document on standard output, too."""
+def show_error(message: str, kind: str, *, as_json: bool, rescued: str = "") -> None:
+    """Print an error on standard error, and with ``as_json`` as a document on standard output, too.
+
+    Parameters
+    ----------
+    rescued
+        As in `autotile.errors.RescuedRunError`; stated in the document.
+    """
     message = masked_message(message)  # a URL may stand in any argument, such as in place of a kernel
     _print_remark(Text.assemble(("error: ", "bold red"), shown_text(message, lines=True)))
     if as_json:
-        print_json({"error": {"kind": kind, "message": message}})
+        found = {"rescued": rescued} if rescued else {}
+        print_json({"error": {"kind": kind, "message": message, **found}})
 
 
 def _print_remark(text: Text) -> None:

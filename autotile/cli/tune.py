@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,6 +52,8 @@ MAX_POINTS = 1000
 MAX_CONFIGS = 64
 """A rule over more configurations could not be read."""
 
+_MIN_GAIN_SHOWN = 0.001
+"""Smallest expected gain that is stated, in percent."""
 _MAX_TIES_SHOWN = 5
 _MAX_FRONT_SHOWN = 10
 _MIN_DRIFT_SHOWN = 0.02
@@ -78,6 +82,10 @@ def tune(
     from_misses: Annotated[
         bool, typer.Option("--from-misses", hidden=True, help="Same as `autotile tune-misses`.")
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Write a timeline of the session, for ui.perfetto.dev."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest configuration, verify it, and keep it.
@@ -86,7 +94,9 @@ def tune(
     reference, measured and stored. The best of them are measured again side by side with the default. The same command
     goes on where an interrupted one stopped.
     """
-    options = search.options()
+    options = replace(search.options(), trace=trace)
+    if trace is not None and (family or from_misses):
+        raise InputError("--trace is of one session; use it with one problem")
     if not family and (points is not None or max_configs is not None):
         raise InputError("--points and --max-configs are options of `autotile tune-family`, for families of sizes")
     if family and from_misses:
@@ -210,7 +220,7 @@ def _search_facts(result: TuneResult) -> Iterator[tuple[str, str]]:
     if result.load is not None:
         yield "busy", _load(result.load)
     yield "gates", funnel_text(result.gates, result.outcomes)
-    if result.stopped is not None and result.stopped.rule == "until":
+    if result.stopped is not None and result.stopped.rule in ("until", "settled"):
         yield "stopped", _stopped(result.stopped)
     resumed = f", {plural(result.resumed, 'trial')} resumed" if result.resumed else ""
     yield "took", duration_text(result.seconds) + resumed
@@ -240,6 +250,9 @@ def _refused(result: TuneResult) -> Iterator[str]:
 
 def _stopped(stopped: Stopped) -> str:
     gain = 100 * (stopped.expected_gain or 0.0)
+    if stopped.rule == "settled":
+        more = f"{gain:.1g} %" if gain >= _MIN_GAIN_SHOWN else f"less than {_MIN_GAIN_SHOWN:g} %"
+        return f"nothing more is expected: {more} from {stopped.more_trials} more trials; --spend uses the budget up"
     return f"all the candidates that lay ready were expected to gain {gain:.2g} %, less than --until asks for"
 
 

@@ -25,6 +25,13 @@ def verify(
     aged: Annotated[
         bool, typer.Option("--aged", help="Only what was measured with another driver or compiler than the current.")
     ] = False,
+    served: Annotated[
+        bool,
+        typer.Option(
+            "--served",
+            help="Instead, what programs were served for problems that are not tuned; each configuration once.",
+        ),
+    ] = False,
     dtype: DtypeOption = None,
     sanitize: Annotated[
         bool, typer.Option("--sanitize", help="Run them under compute-sanitizer, too; none with a fault is served.")
@@ -43,7 +50,9 @@ def verify(
     """Verify and time tuned results again on this GPU.
 
     The best three of each problem and the default are checked against the reference and timed side by side. The fastest
-    that is correct is served from then on; what fails is no longer served.
+    that is correct is served from then on; what fails is no longer served. With --served, configurations that were
+    tuned for other sizes are checked at the sizes that programs asked for (see `autotile misses`); what fails there is
+    no longer served for them.
     """
     from autotile.api import verification
     from autotile.cli.assignments import read_sizes
@@ -53,6 +62,7 @@ def verify(
         kernel,
         read_sizes(sizes or []),
         aged=aged,
+        served=served,
         dtype=dtype,
         device=device,
         database=database,
@@ -70,7 +80,7 @@ def verify(
 def verify_table(result: VerifyResult) -> RenderableType:
     """Render one row per problem."""
     if not result.problems:
-        return Text("nothing has aged: what is tuned was measured with the present driver and compiler")
+        return Text("nothing to verify: all results were verified with the present driver and compiler")
     times = (f"{RIGHT}time then", f"{RIGHT}now", f"{RIGHT}over default")
     headings = ("problem", "verdict", *times, "configuration", "reason", "aged")
     return Listing(headings, [_row(problem) for problem in result.problems], ("reason", "aged", "configuration"))
@@ -119,5 +129,6 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "autotile verify sgemm_2d M=4096 N=4096 K=4096",
             "autotile verify sgemm_2d --aged",
+            "autotile verify sgemm_2d --served",
         )
     )(verify)

@@ -74,6 +74,21 @@ DTYPES = {
 """Element types by name; unit roundoffs from IEEE 754 (bfloat16: 8 significant bits)."""
 
 
+def dtype_name(dtype: object) -> str:
+    """Return the name of an element type: of a name, a NumPy dtype or what `numpy.dtype` takes, or a PyTorch dtype.
+
+    What names no element type here is returned as text, for a message.
+    """
+    text = str(dtype).removeprefix("torch.")
+    if text in DTYPES:
+        return text
+    try:
+        found = np.dtype(dtype)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        return text
+    return str(found.name) if found.isnative and found.name in DTYPES else text
+
+
 _SAFETY = 8.0
 
 

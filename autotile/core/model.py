@@ -55,11 +55,18 @@ class Outcome(StrEnum):
     PRUNED = "pruned"
     NOT_AVAILABLE = "not_available"
     """The recording does not contain this configuration (in replay only)."""
+    NOT_COMPILED = "not_compiled"
+    """The system killed the compiler, as it does when memory runs out; a later session tries again."""
 
     @property
     def has_time(self) -> bool:
         """Whether a trial with this outcome has a measured time."""
         return self in (Outcome.OK, Outcome.PRUNED)
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether a trial with this outcome says something about its configuration."""
+        return self not in (Outcome.NOT_AVAILABLE, Outcome.NOT_COMPILED)
 
 
 @dataclass(frozen=True, slots=True)

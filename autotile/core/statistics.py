@@ -8,6 +8,7 @@ Scientific Benchmarking of Parallel Computing Systems, SC15 (2015), section 3.1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -82,6 +83,31 @@ def paired_ratio(a: npt.ArrayLike, b: npt.ArrayLike) -> Interval:
     if times_a.size != times_b.size:
         raise ValueError(f"paired times need equal numbers of rounds: {times_a.size} of a, {times_b.size} of b")
     return median_interval(times_b / times_a)
+
+
+_CLEARLY_SLOWER = 1.02
+"""Ratio of times beyond which a candidate leaves a race; that of two that tie differs from 1 by the session spread at
+most, see `widen_by_session_spread`."""
+
+
+def contenders(times: Sequence[Sequence[float]], racing: Sequence[int]) -> list[int]:
+    """Return which candidates of a race may still win it or tie with the winner.
+
+    Parameters
+    ----------
+    times
+        Times of each candidate by round, in the same unit.
+    racing
+        Indices of the candidates that took part in all rounds, at least one.
+
+    Returns
+    -------
+    list of int
+        Those of ``racing`` of which it is not certain, by the interval of `paired_ratio`, that they are more than 2 %
+        slower than the fastest.
+    """
+    leader = min(racing, key=lambda i: float(np.median(times[i])))
+    return [i for i in racing if i == leader or paired_ratio(times[leader], times[i]).low <= _CLEARLY_SLOWER]
 
 
 def ratio_of(a: Interval, b: Interval) -> Interval:

@@ -109,12 +109,14 @@ _CHUNK = 1 << 20
 """Number of values from one generator, which take a few milliseconds."""
 
 
-def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str) -> Array:
+def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str, seed: int = 0) -> Array:
     """Return the values of an input buffer, rounded to its dtype, in the storage dtype.
 
-    They depend only on the buffer's name, shape, dtype and distribution, not on the process or the machine.
+    They depend only on the buffer's name, shape, dtype and distribution, and on the seed if they are random, not on the
+    process or the machine.
     """
     dtype = DTYPES[dtype_name]
+    random = partial(_random, buffer.name, shape, seed)
     match buffer.init:
         case "zeros":
             values: Array = np.zeros(shape)
@@ -123,14 +125,12 @@ def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str) 
         case "arange":
             values = np.arange(np.prod(shape, dtype=np.int64)).reshape(shape)
         case "uniform":
-            values = _random(buffer.name, shape, lambda generator, chunk: generator.random(out=chunk, dtype=np.float32))
+            values = random(lambda generator, chunk: generator.random(out=chunk, dtype=np.float32))
         case "normal" if dtype.is_integer:
             low = 0 if dtype_name.startswith("u") else -_INTEGER_SPAN
-            values = _random(buffer.name, shape, partial(_fill_integers, low))
+            values = random(partial(_fill_integers, low))
         case "normal":
-            values = _random(
-                buffer.name, shape, lambda generator, chunk: generator.standard_normal(out=chunk, dtype=np.float32)
-            )
+            values = random(lambda generator, chunk: generator.standard_normal(out=chunk, dtype=np.float32))
     return np.ascontiguousarray(dtype.encode(values))
 
 
@@ -138,14 +138,16 @@ def _fill_integers(low: int, generator: np.random.Generator, chunk: Array) -> No
     chunk[:] = generator.integers(low, _INTEGER_SPAN, chunk.shape, np.int8, endpoint=True)
 
 
-def _random(name: str, shape: tuple[int, ...], fill: Callable[[np.random.Generator, Array], object]) -> Array:
-    """Return random float32 values, with a seed that depends on name and shape.
+def _random(
+    name: str, shape: tuple[int, ...], seed: int, fill: Callable[[np.random.Generator, Array], object]
+) -> Array:
+    """Return random float32 values of a generator that depends on seed, name and shape.
 
     Each chunk of a fixed size has its own generator, so the values do not depend on the number of cores that draw them.
     """
     values = np.empty(math.prod(shape), np.float32)
     chunks = [values[start : start + _CHUNK] for start in range(0, values.size, _CHUNK)]
-    seeds = np.random.SeedSequence([_SEED, zlib.crc32(name.encode()), *shape]).spawn(len(chunks))
+    seeds = np.random.SeedSequence([_SEED + seed, zlib.crc32(name.encode()), *shape]).spawn(len(chunks))
     generators = [np.random.Generator(np.random.SFC64(seed)) for seed in seeds]
     with ThreadPoolExecutor(available_cores()) as pool:
         list(pool.map(fill, generators, chunks))

@@ -14,20 +14,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from autotile.core.documents import Name, canonical_json, decode_json, encode_json
-from autotile.core.dtypes import DTYPES
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Resources, Value
 from autotile.cuda.toolchain import include_folders, load_nvrtc, nvrtc_version
 from autotile.errors import CompileError, DataError, InputError, ToolchainError
-from autotile.kernel.library import Kernel
+from autotile.kernel.includes import is_permitted, permitted_folders
+
+if TYPE_CHECKING:
+    from autotile.kernel.library import Kernel
 
 _BASE_OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--no-cache")
 """NVRTC's own cache (12.9 and later, with a driver) omits the assembler's report, so it is disabled."""
+_PLACE = re.compile(r"(/[^\n]*?)\(\d+\)")
+"""Absolute path and line at the start of an error."""
 _ENTRY = r"Compiling entry function '([^']+)'"
 _FRAME = r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
 _REGISTERS = r"Used (\d+) registers"
@@ -71,6 +75,8 @@ class Compilation:
 
 def macro_options(config: Config, dtype: str) -> tuple[str, ...]:
     """Return the ``-D`` options of parameters, flags and ``DTYPE``, the C type of an element; booleans are 1 and 0."""
+    from autotile.core.dtypes import DTYPES  # imports NumPy, which a compile worker does without
+
     macros = [f"-D{name}={_macro_value(value)}" for name, value in config.items()]
     return (*macros, f"-DDTYPE={DTYPES[dtype].c_type}")
 
@@ -122,7 +128,7 @@ def compile_cubin(job: CompileJob) -> Compilation:
         if status == nvrtc.nvrtcResult.NVRTC_ERROR_INVALID_OPTION:
             raise ToolchainError(f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {log.strip()}")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(_first_error(log) or f"NVRTC returned {status.name}", log)
+            raise CompileError(_first_error(log, Path(job.template_path)) or f"NVRTC returned {status.name}", log)
         return Compilation(_read(nvrtc, program, "CUBIN"), parse_resources(log, job.entry))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
@@ -177,14 +183,25 @@ def _macro_value(value: Value) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def _first_error(log: str) -> str:
-    """Return the compiler's first error, with the lines that show the source."""
+def _first_error(log: str, template: Path) -> str:
+    """Return the compiler's first error, with the lines that show the source.
+
+    Of a file that the template must not include, which a macro may have named, nothing is shown.
+    """
     lines = [line.rstrip() for line in log.splitlines()]
     for index, line in enumerate(lines):
         if "error" in line.lower():
+            place = _PLACE.match(line)
+            if place is not None and _is_foreign(Path(place[1]), template):
+                return f"{place[0]}: error in a file that the template must not include, as it is outside of its folder"
             context = [following for following in lines[index + 1 : index + 3] if following.strip()]
             return "\n".join([line, *context])
     return log.strip()
+
+
+def _is_foreign(path: Path, template: Path) -> bool:
+    folders = permitted_folders(template, [Path(folder) for folder in include_folders()])
+    return not is_permitted(path, folders)
 
 
 def _read(nvrtc: ModuleType, program: Any, what: str) -> bytes:

@@ -18,13 +18,14 @@ from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError, ToolchainError
 from autotile.kernel.arguments import BufferArgument, Workspace
-from autotile.kernel.array_expressions import ArrayExpression, Matmul
+from autotile.kernel.array_expressions import ArrayExpression, Matmul, ShapeOnly
 from autotile.kernel.launch import LaunchData, known_names
 from autotile.kernel.spec import KernelSpec
 
 _SMALL_ELEMENTS = 1 << 20
 _SMALL_FLOPS = 1 << 26
-"""Up to these sizes NumPy computes a reference in a few milliseconds, as a check of the device."""
+"""Up to these sizes, of intermediate arrays too, NumPy computes a reference in a few milliseconds, as a check of the
+device."""
 _AGREEMENT = 1e-9
 """NumPy and the device add in different orders, so a sum of 1e8 terms differs by about 1e-16 sqrt(1e8) = 1e-12."""
 
@@ -91,7 +92,7 @@ class ReferenceSolution:
         if unfinite:
             raise InputError(f"{place} is not finite; choose inputs (init) for which it is")
         scale = math.sqrt(squares / values.size)
-        if self._is_small(values):
+        if self._is_small(expression):
             self._check(values, scale, expression, place)
         return ReferenceOutput(values, scale)
 
@@ -110,9 +111,12 @@ class ReferenceSolution:
         self._largest_product_flops = max(self._largest_product_flops, 2 * product.size * a.shape[-1])
         return product
 
-    def _is_small(self, values: Any) -> bool:
-        elements = [values.size, *(np.size(value) for value in self._environment.values())]
-        return max(elements) <= _SMALL_ELEMENTS and self._largest_product_flops <= _SMALL_FLOPS
+    def _is_small(self, expression: ArrayExpression) -> bool:
+        shapes = {
+            name: ShapeOnly(value.shape) if np.ndim(value) else value for name, value in self._environment.items()
+        }
+        largest = getattr(expression.evaluate(shapes), "largest", 1)
+        return largest <= _SMALL_ELEMENTS and self._largest_product_flops <= _SMALL_FLOPS
 
     def _check(self, values: Any, scale: float, expression: ArrayExpression, place: str) -> None:
         expected = _guarded(expression, self._on_host(), np.matmul, place)
@@ -170,6 +174,13 @@ class BoundArguments:
     zeroed: frozenset[str]
 
 
+class _InputSet(NamedTuple):
+    """Contents of the inputs, and the outputs that are expected for them."""
+
+    pristine: Mapping[str, GuardedBuffer]
+    expected: Mapping[str, ReferenceOutput]
+
+
 class ProblemInstance:
     """Buffers and scalars of a kernel for given sizes.
 
@@ -202,14 +213,30 @@ class ProblemInstance:
         self._support = support
         self._scalars = {a.name: scalar_value(a, sizes, dtype, check=check) for a in spec.scalars}
         self._buffers: dict[str, GuardedBuffer] = {}
-        self._pristine: dict[str, GuardedBuffer] = {}
         for buffer in spec.buffers:
             self._buffers[buffer.name] = self._new_buffer(buffer)
-            if buffer.is_read:
-                pristine = self._pristine[buffer.name] = self._new_buffer(buffer)
-                pristine.write(make_input(buffer, buffer.extents(self.sizes), buffer.element_type(dtype, self.sizes)))
-                self._buffers[buffer.name].copy_from(pristine)
-        self._expected = self._compute_reference()
+        self._sets = {0: self._new_inputs(0)}
+        self.use_inputs(0)
+
+    def add_inputs(self, seed: int) -> None:
+        """Draw a second set of inputs, and compute its reference; the set of seed 0 stays in use. See `use_inputs`.
+
+        Errors are those of the constructor; after an error there is no second set.
+        """
+        if seed not in self._sets:
+            self.drop_inputs()
+            self._sets[seed] = self._new_inputs(seed)
+
+    def use_inputs(self, seed: int) -> None:
+        """Copy a set of inputs to the buffers that kernels read; its reference is expected from then on."""
+        self._pristine, self._expected = self._sets[seed]
+        for name, pristine in self._pristine.items():
+            self._buffers[name].copy_from(pristine)
+
+    def drop_inputs(self) -> None:
+        """Use the inputs of seed 0, and free those of other seeds."""
+        self.use_inputs(0)
+        self._sets = {0: self._sets[0]}
 
     def bind(self, config: Config, device: DeviceProperties) -> BoundArguments:
         """Return the launch arguments of a configuration, which keep its workspaces alive.
@@ -287,11 +314,20 @@ class ProblemInstance:
             f"{name}[{place}] is {got:.9g}, expected {want:.9g} within {tolerance:.2g} of max(|expected|, {scale:.3g})",
         )
 
-    def _compute_reference(self) -> dict[str, ReferenceOutput]:
+    def _new_inputs(self, seed: int) -> _InputSet:
+        pristine: dict[str, GuardedBuffer] = {}
+        for buffer in self._spec.buffers:
+            if buffer.is_read:
+                pristine[buffer.name] = self._new_buffer(buffer)
+                element_type = buffer.element_type(self._dtype, self.sizes)
+                pristine[buffer.name].write(make_input(buffer, buffer.extents(self.sizes), element_type, seed))
+        return _InputSet(pristine, self._compute_reference(pristine))
+
+    def _compute_reference(self, inputs: Mapping[str, GuardedBuffer]) -> dict[str, ReferenceOutput]:
         """Compute the expected values of every output from the inputs on the device."""
         environment: dict[str, Any] = dict(self.sizes)
         environment |= {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in self._spec.scalars}
-        environment |= {name: self._element_type(name).decode(b.array) for name, b in self._pristine.items()}
+        environment |= {name: self._element_type(name).decode(b.array) for name, b in inputs.items()}
         solution = ReferenceSolution(environment, self._support)
         expected = {
             name: solution.output(

@@ -12,11 +12,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from autotile.core.model import L2Mode, Measurement
-from autotile.core.statistics import median_interval
+from autotile.core.statistics import contenders, median_interval
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 
 Launch = Callable[[], None]
+
+
+def _nothing() -> None:
+    pass
+
 
 BATCH_BELOW_US = 50.0
 """Kernels shorter than this are timed in batches; the resolution of events is one percent of it."""
@@ -201,6 +206,9 @@ _QUEUED_SAMPLES = 16
 _MIN_WARM_UP_S = 0.3
 _MAX_WARM_UP_S = 2.0
 _SETTLED_CHANGE = 0.01
+_ELIMINATION_ROUNDS = 15
+"""Rounds of a race after which the clearly slower candidates leave it; the interval of 15 pairs is from the 4th to the
+12th of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,12 +267,13 @@ class Timer:
         """Return the time between two consecutive events in microseconds, the shortest that can be measured."""
         return float(np.median(self.samples(lambda: None, 20)))
 
-    def samples(self, launch: Launch, count: int) -> list[float]:
-        """Return the times of ``count`` single launches, in microseconds."""
+    def samples(self, launch: Launch, count: int, prepare: Launch = _nothing) -> list[float]:
+        """Return the times of ``count`` single launches, in microseconds; ``prepare`` as for `measure`."""
+        before = self._before(prepare)
         with self._stream:
-            return self._sample([EventTimer(launch, self.flush) for _ in range(min(count, _QUEUED_SAMPLES))], count)
+            return self._sample([EventTimer(launch, before) for _ in range(min(count, _QUEUED_SAMPLES))], count)
 
-    def measure(self, launch: Launch, best_us: float | None) -> Timing:
+    def measure(self, launch: Launch, best_us: float | None, prepare: Launch = _nothing) -> Timing:
         """Measure the median time and its interval, to half a percent or until the limits of time and samples.
 
         Kernels shorter than 50 us are timed in CUDA graphs of many launches.
@@ -275,11 +284,14 @@ class Timer:
             Function that queues one launch.
         best_us
             Best time so far, in microseconds; sampling stops after three samples of a clearly slower candidate.
+        prepare
+            Function that queues work before each launch, which is not timed: it overwrites the outputs, so that a
+            kernel gains nothing by leaving a result of an earlier launch as it is.
         """
-        times = self.samples(launch, _PROBE_SAMPLES)
+        times = self.samples(launch, _PROBE_SAMPLES, prepare)
         probe_us = float(np.median(times))
         with self._stream:
-            timers = self._timers(launch, probe_us)
+            timers = self._timers(launch, probe_us, prepare)
             if probe_us < BATCH_BELOW_US:
                 times = self._sample(timers, _PROBE_SAMPLES)
             typical_us = float(np.median(times))
@@ -292,23 +304,55 @@ class Timer:
                 times += self._sample(timers, min(len(times), affordable - len(times)))
         return Timing(self._measurement(times, resolution_us), discarded=False)
 
-    def race(self, launches: Sequence[Launch], rounds: int, seed: int) -> list[list[float]]:
+    def race(
+        self,
+        launches: Sequence[Launch],
+        rounds: int,
+        seed: int,
+        *,
+        prepares: Sequence[Launch] | None = None,
+        check: Callable[[int], None] | None = None,
+    ) -> list[list[float]]:
         """Time several candidates in rounds of random order; return a list of times in microseconds per candidate.
 
         A drift of clock or temperature then affects all candidates alike, and the times of a round can be compared in
-        pairs.
+        pairs. After every 15 rounds, candidates that are clearly slower than the fastest leave the race, so the lists
+        differ in length; the first times of all lists are of the same rounds.
+
+        Parameters
+        ----------
+        launches
+            Functions that queue one launch of each candidate.
+        rounds, seed
+            Number of rounds, and seed of the order within them.
+        prepares
+            As ``prepare`` of `measure`, for each candidate.
+        check
+            Called with the number of each candidate right after the work of one more sample of it.
         """
+        prepares = prepares or [_nothing] * len(launches)
         generator = np.random.default_rng(seed)
         fastest_us = min(min(self.samples(launch, _PROBE_SAMPLES)) for launch in launches)
         times: list[list[float]] = [[] for _ in launches]
         with self._stream:
-            timers = [self._timers(launch, fastest_us)[0] for launch in launches]
-            for _ in range(rounds):
-                order = generator.permutation(len(launches))
+            timers = [
+                self._timers(launch, fastest_us, prepare)[0] for launch, prepare in zip(launches, prepares, strict=True)
+            ]
+            racing = list(range(len(launches)))
+            for number in range(1, rounds + 1):
+                order = generator.permutation(racing)
                 for index in order:
                     timers[index].start()
                 for index in order:
                     times[index].append(timers[index].time_us())
+                if number % _ELIMINATION_ROUNDS == 0:
+                    racing = contenders(times, racing)
+        if check is not None:
+            for index, timer in enumerate(timers):
+                with self._stream:
+                    timer.start()
+                    timer.time_us()
+                check(index)
         return times
 
     @contextmanager
@@ -317,11 +361,16 @@ class Timer:
         with self._stream:
             yield BackToBack(step, probe_us)
 
-    def _timers(self, launch: Launch, probe_us: float) -> Sequence[LaunchTimer]:
+    def _timers(self, launch: Launch, probe_us: float, prepare: Launch) -> Sequence[LaunchTimer]:
         """Return the timers of a launch of about ``probe_us``, whose samples can be queued one behind the other."""
+        before = self._before(prepare)
         if probe_us < BATCH_BELOW_US:
-            return [BatchTimer(launch, self.flush, probe_us)]
-        return [EventTimer(launch, self.flush) for _ in range(_QUEUED_SAMPLES)]
+            return [BatchTimer(launch, before, probe_us)]
+        return [EventTimer(launch, before) for _ in range(_QUEUED_SAMPLES)]
+
+    def _before(self, prepare: Launch) -> Launch:
+        """Return the work before a launch: the flush comes last, so that it evicts what ``prepare`` left in the L2."""
+        return _in_order([prepare, self.flush])
 
     @staticmethod
     def _sample(timers: Sequence[LaunchTimer], count: int) -> list[float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -13,7 +12,7 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Connection, Engine
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Outcome, Problem, Trial, config_key
+from autotile.core.model import Problem, Trial, config_key
 from autotile.database.engine import (
     LOCK_TIMEOUT_S,
     WRITE_OPTIONS,
@@ -40,6 +39,7 @@ from autotile.database.studies import (
     insert_run,
     list_studies,
     read_best,
+    read_checks,
     read_runs,
 )
 from autotile.database.trials import Phase, StoredTrial, insert_trial, insert_trials, read_trials, trial_row
@@ -52,6 +52,7 @@ from autotile.database.upgrade import (
     schema_revision,
     set_aside,
 )
+from autotile.database.winners import Check
 from autotile.errors import DatabaseError
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
@@ -77,7 +78,8 @@ class Database:
     def __init__(self, engine: Engine, location: Location, *, readonly: bool, notices: tuple[str, ...] = ()) -> None:
         self.location = str(location)
         self.notices = notices
-        self._location = location
+        self._location = location = location.absolute() if isinstance(location, Path) else location
+        self._identity = file_identity(location) if isinstance(location, Path) else None
         self._readonly = readonly
         self._engine = engine.execution_options(**{LOCATION_OPTION: self.location})
         self._writer = self._engine.execution_options(**WRITE_OPTIONS)
@@ -193,6 +195,38 @@ class Database:
     ) -> None:
         self.close()
 
+    @property
+    def path(self) -> Path | None:
+        """Path of the SQLite file; None for a database on a server."""
+        return self._location if isinstance(self._location, Path) else None
+
+    def check_in_place(self) -> None:
+        """Raise unless the path still leads to the file that was opened.
+
+        SQLite goes on writing to a file that was deleted or moved.
+
+        Raises
+        ------
+        DatabaseError
+            The file is gone, or another one is in its place.
+        """
+        if isinstance(self._location, Path) and (found := file_identity(self._location)) != self._identity:
+            change = "was deleted or moved" if found is None else "was replaced by another file"
+            raise DatabaseError(f"the database {self.location} {change} during the run")
+
+    def check_integrity(self) -> None:
+        """Check the file as it is on the disk: close all connections, which writes the log into it, and read it anew.
+
+        Raises
+        ------
+        DatabaseError
+            The file cannot be read, or is of moderate size and SQLite finds damage.
+        """
+        self.close()
+        if isinstance(self._location, Path):
+            with translated_errors(self._location):
+                check_integrity(self._engine, self._location)
+
     def study(self, key: TuningKey, device: DeviceProperties | None) -> int:
         """Return the id of the study of a key, created if it does not exist.
 
@@ -299,6 +333,11 @@ class Database:
         with self.reading() as connection:
             return read_best(connection, kernel, dtype=dtype, sizes=sizes, gpu_name=gpu_name, study_id=study_id)
 
+    def checks(self, kernel: str, dtype: str) -> list[Check]:
+        """Return the verdicts of finals and verifications on configurations that are not ranked, oldest first."""
+        with self.reading() as connection:
+            return read_checks(connection, kernel, dtype)
+
     def record_miss(self, problem: Problem, gpu_name: str, tier: str, count: int = 1) -> None:
         """Count requests of a problem that were served by ``tier`` instead of an exact result."""
         with self.writing() as connection:
@@ -316,11 +355,6 @@ class Database:
                 return check_database(connection, self.location)
         except DamagedDatabaseError as error:  # so damaged that SQLite's check itself fails
             return DatabaseCheck.damaged(self.location, [str(error)])
-
-    @property
-    def path(self) -> Path | None:
-        """Path of the file; None if the database is on a server."""
-        return self._location if isinstance(self._location, Path) else None
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -349,55 +383,6 @@ def _engine(location: Location, *, readonly: bool, server_timeout_s: float) -> E
     if isinstance(location, Path):
         return sqlite_engine(location, readonly=readonly)
     return server_engine(location, server_timeout_s)
-
-
-@dataclass(frozen=True, slots=True)
-class StudyTimes:
-    """Times of one problem's configurations.
-
-    Attributes
-    ----------
-    best
-        `config_key` of the winner.
-    times_us
-        Newest time of each successful configuration, by `config_key`; a time of the finals precedes one of the search.
-    """
-
-    key: TuningKey
-    best: str
-    times_us: Mapping[str, float]
-
-    @property
-    def best_us(self) -> float:
-        """Time of the winner."""
-        return self.times_us[self.best]
-
-    def loss(self, config: str) -> float | None:
-        """Return the time of a configuration over the winner's, minus 1, at least 0; None if it was not measured."""
-        time_us = self.times_us.get(config)
-        return None if time_us is None else max(0.0, time_us / self.best_us - 1.0)
-
-
-def study_times(database: Database, kernel: str) -> list[StudyTimes]:
-    """Return the times of every study of a kernel that has a winner.
-
-    Raises
-    ------
-    DatabaseError
-        The database cannot be read.
-    """
-    return [
-        StudyTimes(best.key, config_key(best.trial.config), _times(database, best.study_id))
-        for best in database.best(kernel)
-        if best.trial.time_us is not None
-    ]
-
-
-def _times(database: Database, study_id: int) -> dict[str, float]:
-    found = database.stored_trials(study_id)
-    found.sort(key=lambda stored: stored.phase == "final")  # times of the finals replace those of the search
-    trials = (stored.trial for stored in found)
-    return {config_key(t.config): t.time_us for t in trials if t.outcome is Outcome.OK and t.time_us is not None}
 
 
 Row = TypeVar("Row")

@@ -174,6 +174,7 @@ def sqlite_engine(path: Path, *, readonly: bool) -> Engine:
     A transaction that reads first and requests the lock later can fail without waiting; one that begins with
     ``BEGIN IMMEDIATE`` waits for the lock: https://sqlite.org/lang_transaction.html.
     """
+    path = path.absolute()  # connections that are opened later are to the same file
     journal = "DELETE" if network_file_system(path) else "WAL"
 
     def connect() -> sqlite3.Connection:
@@ -274,7 +275,7 @@ def _masked(text: str, location: Location) -> str:
 
 def _connect(path: Path, access: str, journal: str | None = None) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        f"file:{quote(str(path.absolute()))}?{access}",
+        f"file:{quote(str(path))}?{access}",
         uri=True,
         timeout=LOCK_TIMEOUT_S,
         isolation_level=None,

@@ -22,7 +22,16 @@ from autotile.core.documents import canonical_json, convert, json_cell
 from autotile.core.model import Problem
 from autotile.database.paths import looks_like_url, network_file_system
 from autotile.database.structure import SCHEMA_REVISION, VERSION_TABLE, foreign_object
-from autotile.database.winners import JSON_COLUMNS, RULE_COLUMNS, WINNER_COLUMNS, RuleDocument, StoredRule, Winner
+from autotile.database.winners import (
+    CHECK_COLUMNS,
+    JSON_COLUMNS,
+    RULE_COLUMNS,
+    WINNER_COLUMNS,
+    Check,
+    RuleDocument,
+    StoredRule,
+    Winner,
+)
 from autotile.errors import DataError, InputError
 from autotile.settings import expand_path
 
@@ -66,7 +75,14 @@ RULES_SQL = f"""
     WHERE families.learned_at IS NOT NULL AND families.kernel = ? AND families.dtype = ?
     ORDER BY families.id DESC
 """
-"""A test compares both statements with the ones that SQLAlchemy builds from the schema."""
+CHECKS_SQL = f"""
+    SELECT {_names(CHECK_COLUMNS)}
+    FROM studies
+    JOIN trials ON studies.id = trials.study_id
+    WHERE studies.kernel = ? AND studies.dtype = ? AND trials.phase = 'final' AND trials.rank IS NULL
+    ORDER BY trials.id
+"""
+"""A test compares the statements with the ones that SQLAlchemy builds from the schema."""
 
 
 def read_winners_fast(location: str, kernel: str, dtype: str) -> list[Winner] | None:
@@ -89,6 +105,15 @@ def read_rules_fast(location: str, kernel: str, dtype: str) -> list[StoredRule] 
     try:
         rows = _rows(location, RULES_SQL, kernel, dtype)
         return None if rows is None else [convert(_decoded(row), RuleDocument).stored_rule() for row in rows]
+    except DataError:
+        return None
+
+
+def read_checks_fast(location: str, kernel: str, dtype: str) -> list[Check] | None:
+    """Return the verdicts on unranked configurations of a kernel, oldest first; cases as for `read_winners_fast`."""
+    try:
+        rows = _rows(location, CHECKS_SQL, kernel, dtype)
+        return None if rows is None else [Check.from_row(_decoded(row)) for row in rows]
     except DataError:
         return None
 

@@ -26,7 +26,7 @@ from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
 
 if TYPE_CHECKING:
-    from autotile.database.database import StudyTimes
+    from autotile.database.study_times import StudyTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from urllib.parse import unquote
 
 from autotile.errors import DatabaseError
+from autotile.settings import absolute_path
 
 DATABASE_MAGIC = b"SQLite format 3\0"
 """First bytes of every SQLite database: https://sqlite.org/fileformat.html, "The Database Header"."""
@@ -61,6 +62,23 @@ def looks_like_url(location: str) -> bool:
     # Only a query makes an absolute path a URL: a folder may be named "secret=1".
     text = location.partition("?")[2] if location.startswith(("/", ".", "~")) else location
     return any(is_secret(found[1]) for found in _PARAMETER.finditer(text))
+
+
+_SQLITE = "sqlite:///"
+
+
+def absolute_location(location: str) -> str:
+    """Return the path or URL of a database that means the same after a change of the working directory.
+
+    Raises
+    ------
+    InputError
+        As for `autotile.settings.absolute_path`.
+    """
+    if not looks_like_url(location):
+        return str(absolute_path(location, "a database"))
+    path = location.removeprefix(_SQLITE)
+    return f"{_SQLITE}{absolute_path(path, 'a database')}" if path not in ("", location) else location
 
 
 def masked_location(location: str) -> str:
@@ -200,10 +218,10 @@ def network_notice(path: Path) -> str:
 
 
 def file_identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode, which differ if another file replaces this one; None if there is no file."""
+    """Return device and inode, which differ if another file replaces this one; None if no file can be reached."""
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except OSError:
         return None
     return found.st_dev, found.st_ino
 

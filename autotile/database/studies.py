@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, func, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, func, literal_column, select, update
 
 from autotile import __version__
 from autotile.core.device import DeviceProperties
@@ -17,7 +17,7 @@ from autotile.database.keys import TuningKey
 from autotile.database.rows import BadRow, BadRowError, Row, bad_row, parse_row, parsed_rows, warn_of
 from autotile.database.schema import BEST, METADATA, RUNS, STUDIES, TRIALS, insert_for, now_text
 from autotile.database.trials import StoredTrial, stored_trial
-from autotile.database.winners import WINNER_COLUMNS, Winner
+from autotile.database.winners import CHECK_COLUMNS, WINNER_COLUMNS, Check, Winner
 from autotile.errors import DataError
 
 
@@ -234,7 +234,39 @@ def read_best(
     return [best for best in found if sizes is None or best.key.sizes == dict(sizes)]
 
 
-WINNER_SELECTION = tuple(METADATA.tables[table].c[name] for table, names in WINNER_COLUMNS.items() for name in names)
+def _selection(columns: Mapping[str, tuple[str, ...]]) -> tuple[ColumnElement[Any], ...]:
+    return tuple(METADATA.tables[table].c[name] for table, names in columns.items() for name in names)
+
+
+WINNER_SELECTION = _selection(WINNER_COLUMNS)
+
+
+def checks_query(kernel: str, dtype: str) -> Select[Any]:
+    """Return the query of the verdicts on unranked configurations of a kernel, oldest first."""
+    return (
+        select(*_selection(CHECK_COLUMNS))
+        .select_from(STUDIES)
+        .join(TRIALS, STUDIES.c.id == TRIALS.c.study_id)
+        .where(
+            STUDIES.c.kernel == kernel,
+            STUDIES.c.dtype == dtype,
+            TRIALS.c.phase == literal_column("'final'"),
+            TRIALS.c.rank.is_(None),
+        )
+        .order_by(TRIALS.c.id)
+    )
+
+
+def read_checks(connection: Connection, kernel: str, dtype: str) -> list[Check]:
+    """Return the verdicts of finals and verifications on configurations of a kernel that are not ranked."""
+    return parsed_rows(connection, checks_query(kernel, dtype), _check)
+
+
+def _check(row: Row) -> Check:
+    try:
+        return Check.from_row(row)
+    except DataError as error:
+        raise bad_row("trials", row["id"], error) from None
 
 
 def _best(connection: Connection, row: RowMapping, bad: list[BadRow]) -> StoredBest | None:

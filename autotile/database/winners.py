@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Moment, NonNegative, TimeUs, convert
+from autotile.core.documents import Moment, NonNegative, Text, TimeUs, convert
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, L2Mode, Measurement, Resources
 from autotile.database.keys import TuningKey
@@ -34,6 +34,12 @@ WINNER_COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 RULE_COLUMNS = ("id", "key", "device", "rule", "learned_at")
 """Columns of the table ``families`` that `RuleDocument` has, and the row's id."""
+
+CHECK_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "studies": tuple(field.name for field in fields(TuningKey)),
+    "trials": ("id", "config_key", "outcome"),
+}
+"""Columns that `Check.from_row` reads, by table."""
 
 JSON_COLUMNS = frozenset({"options", "sizes", "device", "config", "key", "rule"})
 """Columns of winners and rules that hold JSON."""
@@ -158,6 +164,36 @@ class WinnerDocument(ResultDocument):
     def winner(self) -> Winner:
         """Return the winner."""
         return self.winner_of(self.key, self.device, shipped=self.shipped)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Verdict of finals or of a verification on a configuration that is not ranked for a problem.
+
+    Attributes
+    ----------
+    key
+        Key of the problem.
+    config
+        `config_key` of the configuration.
+    passed
+        Whether it was correct.
+    """
+
+    key: TuningKey
+    config: Text
+    passed: bool
+
+    @classmethod
+    def from_row(cls, row: Mapping[Any, Any]) -> Check:
+        """Return the verdict in a row of the database, with the values of `CHECK_COLUMNS`.
+
+        Raises
+        ------
+        DataError
+            A value does not match the schema.
+        """
+        return convert({"key": row, "config": row["config_key"], "passed": row["outcome"] == "ok"}, cls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], tri
         "tune_params": {parameter.name: list(parameter.values) for parameter in parameters},
         "objective": "time",
     }
-    newest = {config_key(one.trial.config): one for one in trials if one.trial.outcome is not Outcome.NOT_AVAILABLE}
+    newest = {config_key(one.trial.config): one for one in trials if one.trial.outcome.is_finding}
     entries = [
         f"{encode_json(','.join(str(one.trial.config[name]) for name in names))}: {encode_json(_entry(one))}"
         for one in newest.values()

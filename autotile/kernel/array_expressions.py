@@ -7,6 +7,7 @@ parts of a syntax tree, and nothing is executed as Python.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from typing import Any, TypeGuard
@@ -31,10 +32,18 @@ class ShapeOnly:
     ----------
     shape
         Shape of the array.
+    operands
+        Arrays that it is computed from.
+
+    Attributes
+    ----------
+    largest
+        Number of elements of the largest array among it and all that it is computed from.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], *operands: ShapeOnly) -> None:
         self.shape = shape
+        self.largest: int = max(math.prod(shape), *(operand.largest for operand in operands), 0)
 
     @property
     def ndim(self) -> int:
@@ -59,9 +68,9 @@ class ShapeOnly:
                 raise ValueError(f"an operand is {operand}, so the result is not finite")
         if ufunc is np.divide and not isinstance(operands[1], ShapeOnly) and operands[1] == 0:
             raise ValueError("the divisor is zero")
-        if ufunc is np.matmul:
-            return ShapeOnly(_product_shape(*(np.shape(operand) for operand in operands)))
-        return ShapeOnly(np.broadcast_shapes(*(np.shape(operand) for operand in operands)))
+        shapes = [np.shape(operand) for operand in operands]
+        shape = _product_shape(*shapes) if ufunc is np.matmul else np.broadcast_shapes(*shapes)
+        return ShapeOnly(shape, *(operand for operand in operands if isinstance(operand, ShapeOnly)))
 
     def __array_function__(self, function: Any, types: Any, arguments: tuple[Any, ...], options: Any) -> Any:
         known = _SHAPE_FUNCTIONS.get(function)
@@ -70,18 +79,18 @@ class ShapeOnly:
 
 def _reduced(array: ShapeOnly, axis: int | None = None) -> ShapeOnly:
     if axis is None:
-        return ShapeOnly(())
+        return ShapeOnly((), array)
     if not -array.ndim <= axis < array.ndim:
         raise ValueError(f"axis {axis} is out of bounds for an array of {array.ndim} axes")
     remaining = list(array.shape)
     del remaining[axis]
-    return ShapeOnly(tuple(remaining))
+    return ShapeOnly(tuple(remaining), array)
 
 
 def _swapped(array: ShapeOnly, first: int, second: int) -> ShapeOnly:
     shape = list(array.shape)
     shape[first], shape[second] = shape[second], shape[first]
-    return ShapeOnly(tuple(shape))
+    return ShapeOnly(tuple(shape), array)
 
 
 def _product_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,10 +7,12 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from autotile.core.frozen import dataclass
 from autotile.errors import InputError, SpecError, UnknownKernelError
+from autotile.kernel.includes import check_include, is_permitted, permitted_folders
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.spec import KernelSpec
 from autotile.settings import read_settings
@@ -86,8 +88,10 @@ class KernelReader:
 
     def read(self, path: Path) -> Kernel:
         """Read a search-space file and its template; see `load_kernel`."""
-        text, last = _read_text(path, "search-space file"), self._last.get(path)
-        spec = last.spec if last is not None and last.spec.text == text else parse_spec(text, str(path))
+        text, shown = _read_text(path, "search-space file"), str(path)
+        path = path.absolute()  # the template is compiled later, maybe from another working directory
+        last = self._last.get(path)
+        spec = last.spec if last is not None and last.spec.text == text else parse_spec(text, shown)
         template = _template_path(path, spec)
         source = _read_text(template, "template")
         kernel = Kernel(spec, source, template, _hash_with_includes(template, source))
@@ -124,8 +128,13 @@ def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:
     return sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
 
 
+def is_path(name: str) -> bool:
+    """Return whether a kernel is named by the path of its search-space file."""
+    return name.endswith(".toml") or "/" in name or "\\" in name
+
+
 def _find(name: str, folders: Sequence[Path]) -> Path:
-    if name.endswith(".toml") or "/" in name or "\\" in name:
+    if is_path(name):
         path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises where there is no such user
         if path.suffix == ".toml" and _is_file(path):
             return path
@@ -194,8 +203,10 @@ class _Sources:
     and in branches that the preprocessor skips.
     """
 
-    def __init__(self, template: Path) -> None:
+    def __init__(self, template: Path, include_folders: Sequence[Path] = ()) -> None:
         self._folder = template.parent
+        self._template = template
+        self._include_folders = include_folders
         self._digest = hashlib.sha256()
         self._seen: set[Path] = set()
         self._waiting: list[tuple[Path, str, str]] = []
@@ -203,6 +214,11 @@ class _Sources:
         self._has_macro = False
         self._trees: set[Path] = set()
         self._resolved: dict[Path, Path] = {}
+
+    @cached_property
+    def _permitted(self) -> tuple[Path, ...]:
+        """Folders of files that may be included; most templates include none."""
+        return permitted_folders(self._template, self._include_folders)
 
     def add(self, path: Path, label: str, text: str) -> None:
         """Add a file, whose name is ``label`` in the hash."""
@@ -225,26 +241,47 @@ class _Sources:
                     self._has_macro = True
                     self._add_tree(path.parent)
                 else:
-                    self._add_included(path, name)
+                    self._add_included(path, name, text)
             if self._has_macro and not self._waiting:
                 self._add_macro_operands()
         return self._digest.hexdigest()
 
-    def _add_included(self, path: Path, name: str) -> bool:
-        """Add the files that a file of the given path includes by a name; return whether there are any."""
+    def _add_included(self, path: Path, name: str, text: str | None = None) -> bool:
+        """Add the files that a file of the given path includes by a name; return whether there are any.
+
+        With the text of a directive's file, one that must not be included is an error; without, it is left out.
+        """
         is_found = False
         for folder in {path.parent: None, self._folder: None}:  # searched before the toolkit's headers
             included = folder / name
             if not _is_file(included):
+                if text is not None and os.path.exists(included):  # noqa: PTH110 - never raises
+                    self._check(included, path, name, text)
                 continue
-            is_found, parent = True, included.parent
+            parent = included.parent
             if parent not in self._resolved:
                 self._resolved[parent] = parent.resolve()
             included = self._resolved[parent] / included.name  # not resolved itself: the compiler looks beside a link
             if included not in self._seen:
+                if not self._is_permitted(included):
+                    if text is not None:
+                        self._check(included, path, name, text)
+                    continue
                 self._seen.add(included)
                 self.add(included, included.name, _text(_read_bytes(included, "included file")))
+            is_found = True
         return is_found
+
+    def _is_permitted(self, included: Path) -> bool:
+        """Return whether a file, the links of whose folder are resolved, may be included."""
+        if self._resolved.get(self._folder) == included.parent and not included.is_symlink():
+            return True  # as nearly all are; the rest takes ten times as long
+        return is_permitted(included, self._permitted)
+
+    def _check(self, included: Path, path: Path, name: str, text: str) -> None:
+        """Raise if a file includes one that it must not."""
+        line = text.count("\n", 0, max(0, text.find(name))) + 1
+        check_include(included, self._permitted, name, f"{path}:{line}")
 
     def _add_macro_operands(self) -> None:
         """Add what a macro can name: the template's folder, and the paths in the code that lead elsewhere."""

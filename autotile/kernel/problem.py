@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from autotile.core.device import DeviceProperties
-from autotile.core.dtypes import DTYPES
+from autotile.core.dtypes import DTYPES, dtype_name
 from autotile.core.model import Problem
 from autotile.errors import DeviceError, ProblemError
 from autotile.kernel.spec import KernelSpec
@@ -131,7 +131,7 @@ def resolve_problem(
     sizes
         Given sizes and flags. Flags, and sizes with a default of 1, may be omitted; with ``defaults``, all may.
     dtype
-        One of the kernel's element types; None for the first.
+        One of the kernel's element types, by name or as for `autotile.core.dtypes.dtype_name`; None for the first.
     defaults
         Whether to take missing sizes from the search-space file.
 
@@ -154,6 +154,7 @@ def resolve_problem(
     if missing and not defaults:
         raise ProblemError(f"{spec.name} needs the size {missing[0]}; give its sizes like {expected}")
     values = {name: _value(spec, name, sizes.get(name, default)) for name, default in spec.sizes.items()}
+    dtype = None if dtype is None else dtype_name(dtype)
     if dtype is not None and dtype not in spec.dtypes:
         raise ProblemError(f"{spec.name} does not support dtype {dtype!r}; it supports {', '.join(spec.dtypes)}")
     problem = Problem(spec.name, values, dtype or spec.dtypes[0])

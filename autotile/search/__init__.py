@@ -7,6 +7,8 @@
 `autotile.search.gp_sampler`         `FeasibleGPSampler`, the default: expected improvement under a Gaussian process
 `autotile.search.gaussian_process`   regression, extended by one observation at a time
 `autotile.search.surrogate`          the regression, kept up to date with the trials, and its predictions
+`autotile.search.refits`             the hyperparameters of the regression, fitted again as trials end
+`autotile.search.history`            rows and results of trials, and their losses
 `autotile.search.embedding`          configurations as coordinates of the regression
 `autotile.search.transfer`           `TransferPrior`: predictions from other studies of the kernel
 `autotile.search.optuna_samplers`    `FeasibleSampler`: any sampler of Optuna; `FeasibleTPESampler`

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_solve, solve_triangular
+from scipy.linalg.lapack import dpotri, dtrtri
 from scipy.optimize import minimize
 from scipy.special import ndtr
 from threadpoolctl import ThreadpoolController
@@ -72,6 +72,12 @@ class Hyperparameters:
     scale: Floats
     noise: float
 
+    @classmethod
+    def usual(cls, groups: NDArray[np.int64]) -> Hyperparameters:
+        """Return the medians of the priors, given the group of each coordinate, shape (coordinates,)."""
+        count = int(groups.max()) + 1
+        return cls(np.full(len(groups), count**-0.25 / _LENGTH), _NOISE)
+
 
 def matern(squared: NDArray[Any]) -> NDArray[Any]:
     """Return the Matern-5/2 kernel of squared distances (Rasmussen and Williams, 2006, equation 4.17)."""
@@ -79,7 +85,15 @@ def matern(squared: NDArray[Any]) -> NDArray[Any]:
     return np.asarray((1 + reach + reach * reach / 3) * np.exp(-reach))
 
 
-def fit(points: Floats, targets: Floats, groups: NDArray[np.int64], noise: Floats | float = 0.0) -> Hyperparameters:
+def fit(
+    points: Floats,
+    targets: Floats,
+    groups: NDArray[np.int64],
+    noise: Floats | float = 0.0,
+    *,
+    start: Hyperparameters | None = None,
+    max_steps: int = _MAX_STEPS,
+) -> Hyperparameters:
     """Fit the maximum a posteriori hyperparameters, with log-normal priors and the amplitude integrated out.
 
     Parameters
@@ -92,11 +106,21 @@ def fit(points: Floats, targets: Floats, groups: NDArray[np.int64], noise: Float
         Group of each coordinate, shape (coordinates,); coordinates of a group share a length scale.
     noise
         Known variance of each target, added to the fitted one, shape (n,).
+    start
+        Hyperparameters that the optimiser starts from, of the first coordinates; None for the medians of the priors.
+    max_steps
+        Maximum number of optimiser steps.
     """
     likelihood = _Likelihood(points, targets, groups, noise)
-    bounds = [_LENGTH_BOUNDS] * likelihood.groups + [(np.log(_NOISE_BOUNDS[0]), np.log(_NOISE_BOUNDS[1]))]
-    options = {"maxiter": _MAX_STEPS}
-    fitted = minimize(likelihood, likelihood.center, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    bounds = np.array([_LENGTH_BOUNDS] * likelihood.groups + [np.log(_NOISE_BOUNDS)])
+    first = likelihood.center.copy()
+    if start is not None:
+        shared = groups[: len(start.scale)]
+        first[shared] = -np.log(start.scale[: len(shared)])
+        first[-1] = np.log(start.noise)
+    options = {"maxiter": max_steps}
+    first = np.clip(first, *bounds.T)
+    fitted = minimize(likelihood, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
     return Hyperparameters(np.exp(-fitted[:-1])[groups], float(np.exp(fitted[-1])) + _MIN_NOISE)
 
 
@@ -143,7 +167,7 @@ class _Likelihood:
         covariance = (1 + reach + reach * reach / 3) * decay
         covariance.flat[:: self._count + 1] += noise + self._known_noise
         factor = np.linalg.cholesky(covariance)
-        inverse = cho_solve((factor, True), np.eye(self._count), check_finite=False)
+        inverse = _inverse_of(factor)
         solved = inverse @ self._targets
         freedom = self._count + _AMPLITUDE_TRIALS
         amplitude = (float(self._targets @ solved) + _AMPLITUDE_TRIALS) / freedom
@@ -158,6 +182,9 @@ class _Likelihood:
 
 Singles = NDArray[np.float32]
 
+_SPARE = 64
+"""Number of observations that memory is reserved for."""
+
 _MIN_VARIANCE = 1e-6
 """Lower limit of a variance, which would be zero at an observation."""
 
@@ -168,10 +195,10 @@ _PRIOR_TRIALS = 2
 class GaussianProcess:
     """A posterior at given points, with observations added one by one.
 
-    With K = L L^T over the observations, it keeps L and the rows of L^-1 k(observations, points). An observation adds a
-    row to each, at the cost of one pass over the second instead of a new factorisation. Targets are passed to `predict`
-    only: several targets can share the factors, and an observation whose target is not known yet reduces the variance
-    and leaves the mean unchanged.
+    With K = L L^T over the observations, it keeps L, L^-1, and the rows of L^-1 k(observations, points). An observation
+    adds a row to each, at the cost of one pass over the last two instead of a new factorisation. Targets are passed to
+    `predict` only: several targets can share the factors, and an observation whose target is not known yet reduces the
+    variance and leaves the mean unchanged.
 
     Parameters
     ----------
@@ -186,47 +213,67 @@ class GaussianProcess:
     """
 
     def __init__(
-        self, parameters: Hyperparameters, points: Floats, observed: Floats, noise: Floats | float = 0.0
+        self,
+        parameters: Hyperparameters,
+        points: Floats,
+        observed: Floats,
+        noise: Floats | float = 0.0,
     ) -> None:
-        self._parameters = parameters
-        self._observed: Floats = observed * parameters.scale
-        count = len(observed)
-        self._factor: Floats = np.zeros((2 * count + 64,) * 2)
-        covariance = _matern_between(self._observed, self._observed)
-        covariance.flat[:: count + 1] += parameters.noise + noise
+        self._scale = parameters.scale
+        self._noise = parameters.noise
+        self._count = count = len(observed)
+        self._observed: Floats = np.zeros((count + _SPARE, observed.shape[1]))
+        self._observed[:count] = observed * self._scale
+        covariance = _matern_between(self._observed[:count], self._observed[:count])
+        covariance.flat[:: count + 1] += self._noise + noise
+        self._factor: Floats = np.zeros((count + _SPARE,) * 2)
         self._factor[:count, :count] = np.linalg.cholesky(covariance)
+        self._inverse: Floats = np.zeros_like(self._factor)
+        self._inverse[:count, :count] = np.tril(dtrtri(self._factor[:count, :count], lower=1)[0])
         self.set_points(points)
 
     def set_points(self, points: Floats) -> None:
         """Set the points of predictions, shape (points, coordinates)."""
-        count = len(self)
-        self._points: Singles = (points * self._parameters.scale).astype(np.float32)
-        self._squares: Singles = np.square(self._points).sum(axis=1)
-        self._rows: Singles = np.zeros((len(self._factor), len(points)), np.float32)
-        across = _matern_between(self._observed.astype(np.float32), self._points)
-        factor = self._factor[:count, :count].astype(np.float32)
-        self._rows[:count] = solve_triangular(factor, across, lower=True, check_finite=False, overwrite_b=True)
-        self._explained: Singles = np.square(self._rows[:count]).sum(axis=0)
+        self._points: Singles = np.zeros((0, len(self._scale)), np.float32)
+        self._squares: Singles = np.zeros(0, np.float32)
+        self._explained: Singles = np.zeros(0, np.float32)
+        self._rows: Singles = np.zeros((len(self._factor), 0), np.float32)
+        self.change_points(np.zeros(0, np.int64), points)
+
+    def change_points(self, kept: NDArray[np.int64], added: Floats) -> None:
+        """Keep some of the points of predictions, by their indices, and append others, shape (added, coordinates)."""
+        count = self._count
+        points = (added * self._scale).astype(np.float32)
+        across = _matern_between(self._observed[:count].astype(np.float32), points)
+        rows = np.zeros((len(self._factor), len(points)), np.float32)
+        rows[:count] = self._inverse[:count, :count].astype(np.float32) @ across
+        self._points = np.concatenate([self._points[kept], points])
+        self._squares = np.concatenate([self._squares[kept], np.square(points).sum(axis=1)])
+        self._explained = np.concatenate([self._explained[kept], np.square(rows[:count]).sum(axis=0)])
+        self._rows = np.concatenate([self._rows[:, kept], rows], axis=1) if len(kept) else rows
 
     def __len__(self) -> int:
-        return len(self._observed)
+        return self._count
 
     def observe(self, point: Floats) -> None:
         """Add an observation at a point, shape (coordinates,)."""
-        count = len(self)
+        count = self._count
         self._reserve(count + 1)
-        scaled = point * self._parameters.scale
-        known = matern(np.square(self._observed - scaled).sum(axis=1))
-        row = solve_triangular(self._factor[:count, :count], known, lower=True, check_finite=False)
-        rest = np.sqrt(max(1 + self._parameters.noise - float(row @ row), _MIN_VARIANCE))
+        scaled = point * self._scale
+        known = matern(np.square(self._observed[:count] - scaled).sum(axis=1))
+        row = self._inverse[:count, :count] @ known
+        rest = np.sqrt(max(1 + self._noise - float(row @ row), _MIN_VARIANCE))
         self._factor[count, :count] = row
         self._factor[count, count] = rest
+        self._inverse[count, :count] = (row @ self._inverse[:count, :count]) / -rest
+        self._inverse[count, count] = 1 / rest
         single = scaled.astype(np.float32)
         across = matern(np.maximum(self._squares + single @ single - 2 * (self._points @ single), 0))
         added = (across - row.astype(np.float32) @ self._rows[:count]) / np.float32(rest)
         self._rows[count] = added
         self._explained += added * added
-        self._observed = np.concatenate([self._observed, scaled[None]])
+        self._observed[count] = scaled
+        self._count += 1
 
     def predict(self, targets: Floats, known: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """Predict each target at the points.
@@ -246,18 +293,36 @@ class GaussianProcess:
             Standard deviation of the first target, shape (points,).
         """
         whitened = self._whiten(targets, known)
-        mean = whitened.astype(np.float32) @ self._rows[: len(self)]
+        mean = whitened.astype(np.float32) @ self._rows[: self._count]
         squares = float(whitened[0] @ whitened[0])
         amplitude = (squares + _PRIOR_TRIALS) / (np.count_nonzero(known) + _PRIOR_TRIALS)
         variance = amplitude * np.maximum(1 - self._explained.astype(np.float64), _MIN_VARIANCE)
         return mean.astype(np.float64), np.sqrt(variance)
 
+    def explained_by(self, index: int) -> Floats:
+        """Return the share of the variance at each point that an observation at one of them would explain.
+
+        Parameters
+        ----------
+        index
+            Index of that point.
+
+        Returns
+        -------
+        numpy.ndarray
+            Shape (points,).
+        """
+        rows, point = self._rows[: self._count], self._points[index]
+        across = matern(np.maximum(self._squares + self._squares[index] - 2 * (self._points @ point), 0))
+        covariance = (across - rows[:, index] @ rows).astype(np.float64)
+        variance = np.maximum(1 - self._explained.astype(np.float64), _MIN_VARIANCE)
+        return np.asarray(np.minimum(np.square(covariance) / (variance * (variance[index] + self._noise)), 1.0))
+
     def _whiten(self, targets: Floats, known: NDArray[np.bool_]) -> Floats:
         """Solve L x = targets, with x = 0 for unknown targets, which are as expected."""
         solved = np.zeros_like(targets)
         first = int(np.argmin(known)) if not known.all() else len(known)  # unknown targets are mostly the newest
-        leading = self._factor[:first, :first]
-        solved[:, :first] = solve_triangular(leading, targets[:, :first].T, lower=True, check_finite=False).T
+        solved[:, :first] = targets[:, :first] @ self._inverse[:first, :first].T
         for index in first + np.flatnonzero(known[first:]):
             expected = solved[:, :index] @ self._factor[index, :index]
             solved[:, index] = (targets[:, index] - expected) / self._factor[index, index]
@@ -265,8 +330,11 @@ class GaussianProcess:
 
     def _reserve(self, count: int) -> None:
         if count > len(self._rows):
-            self._factor = _padded(self._factor, (2 * count, 2 * count))
-            self._rows = _padded(self._rows, (2 * count, self._rows.shape[1]))
+            larger = count + _SPARE
+            self._observed = _padded(self._observed, (larger, self._observed.shape[1]))
+            self._factor = _padded(self._factor, (larger, larger))
+            self._inverse = _padded(self._inverse, (larger, larger))
+            self._rows = _padded(self._rows, (larger, self._rows.shape[1]))
 
 
 def _padded(array: NDArray[Any], shape: tuple[int, int]) -> NDArray[Any]:
@@ -274,6 +342,12 @@ def _padded(array: NDArray[Any], shape: tuple[int, int]) -> NDArray[Any]:
     larger = np.zeros(shape, array.dtype)
     larger[: array.shape[0], : array.shape[1]] = array
     return larger
+
+
+def _inverse_of(factor: NDArray[np.floating]) -> Floats:
+    """Return the inverse of L L^T, given L."""
+    half, _ = dpotri(factor, lower=1)
+    return np.asarray(np.tril(half) + np.tril(half, -1).T)
 
 
 def _matern_between(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:

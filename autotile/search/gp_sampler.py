@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from autotile.search.embedding import CompiledPoints, Embedding
+from autotile.search.embedding import Embedding
 from autotile.search.gaussian_process import Floats, log_expected_improvement, one_blas_thread
+from autotile.search.history import History, result_of, speed_of_loss
+from autotile.search.refits import STARTUP, Refits
 from autotile.search.row_sampler import RankingSampler, Rows, rows_to_evaluate
 from autotile.search.study import RELATIVE_ERROR
-from autotile.search.surrogate import History, Prediction, Surrogate, result_of, speed_of_loss
+from autotile.search.surrogate import Prediction, Surrogate
 from autotile.search.transfer import TransferPrior
 from autotile.space.search_space import SearchSpace
-
-_STARTUP = 6
-"""Number of trials that end before a model is used."""
 
 _HEDGE_EVERY = 2
 """Period of the proposals that ignore the prior from other studies, which may be wrong for this space."""
@@ -36,12 +35,8 @@ _SWITCH_VALUES = 2
 _SPREAD_DRAWS = 200
 """Number of rows drawn for each of the first proposals; the row farthest from those proposed before is taken."""
 
-_REFIT_GROWTH = 1.1
-"""Growth of the number of ended trials at which hyperparameters are fitted again."""
-
-_SETTLED_TRIALS = 100
-_SETTLED_REFIT_GROWTH = 1.25
-"""The same after 100 trials: hyperparameters change little by then, and a fit takes as long as twenty proposals."""
+_MIN_UNEXPLAINED = 1e-4
+"""Smallest share of a variance that the result of another row is assumed to leave."""
 
 _PATIENCE = 10
 """Number of trials without improvement after which some proposals are greedy."""
@@ -101,10 +96,21 @@ class FeasibleGPSampler(RankingSampler):
         self._prior = prior or None
         self._embedding = Embedding(space.parameters)
         self._history = History()
+        self._indices: dict[int, int] = {}
+        """Index in the history of each trial of the study that has not ended, by its number."""
+        self._measured: dict[int, int] = {}
+        """The same of the rows that are measured and have no trial in the study yet."""
+        self._told: set[int] = set()
         self._features: dict[int, Floats] = {}
         self._offered: dict[int, None] = {}
         """Rows that were proposed or nominated, in that order."""
+        self._refits: dict[tuple[bool, TransferPrior | None], Refits] = {}
         self._models: dict[tuple[bool, TransferPrior | None], Surrogate] = {}
+        """Model by whether it has resources as features, and by the prior that it uses."""
+        self._ranking: _Ranking | None = None
+        """Gains of the rows as of the last proposal."""
+        self._ranked_state = (False, 0, 0)
+        """What they depend on: whether there was no prior, and the trials that had begun and ended."""
 
     def nominate(self, study: Study, row: int | None = None) -> int:
         """Choose a free row to compile, or take note that ``row`` was chosen; return it."""
@@ -119,17 +125,32 @@ class FeasibleGPSampler(RankingSampler):
         """Take note of the resources of a compiled row."""
         self._features[row] = features
 
+    def begin(self, study: Study, row: int) -> None:
+        """Take note that a nominated row is being measured."""
+        with self._lock:
+            self._observe(study)
+            self._measured[row] = self._history.begin(row)
+
+    def tell(self, study: Study, row: int, result: tuple[float, ...] | None, error: float) -> None:
+        """Learn the values of a nominated row, None for a failure, and the relative standard error of the first."""
+        with self._lock:
+            self._observe(study)
+            measured = self._measured.pop(row, None)
+            self._history.end(self._history.begin(row) if measured is None else measured, result, error)
+            self._told.add(row)
+
     def select(self, study: Study, rows: Sequence[int]) -> int:
         """Choose the compiled row to measure, by the same criterion as for proposals, with resources as features."""
         with self._lock, one_blas_thread():
             self._observe(study)
-            ended = len(self._history.results)
+            ended = self._history.ended
             if self._starting or len(rows) == 1:
                 return rows[0]
             model = self._model(study, ignore_prior=ended % _HEDGE_EVERY == 0, compiled=True)
             model.set_rows(np.array(rows))
             rng = np.random.default_rng((self._seed, ended))
-            return self._best(model.predict(self._history, _weights(study, rng)), study, turn=ended)
+            ranking = _Ranking(model, model.predict(self._history, _weights(study, rng)))
+            return self._best(ranking, np.ones(len(rows), np.bool_), study, turn=ended)
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
         row = self._next(study, rng)
@@ -137,19 +158,22 @@ class FeasibleGPSampler(RankingSampler):
         return row
 
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
-        self._history.begun[number] = row
+        if row in self._told:
+            return
+        measured = self._measured.pop(row, None)
+        self._indices[number] = self._history.begin(row) if measured is None else measured
         self._offered[row] = None
 
     def _learn(self, trial: FrozenTrial) -> None:
-        if trial.state is not TrialState.FAIL:
-            self._history.results[trial.number] = result_of(trial)
-            self._history.errors[trial.number] = trial.user_attrs.get(RELATIVE_ERROR, 0.0)
+        index = self._indices.pop(trial.number, None)
+        if index is not None and trial.state is not TrialState.FAIL:
+            self._history.end(index, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
 
     @property
     def _starting(self) -> bool:
         """Whether there are too few results for a model."""
-        ended = len(self._history.results)
-        return ended < _STARTUP or self._history.first_success == ended
+        ended = self._history.ended
+        return ended < STARTUP or self._history.first_success == ended
 
     def _next(self, study: Study, rng: np.random.Generator) -> int:
         """Return the row to propose."""
@@ -159,12 +183,25 @@ class FeasibleGPSampler(RankingSampler):
         ignore_prior = turn % _HEDGE_EVERY == 0
         if ignore_prior and self._prior is not None and turn in _SPREAD_TURNS:
             return self._farthest(rng)
-        prediction = self._model(study, ignore_prior=ignore_prior).predict(self._history, _weights(study, rng))
-        prediction = prediction.masked(self.candidates.free[prediction.rows])
+        ranking = self._ranked(study, ignore_prior, rng)
+        free = self.candidates.free[ranking.rows]
         self.expected_gain = None
-        if not len(prediction.rows):
+        if not free.any():
             return self.candidates.uniform(rng)
-        return self._best(prediction, study, turn)
+        ranking.chosen = self._best(ranking, free, study, turn)
+        return ranking.chosen
+
+    def _ranked(self, study: Study, ignore_prior: bool, rng: np.random.Generator) -> _Ranking:
+        """Return the gains of the rows; those of the last proposal, if no trial has begun or ended since."""
+        history = self._history
+        state = (ignore_prior or self._prior is None, history.begun, history.ended)
+        if self._ranking is None or self._ranked_state != state or len(study.directions) > 1:
+            model = self._model(study, ignore_prior=ignore_prior)
+            self._ranking = _Ranking(model, model.predict(history, _weights(study, rng)))
+            self._ranked_state = state
+        elif self._ranking.chosen is not None:
+            self._ranking.expect(self._ranking.chosen)
+        return self._ranking
 
     def _first(self, rng: np.random.Generator) -> int:
         """Return one of the first rows: the best by the prior, with both values of each switch; else a distant one."""
@@ -199,39 +236,43 @@ class FeasibleGPSampler(RankingSampler):
         )
         return int(drawn[np.argmax(np.square(distances).sum(axis=2).min(axis=1))])
 
-    def _best(self, prediction: Prediction, study: Study, turn: int) -> int:
+    def _best(self, ranking: _Ranking, free: NDArray[np.bool_], study: Study, turn: int) -> int:
         """Return the row with the largest expected improvement; without progress, sometimes that of the lowest mean."""
-        improvement = log_expected_improvement(prediction.mean, prediction.deviation, prediction.best)
-        gain = improvement + np.log(prediction.success)
-        speed = speed_of_loss(list(self._history.results.values()), study.directions)
+        gain = np.where(free, ranking.gain, -np.inf)
+        speed = speed_of_loss(self._history.values(self._history.ended), study.directions)
         self.expected_gain = float(np.exp(gain.max())) * speed if speed is not None else None
-        if prediction.since_best >= _PATIENCE and turn % _GREEDY_EVERY == 0:
-            return int(prediction.rows[np.argmin(prediction.mean)])
-        return int(prediction.rows[np.argmax(gain)])
+        if ranking.since_best >= _PATIENCE and turn % _GREEDY_EVERY == 0:
+            return int(ranking.rows[np.argmin(np.where(free, ranking.mean, np.inf))])
+        return int(ranking.rows[np.argmax(gain)])
 
     def _model(self, study: Study, *, ignore_prior: bool, compiled: bool = False) -> Surrogate:
-        """Return the model with the hyperparameters of the last fit that was due.
+        """Return the model with the newest hyperparameters that may be used.
 
         A model of ``compiled`` rows has their resources as features; its rows are set by the caller.
         """
         prior = None if ignore_prior else self._prior
-        due = max(_due(len(self._history.results)), self._history.first_success + 1)
+        if (compiled, prior) not in self._refits:
+            self._refits[compiled, prior] = Refits(
+                self._points,
+                self._embedding.groups,
+                self._history,
+                directions=study.directions,
+                prior=prior,
+                features=self._features if compiled else None,
+            )
+        fit = self._refits[compiled, prior].usable()
         model = self._models.get((compiled, prior))
-        if model is None or model.fitted != due:
-            points, groups = self._points, self._embedding.groups
-            if compiled:
-                fitted = self._history.rows(self._history.first_ended(due))
-                points = CompiledPoints(points, groups, self._features, fitted)
-                groups = points.groups
-            directions = study.directions
-            model = Surrogate(points, groups, self._history, due, directions=directions, prior=prior)
+        if model is None or model.fit is not fit:
+            model = Surrogate(fit, self._history, directions=study.directions, prior=prior)
             if not compiled:
                 model.set_rows(self._rows_to_evaluate(model))
             self._models[compiled, prior] = model
         return model
 
     def _rows_to_evaluate(self, model: Surrogate) -> Rows:
-        rows = rows_to_evaluate(self.candidates, model.best, np.random.default_rng((self._seed, model.fitted)))
+        rng = np.random.default_rng((self._seed, model.fit.trials))
+        tried = self._history.rows(self._history.first_ended(model.fit.trials))
+        rows = rows_to_evaluate(self.candidates, model.best, tried, rng)
         return rows if model.prior is None else np.union1d(rows, model.prior.best[:_PRIOR_ROWS])
 
     def _points(self, rows: Rows) -> Floats:
@@ -243,11 +284,39 @@ def _weights(study: Study, rng: np.random.Generator) -> Floats:
     return rng.dirichlet(np.ones(len(study.directions)))
 
 
-def _due(ended: int) -> int:
-    """Return the largest number of trials up to ``ended`` at which hyperparameters are fitted."""
-    due = _STARTUP
-    growth = _REFIT_GROWTH
-    while (after := max(due + 1, int(due * growth))) <= ended:
-        due = after
-        growth = _REFIT_GROWTH if due < _SETTLED_TRIALS else _SETTLED_REFIT_GROWTH
-    return due
+class _Ranking:
+    """Rows with their predicted merit.
+
+    Attributes
+    ----------
+    rows
+        The rows, shape (n,).
+    gain
+        Logarithm of the expected improvement times the probability of success, shape (n,).
+    mean
+        Predicted loss, shape (n,).
+    since_best
+        Number of trials that ended since the best one.
+    chosen
+        Row that was proposed last; None for none.
+    """
+
+    def __init__(self, model: Surrogate, prediction: Prediction) -> None:
+        self.rows = prediction.rows
+        self.mean = prediction.mean
+        self.since_best = prediction.since_best
+        self._model = model
+        self._prediction = prediction
+        self._deviation = prediction.deviation
+        self.gain = self._gain()
+        self.chosen: int | None = None
+
+    def expect(self, row: int) -> None:
+        """Take note that the result of a row will be known: rows whose result it would tell gain less by theirs."""
+        index = int(np.flatnonzero(self.rows == row)[0])
+        self._deviation = self._deviation * np.sqrt(np.maximum(1 - self._model.explained_by(index), _MIN_UNEXPLAINED))
+        self.gain = self._gain()
+
+    def _gain(self) -> Floats:
+        improvement = log_expected_improvement(self.mean, self._deviation, self._prediction.best)
+        return np.asarray(improvement + np.log(self._prediction.success))

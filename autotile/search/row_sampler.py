@@ -125,8 +125,9 @@ def _distances(values: Sequence[Value]) -> NDArray[np.float32]:
 MAX_EVALUATED_ROWS = 8192
 """Size of the largest space of which a model evaluates every row."""
 
-_UNIFORM_ROWS = 4096
-"""Rows of a larger space that are drawn uniformly, so that every region can be reached."""
+_MIN_EVALUATED_ROWS = 1024
+_MAX_PAIRS = 400_000
+"""Maximum number of pairs of an evaluated row and a trial, which a proposal's time is proportional to."""
 
 _MUTANTS = 8192
 """Random changes of the best rows of a larger space; those that are valid rows are evaluated."""
@@ -138,10 +139,11 @@ _BEST_WITH_NEIGHBOURS = 3
 """Best rows of which all rows that differ in one parameter are evaluated."""
 
 
-def rows_to_evaluate(candidates: Candidates, best: Rows, rng: np.random.Generator) -> Rows:
+def rows_to_evaluate(candidates: Candidates, best: Rows, tried: Rows, rng: np.random.Generator) -> Rows:
     """Return the rows that a model evaluates, ascending: all of a small space, of a large one a sample.
 
-    The sample holds rows near the best ones and rows drawn uniformly.
+    Half of the sample are rows near the best ones; the others are drawn uniformly, so that every region can be reached.
+    The more trials, the smaller the sample.
 
     Parameters
     ----------
@@ -149,17 +151,22 @@ def rows_to_evaluate(candidates: Candidates, best: Rows, rng: np.random.Generato
         The space.
     best
         Best rows, the best first; at least one.
+    tried
+        Rows that need not be evaluated.
     rng
         Source of the sample.
     """
     count = len(candidates.space)
-    if count <= MAX_EVALUATED_ROWS:
+    limit = min(max(_MAX_PAIRS // max(1, len(tried)), _MIN_EVALUATED_ROWS), MAX_EVALUATED_ROWS)
+    if count <= limit:
         return np.arange(count)
     codes = candidates.space.codes[best].astype(np.int64)
     sizes = np.array([len(parameter.values) for parameter in candidates.space.parameters])
-    neighbours = _neighbours(codes[:_BEST_WITH_NEIGHBOURS], sizes)
-    near = candidates.rows_of(np.concatenate([neighbours, _mutants(codes, sizes, rng)]))
-    return np.unique(np.concatenate([near[near >= 0], rng.integers(count, size=_UNIFORM_ROWS)]))
+    neighbours = candidates.rows_of(_neighbours(codes[:_BEST_WITH_NEIGHBOURS], sizes))
+    mutants = candidates.rows_of(_mutants(codes, sizes, rng))
+    untried = [np.setdiff1d(rows[rows >= 0], tried) for rows in (neighbours, mutants)]
+    near = np.unique(np.concatenate([rng.permutation(rows)[: limit // 4] for rows in untried]))
+    return np.union1d(near, rng.integers(count, size=limit // 2))
 
 
 def _neighbours(codes: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -312,8 +319,8 @@ class RowSampler(BaseSampler):
 class RankingSampler(RowSampler):
     """A sampler that chooses which of the compiled candidates is measured next.
 
-    A nominated row is not proposed again and begins no trial. It may be measured later or never; the sampler learns of
-    its result when the study holds a trial with the row.
+    A nominated row is not proposed again and begins no trial. It may be measured later or never; its result is told, or
+    a trial with the row is added to the study.
     """
 
     @abstractmethod
@@ -323,6 +330,14 @@ class RankingSampler(RowSampler):
     @abstractmethod
     def describe(self, row: int, features: NDArray[np.float64]) -> None:
         """Take note of the resources of a compiled row, see `autotile.search.embedding.features_of`."""
+
+    @abstractmethod
+    def begin(self, study: Study, row: int) -> None:
+        """Take note that a nominated row is being measured."""
+
+    @abstractmethod
+    def tell(self, study: Study, row: int, result: tuple[float, ...] | None, error: float) -> None:
+        """Learn the values of a nominated row, None for a failure, and the relative standard error of the first."""
 
     @abstractmethod
     def select(self, study: Study, rows: Sequence[int]) -> int:

@@ -35,10 +35,19 @@ STRATEGY_PREFIX = "kernel-tuner:"
 _AHEAD = 16
 """Candidates proposed before the oldest of them is measured, by samplers that learn. It is the number of results that a
 proposal lacks, so it must not depend on the machine's cores."""
-_RANKED_AHEAD = 32
-"""The same where compiled candidates are ranked: the newest ones, which have until then to compile."""
+RANKED_AHEAD = 32
+"""The same where compiled candidates are ranked: the newest ones, which have until then to compile. Also the number of
+the newest proposals whose expected gains are summed up."""
 _PER_MEASURED = 2
 """Candidates proposed per measured one where they are ranked; figures for both are in docs/search.md."""
+_MIN_DELAY = 2
+"""Minimum number of trials that begin while a candidate compiles, where candidates are ranked."""
+_MAX_LACK = 1 / 6
+"""Maximum share of the results that a choice among them lacks, beyond that minimum."""
+_MAX_PER_TRIAL = 8
+"""Maximum number of candidates proposed per trial."""
+_QUEUED = 1
+"""Trials chosen while others have no result, by samplers whose results may arrive in any order or that do not learn."""
 _AHEAD_PER_WORKER = 4
 """Candidates proposed per compile worker by samplers that do not learn: a slow compilation leaves no worker idle."""
 _UNINFORMED = 6
@@ -56,18 +65,27 @@ class Lookahead:
     It is part of the search: it determines the results that a proposal knows. It therefore must not depend on the
     machine if the sampler learns.
 
+    Where candidates are ranked, a proposal lacks at most a sixth of the results when it can first be chosen: few trials
+    begin between its nomination and its choice at first, and more as the model learns less from each. What the compile
+    workers would wait for then, they spend on more candidates to choose among.
+
     Attributes
     ----------
     compiling
-        Number of the newest candidates, which may still compile, including the next one to measure.
+        Maximum number of the newest candidates, which may still compile.
     per_measured
-        Candidates proposed per measured one; 1 if they are measured in the order of the proposals.
+        Candidates proposed per measured one; 1 if they are measured in the order of the proposals. Where they are
+        ranked, more at first, see above.
+    queued
+        Number of chosen candidates without a result when another is chosen: the GPU has it at hand when it has measured
+        these.
     max_waiting
         Maximum number of compiled candidates that wait.
     """
 
     compiling: int
     per_measured: int = 1
+    queued: int = 0
     max_waiting: int = _MAX_WAITING
 
     @property
@@ -75,23 +93,37 @@ class Lookahead:
         """Whether the next candidate to measure is chosen among several."""
         return self.per_measured > 1
 
-    def ready(self, measured: int) -> int:
-        """Number of candidates to choose among after some were measured, if none was set aside."""
-        return 1 + (self.per_measured - 1) * measured
+    def nominated(self, begun: int) -> int:
+        """Number of candidates that were proposed when some trials had begun, if these rank and none was set aside."""
+        size = 256
+        while size <= begun:
+            size *= 2
+        return _nominated(self, size)[begun]
 
-    def open(self, measured: int) -> int:
-        """Number of candidates that are proposed and not measured after some were measured.
+    def compiled(self, begun: int) -> int:
+        """Number of these that are ready to choose among, including those that had begun."""
+        if begun < _UNINFORMED + self.queued:  # in the order of the proposals, which there is no model to improve on
+            return begun + 1
+        return self.nominated(max(0, begun - self._delay(begun)))
 
-        Where they are ranked, few compile at first, because the first ones are proposed without a model.
-        """
-        compiling = self.compiling
-        if self.ranks:
-            compiling = min(compiling, _UNINFORMED + 2 * max(0, measured + 1 - _UNINFORMED))
-        return self.ready(measured) + compiling - 1
+    def _delay(self, begun: int) -> int:
+        """Number of trials that begin between the nomination of a candidate and the first choice of it."""
+        return min(max(_MIN_DELAY, int(_MAX_LACK * begun)), max(1, self.compiling // self.per_measured))
 
-    def useful(self, measured: int, room: int) -> int:
-        """Number of these that can still be chosen if ``room`` more trials may begin."""
-        return room - 1 + self.ready(measured + room - 1)
+    def _per_trial(self, begun: int) -> int:
+        """Number of candidates to nominate when another trial has begun."""
+        idle = self.compiling // 2 // self._delay(begun)
+        return max(self.per_measured, min(_MAX_PER_TRIAL, idle))
+
+
+@cache
+def _nominated(lookahead: Lookahead, size: int) -> list[int]:
+    """Return `Lookahead.nominated` for up to ``size`` trials."""
+    uninformed = _UNINFORMED + lookahead.queued
+    counts = [max(lookahead.compiling // 2, uninformed + _MIN_DELAY)] * uninformed
+    for begun in range(len(counts), size):
+        counts.append(counts[-1] + lookahead._per_trial(begun))
+    return counts
 
 
 class Package(NamedTuple):
@@ -210,7 +242,7 @@ SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
         DEFAULT: SamplerEntry(
             "Gaussian process over the valid configurations: fewest measurements",
             _feasible,
-            lookahead=Lookahead(_RANKED_AHEAD, _PER_MEASURED),
+            lookahead=Lookahead(RANKED_AHEAD, _PER_MEASURED, queued=_QUEUED),
             predicts_gain=True,
             transfers=True,
         ),
@@ -298,7 +330,8 @@ def lookahead_of(name: str, workers: int) -> Lookahead:
     entry = sampler_entry(name)
     if entry.learns:
         return entry.lookahead
-    return replace(entry.lookahead, compiling=max(entry.lookahead.compiling, _AHEAD_PER_WORKER * workers))
+    compiling = max(entry.lookahead.compiling, _AHEAD_PER_WORKER * workers)
+    return replace(entry.lookahead, compiling=compiling, queued=_QUEUED)
 
 
 def resolve_sampler(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 import optuna
 from numpy.typing import ArrayLike, NDArray
+from optuna.trial import TrialState
 
 from autotile.core.model import Config, Trial
 from autotile.core.objectives import TIME
@@ -22,10 +24,15 @@ from autotile.search.study import (
     constraints_of,
     distributions_of,
     finished_trial,
+    frozen_trial,
     new_study,
+    relative_error,
 )
 from autotile.search.transfer import Source
 from autotile.space.search_space import SearchSpace
+
+_SETTLED_PROPOSALS = 192
+"""Number of proposals of `Search.settled_gain`: some 96 trials, as two are proposed per trial where they are ranked."""
 
 
 class Search:
@@ -56,8 +63,6 @@ class Search:
 
     Attributes
     ----------
-    study
-        The trials as an Optuna study, in the order of the proposals; it minimises the objectives.
     sampler
         Name of the sampler, other than ``auto``.
     learnt_from
@@ -87,7 +92,9 @@ class Search:
         self.sampler = resolve_sampler(sampler, space, available, trials)
         self._rows = make_sampler(self.sampler, space, seed, available, sources=sources, trials=trials)
         self.learnt_from = tuple(source.name for source in sources) if sampler_entry(self.sampler).transfers else ()
-        self.study: optuna.Study = new_study(sampler=self._rows, objectives=objectives)
+        self._study = new_study(sampler=self._rows, objectives=objectives)
+        self._unlisted: list[tuple[Trial, TrialState, list[float] | None]] = []
+        """Trials of nominated rows that the study does not hold yet: adding one takes longer than learning from it."""
         self._space = space
         self._distributions = distributions_of(space.parameters)
         self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
@@ -95,11 +102,19 @@ class Search:
         self._pending: dict[int, optuna.Trial] = {}
         self._nominated: set[int] = set()
         self._ahead = ahead
-        self._gains: deque[float | None] = deque(maxlen=ahead)
+        self._gains: deque[float | None] = deque(maxlen=max(ahead, _SETTLED_PROPOSALS))
         self._begun = 0
         self._replayed: deque[tuple[int, int, Trial]] = deque()
         """Trials of earlier sessions whose results no proposal may know yet: position among the proposals, number,
         trial."""
+
+    @property
+    def study(self) -> optuna.Study:
+        """The trials as an Optuna study, in the order of the proposals; it minimises the objectives."""
+        for trial, state, values in self._unlisted:
+            self._study.add_trial(frozen_trial(trial, self._distributions, state, values))
+        self._unlisted.clear()
+        return self._study
 
     def replay(self, trials: Iterable[Trial]) -> int:
         """Learn from trials of earlier sessions, oldest first; they are not proposed again.
@@ -149,11 +164,11 @@ class Search:
         This is for samplers that rank, see `select`. `tell` records the result if the row is measured.
         """
         sampler = self._ranking
-        if not sampler.remaining(self.study):
+        if not sampler.remaining(self._study):
             self._gains.clear()
             return None
         first = next((row for row in self._first if sampler.candidates.free[row]), None)
-        row = sampler.nominate(self.study, first)
+        row = sampler.nominate(self._study, first)
         self._gains.append(sampler.expected_gain)
         self._nominated.add(row)
         return row, self._space.config(row)
@@ -164,7 +179,11 @@ class Search:
 
     def select(self, rows: Sequence[int]) -> int:
         """Return which of these nominated rows to measure."""
-        return self._ranking.select(self.study, rows)
+        return self._ranking.select(self._study, rows)
+
+    def begin(self, row: int) -> None:
+        """Take note that a nominated row is being measured; later choices avoid its surroundings until it is told."""
+        self._ranking.begin(self._study, row)
 
     def set_aside(self, row: int) -> None:
         """Make a nominated row that was not measured available again."""
@@ -195,8 +214,17 @@ class Search:
         joint gain. A rebuilt search has the same, since it makes the same proposals. None until ``ahead`` proposals
         were made with a model, and if no row is left.
         """
-        known = [gain for gain in self._gains if gain is not None]
-        return sum(known) if len(known) == self._ahead else None
+        return self._gain_of(self._ahead)
+
+    @property
+    def settled_gain(self) -> float | None:
+        """The same of the last 192 proposals: small if the search has expected little for many trials."""
+        return self._gain_of(_SETTLED_PROPOSALS)
+
+    def _gain_of(self, count: int) -> float | None:
+        last = list(self._gains)[-count:]
+        known = [gain for gain in last if gain is not None]
+        return sum(known) if len(known) == count else None
 
     def tell(self, row: int, trial: Trial) -> None:
         """Record the trial of a proposed row.
@@ -207,7 +235,13 @@ class Search:
             The row was not proposed, or was told already.
         """
         if row in self._nominated:
-            self.add(trial)
+            self._nominated.remove(row)
+            state, values = self._objective.result(trial)
+            if state is not TrialState.FAIL:
+                failed = max(constraints_of(trial).values()) > 0
+                result = None if failed or values is None else tuple(values)
+                self._ranking.tell(self._study, row, result, relative_error(trial))
+            self._unlisted.append((trial, state, values))
             return
         asked = self._pending.pop(row, None)
         if asked is None:
@@ -246,8 +280,10 @@ class Shortlist:
     may be nominated again. A candidate that does not compile or does not fit the device becomes a trial at once, since
     it takes no GPU time.
 
-    The set to choose from depends on the number of trials and not on the order in which candidates finish compiling, so
-    that a search is repeatable on any machine.
+    The set to choose from depends on the number of trials and not on the order in which candidates finish compiling,
+    and a trial is chosen when exactly `Lookahead.queued` chosen ones have no result, so that a search is repeatable on
+    any machine. The caller repeats: `propose` until None, `ready`, `tell` a rejected one of these if there is one, else
+    `choose`; and while none is ready, `tell` the oldest of the chosen ones.
 
     Parameters
     ----------
@@ -267,19 +303,33 @@ class Shortlist:
         self._lookahead = lookahead
         self._sm_count = sm_count
         self._waiting: dict[int, Config] = {}
-        """Candidates that were proposed and not measured, the oldest first."""
-        self._measured = 0
+        """Candidates that were proposed and not chosen, the oldest first."""
+        self._running: dict[int, None] = {}
+        """Rows that were chosen and whose results were not told, the oldest first."""
+        self._begun = 0
+        """Number of candidates that were chosen, in this session and the earlier ones."""
         self._set_aside = 0
         self._described: set[int] = set()
-        self._earlier: deque[Trial] = deque(earlier if lookahead.ranks else ())
-        self._again: deque[tuple[int, Config]] = deque()
-        if not lookahead.ranks:
+        self._earlier: dict[int, Trial] = {}
+        """Trials of earlier sessions that no choice may know yet, by row; by a negative number without a valid row."""
+        self._again: dict[int, Config] = {}
+        """Candidates that were nominated while trials were replayed, and that this session has not compiled."""
+        if lookahead.ranks:
+            for number, trial in enumerate(earlier):
+                row = search.row_of(trial.config)
+                self._earlier[-1 - number if row is None else row] = trial
+        else:
             search.replay(earlier)
 
     @property
     def expected_gain(self) -> float | None:
         """As for `Search`."""
         return self._search.expected_gain
+
+    @property
+    def settled_gain(self) -> float | None:
+        """As for `Search`."""
+        return self._search.settled_gain
 
     def close(self) -> None:
         """Release the resources of the sampler."""
@@ -295,66 +345,131 @@ class Shortlist:
         """
         if room == 0:
             return None
-        self._renominate()
-        wanted = self._lookahead.open(self._measured)
-        if room is not None:
-            wanted = min(wanted, self._lookahead.useful(self._measured, room))
-        if self._again and len(self._waiting) - len(self._again) < wanted - self._set_aside:
-            return self._again.popleft()
+        self._replay()
+        if self._is_full:
+            return None
+        wanted = self._wanted(room)
+        if self._again and len(self._waiting) - len(self._again) < wanted:
+            row = next(iter(self._again))
+            return row, self._again.pop(row)
         return self._propose(wanted)
 
     def ready(self) -> list[int]:
-        """Return the rows to choose the next trial from, the oldest first; empty if none waits."""
-        count = self._lookahead.ready(self._measured) - self._set_aside
-        return list(self._waiting)[: max(1, count)]
+        """Return the rows to choose the next trial from, the oldest first; empty if none waits.
+
+        It is also empty while more than `Lookahead.queued` chosen rows have no result.
+        """
+        self._replay()
+        return [row for row in self._ready() if row not in self._again]
+
+    def waiting(self) -> list[int]:
+        """Return all rows that were proposed and not chosen, the oldest first; those that are ready are among them."""
+        return list(self._waiting)
 
     def choose(self, compiled: Mapping[int, Trial]) -> int:
-        """Return the row to measure, given the rows that are ready with the results of their compilation."""
-        rows = list(compiled)
-        if not self._lookahead.ranks:
-            return rows[0]
+        """Return the row to measure, given rows that wait with the results of their compilation.
+
+        They are those that are `ready`, or as many others that happen to have compiled first.
+        """
         for row in compiled.keys() - self._described:
             self._describe(row, compiled[row])
-        return self._search.select(rows)
+        rows = list(compiled)
+        row = self._search.select(rows) if self._lookahead.ranks else rows[0]
+        self._begin(row)
+        return row
 
     def tell(self, row: int, trial: Trial) -> None:
-        """Record the trial of a row that was ready."""
-        del self._waiting[row]
-        self._measured += not _rejected(trial)
+        """Record the trial of a row that was chosen, or that was ready and rejected."""
+        if row in self._running:
+            del self._running[row]
+        else:
+            del self._waiting[row]
+            self._again.pop(row, None)
         self._describe(row, trial)
         self._search.tell(row, trial)
-        while len(self.ready()) > self._lookahead.max_waiting:
+        while min(len(self._waiting), self._ready_count) > self._lookahead.max_waiting:
             oldest = next(iter(self._waiting))
             del self._waiting[oldest]
+            self._again.pop(oldest, None)
             self._search.set_aside(oldest)
             self._set_aside += 1
 
+    @property
+    def _is_full(self) -> bool:
+        """Whether a result must be told before the next trial may be chosen."""
+        return len(self._running) > self._lookahead.queued
+
+    def _wanted(self, room: int | None = None) -> int:
+        """Return the number of candidates that should wait."""
+        if not self._lookahead.ranks:
+            wanted = self._lookahead.compiling - len(self._running)
+            return wanted if room is None else min(wanted, room)
+        wanted = self._lookahead.nominated(self._begun)
+        if room is not None:
+            wanted = min(wanted, self._lookahead.compiled(self._begun + room - 1))
+        return wanted - self._begun - self._set_aside
+
+    def _ready(self) -> list[int]:
+        return [] if self._is_full else list(islice(self._waiting, self._ready_count))
+
+    @property
+    def _ready_count(self) -> int:
+        """Number of candidates to choose among, if as many wait."""
+        if not self._lookahead.ranks:
+            return 1
+        return max(1, self._lookahead.compiled(self._begun) - self._begun - self._set_aside)
+
     def _propose(self, wanted: int) -> tuple[int, Config] | None:
         """Propose a row if fewer than ``wanted`` wait."""
-        if len(self._waiting) >= wanted - self._set_aside:
+        if len(self._waiting) >= wanted:
             return None
         proposed = self._search.nominate() if self._lookahead.ranks else self._search.propose()
         if proposed is not None:
             self._waiting[proposed[0]] = proposed[1]
         return proposed
 
-    def _renominate(self) -> None:
-        """Nominate the rows again that were nominated between the trials of earlier sessions."""
-        if not self._earlier:
-            return
+    def _begin(self, row: int) -> None:
+        del self._waiting[row]
+        self._again.pop(row, None)
+        self._running[row] = None
+        self._begun += 1
+        if self._lookahead.ranks:
+            self._search.begin(row)
+
+    def _replay(self) -> None:
+        """Repeat the nominations, choices and results of earlier sessions, up to the first choice that they lack.
+
+        Results that this choice must not know are told after it, by a later call. A trial that was not ready when it is
+        due is one of another sampler or seed.
+        """
         while self._earlier:
-            trial = self._earlier.popleft()
-            while self._propose(self._lookahead.open(self._measured)) is not None:
-                pass
-            row = self._search.row_of(trial.config)
-            if row is not None and row in self.ready():
-                self.tell(row, trial)
-                continue
-            if row is not None:  # a trial of another sampler or seed
-                self._waiting.pop(row, None)
-                self._describe(row, trial)
-            self._search.add(trial)
-        self._again.extend(self._waiting.items())
+            while not self._is_full and (proposed := self._propose(self._wanted())) is not None:
+                self._again[proposed[0]] = proposed[1]
+            ready = self._ready()
+            due = next((row for row in ready if row in self._earlier and _rejected(self._earlier[row])), None)
+            if due is None and not self._is_full:
+                due = next((row for row in self._earlier if self._may_be_chosen(row)), None)
+                if due is None:
+                    return
+                if due in self._waiting:
+                    self._begin(due)
+                    continue
+            self._tell_replayed(next(iter(self._earlier)) if due is None else due)
+
+    def _may_be_chosen(self, row: int) -> bool:
+        """Return whether a replayed trial was chosen, rather than rejected, and is not running yet."""
+        return row not in self._running and not _rejected(self._earlier[row])
+
+    def _tell_replayed(self, row: int) -> None:
+        trial = self._earlier.pop(row)
+        if row in self._running or row in self._waiting:
+            self.tell(row, trial)
+            return
+        if row >= 0:
+            self._waiting.pop(row, None)
+            self._again.pop(row, None)
+            self._describe(row, trial)
+        self._search.add(trial)
 
     def _describe(self, row: int, trial: Trial) -> None:
         self._described.add(row)

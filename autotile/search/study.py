@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from sqlalchemy import URL, NullPool
 from sqlalchemy.exc import DatabaseError
 
-from autotile.core.model import Measurement, Outcome, Trial, Value
+from autotile.core.model import Trial, Value
 from autotile.core.objectives import OBJECTIVES, TIME, objective_values
 from autotile.errors import InputError
 from autotile.kernel.spec import Parameter
@@ -75,7 +75,7 @@ class Objective:
 
     def result(self, trial: Trial) -> tuple[TrialState, list[float] | None]:
         """Return the state and values of a trial; to be called in the order in which trials ended."""
-        if trial.outcome is Outcome.NOT_AVAILABLE:
+        if not trial.outcome.is_finding:
             return TrialState.FAIL, None
         values = objective_values(trial, self._names)
         if values is None:
@@ -117,7 +117,7 @@ def attributes_of(trial: Trial) -> dict[str, str | int | float]:
         shown |= {
             "low_us": trial.measurement.low_us,
             "high_us": trial.measurement.high_us,
-            RELATIVE_ERROR: _relative_error(trial.measurement),
+            RELATIVE_ERROR: relative_error(trial),
         }
     return shown
 
@@ -142,7 +142,7 @@ def finished_trial(
     ValueError
         The configuration has a parameter or a value that ``distributions`` lacks.
     """
-    return _frozen(trial, distributions, *objective.result(trial))
+    return frozen_trial(trial, distributions, *objective.result(trial))
 
 
 def begun_trial(trial: Trial, distributions: Mapping[str, CategoricalDistribution]) -> FrozenTrial:
@@ -153,7 +153,7 @@ def begun_trial(trial: Trial, distributions: Mapping[str, CategoricalDistributio
     ValueError
         As for `finished_trial`.
     """
-    return _frozen(trial, distributions, TrialState.RUNNING, None)
+    return frozen_trial(trial, distributions, TrialState.RUNNING, None)
 
 
 def study_of_trials(parameters: Sequence[Parameter], trials: Iterable[Trial], name: str | None = None) -> optuna.Study:
@@ -180,21 +180,25 @@ def study_of_trials(parameters: Sequence[Parameter], trials: Iterable[Trial], na
     return study
 
 
-def _relative_error(measurement: Measurement) -> float:
-    """Return the standard error of a median over the median, from the width of its interval.
+def relative_error(trial: Trial) -> float:
+    """Return the standard error of a median over the median, from the width of its interval; 0 without a measurement.
 
     With fewer than six samples, the interval spans all of them and covers the median with a probability of
     ``1 - 2 ** (1 - n)`` instead of 95 %.
     """
+    measurement = trial.measurement
+    if measurement is None:
+        return 0.0
     samples = len(measurement.samples_us)
     coverage = 1 - 2.0 ** (1 - samples) if 1 < samples < _MIN_SAMPLES_OF_COVERAGE else _COVERAGE
     deviations = float(ndtri((1 + coverage) / 2))
     return (measurement.high_us - measurement.low_us) / (2 * deviations * measurement.time_us)
 
 
-def _frozen(
+def frozen_trial(
     trial: Trial, distributions: Mapping[str, CategoricalDistribution], state: TrialState, values: list[float] | None
 ) -> FrozenTrial:
+    """Return a trial as one of Optuna with a state and values, see `Objective.result`."""
     return create_trial(
         state=state,
         values=values,

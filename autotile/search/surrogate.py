@@ -3,165 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState
-from scipy.special import ndtri
 
-from autotile.search.gaussian_process import Floats, GaussianProcess, fit, informative
+from autotile.search.gaussian_process import Floats, GaussianProcess, Hyperparameters, fit, informative
+from autotile.search.history import History, losses, standardized
 from autotile.search.row_sampler import Rows
 from autotile.search.transfer import TransferPrior
 
-_FAILED_QUANTILE = 0.8
-"""Quantile of the losses of successful trials that is the loss of a failed one: bad, but not so bad that its neighbours
-are avoided; the probability of success is predicted separately."""
-
-_SUM_SHARE = 0.05
-"""Weight of the sum in the augmented Chebyshev scalarisation (Knowles, ParEGO, 2006)."""
-
-
-Result = tuple[float, ...] | None
-"""Values of a trial; None for a failure."""
-
-
-def result_of(trial: FrozenTrial) -> Result:
-    """Return the values of a finished trial; None if it failed."""
-    reached = trial.state is TrialState.COMPLETE and all(excess <= 0 for excess in trial.constraints.values())
-    return tuple(trial.values) if reached and np.isfinite(trial.values).all() else None
-
-
-def losses(results: Sequence[Result], directions: Sequence[StudyDirection], weights: Floats) -> Floats:
-    """Return the loss of each trial, with mean 0 and deviation 1 over the successful trials.
-
-    Parameters
-    ----------
-    results
-        Results of the trials; at least one succeeded.
-    directions
-        Directions of the study.
-    weights
-        Weights of the objectives, shape (objectives,); ignored if there is one objective.
-
-    Returns
-    -------
-    numpy.ndarray
-        Shape (trials,).
-    """
-    reached = np.array([result for result in results if result is not None])
-    columns = [_scaled(column, direction) for column, direction in zip(reached.T, directions, strict=True)]
-    loss = columns[0]
-    if len(columns) > 1:
-        weighted = weights[:, None] * np.stack(columns)
-        loss = standardized(weighted.max(axis=0) + _SUM_SHARE * weighted.sum(axis=0))
-    all_losses = np.full(len(results), np.quantile(loss, _FAILED_QUANTILE))
-    all_losses[[result is not None for result in results]] = loss
-    return all_losses
-
-
-def speed_of_loss(results: Sequence[Result], directions: Sequence[StudyDirection]) -> float | None:
-    """Return the speed, relative to the fastest trial, that corresponds to one unit of `losses`.
-
-    Parameters
-    ----------
-    results, directions
-        As for `losses`.
-
-    Returns
-    -------
-    float or None
-        None if losses are not speeds: with several objectives, or values that are not positive.
-    """
-    reached = np.array([result for result in results if result is not None])
-    if reached.shape[1] > 1 or reached.min() <= 0:
-        return None
-    return float(_speeds(reached[:, 0], directions[0]).std())
-
-
-def noise_of(results: Sequence[Result], errors: Sequence[float], directions: Sequence[StudyDirection]) -> Floats:
-    """Return the variance of each of `losses` due to the measurement error, shape (trials,).
-
-    Parameters
-    ----------
-    results, directions
-        As for `losses`.
-    errors
-        Relative standard error of each value; 0 if it is not known.
-    """
-    deviation = speed_of_loss(results, directions)
-    if not deviation:
-        return np.zeros(len(results))
-    speeds = np.zeros(len(results))
-    ran = np.array([result is not None for result in results])
-    speeds[ran] = _speeds(np.array([result[0] for result in results if result is not None]), directions[0])
-    return np.asarray(np.square(speeds * np.asarray(errors) / deviation))
-
-
-def _scaled(values: Floats, direction: StudyDirection) -> Floats:
-    """Return the standardized loss of one objective.
-
-    Times become speeds relative to the fastest, which spreads the fast trials and compresses the slow ones, whose
-    differences do not matter to the search. Values of any sign become normal scores of their ranks.
-    """
-    if values.min() > 0:
-        return standardized(-_speeds(values, direction))
-    ascending = values if direction is StudyDirection.MINIMIZE else -values
-    ranks = np.searchsorted(np.sort(ascending), ascending, side="left")
-    return standardized(np.asarray(ndtri((ranks + 0.5) / len(values))))
-
-
-def _speeds(values: Floats, direction: StudyDirection) -> Floats:
-    """Return positive values relative to the best one, which becomes 1."""
-    return np.asarray(values / values.max() if direction is StudyDirection.MAXIMIZE else values.min() / values)
-
-
-def standardized(values: Floats) -> Floats:
-    """Return values shifted and scaled to mean 0 and deviation 1."""
-    centered = values - values.mean()
-    return np.asarray(centered / max(float(centered.std()), 1e-6))
-
-
-class History:
-    """Rows and results of trials by number.
-
-    Attributes
-    ----------
-    begun
-        Row of each trial, in the order in which they began.
-    results
-        Result of each finished trial, in the order in which they ended.
-    errors
-        Relative standard error of the first value, of the trials that have one.
-    """
-
-    def __init__(self) -> None:
-        self.begun: dict[int, int] = {}
-        self.results: dict[int, Result] = {}
-        self.errors: dict[int, float] = {}
-
-    @property
-    def first_success(self) -> int:
-        """Number of trials that ended before the first success; all if there is none."""
-        outcomes = enumerate(self.results.values())
-        return next((index for index, result in outcomes if result is not None), len(self.results))
-
-    def first_ended(self, count: int) -> list[int]:
-        """Return the numbers of the first trials that ended."""
-        return list(self.results)[:count]
-
-    def rows(self, numbers: list[int]) -> Rows:
-        """Return the rows of trials."""
-        return np.array([self.begun[number] for number in numbers], np.int64)
-
-    def results_of(self, numbers: list[int]) -> list[Result]:
-        """Return the results of finished trials."""
-        return [self.results[number] for number in numbers]
-
-
-_MAX_FITTED = 256
+_MAX_FITTED = int(__import__("os").environ.get("MAXFIT", 160))
 """Maximum number of trials that hyperparameters are fitted to."""
+
+_MAX_FIRST = 384
+"""Maximum number of the trials before the last fit that a model uses."""
+
+_FIRST_STEPS = 30
+_LATER_STEPS = int(__import__("os").environ.get("STEPS", 8))
+"""Maximum numbers of optimiser steps of the first fit and of later ones, which begin at the previous one."""
 
 _BEST = 10
 """Number of the best trials near which rows are evaluated."""
@@ -195,33 +57,29 @@ class Prediction:
     best: float
     since_best: int
 
-    def masked(self, mask: NDArray[np.bool_]) -> Prediction:
-        """Return the prediction for some of the rows; ``mask`` has shape (n,)."""
-        return replace(
-            self,
-            rows=self.rows[mask],
-            mean=self.mean[mask],
-            deviation=self.deviation[mask],
-            success=self.success[mask],
-        )
+
+class Fit(NamedTuple):
+    """Hyperparameters, and the coordinates that they belong to."""
+
+    trials: int
+    """Number of trials, counted by their end, that were known; at least one of them succeeded."""
+    points: Callable[[Rows], Floats]
+    """Return the coordinates of rows, shape (rows, coordinates)."""
+    parameters: Hyperparameters
 
 
 class Surrogate:
-    """A Gaussian process with hyperparameters fitted to the first trials, to which later trials are added.
+    """A Gaussian process over the first trials, to which later trials are added.
 
     Its predictions depend only on the history, not on the times of the calls: the trials are ordered by their end among
-    the fitted ones, then by their beginning.
+    the first ones, then by their beginning.
 
     Parameters
     ----------
-    points
-        Return the coordinates of rows, shape (rows, coordinates).
-    groups
-        Group of each coordinate; coordinates of a group share a length scale.
+    fit
+        Hyperparameters. Of the trials that they were fitted to, only the informative ones are used if they are many.
     history
-        The trials; at least ``fitted`` of them have ended.
-    fitted
-        Number of trials that hyperparameters are fitted to, counted by their end; at least one of them succeeded.
+        The trials.
     directions
         Directions of the study.
     prior
@@ -229,46 +87,48 @@ class Surrogate:
 
     Attributes
     ----------
-    fitted, prior
+    fit, prior
         As given.
     best
-        Rows of the best of the fitted trials, the best first.
+        Rows of the best of the trials of the fit, the best first.
     """
 
     def __init__(
         self,
-        points: Callable[[Rows], Floats],
-        groups: NDArray[np.int64],
+        fit: Fit,
         history: History,
-        fitted: int,
         *,
         directions: Sequence[StudyDirection],
         prior: TransferPrior | None = None,
     ) -> None:
-        self.fitted = fitted
+        self.fit = fit
         self.prior = prior if len(directions) == 1 else None
-        self._points = points
+        self._points = fit.points
         self._directions = directions
-        self._numbers = history.first_ended(fitted)
-        self._included = set(self._numbers)
+        ended = history.first_ended(fit.trials)
+        ascending = np.argsort(losses(history.values(fit.trials), directions, np.ones(len(directions))), kind="stable")
+        self.best: Rows = history.rows(ended[ascending[:_BEST]])
+        chosen = informative(ascending, _MAX_FIRST)
+        self._indices: NDArray[np.int64] = ended[chosen]
+        """Trials of the process, by their index in the history."""
+        self._included = set(ended.tolist())
         self._seen = 0
-        results = history.results_of(self._numbers)
-        loss = losses(results, directions, np.ones(len(directions)))
-        noise = noise_of(results, [history.errors.get(number, 0.0) for number in self._numbers], directions)
-        observed = history.rows(self._numbers)
-        coordinates = points(observed)
-        ascending = np.argsort(loss, kind="stable")
-        self.best: Rows = observed[ascending[:_BEST]]
-        chosen = informative(ascending, _MAX_FITTED)
-        residual = loss - self._prior_losses(observed, history, results, loss)
-        parameters = fit(coordinates[chosen], standardized(residual[chosen]), groups, noise[chosen])
         self._rows: Rows = np.zeros(0, np.int64)
-        self._process = GaussianProcess(parameters, points(self._rows), coordinates, noise)
+        observed = fit.points(history.rows(self._indices))
+        noise = history.noise(fit.trials, directions)[chosen]
+        self._process = GaussianProcess(fit.parameters, fit.points(self._rows), observed, noise)
 
     def set_rows(self, rows: Rows) -> None:
-        """Set the rows that `predict` evaluates."""
-        self._rows = rows
-        self._process.set_points(self._points(rows))
+        """Set the rows that `predict` evaluates; those that it evaluates already cost nothing."""
+        known = {row: index for index, row in enumerate(self._rows.tolist())}
+        kept = [row for row in rows.tolist() if row in known]
+        added = np.array([row for row in rows.tolist() if row not in known], np.int64)
+        self._process.change_points(np.array([known[row] for row in kept], np.int64), self._points(added))
+        self._rows = np.append(np.array(kept, np.int64), added)
+
+    def explained_by(self, index: int) -> Floats:
+        """Return the share of the variance at each row that the result of one of them, by its index, would explain."""
+        return self._process.explained_by(index)
 
     def predict(self, history: History, weights: Floats) -> Prediction:
         """Predict the rows that were set.
@@ -281,19 +141,22 @@ class Surrogate:
             Weights of the objectives, shape (objectives,).
         """
         self._add_trials(history)
-        results = list(history.results.values())
-        ended, numbers = np.array(list(history.results)), np.array(self._numbers)
-        reached = losses(results, self._directions, weights)
-        failed = np.array([result is None for result in results])
+        ended, values = history.first_ended(history.ended), history.values(history.ended)
+        reached = losses(values, self._directions, weights)
+        failed = np.isnan(values[:, 0])
         share = float(failed.mean())
-        by_number = np.zeros((3, 1 + int(max(ended.max(), numbers.max()))))
-        by_number[:, ended] = np.stack([reached, failed - share, np.ones(len(ended))])
-        loss, failures, known = by_number[:, numbers]
-        rows = np.concatenate([history.rows(self._numbers), self._rows])
-        prior = self._prior_losses(rows, history, results, reached)
-        targets = np.stack([loss - prior[: len(numbers)], failures])
-        mean, deviation = self._process.predict(targets if share else targets[:1], known > 0)
-        mean[0] += prior[len(numbers) :]
+        by_index = np.zeros((3, history.begun))
+        by_index[:, ended] = np.stack([reached, failed - share, np.ones(len(ended))])
+        loss, failures, known = by_index[:, self._indices]
+        targets = np.stack([loss, failures]) if share else loss[None]
+        prior = np.zeros(0)
+        if self.prior is not None:
+            rows = np.concatenate([history.rows(self._indices), self._rows])
+            prior = _prior_losses(self.prior, rows, history, values, reached)
+            targets[0] -= prior[: len(self._indices)]
+        mean, deviation = self._process.predict(targets, known > 0)
+        if self.prior is not None:
+            mean[0] += prior[len(self._indices) :]
         success = 1 - share - mean[1] if share else np.ones(len(self._rows))
         best = int(np.argmin(np.where(failed, np.inf, reached)))
         return Prediction(
@@ -305,23 +168,60 @@ class Surrogate:
             since_best=len(ended) - 1 - best,
         )
 
-    def _prior_losses(self, rows: Rows, history: History, results: Sequence[Result], loss: Floats) -> Floats:
-        """Return the losses of rows that the prior predicts, shape (rows,).
-
-        ``results`` and ``loss`` are those of the first trials of the history that ended.
-        """
-        if self.prior is None:
-            return np.zeros(len(rows))
-        ran = np.array([result is not None for result in results])
-        times = np.array([result[0] for result in results if result is not None])
-        tried = history.rows(history.first_ended(len(results)))
-        return self.prior.losses(rows, tried[ran], times, loss[ran])
-
     def _add_trials(self, history: History) -> None:
         """Add the trials that began since the last call."""
-        numbers = list(history.begun)
-        added = [number for number in numbers[self._seen :] if number not in self._included]
-        for number, point in zip(added, self._points(history.rows(added)), strict=True):
+        added = [index for index in range(self._seen, history.begun) if index not in self._included]
+        self._seen = history.begun
+        if not added:
+            return
+        for point in self._points(history.rows(np.array(added))):
             self._process.observe(point)
-            self._numbers.append(number)
-        self._seen = len(numbers)
+        self._indices = np.append(self._indices, added)
+
+
+def fitted_parameters(
+    points: Callable[[Rows], Floats],
+    groups: NDArray[np.int64],
+    history: History,
+    count: int,
+    *,
+    directions: Sequence[StudyDirection],
+    prior: TransferPrior | None,
+    start: Hyperparameters | None,
+) -> Hyperparameters:
+    """Fit hyperparameters to the first trials that ended.
+
+    Parameters
+    ----------
+    points
+        Return the coordinates of rows, shape (rows, coordinates).
+    history, directions, prior
+        As for `Surrogate`.
+    groups
+        Group of each coordinate; coordinates of a group share a length scale.
+    count
+        Number of trials, counted by their end; at least one of them succeeded.
+    start
+        Hyperparameters of the previous fit, from which a few steps suffice; None for the first one.
+    """
+    values = history.values(count)
+    loss = losses(values, directions, np.ones(len(directions)))
+    observed = history.rows(history.first_ended(count))
+    residual = loss
+    if prior is not None and len(directions) == 1:
+        residual = loss - _prior_losses(prior, observed, history, values, loss)
+    chosen = informative(np.argsort(loss, kind="stable"), _MAX_FITTED)
+    noise = history.noise(count, directions)[chosen]
+    targets = standardized(residual[chosen])
+    steps = _FIRST_STEPS if start is None else _LATER_STEPS
+    return fit(points(observed[chosen]), targets, groups, noise, start=start, max_steps=steps)
+
+
+def _prior_losses(prior: TransferPrior, rows: Rows, history: History, values: Floats, loss: Floats) -> Floats:
+    """Return the losses of rows that a prior predicts, shape (rows,).
+
+    ``values`` and ``loss`` are those of the first trials of the history that ended.
+    """
+    ran = ~np.isnan(values[:, 0])
+    tried = history.rows(history.first_ended(len(values)))
+    return prior.losses(rows, tried[ran], values[ran, 0], loss[ran])

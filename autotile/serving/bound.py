@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources, config_text
@@ -25,6 +25,20 @@ if TYPE_CHECKING:
     from autotile.cuda.compiler import CachedCubin
     from autotile.cuda.function import PackedCubin
     from autotile.serving.launching import Launcher
+
+
+class Request(NamedTuple):
+    """Arguments of a call of `get_best_kernel`, which mean the same in another process; None for those not given."""
+
+    name: str
+    """Name of the kernel, or absolute path of its search-space file."""
+    sizes: Mapping[str, int]
+    dtype: str | None
+    device: str | None
+    """Name of a GPU; None for the current CUDA device."""
+    database: str | None
+    bundle: str | None
+
 
 _NAMES = {
     "sizes": "sizes",
@@ -139,10 +153,21 @@ def _resources(kernel: BoundKernel) -> dict[str, Any] | None:
     }
 
 
+def _serve_again(request: Request) -> BoundKernel:
+    """Return the kernel of a request, in the process that unpickles it."""
+    from autotile.serving.dispatcher import get_best_kernel
+
+    named = request._asdict()
+    return get_best_kernel(named.pop("name"), **named.pop("sizes"), **named)
+
+
 class BoundKernel:
     """A served kernel; ``kernel(A, B, C)`` launches it.
 
     It is compiled, or its cubin found in the cache, at the first launch. One object may be called from many threads.
+
+    A pickle of it holds the request only (name, sizes, dtype, and the absolute paths of the database and the bundle if
+    they were given): unpickling calls `get_best_kernel`, for the current device unless the request named one.
 
     Attributes
     ----------
@@ -156,6 +181,8 @@ class BoundKernel:
         Search-space file and template of the kernel.
     choice
         The configuration that was chosen, with the reason and with what differs from the request.
+    request
+        Call of `get_best_kernel` that returns this kernel; None if it was not served by it.
     calls
         Number of launches, except those of a function from `bind` in the ``exact`` tier. With concurrent calls from
         several threads, some may not be counted.
@@ -190,6 +217,7 @@ class BoundKernel:
         self.problem = problem
         self.device = device
         self.calls = 0
+        self.request: Request | None = None
         self._report_at = sys.maxsize
         self._report: Callable[[int], int] | None = None
         self._packed = packed
@@ -270,6 +298,18 @@ class BoundKernel:
     def to_json(self) -> dict[str, Any]:
         """Return all facts about the served kernel as JSON values."""
         return document(self)
+
+    def __reduce__(self) -> tuple[Callable[[Request], BoundKernel], tuple[Request]]:
+        """Pickle the request: a process that unpickles it serves it anew, for its own device and from what it can read.
+
+        Raises
+        ------
+        TypeError
+            The kernel was not returned by `get_best_kernel`.
+        """
+        if self.request is None:
+            raise TypeError(f"{self!r} was not returned by get_best_kernel, so it cannot be served again")
+        return _serve_again, (self.request,)
 
     def __repr__(self) -> str:
         config = " ".join(f"{name}={value}" for name, value in self.config.items())

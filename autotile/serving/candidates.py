@@ -6,8 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from autotile.core.model import Problem
-from autotile.database.fast_access import FORK_LOCK, SERVER_TIMEOUT_S, read_rules_fast, read_winners_fast
-from autotile.database.winners import StoredRule, Winner
+from autotile.database.fast_access import (
+    FORK_LOCK,
+    SERVER_TIMEOUT_S,
+    read_checks_fast,
+    read_rules_fast,
+    read_winners_fast,
+)
+from autotile.database.winners import Check, StoredRule, Winner
 from autotile.errors import DatabaseError
 from autotile.exchange.shipped import shipped_rules, shipped_winners
 
@@ -47,6 +53,11 @@ class Candidates:
         if own is None:
             own = self._read(lambda found: [best.winner for best in found.best(self._kernel, dtype=self._dtype)])
         return [*own, *shipped_winners(self._kernel, self._dtype)]
+
+    def checks(self) -> list[Check]:
+        """Return the user's verdicts on configurations that are not ranked, oldest first."""
+        own = read_checks_fast(self._location, self._kernel, self._dtype)
+        return own if own is not None else self._read(lambda found: found.checks(self._kernel, self._dtype))
 
     def rules(self) -> Iterator[StoredRule]:
         """Yield the rules of the kernel's families: the user's, newest first, then the shipped ones."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
-from autotile.core.model import Config, Measurement, Problem, Resources
+from autotile.core.model import Config, Measurement, Problem, Resources, config_key
 from autotile.database.keys import TuningKey, key_differences, key_of
-from autotile.database.winners import StoredRule, Winner
+from autotile.database.winners import Check, StoredRule, Winner
 from autotile.errors import SpecError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
@@ -83,13 +83,15 @@ def choose(
     stored: Iterable[Winner],
     *,
     rules: Iterable[StoredRule] = (),
+    checks: Callable[[], Iterable[Check]] = tuple,
 ) -> Choice:
     """Return the best stored configuration that may be served for a problem, else the default configuration.
 
     A result of another version of the kernel is never served, as it was not verified for this one. Neither is one that
     was tuned for distant sizes and that a search would not try at these. A configuration that breaks a rule or a limit
     at these sizes or on this device is skipped; so is one that, with the resources it was compiled to where it was
-    tuned, could not run here or would violate the limits of the search-space file.
+    tuned, could not run here or would violate the limits of the search-space file; and so is one that was found to be
+    wrong for this problem.
 
     Parameters
     ----------
@@ -100,6 +102,9 @@ def choose(
         shipped one; of the user's own the first, as dates depend on clocks, and of shipped ones the newest.
     rules
         Rules of the kernel's families, newest first.
+    checks
+        Function that reads the verdicts on configurations that are not ranked, oldest first; called only if there is no
+        exact result, as a wrong one is not among the winners.
     """
     requested = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
 
@@ -120,8 +125,13 @@ def choose(
     best = next(filter(may_serve, exact), None)
     if best is not None:
         return _choice(best, requested, device)
+    wrong = wrong_configs(checks(), requested)
+
+    def is_not_wrong(winner: Winner) -> bool:
+        return config_key(winner.config) not in wrong and may_serve(winner)
+
     if known_rules := list(rules):
-        by_rule = choose_by_rule(kernel, problem, device, requested, rules=known_rules, may_serve=may_serve)
+        by_rule = choose_by_rule(kernel, problem, device, requested, rules=known_rules, may_serve=is_not_wrong)
         if by_rule is not None:
             chosen, description = by_rule
             return replace(_choice(chosen, requested, device), tier="family", rule=description)
@@ -129,12 +139,25 @@ def choose(
     def is_promising(winner: Winner) -> bool:
         flags, doublings = size_distance(winner.key.sizes, requested.sizes)
         is_near = not flags and doublings <= _NEAR_DOUBLINGS
-        return (is_near or meets_heuristics(kernel.spec, winner.config, problem.sizes, device)) and may_serve(winner)
+        return (is_near or meets_heuristics(kernel.spec, winner.config, problem.sizes, device)) and is_not_wrong(winner)
 
     best = next(filter(is_promising, ranked[len(exact) :]), None)  # lazily: usually the first is taken
     if best is not None:
         return _choice(best, requested, device)
     return Choice("default", _default_config(kernel, problem, device))
+
+
+def wrong_configs(checks: Iterable[Check], requested: TuningKey) -> set[str]:
+    """Return the `config_key` of each configuration whose newest verdict for a problem is that it is wrong.
+
+    A verdict holds for every compiler, and for both L2 modes.
+    """
+    newest = {
+        check.config: check.passed
+        for check in checks
+        if replace(check.key, nvrtc_version=requested.nvrtc_version, l2_mode=requested.l2_mode) == requested
+    }
+    return {config for config, passed in newest.items() if not passed}
 
 
 def choose_by_rule(

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.dtypes import dtype_name
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import load_cupy, nvrtc_version
 from autotile.database.keys import key_differences, key_of
+from autotile.database.paths import absolute_location
 from autotile.database.winners import Winner
-from autotile.errors import NotTunedError, ToolchainError
-from autotile.kernel.library import load_kernel
+from autotile.errors import DeviceError, NotTunedError, ToolchainError
+from autotile.kernel.library import is_path, load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.bound import BoundKernel
+from autotile.serving.bound import BoundKernel, Request
 from autotile.serving.candidates import Candidates
 from autotile.serving.choice import choose
 from autotile.serving.miss_counter import MissCounter
-from autotile.settings import read_settings
+from autotile.serving.recent import RecentCache
+from autotile.settings import absolute_path, read_settings
 
 if TYPE_CHECKING:
     from autotile.exchange.bundle import Bundle
 
 _FALLBACK_PROFILE = "h200"
 """Device to serve for if there is no GPU and nothing is tuned: the one that the recordings are of."""
+
+MAX_SERVED = 10_000
+"""Maximum number of served kernels that are kept, of 3 KiB each."""
 
 
 class Dispatcher:
@@ -55,16 +65,17 @@ class Dispatcher:
     """
 
     def __init__(self, *, database: str | Path | None = None, bundle: str | Path | None = None) -> None:
-        self._database = database
-        self._bundle = bundle
-        self._served: dict[tuple[object, ...], BoundKernel] = {}
+        self._database = absolute_location(str(database)) if database is not None else None
+        self._bundle = _bundle_path(bundle)
+        self._served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
+        self._find_served = self._served.get
         self._bundles: dict[str, Bundle] = {}
         self._device_count = 0
         """Number of CUDA devices; 0 if there are none, or if they have not been counted."""
         self._only_device: int | None = None
         """The CUDA device if there is exactly one."""
         self.misses = MissCounter()
-        self.matmul_kernels: dict[tuple[object, ...], BoundKernel] = {}
+        self.matmul_kernels: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
 
     def get_best_kernel(
         self,
@@ -122,16 +133,54 @@ class Dispatcher:
         place = self._only_device if device is None else device
         if place is None:
             place = self.current_device()
-        key = (name, dtype, place, database, bundle, *sizes, *sizes.values())
-        served = self._served.get(key)
+        try:
+            served = self._find_served((name, dtype, place, database, bundle, *sizes, *sizes.values()))
+        except TypeError:  # not hashable, such as a list for a size
+            served = None
         if served is None:
-            location = self.location(database)
-            kernel = self.find_best_kernel(str(name), dtype, place, location, sizes, bundle=bundle)
-            served = self._served.setdefault(key, kernel)  # concurrent callers get the same object
-            if served is kernel and kernel.tier != "exact" and kernel.can_launch:
-                self.misses.watch(location, kernel)
+            served = self._serve(name, sizes, dtype=dtype, place=place, database=database, bundle=bundle)
         if strict and served.tier != "exact":
             raise self._refusal(served, self.location(database), bundle)
+        return served
+
+    def _serve(
+        self,
+        given: str | Path,
+        sizes: Mapping[str, Any],
+        *,
+        dtype: object,
+        place: int | str | None,
+        database: str | Path | None,
+        bundle: str | Path | None,
+    ) -> BoundKernel:
+        """Return the kernel for a call in the one form in which it is kept, which no working directory changes.
+
+        In this form, plain names, absolute paths and whole sizes are as in the call, which therefore finds the kernel
+        at once the next time. A call with a relative path comes here each time.
+        """
+        bundle, name = _bundle_path(bundle), str(given)
+        if is_path(name) and not (bundle or self._bundle):
+            name = str(absolute_path(name, "a search-space file"))
+        dtype = None if dtype is None else dtype_name(dtype)
+        database = None if database is None else absolute_location(str(database))
+        sizes = {size: _whole(value) for size, value in sizes.items()}
+        if not isinstance(place, str | None):
+            place = _device_index(place)
+        try:
+            key = (name, dtype, place, database, bundle, *sizes, *sizes.values())
+            served = self._served.recall(key)
+        except TypeError:
+            served = None  # the size that is no number is refused below
+        if served is not None:
+            return served
+        location = self.location(database)
+        kernel = self.find_best_kernel(name, dtype, place, location, sizes, bundle=bundle)
+        device = place if isinstance(place, str) else None
+        named = database or self._database, bundle or self._bundle
+        kernel.request = Request(name, kernel.problem.sizes, dtype, device, *named)
+        served = self._served.keep(key, kernel)  # concurrent callers get the same object
+        if served is kernel and kernel.tier != "exact" and kernel.can_launch:
+            self.misses.watch(location, kernel)
         return served
 
     def find_best_kernel(
@@ -158,7 +207,7 @@ class Dispatcher:
         InputError
             As for `get_best_kernel`.
         """
-        path = bundle or self._bundle
+        path = _bundle_path(bundle) or self._bundle
         if path is not None:
             return self._find_bundled(path, name, dtype, device, sizes)
         kernel = load_kernel(name)
@@ -166,7 +215,15 @@ class Dispatcher:
         candidates = Candidates(location, problem)
         stored = candidates.winners()
         index, properties = self._device(device, stored)
-        choice = choose(kernel, problem, properties, _nvrtc_version(stored), stored, rules=candidates.rules())
+        choice = choose(
+            kernel,
+            problem,
+            properties,
+            _nvrtc_version(stored),
+            stored,
+            rules=candidates.rules(),
+            checks=candidates.checks,
+        )
         if candidates.fault:
             choice = replace(choice, unread=candidates.fault)
         return BoundKernel(kernel, problem, properties, index, choice)
@@ -220,15 +277,17 @@ class Dispatcher:
 
     def location(self, database: str | Path | None) -> str:
         """Return the path or URL of the database that a call uses."""
-        return str(database or self._database or read_settings().database)
+        if database:
+            return absolute_location(str(database))
+        return self._database or read_settings().database
 
     def _find_bundled(
-        self, path: str | Path, name: str, dtype: str | None, device: int | str | None, sizes: Mapping[str, int]
+        self, path: str, name: str, dtype: str | None, device: int | str | None, sizes: Mapping[str, int]
     ) -> BoundKernel:
         from autotile.exchange.bundle import Bundle
         from autotile.serving.bundled import choose_bundled
 
-        bundle = self._bundles.get(str(path)) or self._bundles.setdefault(str(path), Bundle(Path(path)))
+        bundle = self._bundles.get(path) or self._bundles.setdefault(path, Bundle(Path(path)))
         bundled = bundle.kernel(name)
         problem = resolve_problem(bundled.kernel.spec, sizes, dtype)
         index, properties = self._device(device, list(bundled.winners))
@@ -236,9 +295,9 @@ class Dispatcher:
         return BoundKernel(bundled.kernel, problem, properties, index, choice, packed=cubin)
 
     def _refusal(self, served: BoundKernel, location: str, bundle: str | Path | None) -> NotTunedError:
-        path = bundle or self._bundle
+        path = _bundle_path(bundle) or self._bundle
         if path is not None:
-            bundled = self._bundles[str(path)].kernel(served.kernel)
+            bundled = self._bundles[path].kernel(served.kernel)
             return _refusal(served, bundled.winners, bundled.nvrtc_version)
         stored = Candidates(location, served.problem).winners()
         return _refusal(served, stored, _nvrtc_version(stored))
@@ -249,6 +308,30 @@ class Dispatcher:
             return None, _absent_device(device, stored)
         index = self.current_device() if device is None else device
         return index, live_device(index) if index is not None else _absent_device(None, stored)
+
+
+def _bundle_path(bundle: str | Path | None) -> str | None:
+    return str(absolute_path(bundle, "a bundle")) if bundle else None
+
+
+def _device_index(device: object) -> int:
+    try:
+        return operator.index(device)  # type: ignore[arg-type]
+    except TypeError:
+        raise DeviceError(
+            f"the device is {device!r}, expected a CUDA index such as 0, or a name such as 'h200'"
+        ) from None
+
+
+def _whole(size: Any) -> Any:
+    """Return a number that equals a whole number as that, since both are one key of a dictionary: 2048.0 as 2048."""
+    if type(size) is not int and isinstance(size, Number | np.bool_):
+        try:
+            whole = int(size.real)  # type: ignore[union-attr]
+        except (OverflowError, ValueError):
+            return size
+        return whole if whole == size else size
+    return size
 
 
 def _absent_device(name: str | None, stored: list[Winner]) -> DeviceProperties:

@@ -321,6 +321,8 @@ def multiply(
     stream: Any,
 ) -> Any:
     """Compute a product as `matmul` does, with the kernels of a dispatcher."""
+    if database is not None:
+        database = dispatcher.location(database)  # a relative path means another file in another working directory
     options: dict[str, Any] = {"deterministic": deterministic, "emulate": emulate, "database": database}
     if stream is not None:
         with on_stream((a, b), stream):  # copies and allocations are ordered by the stream, too
@@ -361,7 +363,7 @@ def _kernel(
     aligned, device = are_aligned(*arrays), device_index(x)
     flags = aligned, deterministic, emulate
     key = (x.shape, y.shape, types, left.transpose, right.transpose, device, flags, database)
-    kernel = dispatcher.matmul_kernels.get(key)
+    kernel = dispatcher.matmul_kernels.get(key) or dispatcher.matmul_kernels.recall(key)
     if kernel is None:
         dtype, result = types
         if result not in (dtype, "float32"):
@@ -381,7 +383,7 @@ def _kernel(
             emulate=emulate,
         )
         found = best_matmul(product, device=device, database=database, dispatcher=dispatcher)
-        kernel = dispatcher.matmul_kernels.setdefault(key, found)
+        kernel = dispatcher.matmul_kernels.keep(key, found)
     return kernel
 
 

@@ -28,6 +28,8 @@ _MAX_SHARE = 0.01
 """Maximum share of the time spent writing, apart from first calls, which take long anyway as they load the kernel."""
 _CALL_TIMEOUT_S = 0.05
 """Maximum wait for a locked database, within a call."""
+_MAX_WATCHED = 10_000
+"""Maximum number of kernels whose counts are kept; their number would otherwise grow with that of the problems."""
 _EXIT_TIMEOUT_S = 5.0
 """Maximum wait for a locked database, and for another thread that is writing, when the process ends."""
 
@@ -41,14 +43,17 @@ class _Watched:
         Path or URL of the database.
     written
         Number of calls that the database has.
+    is_listed
+        Whether it is among those whose counts are written.
     """
 
-    __slots__ = ("kernel", "location", "written")
+    __slots__ = ("is_listed", "kernel", "location", "written")
 
     def __init__(self, location: str, kernel: BoundKernel) -> None:
         self.location = location
         self.kernel = kernel
         self.written = 0
+        self.is_listed = False
 
     @property
     def calls(self) -> int:
@@ -66,8 +71,20 @@ class _ProcessCounts:
         """End of the pause."""
         self._failed = False
 
+    def add(self, watched: _Watched) -> None:
+        """List a kernel; of too many, the older half is written and leaves the list until it is called again."""
+        if len(self.watched) >= _MAX_WATCHED:
+            self.write(self.watched, _CALL_TIMEOUT_S, wait_s=0.0)
+            for one in self.watched[: _MAX_WATCHED // 2]:
+                one.is_listed = False
+            del self.watched[: _MAX_WATCHED // 2]  # in place, as the list is written at exit
+        watched.is_listed = True
+        self.watched.append(watched)
+
     def report(self, watched: _Watched, *, is_first: bool) -> None:
         """Write the counts after a call, unless this is a pause or another thread is writing."""
+        if not watched.is_listed:
+            self.add(watched)
         if time.monotonic() >= self._resume_s:
             self.write(self.watched, _CALL_TIMEOUT_S, wait_s=0.0)
         elif is_first and not self._failed:
@@ -115,7 +132,7 @@ class MissCounter:
     def watch(self, location: str, kernel: BoundKernel) -> None:
         """Count the calls of a kernel from now on, for the database at ``location``; none is created."""
         watched = _Watched(location, kernel)
-        self._counts().watched.append(watched)
+        self._counts().add(watched)
         kernel.report_calls(partial(self._report, watched))
 
     def flush(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Candidate, Evaluation, Workload
+from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Workload
 from autotile.workers.sanitizer import Finding, Sanitizer, find_sanitizer
 from autotile.workers.worker_pool import WorkerPool
 
@@ -65,8 +66,8 @@ class Backend(Protocol):
             As for `autotile.workers.gpu.Gpu.wait`.
         """
 
-    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
-        """Load, verify and measure one candidate.
+    def submit(self, candidate: Candidate, best_us: float | None) -> None:
+        """Submit one candidate, to be loaded, verified and measured after those submitted before.
 
         Parameters
         ----------
@@ -74,18 +75,45 @@ class Backend(Protocol):
             The compiled configuration.
         best_us
             Best time so far in microseconds, against which a clearly slower candidate is pruned; None for no pruning.
+        """
+
+    def result(self) -> Evaluation:
+        """Wait for the oldest candidate that was submitted, and return its evaluation.
 
         Raises
         ------
         WorkerError
-            As for `autotile.workers.gpu.Gpu.evaluate`.
+            As for `autotile.workers.gpu.Gpu.result`.
         """
 
-    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
-        """Return interleaved times in microseconds, one row for each candidate; None where no race is possible."""
+    def race(
+        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
+    ) -> list[RaceTimes] | None:
+        """Return interleaved times and the verdict on timed launches of each candidate; None where no race is possible.
 
-    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
-        """Verify one candidate repeatedly, without measuring it."""
+        Parameters
+        ----------
+        candidates, rounds, seed, expected_s
+            As for `autotile.workers.gpu.Gpu.race`.
+        """
+
+    def draw_second_inputs(self, seed: int) -> None:
+        """Draw a second set of inputs, with which `verify` alternates.
+
+        Raises
+        ------
+        InputError, ToolchainError
+            As for `autotile.workers.gpu.Gpu.draw_second_inputs`.
+        """
+
+    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
+        """Verify one candidate repeatedly, without measuring it.
+
+        Parameters
+        ----------
+        candidate, repeats, limit_s
+            As for `autotile.workers.gpu.Gpu.verify`.
+        """
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         """Run candidates under compute-sanitizer; return one row of findings for each, empty if it is not enabled."""
@@ -145,20 +173,30 @@ class LiveBackend:
         """Wait until the worker has laid out the problem."""
         self._gpu.wait()
 
-    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
-        """Run the candidate in the worker; a crash or a hang is an outcome."""
-        return self._gpu.evaluate(candidate, best_us)
+    def submit(self, candidate: Candidate, best_us: float | None) -> None:
+        """Send the candidate to the worker, which runs it when it has finished those before."""
+        self._gpu.submit(candidate, best_us)
 
-    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
-        """Time the candidates interleaved; None if the worker died, so that the times of the search remain in force."""
+    def result(self) -> Evaluation:
+        """Wait for the worker; a crash or a hang is an outcome."""
+        return self._gpu.result()
+
+    def race(
+        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
+    ) -> list[RaceTimes] | None:
+        """Time the candidates interleaved; None if the worker died."""
         try:
-            return self._gpu.race(candidates, rounds, seed)
+            return self._gpu.race(candidates, rounds, seed, expected_s=expected_s)
         except WorkerError:
             return None
 
-    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
+    def draw_second_inputs(self, seed: int) -> None:
+        """Draw a second set of inputs in the worker."""
+        self._gpu.draw_second_inputs(seed)
+
+    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
         """Run the candidate up to ``repeats`` times; a crash or a hang is an outcome."""
-        return self._gpu.verify(candidate, repeats)
+        return self._gpu.verify(candidate, repeats, limit_s)
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         """Run each candidate in processes of its own, if the sanitizer is enabled."""
@@ -191,6 +229,7 @@ class ReplayBackend:
         self.device = replace(_recorded_device(recording), source="replayed")
         self.notice = notice
         self._recording = recording
+        self._evaluations: deque[Evaluation] = deque()
 
     def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
         """Return a mask over the rows that were recorded."""
@@ -202,21 +241,24 @@ class ReplayBackend:
     def wait(self) -> None:
         """Return at once: the recording is in memory."""
 
-    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+    def submit(self, candidate: Candidate, best_us: float | None) -> None:
         """Look up the candidate, and prune it by its recorded time as a live measurement would."""
-        result = self._recording.lookup(candidate.config)
-        if result is None:
-            return Evaluation(Outcome.NOT_AVAILABLE, "the recording does not hold this configuration", "replay")
-        measured = result.measurement
-        if best_us is not None and measured is not None and measured.time_us > DISCARD_RATIO * best_us:
-            return Evaluation(Outcome.PRUNED, discard_reason(best_us), result.stage, measured)
-        return Evaluation(result.outcome, result.reason, result.stage, measured)
+        self._evaluations.append(self._evaluation(candidate, best_us))
 
-    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
+    def result(self) -> Evaluation:
+        """Return the oldest result that was not returned."""
+        return self._evaluations.popleft()
+
+    def race(
+        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
+    ) -> list[RaceTimes] | None:
         """Return None: nothing can be timed again."""
         return None
 
-    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
+    def draw_second_inputs(self, seed: int) -> None:
+        """Do nothing: no inputs are needed."""
+
+    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
         """Return success: nothing can be run again, and the recorded outcome remains in force."""
         return Evaluation(Outcome.OK, stage="replay")
 
@@ -226,6 +268,15 @@ class ReplayBackend:
 
     def close(self) -> None:
         """Do nothing: no resource is held."""
+
+    def _evaluation(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+        result = self._recording.lookup(candidate.config)
+        if result is None:
+            return Evaluation(Outcome.NOT_AVAILABLE, "the recording does not hold this configuration", "replay")
+        measured = result.measurement
+        if best_us is not None and measured is not None and measured.time_us > DISCARD_RATIO * best_us:
+            return Evaluation(Outcome.PRUNED, discard_reason(best_us), result.stage, measured)
+        return Evaluation(result.outcome, result.reason, result.stage, measured)
 
 
 def choose_backend(

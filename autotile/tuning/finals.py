@@ -1,17 +1,21 @@
-"""The finals: an interleaved race of the best candidates and the default, and checks of the winner."""
+"""The finals: an interleaved race of the best candidates and the default, and the checks of all that take part."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autotile.core.model import Config, Measurement, Outcome, Trial, config_key
 from autotile.core.statistics import Interval, median_interval, paired_ratio, ratio_of, widen_by_session_spread
+from autotile.core.text import plural
+from autotile.errors import InputError, ToolchainError
 from autotile.tuning.backend import Backend
-from autotile.workers.protocol import Candidate
-from autotile.workers.sanitizer import Finding, ToolResult
+from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
+from autotile.workers.sanitizer import ToolResult
 
 _RACE_S = 3.0
 """GPU time of the whole race, in seconds, which bounds the number of rounds."""
@@ -35,7 +39,7 @@ class Finals:
     speedup
         Time of the default over time of the winner; None where the default does not run.
     ties
-        Configurations whose times cannot be distinguished from the winner's.
+        Configurations whose times cannot be distinguished from the winner's, and which were verified as often.
     refused
         Finalists that failed the checks, with the reason.
     notices
@@ -88,7 +92,7 @@ def run_finals(
     seed: int,
     hurried: bool = False,
 ) -> Finals:
-    """Race the finalists and name the winner: the fastest that passes the checks, or the incumbent if they tie.
+    """Race the finalists, verify them, and name the winner: the fastest that is correct, or the incumbent if they tie.
 
     In replay no race is possible, and the recorded medians and their intervals are compared instead.
 
@@ -106,37 +110,78 @@ def run_finals(
         Whether the user has interrupted the session: the minimum number of rounds that gives an interval.
     """
     finalists, candidates = [trial for trial, _ in racing], [candidate for _, candidate in racing]
-    checks = FinalistChecks(backend, hurried=hurried)
-    checks.sanitize(candidates)
-    rounds = _MIN_ROUNDS if hurried else _rounds(finalists)
-    times_us = backend.race(candidates, rounds, seed) if len(finalists) > 1 else None
-    race = _Race(finalists, times_us)
-    refused: list[Trial] = []
+    checks = FinalistChecks(backend, candidates, hurried=hurried)
+    checks.sanitize()
     left = list(range(len(finalists)))
+    raced = _hold_race(backend, racing, left, seed, hurried=hurried)
+    if raced is None and len(left) > 1:  # in replay, or because a finalist broke the race
+        left = [i for i in left if checks.passes(i)]
+        if 1 < len(left) < len(finalists):
+            raced = _hold_race(backend, racing, left, seed, hurried=hurried)
+    for i, result in (raced or {}).items():
+        if result.outcome is not Outcome.OK:
+            checks.refuse(i, result.outcome, result.reason, "finals")
+    race = _Race(finalists, raced)
     while left:
-        finals = race.rank(left, default, incumbent)
-        winner = next(i for i in left if _same(finalists[i].config, finals.ranked[0].config))
-        outcome, reason, stage = checks.check(candidates[winner])
-        if outcome is Outcome.OK:
-            return replace(finals, refused=tuple(refused), notices=tuple(checks.notices))
-        refused.append(replace(finalists[winner], outcome=outcome, reason=reason, stage=stage, measurement=None))
-        left.remove(winner)
-    return Finals((), None, None, (), tuple(refused), tuple(checks.notices))
+        order, tied = race.rank(left, incumbent)
+        failed = next(
+            (i for i in _by_weight(order, tied) if not checks.passes(i, wins=i == order[0], ties=i in tied)), None
+        )
+        if failed is None:
+            ties = [i for i in tied if checks.is_verified_like(i, order[0])]
+            checks.note_unverified(len(tied) - len(ties))
+            return replace(
+                race.compare(order, ties, default),
+                refused=checks.refused(finalists),
+                notices=tuple(checks.notices),
+            )
+        left.remove(failed)
+    return Finals((), None, None, (), checks.refused(finalists), tuple(checks.notices))
+
+
+def _hold_race(
+    backend: Backend, racing: Sequence[tuple[Trial, Candidate]], left: Sequence[int], seed: int, *, hurried: bool
+) -> dict[int, RaceTimes] | None:
+    """Race those that are left; None where there is nothing to race, or no race is possible."""
+    if len(left) < 2:
+        return None
+    round_us = sum(_time_us(racing[i][0]) for i in left)
+    rounds = _MIN_ROUNDS if hurried else int(np.clip(_RACE_S * 1e6 / round_us, _MIN_ROUNDS, _MAX_ROUNDS))
+    raced = backend.race([racing[i][1] for i in left], rounds, seed, 1e-6 * rounds * round_us)
+    return None if raced is None else dict(zip(left, raced, strict=True))
+
+
+def _by_weight(order: Sequence[int], tied: Sequence[int]) -> list[int]:
+    """Return the winner, then its ties, then the others."""
+    return list(dict.fromkeys([order[0], *tied, *order]))
 
 
 _REPEATS = 75
-"""Verification runs of a winner, two launches each: an error in one launch of fifty is then found with 95 %
+"""Verification runs of a finalist, two launches each: an error in one launch of fifty is then found with 95 %
 probability, 1 - 0.98 ** 150."""
 _HURRIED_REPEATS = 10
+_FEW_REPEATS = 4
+"""Repeats of a finalist that neither wins nor ties: two with each set of inputs."""
+_CHECKS_S = 3.0
+_HURRIED_CHECKS_S = 0.5
+"""Time of the repeated verification of all finalists but the winner, in seconds; as long as the race."""
+_MIN_CHECK_S = 0.1
+"""Time for one of them after that, so that each is verified repeatedly."""
+_SECOND_SEED = 1
+"""Seed of the second set of inputs."""
 
 
 class FinalistChecks:
-    """Repeated verification of finalists, and compute-sanitizer if it is enabled.
+    """Repeated verification of finalists with two sets of inputs, and compute-sanitizer if it is enabled.
+
+    Each finalist is verified once, and the winner for as long as it takes.
 
     Parameters
     ----------
     backend
         Device that they run on.
+    candidates
+        Finalists, to which the methods refer by their indices.
     hurried
         Whether the user has interrupted the session: fewer repeats, and no sanitizer.
 
@@ -146,71 +191,128 @@ class FinalistChecks:
         Checks that could not be made, one line each.
     """
 
-    def __init__(self, backend: Backend, *, hurried: bool) -> None:
+    def __init__(self, backend: Backend, candidates: Sequence[Candidate], *, hurried: bool) -> None:
         self._backend = backend
+        self._candidates = candidates
         self._hurried = hurried
-        self._findings: dict[str, list[Finding]] = {}
+        self._repeats = _HURRIED_REPEATS if hurried else _REPEATS
+        self._left_s = _HURRIED_CHECKS_S if hurried else _CHECKS_S
+        self._evaluations: dict[int, Evaluation] = {}
+        self._has_inputs = False
         self.notices: list[str] = []
 
-    def sanitize(self, candidates: Sequence[Candidate]) -> None:
-        """Run all finalists under the sanitizer at once; `check` reports the findings."""
+    def sanitize(self) -> None:
+        """Run all finalists under the sanitizer at once; those with findings are refused."""
         if self._hurried:
             return
-        found = self._backend.sanitize(candidates)
-        self._findings = {c.cubin_path: findings for c, findings in zip(candidates, found, strict=True)}
+        found = self._backend.sanitize(self._candidates)
+        for index, findings in enumerate(found):
+            faults = [finding for finding in findings if finding.result is ToolResult.FAILED]
+            if faults:
+                outcome = Outcome.OUT_OF_BOUNDS if faults[0].tool == "memcheck" else Outcome.WRONG_RESULT
+                self.refuse(index, outcome, f"{faults[0].tool}: {faults[0].reason}", "sanitize")
         unchecked = [finding for findings in found for finding in findings if finding.result is ToolResult.UNCHECKED]
         if unchecked:
             self.notices.append(f"{len(unchecked)} of the sanitizer's checks were not made; {unchecked[0].reason}")
 
-    def check(self, candidate: Candidate) -> tuple[Outcome, str, str]:
-        """Return the outcome of the checks, its reason, and the stage that decided it."""
-        faults = [f for f in self._findings.get(candidate.cubin_path, ()) if f.result is ToolResult.FAILED]
-        if faults:
-            outcome = Outcome.OUT_OF_BOUNDS if faults[0].tool == "memcheck" else Outcome.WRONG_RESULT
-            return outcome, f"{faults[0].tool}: {faults[0].reason}", "sanitize"
-        evaluation = self._backend.verify(candidate, _HURRIED_REPEATS if self._hurried else _REPEATS)
-        return evaluation.outcome, evaluation.reason, evaluation.stage
+    def refuse(self, index: int, outcome: Outcome, reason: str, stage: str) -> None:
+        """Record a fault that another check found, unless there is one already."""
+        known = self._evaluations.get(index)
+        if known is None or known.outcome is Outcome.OK:
+            self._evaluations[index] = Evaluation(outcome, reason, stage)
+
+    def passes(self, index: int, *, wins: bool = False, ties: bool = True) -> bool:
+        """Verify a finalist repeatedly, unless it was; return whether it is correct.
+
+        The winner gets all repeats that its deadline permits; those that tie with it share a limited time; and the
+        others get a few, after which their times are not reported as a tie.
+        """
+        known = self._evaluations.get(index)
+        repeats = self._repeats if wins or ties else min(self._repeats, _FEW_REPEATS)
+        more = known is not None and known.outcome is Outcome.OK and _repeats(known) < repeats
+        if known is None or (more and (wins or self._left_s > 0)):
+            self._draw_inputs()
+            limit_s = None if wins else max(self._left_s, _MIN_CHECK_S)
+            start = time.perf_counter()
+            known = self._evaluations[index] = self._backend.verify(self._candidates[index], repeats, limit_s)
+            self._left_s -= 0.0 if wins else time.perf_counter() - start
+        return known.outcome is Outcome.OK
+
+    def is_verified_like(self, index: int, winner: int) -> bool:
+        """Return whether a finalist passed as many repeats as the winner, or all."""
+        return _repeats(self._evaluations[index]) >= min(self._repeats, _repeats(self._evaluations[winner]))
+
+    def note_unverified(self, count: int) -> None:
+        """Note the number of finalists that tie with the winner by time, but were not verified like it."""
+        if count:
+            limit_s = _HURRIED_CHECKS_S if self._hurried else _CHECKS_S
+            self.notices.append(
+                f"{plural(count, 'configuration')} as fast as the winner could not be verified as often within "
+                f"{limit_s:g} s, and are not listed as ties"
+            )
+
+    def refused(self, finalists: Sequence[Trial]) -> tuple[Trial, ...]:
+        """Return the trials of the finalists that failed, with outcome and reason, in the order of detection."""
+        return tuple(
+            replace(finalists[i], outcome=found.outcome, reason=found.reason, stage=found.stage, measurement=None)
+            for i, found in self._evaluations.items()
+            if found.outcome is not Outcome.OK
+        )
+
+    def _draw_inputs(self) -> None:
+        """Draw the second set of inputs before the first verification."""
+        if self._has_inputs:
+            return
+        self._has_inputs = True
+        try:
+            self._backend.draw_second_inputs(_SECOND_SEED)
+        except (InputError, ToolchainError) as error:
+            self.notices.append(f"the finalists were verified with one set of inputs, not two: {error}")
+
+
+def _repeats(evaluation: Evaluation) -> float:
+    """Return the number of repeats that were made; infinite in replay, where none is needed."""
+    return float(evaluation.telemetry.get("repeats", math.inf))
 
 
 class _Race:
     """Finalists with their interleaved times, or with the times of the search where no race was possible."""
 
-    def __init__(self, finalists: Sequence[Trial], times_us: Sequence[Sequence[float]] | None) -> None:
-        self._times_us = times_us
-        self._trials = (
-            list(finalists)
-            if times_us is None
-            else [_with_times(trial, row) for trial, row in zip(finalists, times_us, strict=True)]
-        )
+    def __init__(self, finalists: Sequence[Trial], raced: Mapping[int, RaceTimes] | None) -> None:
+        self._raced = raced or {}
+        self._trials = [
+            _with_times(trial, self._raced[i].times_us) if i in self._raced else trial
+            for i, trial in enumerate(finalists)
+        ]
 
-    def rank(self, participants: Sequence[int], default: Config, incumbent: Config | None) -> Finals:
-        """Compare the finalists that still take part."""
+    def rank(self, participants: Sequence[int], incumbent: Config | None) -> tuple[list[int], list[int]]:
+        """Return the finalists that still take part, winner first, and those that tie with it."""
         order = sorted(participants, key=lambda i: _time_us(self._trials[i]))
         tied = [i for i in order if i == order[0] or self._ratio(i, order[0]).low <= 1.0]
         winner = next((i for i in tied if self._is(i, incumbent)), order[0])
-        order = [winner, *(i for i in order if i != winner)]
+        return [winner, *(i for i in order if i != winner)], [i for i in tied if i != winner]
+
+    def compare(self, order: Sequence[int], ties: Sequence[int], default: Config) -> Finals:
+        """Compare the first finalist of an order with the others."""
         baseline = next((i for i in order if self._is(i, default)), None)
         return Finals(
             ranked=tuple(self._trials[i] for i in order),
             default=self._trials[baseline] if baseline is not None else None,
-            speedup=self._ratio(baseline, winner) if baseline is not None else None,
-            ties=tuple(self._trials[i].config for i in tied if i != winner),
+            speedup=self._ratio(baseline, order[0]) if baseline is not None else None,
+            ties=tuple(self._trials[i].config for i in ties),
         )
 
     def _ratio(self, slower: int, faster: int) -> Interval:
-        if self._times_us is None:
+        if not self._raced:
             return ratio_of(_interval(self._trials[faster]), _interval(self._trials[slower]))
         if slower == faster:
             return Interval(1.0, 1.0, 1.0)
-        return widen_by_session_spread(paired_ratio(self._times_us[faster], self._times_us[slower]))
+        a, b = self._raced[faster].times_us, self._raced[slower].times_us
+        rounds = min(len(a), len(b))  # the slower one may have left the race earlier
+        return widen_by_session_spread(paired_ratio(a[:rounds], b[:rounds]))
 
     def _is(self, index: int, config: Config | None) -> bool:
         return config is not None and _same(self._trials[index].config, config)
-
-
-def _rounds(finalists: Sequence[Trial]) -> int:
-    round_us = sum(_time_us(trial) for trial in finalists)
-    return int(np.clip(_RACE_S * 1e6 / round_us, _MIN_ROUNDS, _MAX_ROUNDS))
 
 
 def _with_times(trial: Trial, times_us: Sequence[float]) -> Trial:

@@ -47,6 +47,9 @@ class TuneOptions:
         Minimum gain, 0.01 for 1 %: the search ends when all waiting candidates together are expected to raise the best
         speed by less. It needs a sampler with a model. Where neither ``trials`` nor ``budget_s`` is given, the search
         also ends when every configuration was tried.
+    spend
+        Whether to go on to the limit of trials or time when the model expects nothing worth having from further trials,
+        where the search ends otherwise.
     objectives
         Objectives to minimise, of `autotile.core.objectives`. Time is always one of them, and decides the winner.
     seed
@@ -59,6 +62,9 @@ class TuneOptions:
         Configurations to try; None for every valid one.
     transfer
         Whether to learn from trials of other studies of the kernel: other sizes, other GPUs, other versions.
+    served
+        Configuration that was served for the problem when the study began, which is tried right after the default; None
+        if there is none.
     verify_sizes
         Additional problems for which every configuration must be correct, besides the tuned and the ragged one. A size
         that is not given keeps its tuned value.
@@ -72,7 +78,7 @@ class TuneOptions:
     sample_limit_s
         GPU time of the samples of one candidate in the search, in seconds; the finals take longer.
     workers
-        Number of compile processes; None for one per core.
+        Number of compile processes, at most two per core; None for one per core.
     compile_deadline_s, run_deadline_s
         Timeout of one compilation, and of one candidate on the GPU, in seconds.
     device_index
@@ -82,18 +88,22 @@ class TuneOptions:
         built-in recording only where there is no GPU.
     database
         Path or URL of the tuning database; None for the user's own.
+    trace
+        File for a timeline of the session, in the trace event format of Perfetto and Chrome; None for none.
     """
 
     sampler: str = "auto"
     trials: int | None = None
     budget_s: float | None = None
     until: float | None = None
+    spend: bool = False
     objectives: tuple[str, ...] = (TIME,)
     seed: int = 0
     l2: L2Mode = "cold"
     fresh: bool = False
     only: tuple[Config, ...] | None = None
     transfer: bool = True
+    served: Config | None = None
     verify_sizes: tuple[Mapping[str, int], ...] = ()
     sanitize: bool = False
     finals: int = 12
@@ -105,6 +115,7 @@ class TuneOptions:
     device_index: int = 0
     replay: str | Path | None = None
     database: str | None = field(default=None, repr=False)  # its URL may hold a password
+    trace: str | Path | None = None
 
     def __post_init__(self) -> None:
         """Check the types and ranges of the options.
@@ -141,4 +152,5 @@ class TuneOptions:
 
     def to_json(self, database: str) -> dict[str, Any]:
         """Return a plain dictionary; ``database`` is the location to show, without a password."""
-        return {**asdict(self), "replay": str(self.replay or ""), "database": database}
+        paths = {"replay": str(self.replay or ""), "trace": str(self.trace or "")}
+        return {**asdict(self), **paths, "database": database}

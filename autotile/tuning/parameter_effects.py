@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from autotile.core.model import Trial, Value
-from autotile.search.importance import Effect, importance_of
 from autotile.space.search_space import SearchSpace
+
+if TYPE_CHECKING:
+    from autotile.search.importance import Effect
 
 _BEST_SHARE = 0.1
 _MIN_BEST_TRIALS = 5
@@ -144,6 +146,8 @@ def find_parameter_effects(space: SearchSpace, trials: Sequence[Trial]) -> Param
     """Return what the trials that have a time show; failed trials are ignored."""
     timed = sorted((t for t in trials if t.outcome.has_time and t.time_us is not None), key=_time_us)
     placed = [(row, _time_us(trial)) for trial in timed if (row := space.row_of(trial.config)) is not None]
+    from autotile.search.importance import importance_of  # imports SciPy; the search has begun by then
+
     importance = importance_of(space, [row for row, _ in placed], [time_us for _, time_us in placed])
     mattering = [effect.parameter for effect in importance.effects if effect.matters]
     favoured = {name: values for name in mattering if (values := _favoured(name, timed))}

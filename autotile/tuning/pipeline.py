@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from autotile.core.model import SAME_CODE, Config, LaunchGeometry, Outcome, Problem, Trial, config_key, config_text
+from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CachedCubin, CompileJob, compile_job
 from autotile.kernel.launch import LaunchData, known_names, launch_geometry
 from autotile.kernel.library import Kernel
 from autotile.space.limits import compiled_occupancy, resource_violation
 from autotile.tuning.backend import Backend
 from autotile.workers.compile_pool import Compiled, CompilePool
-from autotile.workers.protocol import Candidate
+from autotile.workers.protocol import Candidate, Evaluation
 
 
 class Proposer(Protocol):
-    """Source of candidates, see `autotile.search.search.Shortlist`."""
+    """Source of candidates, see `autotile.search.search.Shortlist`.
+
+    A row that was chosen, or was ready and failed before it could be measured, is told to the proposer when its trial
+    has ended.
+    """
 
     def propose(self, room: int | None = None) -> tuple[int, Config] | None:
         """Return the next row to compile and its configuration; None while enough candidates wait."""
 
     def ready(self) -> list[int]:
-        """Return the rows of which one is tried next."""
+        """Return the rows of which one is tried next; empty while the results of those chosen before are awaited."""
+
+    def waiting(self) -> list[int]:
+        """Return all rows that were proposed and not chosen, the oldest first."""
 
     def choose(self, compiled: Mapping[int, Trial]) -> int:
         """Return the row to measure."""
@@ -60,10 +69,13 @@ class _Queued:
 
 
 class Pipeline:
-    """Compilation of candidates in parallel, and their evaluation one at a time.
+    """Compilation of candidates in parallel, and their evaluation on the device, one after the other.
 
-    The order of the trials does not depend on which compilation ends first: every candidate among which the next one
-    is chosen is waited for. A search is therefore repeatable.
+    The device is given the next candidate while it runs one, so that it does not wait for the search.
+
+    In replay, the order of the trials does not depend on which compilation ends first: every candidate among which the
+    next one is chosen is waited for, so that a search is repeatable. On a GPU, whose times vary anyway, as many
+    candidates are waited for, but any of those that wait: a slow compilation does not hold up the others.
 
     Parameters
     ----------
@@ -73,17 +85,34 @@ class Pipeline:
         Device that candidates are compiled for and run on.
     compile_pool
         Compile workers.
+    timeline
+        Records the waits for compilations, and what the device does.
     """
 
-    def __init__(self, kernel: Kernel, problem: Problem, backend: Backend, compile_pool: CompilePool) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        backend: Backend,
+        compile_pool: CompilePool,
+        timeline: Timeline = NO_TIMELINE,
+    ) -> None:
         self._kernel = kernel
         self._problem = problem
         self._backend = backend
         self._device = backend.device
         self._compile_pool = compile_pool
+        self._timeline = timeline
         self._queue: dict[int, _Queued] = {}
         self._prefetched: dict[str, Future[Compiled]] = {}
         self._measured: dict[_Launch, Trial] = {}
+        self._running: deque[CompiledCandidate] = deque()
+        """Candidates that were submitted to the device, oldest first."""
+
+    @property
+    def running(self) -> int:
+        """Number of candidates that the device was given and that have not ended."""
+        return len(self._running)
 
     def remember(self, trials: Iterable[Trial]) -> None:
         """Register earlier trials, so that identical code is not measured again."""
@@ -97,10 +126,13 @@ class Pipeline:
 
     def compile_ahead(self, proposer: Proposer, room: int | None = None) -> None:
         """Start the compilation of all candidates that are proposed while ``room`` trials may still begin."""
-        while (proposed := proposer.propose(room)) is not None:
+        while (proposed := self._propose(proposer, room)) is not None:
             row, config = proposed
             geometry = launch_geometry(self._kernel.spec, config, self._problem.sizes, self._device)
             self._queue[row] = _Queued(config, geometry, self._compile(config))
+        if self._timeline.is_recording:
+            compiling = sum(not queued.compilation.done() for queued in self._queue.values())
+            self._timeline.count("candidates", compiling=compiling, compiled=len(self._queue) - compiling)
 
     def next_candidate(self, proposer: Proposer) -> CompiledCandidate | None:
         """Wait for the candidates that are ready, and return one of them; None where none is.
@@ -112,31 +144,29 @@ class Pipeline:
         ToolchainError
             Nothing can be compiled at all.
         """
-        compiled = {row: self._apply_second_gate(self._queue[row]) for row in proposer.ready()}
+        with self._timeline.span("session", "wait for the compilers"):
+            compiled = {row: self._apply_second_gate(self._queue[row]) for row in self._compiled_rows(proposer)}
         if not compiled:
             return None
         failed = (row for row, trial in compiled.items() if trial.outcome is not Outcome.OK)
         row = next(failed, None)
         if row is None:
-            row = proposer.choose(compiled)
+            with self._timeline.span("session", "choose", among=len(compiled)):
+                row = proposer.choose(compiled)
         return CompiledCandidate(row, compiled[row], self._queue.pop(row).compilation.result().cubin)
 
-    def evaluate(self, candidate: CompiledCandidate, best_us: float | None) -> Trial:
-        """Load, verify and measure a candidate that passed the second gate; return its trial.
+    def begin(self, candidate: CompiledCandidate, best_us: float | None) -> Trial | None:
+        """Submit a candidate to the device, and return None; return its trial if there is nothing to measure.
 
-        A candidate whose code and launch equal those of a measured one takes over its result.
+        That is so if it failed before, or if its code and launch equal those of a measured one, whose result it takes
+        over.
 
         Parameters
         ----------
         candidate
             From `next_candidate`.
         best_us
-            As for `autotile.tuning.backend.Backend.evaluate`.
-
-        Raises
-        ------
-        WorkerError
-            The GPU workers die repeatedly.
+            As for `autotile.tuning.backend.Backend.submit`.
         """
         trial, cubin = candidate.trial, candidate.cubin
         if cubin is None or trial.outcome is not Outcome.OK:
@@ -146,18 +176,34 @@ class Pipeline:
             return _with_result_of(twin, trial)
         if not cubin.path.exists():  # trimmed from the cache while the candidate waited
             cubin = self._submit(trial.config).result().cubin or cubin
-        evaluation = self._backend.evaluate(Candidate(trial.config, str(cubin.path)), best_us)
+        self._backend.submit(Candidate(trial.config, str(cubin.path)), best_us)
+        self._running.append(candidate)
+        return None
+
+    def end_oldest(self) -> tuple[CompiledCandidate, Trial]:
+        """Wait for the oldest running candidate; return it with its trial.
+
+        Raises
+        ------
+        WorkerError
+            The GPU workers die repeatedly.
+        """
+        candidate = self._running[0]
+        with self._timeline.span("session", "wait for the GPU"):
+            evaluation = self._backend.result()
+        self._running.popleft()
+        self._record(evaluation, candidate.trial.config)
         trial = replace(
-            trial,
+            candidate.trial,
             outcome=evaluation.outcome,
             reason=evaluation.reason,
             stage=evaluation.stage,
             measurement=evaluation.measurement,
-            seconds={**trial.seconds, **evaluation.seconds},
+            seconds={**candidate.trial.seconds, **evaluation.seconds},
             telemetry=evaluation.telemetry,
         )
         self.remember([trial])
-        return trial
+        return candidate, trial
 
     def recompile(self, trials: Sequence[Trial]) -> list[tuple[Trial, Candidate]]:
         """Return finished trials with their compiled candidates; trials that no longer compile are left out.
@@ -171,6 +217,28 @@ class Pipeline:
         cubins = [compilation.result().cubin for compilation in compilations]
         pairs = zip(trials, cubins, strict=True)
         return [(trial, Candidate(trial.config, str(cubin.path))) for trial, cubin in pairs if cubin is not None]
+
+    def _compiled_rows(self, proposer: Proposer) -> list[int]:
+        """Return the rows to choose among; on a GPU, after as many have compiled as are ready."""
+        ready = proposer.ready()
+        if not ready or self._backend.source == "replayed":
+            return ready
+        rows = {self._queue[row].compilation: row for row in proposer.waiting()}
+        compiled = {future for future in rows if future.done()}
+        while len(compiled) < len(ready):
+            compiled |= wait(rows.keys() - compiled, return_when=FIRST_COMPLETED).done
+        return [row for future, row in rows.items() if future in compiled]
+
+    def _propose(self, proposer: Proposer, room: int | None) -> tuple[int, Config] | None:
+        with self._timeline.span("session", "propose"):
+            return proposer.propose(room)
+
+    def _record(self, evaluation: Evaluation, config: Config) -> None:
+        """Record the stages of an evaluation, which follow one another without a pause."""
+        start_s = evaluation.began_at
+        for stage, seconds in evaluation.seconds.items() if start_s else ():
+            self._timeline.add("GPU worker", stage, start_s, start_s + seconds, config=config_text(config))
+            start_s += seconds
 
     def _apply_second_gate(self, queued: _Queued) -> Trial:
         """Wait for a compilation, and check the compiled resources against the device."""
@@ -239,6 +307,8 @@ _GPU_STAGES = ("load", "verify", "measure")
 class Load:
     """Utilization during the search, from the first trial to the start of the last compilation.
 
+    Where all compilations began before the first trial, as in a small space, it is that up to the last trial.
+
     Attributes
     ----------
     gpu_busy
@@ -280,6 +350,7 @@ class LoadMeter:
         self._workers = workers
         self._first: _Reading | None = None
         self._last: _Reading | None = None
+        self._newest: _Reading | None = None
         self._gpu_s = 0.0
 
     def add(self, trial: Trial) -> None:
@@ -288,6 +359,7 @@ class LoadMeter:
         if self._first is not None:
             self._gpu_s += sum(trial.seconds.get(stage, 0.0) for stage in _GPU_STAGES)
         reading = _Reading(now, self._compile_pool.busy_s, self._gpu_s)
+        self._newest = reading
         if self._first is None:
             self._first = reading
         if self._last is None or self._last.time_s < self._compile_pool.begun_at:
@@ -295,11 +367,11 @@ class LoadMeter:
 
     def read(self) -> Load | None:
         """Return the load; None before two trials have ended."""
-        if self._first is None or self._last is None or self._first is self._last:
+        first, last = self._first, self._newest if self._last is self._first else self._last
+        if first is None or last is None or first is last:
             return None
-        wall_s = self._last.time_s - self._first.time_s
-        compiled_s = self._last.compiled_s - self._first.compiled_s
-        return Load(self._last.gpu_s / wall_s, compiled_s / wall_s / self._workers)
+        wall_s, compiled_s = last.time_s - first.time_s, last.compiled_s - first.compiled_s
+        return Load(last.gpu_s / wall_s, compiled_s / wall_s / self._workers)
 
 
 class _Reading(NamedTuple):

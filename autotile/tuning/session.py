@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Problem, Trial
+from autotile.core.timeline import Timeline
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of
+from autotile.database.paths import atomic_write
+from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
 from autotile.search.samplers import check_sampler
-from autotile.settings import Settings, available_cores
+from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
@@ -26,7 +32,7 @@ from autotile.tuning.result import Progress, TuneResult, measure_drift, pareto_f
 from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
 from autotile.tuning.stopping import Clock, Stopped, StoppingRules, StopRequest, check_until
 from autotile.tuning.trial_log import TrialLog, check_kernel_failure
-from autotile.workers.compile_pool import CompilePool
+from autotile.workers.compile_pool import CompilePool, worker_count
 from autotile.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -85,6 +91,8 @@ def open_session(
     """Open a session: its device, its space and its database. Parameters and errors are those of `tune`."""
     check_sampler(options.sampler, options.objectives)
     check_until(options)
+    if options.trace is not None and not Path(options.trace).absolute().parent.is_dir():
+        raise InputError(f"{options.trace}: the folder of the timeline does not exist; make it, or name another")
     with ExitStack() as stack:
         backend = stack.enter_context(closing(choose_backend(kernel, problem, settings, options, worker_pool)))
         for sizes in (problem.sizes, *options.verify_sizes):
@@ -111,7 +119,6 @@ def open_session(
 class Session:
     """The state of one tuning session, which runs once; see `tune` for its parameters."""
 
-    _run_id: int
     _shortlist: Shortlist
 
     def __init__(
@@ -138,18 +145,28 @@ class Session:
         self._stop = StopRequest()
         self._clock = Clock()
         self._notices = tuple(notice for notice in (backend.notice, *database.notices) if notice)
-        self._study_id = database.study(self.key, backend.device)
-        prior = read_prior_results(database, self._study_id, self.key, options, kernel.spec.default)
+        from autotile.database.run_record import RunRecord
+
+        self._record = RunRecord(database, self.key, backend.device)
+        prior = read_prior_results(database, self._record.study_id, self.key, options, kernel.spec.default)
         self._space = space = extend_space(space, kernel, problem, backend.device, prior.configs)
         self._log = TrialLog(space, prior.trials)
         self._rules = StoppingRules(options, self._log, self._clock, self._stop)
-        workers = options.workers or available_cores()
+        self._timeline = Timeline(is_recording=options.trace is not None)
+        workers = worker_count(options.workers)
+        if options.workers is not None and workers < options.workers:
+            self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
         self._plan = SearchPlan(kernel, problem, space, options, backend=backend, prior=prior, workers=workers)
         self._compile_pool = CompilePool(
-            settings.cache, settings.cache_limit_bytes, workers, options.compile_deadline_s, worker_pool=worker_pool
+            settings.cache,
+            settings.cache_limit_bytes,
+            workers,
+            options.compile_deadline_s,
+            worker_pool=worker_pool,
+            timeline=self._timeline,
         )
         self._load = LoadMeter(self._compile_pool, workers)
-        self._pipeline = Pipeline(kernel, problem, backend, self._compile_pool)
+        self._pipeline = Pipeline(kernel, problem, backend, self._compile_pool, self._timeline)
         self._pipeline.remember(self._log.trials)
 
     @property
@@ -173,21 +190,29 @@ class Session:
 
         The first Ctrl-C ends the search and shortens the finals; the second aborts the session. Every trial that has
         ended is stored in either case.
+
+        Raises
+        ------
+        RescuedRunError
+            The database lost the run, or cannot store a trial.
         """
-        self._run_id = self._start_run()
+        self._start_run()
+        with self._record:  # reads the run back
+            return self._run()
+
+    def _run(self) -> TuneResult:
         finals: Finals | None = None
         aborted = False
         with self._stop, ExitStack() as self._resources:
             try:
                 self._report("starting")
-                with self._clock.phase("start"):
+                with self._phase("start"):
                     self._start_search()
                     self._backend.wait()
-                with self._clock.phase("search"):
-                    for candidate in self._candidates():  # SearchSpace -> Config -> cubin -> resources, occupancy
-                        trial = self._evaluate(candidate)  # -> load -> verify -> measure -> Trial
+                with self._phase("search"):
+                    for candidate, trial in self._trials():
                         self._store(candidate, trial)  # -> database
-                with self._clock.phase("finals"):
+                with self._phase("finals"):
                     finals = self._hold_finals()
                 self._effects = find_parameter_effects(self._space, self.trials)
             except KeyboardInterrupt:
@@ -195,14 +220,30 @@ class Session:
             finally:
                 self._compile_pool.close()
                 self._backend.close()
+                self._write_trace()
         result = self._result(finals, interrupted=aborted or self._stop.requested)
         if not aborted:
-            self._database.end_run(self._run_id, result.to_json())
+            self._record.end(result.to_json())
         return result
 
-    def _start_run(self) -> int:
-        return self._database.start_run(
-            self._study_id,
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        with self._clock.phase(name), self._timeline.span("session", name):
+            yield
+
+    def _write_trace(self) -> None:
+        """Write the timeline; a failure is a notice, as the results do not depend on it."""
+        path = self._options.trace
+        if path is None:
+            return
+        try:
+            with atomic_write(Path(path)) as stream:
+                stream.write(json.dumps(self._timeline.to_json()).encode())
+        except (OSError, InputError) as error:
+            self._notices += (f"the timeline could not be written to {path}: {error}",)
+
+    def _start_run(self) -> None:
+        self._record.start(
             sampler=self._options.sampler,
             seed=self._options.seed,
             settings=self._options.to_json(self._database.location),
@@ -217,33 +258,52 @@ class Session:
             self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
         self._shortlist = self._resources.enter_context(closing(self._plan.begin(self._log)))
         self._compile_ahead()
+        import_module("autotile.search.importance")  # imports SciPy, while compilers and GPU worker start
 
     def _compile_ahead(self) -> None:
         """Take proposals from the search, valid by rules and static limits, and start their compilation."""
         self._pipeline.compile_ahead(self._shortlist, self._rules.room)
         self._rules.expected_gain = self._shortlist.expected_gain
+        self._rules.settled_gain = self._shortlist.settled_gain
 
-    def _candidates(self) -> Iterator[CompiledCandidate]:
-        """Yield compiled candidates until a stopping rule holds or every configuration was tried."""
+    def _trials(self) -> Iterator[tuple[CompiledCandidate, Trial]]:
+        """Yield the trials as they end, until a stopping rule holds or every configuration was tried."""
         while (stopped := self._rules.stopped) is None:
-            candidate = self._pipeline.next_candidate(self._shortlist)
-            if candidate is None:
+            candidate = self._pipeline.next_candidate(self._shortlist)  # Config -> cubin -> resources, occupancy
+            if candidate is not None:
+                trial = self._pipeline.begin(candidate, self._best_us)  # -> load -> verify -> measure
+                self._rules.running = self._pipeline.running
+                if trial is not None:
+                    yield candidate, trial
+            elif self._pipeline.running:
+                yield self._end_oldest()
+            else:
                 stopped = Stopped("space")
                 break
-            yield candidate
             self._compile_ahead()
         self._stopped = stopped
+        while self._pipeline.running:
+            yield self._end_oldest()
 
-    def _evaluate(self, candidate: CompiledCandidate) -> Trial:
-        """Load, verify and measure a candidate, unless it failed before."""
-        return self._pipeline.evaluate(candidate, self._log.best_us if self._options.drops_slow else None)
+    def _end_oldest(self) -> tuple[CompiledCandidate, Trial]:
+        """Wait for the oldest trial that runs."""
+        ended = self._pipeline.end_oldest()
+        self._rules.running = self._pipeline.running
+        return ended
+
+    @property
+    def _best_us(self) -> float | None:
+        """Best time so far, against which slow candidates are pruned; None if none is."""
+        return self._log.best_us if self._options.drops_slow else None
 
     def _store(self, candidate: CompiledCandidate, trial: Trial) -> None:
         """Commit a trial, and pass it on to the log, the search and the observer."""
-        self._database.add_trial(self._study_id, self._run_id, trial)
+        with self._timeline.span("database", "store"):
+            self._record.add(trial)
         self._log.add(trial)
         self._load.add(trial)
-        self._shortlist.tell(candidate.row, trial)
+        with self._timeline.span("session", "tell"):
+            self._shortlist.tell(candidate.row, trial)
         self._report("searching", trial)
         check_kernel_failure(self._kernel.spec.source, self._log, trial, self._plan.default, self._plan.max_trials)
 
@@ -269,9 +329,9 @@ class Session:
         )
         self._notices += finals.notices
         for rank, trial in enumerate(finals.ranked, start=1):
-            self._database.add_trial(self._study_id, self._run_id, trial, phase="final", rank=rank)
+            self._record.add(trial, phase="final", rank=rank)
         for trial in finals.refused:
-            self._database.add_trial(self._study_id, self._run_id, trial, phase="final")
+            self._record.add(trial, phase="final")
         return finals
 
     def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:

@@ -17,7 +17,6 @@ from autotile.database.keys import TuningKey
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
 from autotile.search.samplers import lookahead_of, resolve_sampler
-from autotile.search.transfer import Source
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from autotile.database.database import Database
     from autotile.database.studies import StudySummary
     from autotile.search.search import Shortlist
+    from autotile.search.transfer import Source
 
 
 _MAX_SOURCES = 4
@@ -65,6 +65,8 @@ def best_configs(sources: Iterable[Source]) -> list[Config]:
 
 
 def _source(database: Database, study: StudySummary, key: TuningKey) -> Source:
+    from autotile.search.transfer import Source  # imports SciPy
+
     newest = {
         config_key(trial.config): trial
         for trial in database.trials(study.study_id, phase="search")
@@ -98,6 +100,8 @@ class PriorResults(NamedTuple):
         Trials of earlier sessions of the study.
     incumbent
         Best configuration of these sessions; None where none has ended.
+    served
+        Configuration that was served for the problem before it was tuned; None where there is none.
     sources
         Other studies to transfer from.
     configs
@@ -106,6 +110,7 @@ class PriorResults(NamedTuple):
 
     trials: list[Trial]
     incumbent: Config | None
+    served: Config | None
     sources: list[Source]
     configs: list[Config]
 
@@ -115,23 +120,27 @@ def read_prior_results(
 ) -> PriorResults:
     """Read everything that is known before the first trial."""
     trials, incumbent = earlier_trials(database, study_id, options), find_incumbent(database, study_id)
+    served = find_served(database, study_id, options)
     sources = find_sources(database, key) if options.transfer else []
-    named = [*(options.only or ()), *(trial.config for trial in trials), *([incumbent] if incumbent else [])]
-    return PriorResults(trials, incumbent, sources, [dict(default), *named, *best_configs(sources)])
+    seeded = [config for config in (incumbent, served) if config is not None]
+    named = [*(options.only or ()), *(trial.config for trial in trials), *seeded]
+    return PriorResults(trials, incumbent, served, sources, [dict(default), *named, *best_configs(sources)])
 
 
 def earlier_trials(database: Database, study_id: int, options: TuneOptions) -> list[Trial]:
     """Return the stored trials of a study that need not be repeated.
 
-    Left out are pruned trials if this session prunes nothing, and trials that lack a value of an objective. A trial
-    that the finals of an earlier session refused is returned with the outcome of that check.
+    Left out are pruned trials if this session prunes nothing, trials that lack a value of an objective, and those whose
+    compiler the system killed. A trial that the finals of an earlier session refused is returned with the
+    outcome of that check.
     """
     if options.fresh:
         return []
     finals = database.trials(study_id, phase="final")
     refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
     stored = [refused.get(config_key(trial.config), trial) for trial in database.trials(study_id, phase="search")]
-    kept = [trial for trial in stored if options.drops_slow or trial.outcome is not Outcome.PRUNED]
+    compiled = [trial for trial in stored if trial.outcome is not Outcome.NOT_COMPILED]
+    kept = [trial for trial in compiled if options.drops_slow or trial.outcome is not Outcome.PRUNED]
     return [trial for trial in kept if not trial.outcome.has_time or objective_values(trial, options.objectives)]
 
 
@@ -152,6 +161,17 @@ def find_incumbent(database: Database, study_id: int) -> Config | None:
     return min(ran, key=itemgetter(0))[1] if ran else None
 
 
+def find_served(database: Database, study_id: int, options: TuneOptions) -> Config | None:
+    """Return the configuration that was served when the study's first session began.
+
+    A session that resumes it must repeat its proposals, although a trial of the study may be served by now.
+    """
+    if options.fresh:
+        return options.served
+    recorded = [run.settings["served"] for run in database.runs(study_id) if "served" in run.settings]
+    return recorded[0] if recorded else options.served
+
+
 def extend_space(
     space: SearchSpace, kernel: Kernel, problem: Problem, device: DeviceProperties, configs: Iterable[Config]
 ) -> SearchSpace:
@@ -162,12 +182,14 @@ def extend_space(
     )
 
 
-def first_configs(default: Config, incumbent: Config | None, log: TrialLog) -> list[Config]:
-    """Return the first proposals of a search: the default, and the incumbent if this study has no trial of it.
+def first_configs(default: Config, served: Config | None, incumbent: Config | None, log: TrialLog) -> list[Config]:
+    """Return the first proposals of a search: the default, what was served, and the incumbent if it has no trial here.
 
-    The default is always among them, so that a resumed search repeats the proposals of its first session.
+    The first two are always among them, so that a resumed search repeats the proposals of its first session.
     """
-    return [default] if incumbent is None or log.find(incumbent) is not None else [default, incumbent]
+    is_new = incumbent is not None and log.find(incumbent) is None
+    seeded = [default, served, incumbent if is_new else None]
+    return list({config_key(config): config for config in seeded if config is not None}.values())
 
 
 def candidate_rows(
@@ -237,6 +259,7 @@ class SearchPlan:
         self._available = candidate_rows(kernel, problem.dtype, space, backend, options)
         candidates = len(space) if self._available is None else int(self._available.sum())
         self._sources = prior.sources
+        self._served = prior.served
         self._sampler = resolve_sampler(options.sampler, space, self._available, options.granted)
         self._lookahead = lookahead_of(self._sampler, workers)
         self.default: Config = dict(kernel.spec.default)
@@ -252,7 +275,7 @@ class SearchPlan:
             self._space,
             self._sampler,
             self._options.seed,
-            first=first_configs(self.default, self.incumbent, log),
+            first=first_configs(self.default, self._served, self.incumbent, log),
             available=self._available,
             trials=self._options.trial_target,
             ahead=self._lookahead.compiling,

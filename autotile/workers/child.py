@@ -11,8 +11,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from autotile.core.documents import decode_json, encode_json
 from autotile.errors import InputError, WorkerCrashError, WorkerError, WorkerTimeoutError
@@ -114,6 +115,14 @@ _STDERR_TAIL_BYTES = 2000
 _EXCERPT_BYTES = 60
 
 
+class _Sent(NamedTuple):
+    number: int
+    at: float
+    """By `time.monotonic`."""
+    error: Exception | None
+    """Error of sending it."""
+
+
 class Child:
     """A Python module run as a child process, with messages in JSON lines.
 
@@ -141,9 +150,10 @@ class Child:
     def __init__(self, module: str) -> None:
         self.module = module
         self._requests = 0
-        self._sent_at = 0.0
-        self._send_error: Exception | None = None
-        """Error of the last `send`, raised by `receive`."""
+        self._outstanding: deque[_Sent] = deque()
+        """Requests without a reply, oldest first."""
+        self._replied_at = 0.0
+        self._was_killed = False
         self._lock = threading.RLock()
         self._stderr = _temporary_file()
         try:
@@ -193,43 +203,56 @@ class Child:
             return self.receive(deadline_s)
 
     def send(self, message: Mapping[str, Any], deadline_s: float) -> None:
-        """Send a request; its reply, or the error of sending it, comes from `receive`."""
+        """Send a request, which the child handles after those sent before.
+
+        Its reply, or the error of sending it, comes from `receive`; the replies come in the order of the requests.
+        """
         with self._lock:
-            self._sent_at = time.monotonic()
+            self._requests += 1
+            sent_at = time.monotonic()
+            error: Exception | None = None
             try:
-                self._send(message, self._sent_at + deadline_s)
-                self._send_error = None
-            except (TimeoutError, EOFError, ConnectionError, ValueError) as error:
-                self._send_error = error
+                self._check_open()
+                line = encode_json({"id": self._requests, "request": message}).encode() + b"\n"
+                self._pipe.send(line, sent_at + deadline_s)
+            except (TimeoutError, EOFError, ConnectionError, ValueError) as reason:
+                error = reason
+            self._outstanding.append(_Sent(self._requests, sent_at, error))
 
     def receive(self, deadline_s: float) -> dict[str, Any]:
-        """Wait for the reply to the last `send`, from which the deadline counts; errors as for `request`."""
+        """Wait for the reply to the oldest request without one; errors as for `request`.
+
+        The deadline counts from the `send` of the request, or from the previous reply if that is later.
+        """
         stage, line = "", b""
         with self._lock:
+            sent = self._outstanding.popleft()
             try:
-                if self._send_error is not None:
-                    raise self._send_error
+                if sent.error is not None:
+                    raise sent.error
                 self._check_open()
                 while True:
-                    line = self._pipe.receive(self._sent_at + deadline_s)
+                    line = self._pipe.receive(max(sent.at, self._replied_at) + deadline_s)
                     answer = decode_json(line, Answer)
-                    if answer.id != self._requests or (answer.reply is None) == (answer.stage is None):
+                    if answer.id != sent.number or (answer.reply is None) == (answer.stage is None):
                         raise ValueError("not a reply to this request")
                     if answer.reply is not None:
+                        self._replied_at = time.monotonic()
                         return answer.reply
                     stage, line = answer.stage or "", b""
             except TimeoutError:
                 self.kill()
                 raise WorkerTimeoutError(f"no answer within {deadline_s:g} s", stage) from None
             except (EOFError, ConnectionError):
-                raise WorkerCrashError(self._describe_exit(), stage) from None
+                reason = self._describe_exit()
+                raise WorkerCrashError(reason, stage, killed=self._was_killed) from None
             except ValueError as error:
                 self.kill()
                 excerpt = f" ({line[:_EXCERPT_BYTES].decode(errors='replace')!r})" if line else ""
                 raise WorkerError(f"malformed reply from {self.module}: {error}{excerpt}", stage) from None
 
     def last_line(self) -> str:
-        """Return the last line of standard error since the last request; empty after the child's end."""
+        """Return the last line of standard error since the child read its last request; empty after the child's end."""
         with self._lock:
             if self._stderr.closed:
                 return ""
@@ -259,13 +282,6 @@ class Child:
         except ChildProcessError:
             return False
 
-    def _send(self, message: Mapping[str, Any], end: float) -> None:
-        self._check_open()
-        self._stderr.truncate(0)  # keep the output of this request only
-        self._stderr.seek(0)  # the position is shared with the child
-        self._requests += 1
-        self._pipe.send(encode_json({"id": self._requests, "request": message}).encode() + b"\n", end)
-
     def _check_open(self) -> None:
         """Raise `EOFError` after the streams were closed: their descriptors may be in use for other files by now."""
         assert self._process.stdin is not None
@@ -278,6 +294,7 @@ class Child:
         tail = self.last_line()
         self.kill()
         code = self._process.returncode
+        self._was_killed = exited and code == -signal.SIGKILL
         if not exited or code is None:
             return "the worker closed its input or output without a reply"
         end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

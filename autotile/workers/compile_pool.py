@@ -13,14 +13,26 @@ from typing import Any
 
 from autotile.core.documents import convert
 from autotile.core.model import Outcome
+from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CachedCubin, CompileJob, CubinCache
-from autotile.errors import DataError, InputError, ToolchainError, WorkerError, WorkerTimeoutError
+from autotile.errors import DataError, InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.settings import Settings, available_cores
 from autotile.workers.child import Child
 from autotile.workers.protocol import CompiledCubin, ErrorReply, memory_share_bytes
 from autotile.workers.worker_pool import WorkerPool
 
 _WORKER_MODULE = "autotile.workers.compile_worker"
+
+MAX_WORKERS_PER_CORE = 2
+"""More only take memory from each other, and a machine that is busy starting them does not end them either."""
+_MAX_ATTEMPTS = 2
+"""Attempts at a compilation whose worker the system killed, the second one alone."""
+
+
+def worker_count(requested: int | None) -> int:
+    """Return the number of compile workers: that requested, at most two a core; one a core if None."""
+    cores = available_cores()
+    return cores if requested is None else min(requested, MAX_WORKERS_PER_CORE * cores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,8 @@ class CompilePool:
         Module that a worker runs.
     worker_pool
         Pool from which workers are acquired and to which idle ones are released; None to start and end them here.
+    timeline
+        Records each compilation.
     """
 
     def __init__(
@@ -66,6 +80,7 @@ class CompilePool:
         memory_bytes: int | None = None,
         module: str = _WORKER_MODULE,
         worker_pool: WorkerPool | None = None,
+        timeline: Timeline = NO_TIMELINE,
     ) -> None:
         self._folder = cache
         self._limit_bytes = limit_bytes
@@ -73,6 +88,7 @@ class CompilePool:
         self._memory_bytes = memory_bytes or memory_share_bytes(workers)
         self._module = module
         self._worker_pool = worker_pool
+        self._timeline = timeline
         self._cache = CubinCache(cache, limit_bytes)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="compile")
         self._thread_data = threading.local()
@@ -80,6 +96,9 @@ class CompilePool:
         self._compiling: set[Child] = set()
         self._lock = threading.Lock()
         self._closing = False
+        self._turns = threading.Condition()
+        self._turns_taken = 0
+        self._is_reserved = False
         self._busy = 0
         self._busy_s = 0.0
         self._updated_at = time.perf_counter()
@@ -123,7 +142,10 @@ class CompilePool:
             job = make_job()
             cubin = self._cache.get(job.key)
             compiled = Compiled(cubin) if cubin is not None else self._request(job)
-            return replace(compiled, seconds=time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            name = "cached" if cubin is not None else "compile"
+            self._timeline.add(_track(), name, start, start + seconds, options=" ".join(job.options))
+            return replace(compiled, seconds=seconds)
         finally:
             self._update_busy(-1)
 
@@ -136,13 +158,21 @@ class CompilePool:
             self._busy += change
 
     def _request(self, job: CompileJob) -> Compiled:
-        """Compile a job in a worker; the worker's death is a result."""
+        """Compile a job in a worker; the worker's death is a result, and if the system killed it, a second attempt."""
         message = {
             "job": job.to_json(),
             "cache": str(self._folder),
             "limit_bytes": self._limit_bytes,
             "memory_bytes": self._memory_bytes,
         }
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
+            with self._turn(alone=attempt > 1):
+                compiled = self._attempt(message)
+            if compiled.outcome is not Outcome.NOT_COMPILED or self._closing:
+                break
+        return compiled
+
+    def _attempt(self, message: Mapping[str, Any]) -> Compiled:
         child = self._child()  # outside the try block: a worker that does not start is not the candidate's failure
         try:
             with self._registered(child):
@@ -151,9 +181,31 @@ class CompilePool:
             self._drop_child()
             reason = f"the compiler was stopped after {self._deadline_s:g} s"
             return Compiled(None, outcome=Outcome.TIMED_OUT, reason=reason)
+        except WorkerCrashError as error:
+            self._drop_child()
+            outcome = Outcome.NOT_COMPILED if error.killed else Outcome.COMPILE_FAILED
+            hint = ", as the system does when memory runs out" if error.killed else ""
+            return Compiled(None, outcome=outcome, reason=f"the compiler failed: {error}{hint}")
         except WorkerError as error:
             self._drop_child()
             return Compiled(None, outcome=Outcome.COMPILE_FAILED, reason=f"the compiler failed: {error}")
+
+    @contextmanager
+    def _turn(self, *, alone: bool) -> Iterator[None]:
+        """Wait until a worker may compile: with ``alone`` while no other does, else while none has to be alone."""
+        with self._turns:
+            self._turns.wait_for(lambda: not self._is_reserved)
+            self._is_reserved = alone
+            if alone:
+                self._turns.wait_for(lambda: self._turns_taken == 0)
+            self._turns_taken += 1
+        try:
+            yield
+        finally:
+            with self._turns:
+                self._turns_taken -= 1
+                self._is_reserved = self._is_reserved and not alone
+                self._turns.notify_all()
 
     def _child(self) -> Child:
         child: Child | None = getattr(self._thread_data, "child", None)
@@ -186,6 +238,12 @@ class CompilePool:
             self._thread_data.child = None
             with self._lock:
                 self._children.discard(child)
+
+
+def _track() -> str:
+    """Return the row of the timeline for the calling thread of the pool."""
+    number = threading.current_thread().name.rpartition("_")[2]
+    return f"compiler {int(number) + 1}"
 
 
 def compile_in_worker(job: CompileJob, settings: Settings, deadline_s: float) -> Compiled:

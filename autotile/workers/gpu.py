@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeVar
 
 from autotile.core.device import DeviceProperties
@@ -11,12 +14,23 @@ from autotile.core.documents import convert
 from autotile.core.model import Outcome
 from autotile.errors import DataError, InputError, ToolchainError, WorkerError, WorkerTimeoutError
 from autotile.workers.child import Child
-from autotile.workers.protocol import Candidate, DriverOccupancy, ErrorReply, Evaluation, Opened, Race, Workload
+from autotile.workers.protocol import (
+    Candidate,
+    DriverOccupancy,
+    ErrorReply,
+    Evaluation,
+    Opened,
+    Race,
+    RaceTimes,
+    Workload,
+)
 from autotile.workers.worker_pool import WorkerPool
 
 _WORKER_MODULE = "autotile.workers.gpu_worker"
 _OPEN_DEADLINE_S = 300.0
 """Covers the context, the inputs and the float64 reference of a large problem."""
+_RACE_MARGIN = 3.0
+"""Time of a race over that of its kernels alone; the flush of the L2 cache before each launch takes the rest."""
 _MAX_OPEN_ATTEMPTS = 3
 _OPEN_RETRY_S = 1.0
 """A device may refuse a new context for a moment after a kernel was killed."""
@@ -61,6 +75,10 @@ class Gpu:
         self._worker_pool = worker_pool
         self._consecutive_deaths = 0
         self._last_reason = ""
+        self._queue: deque[Mapping[str, Any]] = deque()
+        """Requests that were submitted and have no result, oldest first."""
+        self._sent = 0
+        """Number of these that the present worker was sent."""
         self._known_good: dict[str, Any] | None = None
         """Request of the newest candidate that ran to its end."""
         self._device: DeviceProperties | None = None
@@ -86,55 +104,110 @@ class Gpu:
                 self._device = self._wait_until_open()
         return self._device
 
-    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
-        """Load, verify and measure one candidate; a crash or hang is an outcome.
+    def submit(self, candidate: Candidate, best_us: float | None) -> None:
+        """Send one candidate to the worker, to be loaded, verified and measured after those submitted before.
+
+        Parameters
+        ----------
+        candidate
+            The compiled configuration.
+        best_us
+            Best time so far in microseconds, against which a clearly slower candidate is pruned; None for no pruning.
+        """
+        self._queue.append({"op": "evaluate", **candidate.to_json(), "best_us": best_us})
+        if self._device is not None and self._child is not None:
+            self._send_queue(self._child)
+
+    def result(self) -> Evaluation:
+        """Wait for the oldest candidate that was submitted, and return its evaluation; a crash or hang is an outcome.
 
         Raises
         ------
         WorkerError
             Five consecutive workers died, and a candidate that ran before fails, too: the device is at fault.
         """
-        request = {"op": "evaluate", **candidate.to_json(), "best_us": best_us}
+        request = self._queue[0]
         evaluation = self._evaluate(request)
         if evaluation.outcome.has_time:
             self._known_good = {**request, "best_us": 0.0}  # dropped after three samples, enough to show that it runs
         return evaluation
 
-    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
+    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+        """Submit one candidate while no other waits, and return its result; parameters and errors as for these."""
+        self.submit(candidate, best_us)
+        return self.result()
+
+    def draw_second_inputs(self, seed: int) -> None:
+        """Draw a second set of inputs and compute its reference, here and in later workers.
+
+        `verify` then alternates between the two sets.
+
+        Parameters
+        ----------
+        seed
+            Seed of the random values, not 0.
+
+        Raises
+        ------
+        InputError
+            The set does not fit in memory, or its reference cannot be computed. There is no second set then.
+        ToolchainError
+            The worker died.
+        """
+        self.wait()
+        former, self._workload = self._workload, replace(self._workload, verify_seed=seed)
+        try:
+            if self._child is None:
+                self._reopen()
+            else:
+                self._child.send({"op": "open", "workload": self._workload.to_json()}, _OPEN_DEADLINE_S)
+                self._wait_until_open()
+        except (InputError, ToolchainError):
+            self._workload = former
+            raise
+
+    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None = None) -> Evaluation:
         """Load one candidate and verify it repeatedly, to find intermittent errors; nothing is measured.
 
-        75 repeats, of two runs each, find a kernel that is wrong in one run of fifty with 95 % probability.
+        75 repeats, of two runs each, find a kernel that is wrong in one run of fifty with 95 % probability. The number
+        of repeats that were made is in ``telemetry["repeats"]``.
 
         Parameters
         ----------
         candidate
             The candidate to verify.
         repeats
-            Maximum number of repeats; they end after half of the candidate's deadline.
+            Maximum number of repeats, one at least.
+        limit_s
+            Time after which they end, in seconds; half of the candidate's deadline at most, which is the default.
 
         Raises
         ------
         WorkerError
             As for `evaluate`.
         """
-        limit_s = self._deadline_s / 2
+        limit_s = min(self._deadline_s / 2, limit_s if limit_s is not None else self._deadline_s)
         return self._evaluate({"op": "verify", **candidate.to_json(), "repeats": repeats, "limit_s": limit_s})
 
-    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]]:
-        """Time verified candidates in interleaved rounds.
+    def race(
+        self, candidates: Sequence[Candidate], rounds: int, seed: int, *, expected_s: float = 0.0
+    ) -> list[RaceTimes]:
+        """Time verified candidates in interleaved rounds, and verify the outputs that timed launches wrote.
 
-        Returns
-        -------
-        list of list of float
-            Times in microseconds, one row per candidate.
+        Parameters
+        ----------
+        candidates, rounds, seed
+            Candidates, number of rounds, and seed of the order within them.
+        expected_s
+            Expected time of all launches, in seconds, by which the deadline is extended.
 
         Raises
         ------
         WorkerError
-            The worker died or reported a CUDA error.
+            The worker died, reported a CUDA error, or its data were overwritten.
         """
         request = {"op": "race", "candidates": [c.to_json() for c in candidates], "rounds": rounds, "seed": seed}
-        return self._request(request, self._deadline_s + _OPEN_DEADLINE_S, _times)
+        return self._request(request, 2 * self._deadline_s + _RACE_MARGIN * expected_s, _raced)
 
     def driver_blocks_per_sm(self, candidate: Candidate) -> int:
         """Return the occupancy that the driver computes for a candidate, in blocks per SM."""
@@ -146,7 +219,9 @@ class Gpu:
         child, self._child = self._child, None
         if child is None:
             return
-        if self._worker_pool is not None and self._device is not None:  # without a device, `open` may be pending
+        if self._sent:
+            child.kill()
+        elif self._worker_pool is not None and self._device is not None:  # without a device, `open` may be pending
             self._worker_pool.release(child)
         else:
             child.close()
@@ -177,12 +252,13 @@ class Gpu:
         self.wait()
         if self._child is None:
             self._reopen()
-        assert self._child is not None
+        child = self._child
+        assert child is not None
         try:
-            reply = self._child.request(message, deadline_s)
+            reply = self._reply(child, message, deadline_s)
             last = reply.pop("last", False)
             if last and reply.get("outcome") == Outcome.CRASHED:  # an assertion in a kernel is printed, not returned
-                reply["reason"] = ": ".join(filter(None, [reply.get("reason"), self._child.last_line()]))
+                reply["reason"] = ": ".join(filter(None, [reply.get("reason"), child.last_line()]))
             parsed = _parsed(reply, read)
         except BaseException:
             self._drop_child()
@@ -190,6 +266,21 @@ class Gpu:
         if last:
             self._drop_child()
         return parsed
+
+    def _reply(self, child: Child, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
+        """Return the reply to a request: the oldest one that was submitted, or another one while none is sent."""
+        if not (self._queue and self._queue[0] is message):
+            return child.request(message, deadline_s)
+        self._send_queue(child)
+        self._queue.popleft()
+        self._sent -= 1
+        return child.receive(deadline_s)
+
+    def _send_queue(self, child: Child) -> None:
+        """Send the requests that the worker was not sent; those that it does not handle are sent to the next one."""
+        for request in islice(self._queue, self._sent, None):
+            child.send(request, self._deadline_s)
+            self._sent += 1
 
     def _start(self, *, reuse: bool = True) -> Child:
         """Start a worker, or reuse an idle one, and send it the problem."""
@@ -228,6 +319,7 @@ class Gpu:
                 return
 
     def _drop_child(self) -> None:
+        self._sent = 0
         if self._child is not None:
             self._child.kill()
             self._child = None
@@ -277,5 +369,5 @@ def _certain_evaluation(reply: Mapping[str, Any]) -> Evaluation:
     return convert(reply, Evaluation)
 
 
-def _times(reply: Mapping[str, Any]) -> list[list[float]]:
-    return convert(reply, Race).times_us
+def _raced(reply: Mapping[str, Any]) -> list[RaceTimes]:
+    return convert(reply, Race).raced

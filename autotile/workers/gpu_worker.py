@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from autotile.errors import AutotileError, InputError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
-from autotile.workers.protocol import Evaluation, FinalReply, Stage, Workload, serve
+from autotile.workers.protocol import Evaluation, FinalReply, RaceTimes, Stage, Workload, serve
 
 
 class Workbench:
@@ -52,6 +53,8 @@ class Workbench:
         self._energy = EnergyMeter(self._timer, self._telemetry) if workload.energy else None
         self._drift = DriftProbe(support, self._timer, self.device.sm_count)
         self._event_floor_us: float | None = None
+        self._verify_seed = 0
+        self.set_verify_seed(workload.verify_seed)
         self._known_good: tuple[Function, Config] | None = None
         """Newest candidate that passed verification."""
         self.fresh = True
@@ -67,44 +70,70 @@ class Workbench:
         verdict = self._verify(function, config)
         timer.end("verify")
         if verdict.outcome is not Outcome.OK:
-            return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=timer.seconds)
-        self._known_good = (function, config)
+            return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=timer.seconds, began_at=timer.began_at)
         stage("measure")
         bound = self._tuned.bind(config, self.device)
-        evaluation = self._measure(self._launch(function, config, self._tuned, bound), best_us)
+        evaluation = self._measure(self._launch(function, config, self._tuned, bound), best_us, bound)
         timer.end("measure")
+        if evaluation.outcome.has_time:
+            self._known_good = (function, config)
         telemetry = {**evaluation.telemetry, "max_error": verdict.max_error}
-        return replace(evaluation, seconds=timer.seconds, telemetry=telemetry)
+        return replace(evaluation, seconds=timer.seconds, telemetry=telemetry, began_at=timer.began_at)
 
     def verify(self, config: Config, cubin_path: str, repeats: int, limit_s: float, stage: Stage) -> Evaluation:
-        """Verify up to ``repeats`` times, alternately with a plain launch and launched as for timing."""
+        """Verify up to ``repeats`` times, but once in any case, alternately with a plain launch and as for timing.
+
+        Every two repeats the inputs change if there is a second set, so that a result that the kernel kept from an
+        earlier launch is wrong.
+        """
         stage("load")
         function = self._load(cubin_path)
         stage("verify")
         start = time.perf_counter()
-        done = 0
-        while done < repeats and time.perf_counter() - start < limit_s:
+        done, verdict = 0, Verdict(Outcome.OK)
+        while done == 0 or (done < repeats and time.perf_counter() - start < limit_s):
+            self._tuned.use_inputs(self._verify_seed if done // 2 % 2 else 0)
             done += 1
             verdict = self._verify(function, config, as_measured=done % 2 == 0)
             if verdict.outcome is not Outcome.OK:
-                return Evaluation(verdict.outcome, f"{verdict.reason}, in repeat {done} of {repeats}", "verify")
-            self._known_good = (function, config)
+                break
+        self._tuned.use_inputs(0)
+        if verdict.outcome is not Outcome.OK:
+            return Evaluation(verdict.outcome, f"{verdict.reason}, in repeat {done} of {repeats}", "verify")
+        self._known_good = (function, config)
         seconds = {"verify": round(time.perf_counter() - start, 6)}
         return Evaluation(Outcome.OK, stage="verify", seconds=seconds, telemetry={"repeats": done})
+
+    def set_verify_seed(self, seed: int) -> None:
+        """Draw the second set of inputs, or drop it if the seed is 0; see `Workload.verify_seed`."""
+        if seed:
+            self._tuned.add_inputs(seed)
+        else:
+            self._tuned.drop_inputs()
+        self._verify_seed = seed
 
     def is_intact(self) -> bool:
         """Verify the newest candidate that passed again; return whether it still passes."""
         return self._known_good is not None and self._verify(*self._known_good).outcome is Outcome.OK
 
-    def race(self, candidates: Sequence[Mapping[str, Any]], rounds: int, seed: int) -> list[list[float]]:
-        """Time verified candidates in interleaved rounds."""
-        launches = []
-        for candidate in candidates:
-            bound = self._tuned.bind(candidate["config"], self.device)
-            function = self._load(candidate["cubin_path"])
-            launches.append(self._launch(function, candidate["config"], self._tuned, bound))
+    def race(self, candidates: Sequence[Mapping[str, Any]], rounds: int, seed: int) -> list[RaceTimes]:
+        """Time verified candidates in interleaved rounds, and verify the outputs that timed launches wrote."""
+        bounds = [self._tuned.bind(candidate["config"], self.device) for candidate in candidates]
+        launches = [
+            self._launch(self._load(candidate["cubin_path"]), candidate["config"], self._tuned, bound)
+            for candidate, bound in zip(candidates, bounds, strict=True)
+        ]
+        verdicts: list[Verdict] = []
+        self.fresh = False
         self._timer.warm_up(launches[0])
-        return self._timer.race(launches, rounds, seed)
+        times = self._timer.race(
+            launches,
+            rounds,
+            seed,
+            prepares=[partial(self._tuned.prepare, bound) for bound in bounds],
+            check=lambda index: verdicts.append(self._verdict_on_timed(bounds[index])),
+        )
+        return [RaceTimes(tuple(row), v.outcome, v.reason) for row, v in zip(times, verdicts, strict=True)]
 
     def driver_blocks_per_sm(self, config: Config, cubin_path: str) -> int:
         """Return the occupancy that the driver computes."""
@@ -113,11 +142,14 @@ class Workbench:
         function.opt_in(geometry.dynamic_smem_bytes)
         return function.blocks_per_sm(geometry.threads, geometry.dynamic_smem_bytes)
 
-    def _measure(self, launch: Launch, best_us: float | None) -> Evaluation:
+    def _measure(self, launch: Launch, best_us: float | None, bound: BoundArguments) -> Evaluation:
         if self._event_floor_us is None:
             self._timer.warm_up(launch)
             self._event_floor_us = round(self._timer.event_floor_us(), 3)
-        timing = self._timer.measure(launch, best_us)
+        timing = self._timer.measure(launch, best_us, partial(self._tuned.prepare, bound))
+        verdict = self._verdict_on_timed(bound)
+        if verdict.outcome is not Outcome.OK:
+            return Evaluation(verdict.outcome, verdict.reason, "measure")
         telemetry: dict[str, float | int | str] = {
             **self._telemetry.read(),
             "reference_us": self._drift.read_us(),
@@ -129,6 +161,13 @@ class Workbench:
         elif self._energy is not None:
             telemetry |= self._energy.read(launch, timing.measurement.time_us)
         return Evaluation(outcome, reason, "measure", timing.measurement, telemetry=telemetry)
+
+    def _verdict_on_timed(self, bound: BoundArguments) -> Verdict:
+        """Verify what the last timed launch wrote, before which the outputs were overwritten."""
+        verdict = self._tuned.verdict(bound)
+        if verdict.outcome is Outcome.OK:
+            return verdict
+        return verdict._replace(reason=f"{verdict.reason}, in a timed launch after correct ones")
 
     def _verify(self, function: Function, config: Config, *, as_measured: bool = False) -> Verdict:
         """Verify at the ragged sizes if the rules allow them there, at the tuned sizes, and at the extra ones."""
@@ -171,7 +210,7 @@ class _StageTimer:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._start = time.perf_counter()
+        self.began_at = self._start = time.perf_counter()
 
     def end(self, name: str) -> None:
         now = time.perf_counter()
@@ -233,7 +272,7 @@ class GpuWorker:
                 return self._evaluate(self._bench, message, stage)
             case "race":
                 stage("race")
-                return {"times_us": self._bench.race(message["candidates"], message["rounds"], message["seed"])}
+                return self._race(self._bench, message)
             case "occupancy":
                 blocks = self._bench.driver_blocks_per_sm(message["config"], message["cubin_path"])
                 return {"blocks_per_sm": blocks}
@@ -242,11 +281,15 @@ class GpuWorker:
 
     def _open(self, workload: Mapping[str, Any]) -> Workbench:
         """Set up a problem, or keep that of the last session if it is the same and intact."""
-        if self._bench is None or workload != self._workload or not self._bench.is_intact():
-            self._bench = None  # frees its memory
-            self._bench = Workbench(convert(workload, Workload))
-            self._workload = workload
-        return self._bench
+        bench, self._bench = self._bench, None  # none is left if an error follows
+        same_problem = {**workload, "verify_seed": 0} == {**self._workload, "verify_seed": 0}
+        if bench is not None and same_problem and bench.is_intact():
+            bench.set_verify_seed(workload["verify_seed"])
+        else:
+            bench = None  # frees its memory
+            bench = Workbench(convert(workload, Workload))
+        self._bench, self._workload = bench, workload
+        return bench
 
     def _evaluate(self, bench: Workbench, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Evaluate a candidate; a failed verification counts only if no earlier candidate can be its cause."""
@@ -261,6 +304,13 @@ class GpuWorker:
             return reply
         certain = fresh or evaluation.outcome is Outcome.OUT_OF_BOUNDS
         raise FinalReply({**(reply if certain else {"again": True}), "last": True})
+
+    def _race(self, bench: Workbench, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Race candidates; if the worker's data were overwritten, there is no telling which candidate is at fault."""
+        raced = bench.race(message["candidates"], message["rounds"], message["seed"])
+        if any(row.outcome is not Outcome.OK for row in raced) and not bench.is_intact():
+            raise FinalReply({"error": "a candidate overwrote the worker's data in the race", "last": True})
+        return {"raced": [row.to_json() for row in raced]}
 
     def _failure(self, request: str, stage: str, error: Any) -> Mapping[str, Any]:
         """Reply to a CUDA error; unless the launch was merely rejected, the worker ends."""

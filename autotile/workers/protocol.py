@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import select
+import stat
 import sys
 import threading
 import time
@@ -83,6 +84,8 @@ class Workload:
     """Sizes at which a candidate is verified besides the ragged and the tuned ones."""
     energy: bool = False
     """Whether the energy of a launch is measured, too."""
+    verify_seed: int = 0
+    """Seed of a second set of inputs, with which repeated verification alternates; 0 for none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
@@ -99,6 +102,29 @@ class Evaluation:
     measurement: Measurement | None = None
     seconds: Mapping[Name, NonNegative] = field(default_factory=dict)
     telemetry: Mapping[Name, Finite | Whole | Text] = field(default_factory=dict)
+    began_at: NonNegative = 0.0
+    """Start in the worker, by `time.perf_counter`, which all processes of a machine share; 0 if it is not known."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RaceTimes:
+    """Times of one candidate in a race, and the verdict on the output that its last timed launch wrote.
+
+    Attributes
+    ----------
+    times_us
+        Times in microseconds, one per round.
+    outcome, reason
+        The verdict, and the reason unless it is ``OK``.
+    """
+
+    times_us: tuple[TimeUs, ...]
+    outcome: Outcome = Outcome.OK
+    reason: Text = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
@@ -133,7 +159,7 @@ class Opened(msgspec.Struct):
 class Race(msgspec.Struct):
     """Reply of the GPU worker to ``race``."""
 
-    times_us: list[list[TimeUs]]
+    raced: list[RaceTimes]
 
 
 class DriverOccupancy(msgspec.Struct):
@@ -206,6 +232,7 @@ class Channel:
         line = b"" if self._is_orphan else sys.stdin.buffer.readline()
         if not line:
             return None
+        _truncate_standard_error()
         message = decode_json(line, _Request)
         self._request_id = message.id
         return message.request
@@ -221,6 +248,13 @@ class Channel:
     def _write(self, message: Mapping[str, Any]) -> None:
         self._output.write(encode_json(message).encode() + b"\n")
         self._output.flush()
+
+
+def _truncate_standard_error() -> None:
+    """Discard the output of earlier requests, where standard error is a file, from which the parent reads it."""
+    if stat.S_ISREG(os.fstat(2).st_mode):
+        os.ftruncate(2, 0)
+        os.lseek(2, 0, os.SEEK_SET)
 
 
 def serve(handler: Handler) -> None:

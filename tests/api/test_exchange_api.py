@@ -67,7 +67,7 @@ class TestExport:
 @pytest.mark.parametrize("output", ["/", "", "."])
 @pytest.mark.parametrize("file_format", ["t4", "c-header"])
 def test_a_folder_is_no_file_to_write(tuned: Path, output: str, file_format: Any) -> None:
-    with pytest.raises(autotile.InputError, match="it names a folder, expected a file"):
+    with pytest.raises(autotile.InputError, match=r"it names a folder|is not the path of an output file"):
         autotile.export(tuned, n=N, output=output, format=file_format)
 
 

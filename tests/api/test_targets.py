@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotile.api import targets
+from autotile.api.targets import output_file
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.errors import InputError, ProblemError, UnknownKernelError
 
@@ -97,3 +98,14 @@ class TestProblem:
     def test_an_unknown_kernel(self):
         with pytest.raises(UnknownKernelError):
             targets.open_problem("no_such_kernel", {})
+
+
+class TestOutputFile:
+    @pytest.mark.parametrize("output", ["", ".", "..", "/", Path(), "~autotile-nobody/file", "~"])
+    def test_what_is_no_file(self, output: str | Path) -> None:
+        with pytest.raises(InputError, match=r"names a folder|expected the path of a file|there is no home folder"):
+            output_file(output)
+
+    def test_the_home_folder_is_expanded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert output_file("~/results.json") == tmp_path / "results.json"

@@ -32,6 +32,37 @@ def shell(redirection: str, words: list[str]) -> subprocess.CompletedProcess[str
     return subprocess.run(line, env=child_environment(), capture_output=True, text=True, timeout=120, check=False)
 
 
+INTERRUPTED_IMPORT = """
+import sys
+
+class Interrupter:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            exec("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+
+sys.meta_path.insert(0, Interrupter())
+sys.argv = ["autotile", "list", *{words!r}]
+from autotile.__main__ import main
+main()
+"""
+"""Ctrl-C while a module is imported, in a text that `exec` runs, as `dataclasses` does."""
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+@pytest.mark.parametrize(
+    "module", ["autotile.cli", "typer", "rich", "autotile.cli.output", "autotile.cli.list", "sqlalchemy"]
+)
+def test_ctrl_c_while_modules_are_imported(module: str, words: list[str]) -> None:
+    Database.open(os.environ["AUTOTILE_DB"]).close()
+    code = INTERRUPTED_IMPORT.format(module=module, words=words)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=child_environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+    if words:
+        assert json.loads(done.stdout)["error"]["message"] == "interrupted"
+
+
 def stored_trials() -> int:
     with Database.open(os.environ["AUTOTILE_DB"]) as database:
         assert database.check().ok

@@ -93,12 +93,17 @@ class TestTable:
             "none of 48 trials beyond 256 threads came within 12 % of the best"
         ]
 
+    def test_a_search_that_expected_nothing_more_says_so(self):
+        said = shown(replace(RESULT, stopped=Stopped("settled", 0.0002)), width=200)
+        assert "nothing more is expected: 0.02 % from 32 more trials; --spend uses the budget up" in said
+        assert "less than 0.001 % from 32 more" in shown(replace(RESULT, stopped=Stopped("settled", 1e-90)), width=200)
+
     def test_a_search_that_stopped_for_want_of_gain_says_so(self):
         said = shown(replace(RESULT, stopped=Stopped("until", 0.00432)))
         assert "all the candidates that lay ready were expected to gain 0.43 %, less than --until asks for" in said
         assert "stopped" not in shown(replace(RESULT, stopped=Stopped("trials", 0.00432)))
         document = tune_document(replace(RESULT, stopped=Stopped("until", 0.00432)), "call")
-        assert document["stopped"] == {"rule": "until", "expected_gain": 0.00432}
+        assert document["stopped"] == {"rule": "until", "expected_gain": 0.00432, "more_trials": 32}
 
     def test_an_interrupted_session_has_no_winner_yet(self):
         lines = shown(replace(RESULT, interrupted=True)).splitlines()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotile.core.statistics import Interval, is_tie, median_interval, paired_ratio, ratio_of
+from autotile.core.statistics import Interval, contenders, is_tie, median_interval, paired_ratio, ratio_of
 
 times = st.floats(0.01, 1e6)
 
@@ -137,3 +137,19 @@ def test_ratio_of_needs_a_positive_divisor():
 )
 def test_a_ratio_that_holds_one_is_a_tie(ratio, tie):
     assert is_tie(ratio) is tie
+
+
+def test_contenders_are_those_that_may_still_win():
+    noise = [1.0, 1.003, 0.998, 1.001, 0.999, 1.002, 0.997, 1.0, 1.004, 0.996, 1.0, 1.001, 0.999, 1.002, 0.998]
+    times = [[ratio * n for n in noise] for ratio in (10.0, 10.05, 10.5, 30.0)]
+    assert contenders(times, [0, 1, 2, 3]) == [0, 1]
+    assert contenders(times, [2, 3]) == [2]
+    assert contenders(times, [3]) == [3]
+
+
+@given(st.lists(st.lists(st.floats(0.5, 2.0), min_size=15, max_size=15), min_size=1, max_size=5))
+def test_the_fastest_candidate_is_always_a_contender(times):
+    racing = list(range(len(times)))
+    left = contenders(times, racing)
+    assert set(left) <= set(racing)
+    assert min(racing, key=lambda i: np.median(times[i])) in left

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +106,10 @@ ptxas info    : Used 12 registers, used 0 barriers
 """
     assert parse_resources(log, "first") == Resources(40, 4, 12, 8, 1024)
     assert parse_resources(log, "second") == Resources(12, 0, 0, 0, 0)
+
+
+def test_an_error_shows_nothing_of_a_file_that_a_macro_named(tmp_path: Path) -> None:
+    source = '#define HEADER "/etc/passwd"\n#include HEADER\n'
+    with pytest.raises(CompileError, match=r"^/etc/passwd\(1\): error in a file that the template must not") as raised:
+        compile_cubin(replace(JOB, source=source, template_path=str(tmp_path / "sum.cu")))
+    assert "root" not in str(raised.value)

@@ -16,6 +16,7 @@ def test_the_same_name_and_shape_give_the_same_values() -> None:
     first, second = (make_input(buffer("normal"), (64, 32), "float32") for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert not np.array_equal(first, make_input(buffer("normal", "y"), (64, 32), "float32"))
+    assert not np.array_equal(first, make_input(buffer("normal"), (64, 32), "float32", seed=1))
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -9,14 +9,20 @@ from sqlalchemy import Select
 from sqlalchemy.dialects import sqlite
 
 from autotile.core.device import device_profile
-from autotile.core.model import Measurement, Outcome, Resources, Trial
+from autotile.core.model import Measurement, Outcome, Resources, Trial, config_key
 from autotile.database.database import Database
 from autotile.database.family_store import rules_query
-from autotile.database.fast_access import RULES_SQL, WINNERS_SQL, read_winners_fast
+from autotile.database.fast_access import (
+    CHECKS_SQL,
+    RULES_SQL,
+    WINNERS_SQL,
+    read_checks_fast,
+    read_winners_fast,
+)
 from autotile.database.keys import TuningKey
 from autotile.database.schema import STUDIES
 from autotile.database.structure import VERSION_TABLE
-from autotile.database.studies import WINNER_SELECTION, best_query
+from autotile.database.studies import WINNER_SELECTION, best_query, checks_query
 
 
 def _fill(path: Path, key: TuningKey) -> None:
@@ -53,6 +59,23 @@ def test_the_statements_are_those_of_the_schema() -> None:
     winners = best_query(*WINNER_SELECTION).where(STUDIES.c.kernel == "k", STUDIES.c.dtype == "float32")
     assert " ".join(WINNERS_SQL.split()) == _statement(winners)
     assert " ".join(RULES_SQL.split()) == _statement(rules_query("k", "float32"))
+    assert " ".join(CHECKS_SQL.split()) == _statement(checks_query("k", "float32"))
+
+
+def test_verdicts_on_unranked_configurations(tmp_path: Path, key: TuningKey) -> None:
+    path, config = tmp_path / "tuning.db", {"b": 2, "a": True}
+    _fill(path, key)
+    with Database.open(path) as database:
+        study = database.study(key, None)
+        run = database.start_run(study, sampler="verify")
+        for outcome in (Outcome.WRONG_RESULT, Outcome.OK):
+            database.add_trial(study, run, Trial(config, outcome), phase="final")
+        stored = database.checks(key.kernel, key.dtype)
+    assert [check.passed for check in stored] == [False, True]
+    assert {check.config for check in stored} == {config_key(config)}
+    assert all(check.key == key for check in stored)
+    assert read_checks_fast(str(path), key.kernel, key.dtype) == stored
+    assert read_checks_fast(str(path), key.kernel, "float64") == []
 
 
 def test_no_database(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome
-from autotile.workers.protocol import Evaluation, FinalReply, Stage, serve
+from autotile.workers.protocol import Evaluation, FinalReply, RaceTimes, Stage, serve
 
 
 def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
@@ -17,12 +17,9 @@ def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         case "open":
             return {"device": device_profile("h200").to_json()}
         case "race":
-            count, rounds = len(message["candidates"]), message["rounds"]
-            return {
-                "times_us": [
-                    [5.0 + candidate + number / 1000 for number in range(rounds)] for candidate in range(count)
-                ]
-            }
+            numbers, rounds = range(len(message["candidates"])), range(message["rounds"])
+            raced = [RaceTimes(tuple(5.0 + number + done / 1000 for done in rounds)) for number in numbers]
+            return {"raced": [row.to_json() for row in raced]}
         case _:
             return run(message["config"], stage).to_json()
 

@@ -48,7 +48,7 @@ class FaultSession:
         return found
 
 
-def tune_faults(folder: Path, *faults: str, cache: Path | None = None) -> FaultSession:
+def tune_faults(folder: Path, *faults: str, cache: Path | None = None, finals: int = 4) -> FaultSession:
     """Try every configuration of the kit that has one of the given faults, or none.
 
     Parameters
@@ -59,12 +59,14 @@ def tune_faults(folder: Path, *faults: str, cache: Path | None = None) -> FaultS
         Names of the faults; empty for all, `HEALTHY` for none.
     cache
         Cubin cache to share; None for a separate one.
+    finals
+        Number of finalists besides the default.
     """
     kernel = fault_kernel(folder, *faults)
     settings = Settings(str(folder / "tuning.db"), cache or folder / "cache", 10**9, (), ())
     options = TuneOptions(
         sampler=BRUTE_FORCE,
-        finals=4,
+        finals=finals,
         sample_limit_s=0.02,
         workers=4,
         run_deadline_s=RUN_DEADLINE_S,

@@ -29,6 +29,12 @@ enum Fault {
     changed_input,  // one element of x
     wrong_sometimes,  // in one launch of fifty
     prints,           // correct, but prints a thousand lines per launch
+    // results that depend on earlier launches
+    wrong_later,   // one element, from the 30th launch on
+    hangs_later,   // from the 40th launch on
+    stores_once,   // only at the first launch of a size; later ones leave the output as it is
+    keeps_result,  // later launches of a size write what the first one has computed
+    skips_work,    // a millisecond of work, unless the output is right already
     // correct by chance; only compute-sanitizer finds them
     shared_race,         // each warp writes what the others read, with no barrier between
     uninitialized_read,  // reads its output before it writes it
@@ -49,6 +55,10 @@ typedef unsigned long long wide_t;
 
 __device__ constexpr wide_t SECOND = 1000000000;  // in nanoseconds
 __device__ float scratch[FAULT == device_memory ? 1ull << 38 : 1];
+__device__ word_t launches;
+constexpr bool REMEMBERS = FAULT == stores_once || FAULT == keeps_result;
+__device__ int kept_for[REMEMBERS ? 1 << 20 : 1];  // size for which an element was computed
+__device__ float kept[FAULT == keeps_result ? 1 << 20 : 1];
 __device__ float table[FAULT == compile_memory ? 1ull << 32 : 1] = {1.0f};
 
 __device__ wide_t now_ns() {
@@ -132,6 +142,17 @@ __device__ bool before(float* x, float* y, int n, int i) {
     if constexpr (fault == unwritten) return i < n / 4 * 3;
     if constexpr (fault == uninitialized_read) return i < n && y[i] != 2.0f * x[i] + 1.0f;
     if constexpr (fault == divergent_barrier) wait_apart();
+    if constexpr (fault == hangs_later) {
+        if (first && atomicAdd(&launches, 1) >= 39) while (*(volatile float*)x == *(volatile float*)x) {}
+    }
+    if constexpr (fault == stores_once) {
+        if (i >= n || kept_for[i] == n) return false;
+        kept_for[i] = n;
+    }
+    if constexpr (fault == skips_work) {
+        if (i >= n || y[i] == 2.0f * x[i] + 1.0f) return false;
+        if (threadIdx.x == 0) spin(SECOND / 1000);
+    }
     return i < n;
 }
 
@@ -145,6 +166,12 @@ __device__ float result(const float* x, int n, int i) {
     if constexpr (fault == wrong_sometimes) {
         const bool now = (now_ns() * 0x9E3779B97F4A7C15ull >> 40) % 50 == 0;
         return i == 0 && now ? right + 0.5f : right;
+    }
+    if constexpr (fault == wrong_later) return i == 0 && atomicAdd(&launches, 1) >= 29 ? right + 0.5f : right;
+    if constexpr (fault == keeps_result) {
+        if (kept_for[i] != n) kept[i] = right;
+        kept_for[i] = n;
+        return kept[i];
     }
     if constexpr (fault == shared_race) {
         __shared__ volatile float factor;

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from faults.fault_kit import Fault, read_faults
+from faults.fault_kit import HEALTHY, Fault, read_faults
 from faults.fault_session import RUN_DEADLINE_S, FaultSession, tune_faults
 from faults.traces import no_traces, settles
 
+from autotile.core.model import Outcome
 from autotile.cuda.driver import live_device
 
 pytestmark = pytest.mark.gpu
@@ -77,7 +78,19 @@ def test_one_fault_alone_costs_a_few_seconds(cache: Path, tmp_path: Path, name: 
     assert session.seconds < RUN_DEADLINE_S + 16
 
 
-def test_what_is_wrong_only_sometimes_does_not_win(cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [INTERMITTENT, "keeps_result", "wrong_later", "stores_once", "skips_work"])
+def test_what_becomes_wrong_or_idle_later_neither_wins_nor_ties(cache: Path, tmp_path: Path, name: str) -> None:
     with nothing_left(tmp_path):
-        session = tune_faults(tmp_path, INTERMITTENT, cache=cache)
+        session = tune_faults(tmp_path, name, cache=cache)
     assert session.damage() == []
+    assert [config for config in session.result.ties if config["FAULT"] != HEALTHY] == []
+
+
+def test_a_finalist_that_keeps_its_result_is_refused_with_the_reason(cache: Path, tmp_path: Path) -> None:
+    session = tune_faults(tmp_path, "keeps_result", cache=cache, finals=8)
+    kept = session.trial_of("keeps_result")
+    assert kept is not None
+    if kept.outcome is Outcome.OK:  # unless it happened to be pruned
+        (refused,) = session.result.refused
+        assert (refused.config, refused.outcome) == (kept.config, Outcome.WRONG_RESULT)
+        assert "in repeat 3 of " in refused.reason  # the first with other inputs

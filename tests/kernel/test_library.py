@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from autotile.cuda.compiler import CompileJob, compile_cubin
 from autotile.errors import InputError, SpecError, UnknownKernelError
 from autotile.kernel import library
+from autotile.kernel.includes import is_permitted, permitted_folders
 from autotile.kernel.library import kernel_names, load_kernel
 from autotile.settings import data_folder
 
@@ -349,7 +350,7 @@ class TestFormsOfIncludes:
             source_hash(scale_toml)
 
     @pytest.mark.parametrize(
-        "line", ['#include "x.h"', '#define HEADER "x.h"\n#include HEADER', '#include "/dev/zero"']
+        "line", ['#define HEADER "x.h"\n#include HEADER', '#define HEADER "/dev/zero"\n#include HEADER']
     )
     def test_only_regular_files_are_opened(self, scale_toml: Path, folder: Path, line: str) -> None:
         os.mkfifo(folder / "x.h")
@@ -358,6 +359,42 @@ class TestFormsOfIncludes:
             server.bind(os.path.relpath(folder / "socket.h"))
             scale_toml.with_suffix(".cu").write_text(f"{line}\n")
             assert len(source_hash(scale_toml)) == 64
+
+    @pytest.mark.parametrize(
+        "name", ["x.h", "zero", "/dev/zero", "socket.h", "/proc/self/environ", "link.h", "/etc/passwd"]
+    )
+    def test_what_must_not_be_included(self, scale_toml: Path, folder: Path, tmp_path: Path, name: str) -> None:
+        """A pipe would block the compiler, and an error shows lines of the file."""
+        os.mkfifo(folder / "x.h")
+        (folder / "zero").symlink_to("/dev/zero")
+        (folder / "link.h").symlink_to("/etc/passwd")
+        template = scale_toml.with_suffix(".cu")
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(os.path.relpath(folder / "socket.h"))
+            template.write_text('\n#include "between.h"\n')
+            (folder / "between.h").write_text(f'// one\n// two\n#include "{name}"\n')
+            with pytest.raises(InputError, match=rf"between\.h:3: '{name}' is .*; (include a regular|copy it into)"):
+                source_hash(scale_toml)
+
+    @pytest.mark.parametrize("around", [True, False])
+    def test_hidden_files_and_the_home_folder_are_out_of_reach(
+        self, scale_toml: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, around: bool
+    ) -> None:
+        name = ".ssh/key" if around else "notes.txt"
+        if not around:
+            monkeypatch.setenv("HOME", str(folder.parent))
+        (folder.parent / name).parent.mkdir(exist_ok=True)
+        (folder.parent / name).write_text("secret")
+        scale_toml.with_suffix(".cu").write_text(f'#include "../{name}"\n')
+        with pytest.raises(InputError, match=r"scale\.cu:1: .* is outside of the kernel's folder"):
+            source_hash(scale_toml)
+
+    def test_further_folders(self, folder: Path, tmp_path: Path) -> None:
+        further = tmp_path.parent / f"{tmp_path.name}-further"
+        further.mkdir()
+        (further / "x.h").write_text("")
+        assert not is_permitted(further / "x.h", permitted_folders(folder / "scale.cu"))
+        assert is_permitted(further / "x.h", permitted_folders(folder / "scale.cu", [further]))
 
     @pytest.mark.parametrize("name", ["a\0b", "a" * 5000, "", ".", "..", "self.h"])
     def test_names_that_no_file_has(self, scale_toml: Path, folder: Path, name: str) -> None:

@@ -79,3 +79,11 @@ def test_what_only_the_device_can_tell_is_left_to_it(text: str) -> None:
 
 def test_every_kernel_passes() -> None:
     assert all(load_kernel(name).spec.reference.outputs for name in kernel_names())
+
+
+def test_the_largest_array_of_an_expression_is_known() -> None:
+    """All pairs of 300 points are 90,000 elements, although 300 go in and 300 come out."""
+    expression = parse_array_expression("sum(abs(transpose(X) - X), 0) + 1", {"X"})
+    found: object = expression.evaluate({"X": ShapeOnly((1, 300))})
+    assert isinstance(found, ShapeOnly)
+    assert (found.shape, found.largest) == ((300,), 90_000)

@@ -8,7 +8,8 @@ import pytest
 from rows import broken, make_space, ok, tile_space, tile_time_us
 from test_sampler_quality import best_us, time_us, wide_space
 
-from autotile.search.gp_sampler import FeasibleGPSampler, _due
+from autotile.search.gp_sampler import FeasibleGPSampler
+from autotile.search.refits import due_fit
 from autotile.search.row_sampler import Candidates, rows_to_evaluate
 from autotile.search.search import Search
 from autotile.search.study import distributions_of, new_study
@@ -78,7 +79,7 @@ def test_a_large_space_is_searched_near_the_best_and_everywhere() -> None:
     space = large_space()
     candidates = Candidates(space)
     best = np.array([7000, 20])
-    rows = rows_to_evaluate(candidates, best, np.random.default_rng(0))
+    rows = rows_to_evaluate(candidates, best, np.array([7000, 20]), np.random.default_rng(0))
     assert len(np.unique(rows)) == len(rows) < len(space)
     assert rows.min() >= 0
     apart = (space.codes != space.codes[7000]).sum(axis=1)
@@ -122,4 +123,4 @@ def test_several_objectives_find_both_ends_of_the_front() -> None:
 
 
 def test_fits_become_rarer() -> None:
-    assert [_due(count) for count in (6, 7, 20, 100, 109, 110)] == [6, 7, 20, 94, 103, 103]
+    assert [due_fit(count) for count in (6, 7, 20, 100, 109, 110)] == [6, 7, 20, 94, 103, 103]

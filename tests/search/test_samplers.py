@@ -60,11 +60,11 @@ def test_a_sampler_can_what_its_lookahead_asks_for(name: str) -> None:
 
 
 def test_only_samplers_that_do_not_learn_look_further_ahead_with_more_workers() -> None:
-    assert lookahead_of("feasible", 64) == lookahead_of("feasible", 1) == Lookahead(32, per_measured=2)
+    assert lookahead_of("feasible", 64) == lookahead_of("feasible", 1) == Lookahead(32, per_measured=2, queued=1)
     assert lookahead_of("tpe", 64) == Lookahead(16)
     assert lookahead_of("kernel-tuner:pso", 64) == Lookahead(1)
     for name in ("random", BRUTE_FORCE):
-        assert (lookahead_of(name, 1), lookahead_of(name, 64)) == (Lookahead(16), Lookahead(256))
+        assert (lookahead_of(name, 1), lookahead_of(name, 64)) == (Lookahead(16, queued=1), Lookahead(256, queued=1))
 
 
 def test_the_traits_that_sessions_ask_for() -> None:

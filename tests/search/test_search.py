@@ -138,3 +138,15 @@ def test_the_study_shows_times_in_microseconds_and_failures_as_the_worst() -> No
     assert trials[0].user_attrs["reason"] == "element 3 is 7, expected 5"
     assert search.study.best_params == {"A": 2}
     assert search.study.metric_names == ["time_us"]
+
+
+def test_the_gain_of_many_proposals_is_known_when_all_had_a_model() -> None:
+    search = Search(tile_space(), "feasible", 0, ahead=4)
+    for told in range(40):
+        row, config = search.propose() or pytest.fail("too few rows")
+        assert search.settled_gain is None
+        search.tell(row, ok(config, 100.0 + told % 7))
+    gains = list(search._gains)
+    assert search.expected_gain == pytest.approx(sum(gains[-4:]))
+    search._gains.extend([0.25] * 192)
+    assert search.settled_gain == pytest.approx(48)

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import Config, Problem, Resources
+from autotile.core.model import Config, Problem, Resources, config_key
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.keys import key_of
-from autotile.database.winners import StoredRule
+from autotile.database.winners import Check, StoredRule
 from autotile.errors import NotTunedError
 from autotile.exchange import shipped as shipped_file
 from autotile.exchange.shipped import write_rules
@@ -141,6 +141,25 @@ class TestNeverServed:
             rule = rule_of(family, (SMALL,), Leaf((0,)), Resources(registers, 0, 0, 0, 0))
             stored = StoredRule(key, H200, rule, NOW)
             assert choose(store.kernel, problem, H200, "13.0", [], rules=[stored]).config == expected
+
+    def test_what_was_found_to_be_wrong_for_this_problem(self, store: Any) -> None:
+        problem = Problem(store.kernel.name, {"n": 4097}, "float32")
+        requested = key_of(store.kernel, problem, H200, nvrtc_version="13.0", l2_mode="cold")
+        family = parse_family(store.kernel.spec, ["n=1..10000"])
+        rule = rule_of(family, (SMALL, LARGE), Leaf((0, 1)))
+        stored = StoredRule(replace(requested, sizes={}), H200, rule, NOW)
+
+        def served(*checks: Check) -> Any:
+            return choose(store.kernel, problem, H200, "13.0", [], rules=[stored], checks=lambda: checks).config
+
+        wrong = Check(requested, config_key(SMALL), passed=False)
+        assert served() == SMALL
+        assert served(wrong) == LARGE
+        assert served(replace(wrong, key=replace(requested, nvrtc_version="12.0"))) == LARGE
+        assert served(replace(wrong, key=replace(requested, sizes={"n": 4098}))) == SMALL
+        assert served(replace(wrong, key=replace(requested, template_hash="another"))) == SMALL
+        assert served(wrong, replace(wrong, passed=True)) == SMALL
+        assert served(wrong, Check(requested, config_key(LARGE), passed=False)) == DEFAULT
 
 
 TILED = load_kernel("matmul_tiled")

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome
-from autotile.workers.protocol import Evaluation, Stage, serve
+from autotile.workers.protocol import Evaluation, RaceTimes, Stage, serve
 
 
 class Worker:
@@ -22,7 +22,8 @@ class Worker:
                 self._energy = message["workload"]["energy"]
                 return {"device": device_profile("h200").to_json()}
             case "race":
-                return {"times_us": [[time_us(c["config"])] * message["rounds"] for c in message["candidates"]]}
+                raced = [RaceTimes((time_us(c["config"]),) * message["rounds"]) for c in message["candidates"]]
+                return {"raced": [row.to_json() for row in raced]}
             case "verify":
                 return Evaluation(Outcome.OK, stage="verify").to_json()
             case _:

@@ -1,6 +1,5 @@
 """The choice of a backend, replay of a recording, and recordings that are refused."""
 
-import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -23,7 +22,7 @@ from autotile.space.search_space import feasible_space
 from autotile.tuning import backend as backends
 from autotile.tuning.backend import Backend, LiveBackend, ReplayBackend, choose_backend
 from autotile.tuning.options import TuneOptions
-from autotile.workers.protocol import Candidate
+from autotile.workers.protocol import Candidate, Evaluation
 from autotile.workers.sanitizer import Finding, ToolResult
 
 CANDIDATE = {"THREADS": 64, "WORK": 2}
@@ -48,7 +47,7 @@ def test_a_recording_stands_in_for_a_missing_gpu(bench: Any, choose: Callable[..
     assert chosen.notice.startswith("there is no CUDA device here: launches are replayed")
     chosen.wait()
     assert chosen.source == "replayed"
-    assert chosen.evaluate(Candidate(CANDIDATE, ""), None).outcome is Outcome.OK
+    assert evaluated(chosen, Candidate(CANDIDATE, ""), None).outcome is Outcome.OK
 
 
 def test_replay_that_is_asked_for_says_so(bench: Any, choose: Callable[..., Backend]) -> None:
@@ -86,11 +85,11 @@ def test_the_worker_starts_before_the_device_is_read(bench: Any, monkeypatch: py
 
 
 def test_a_worker_that_dies_in_the_race_gives_no_times(bench: Any) -> None:
-    def race(*_: Any) -> Any:
+    def race(*_: Any, **__: Any) -> Any:
         raise WorkerError("the worker died")
 
     gpu: Any = SimpleNamespace(race=race)
-    assert LiveBackend(gpu, bench.device).race([Candidate(CANDIDATE, "")], 9, 0) is None
+    assert LiveBackend(gpu, bench.device).race([Candidate(CANDIDATE, "")], 9, 0, 0.1) is None
 
 
 def test_findings_need_a_sanitizer(bench: Any) -> None:
@@ -177,6 +176,11 @@ def test_a_missing_recording(choose: Callable[..., Backend]) -> None:
         choose(replay=Path("nowhere.npz"))
 
 
+def evaluated(backend: Backend, candidate: Candidate, best_us: float | None) -> Evaluation:
+    backend.submit(candidate, best_us)
+    return backend.result()
+
+
 class TestReplay:
     @pytest.fixture
     def backend(self, bench: Any, judges: dict[str, Any]) -> ReplayBackend:
@@ -189,29 +193,30 @@ class TestReplay:
         return ReplayBackend(read_recording(bench.record(judge, configs)))
 
     def test_a_time(self, backend: ReplayBackend) -> None:
-        found = backend.evaluate(Candidate(CANDIDATE, ""), None)
+        found = evaluated(backend, Candidate(CANDIDATE, ""), None)
         assert found.measurement is not None
         assert found.measurement.time_us == pytest.approx(1000 / 64 + 1, rel=1e-6)
         assert (found.outcome, found.stage) == (Outcome.OK, "measure")
 
     def test_a_failure(self, backend: ReplayBackend) -> None:
-        found = backend.evaluate(Candidate({"THREADS": 64, "WORK": 4}, ""), None)
+        found = evaluated(backend, Candidate({"THREADS": 64, "WORK": 4}, ""), None)
         assert (found.outcome, found.reason, found.stage) == (Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify")
         assert found.measurement is None
 
     def test_a_clearly_slower_one(self, backend: ReplayBackend) -> None:
-        assert backend.evaluate(Candidate(CANDIDATE, ""), 14.0).outcome is Outcome.OK
-        found = backend.evaluate(Candidate(CANDIDATE, ""), 13.0)
+        assert evaluated(backend, Candidate(CANDIDATE, ""), 14.0).outcome is Outcome.OK
+        found = evaluated(backend, Candidate(CANDIDATE, ""), 13.0)
         assert found.outcome is Outcome.PRUNED
         assert found.measurement is not None
 
     def test_one_that_is_not_recorded(self, backend: ReplayBackend) -> None:
-        assert backend.evaluate(Candidate({"THREADS": 32, "WORK": 1}, ""), None).outcome is Outcome.NOT_AVAILABLE
+        assert evaluated(backend, Candidate({"THREADS": 32, "WORK": 1}, ""), None).outcome is Outcome.NOT_AVAILABLE
 
     def test_nothing_runs_again(self, backend: ReplayBackend) -> None:
         candidate = Candidate(CANDIDATE, "")
-        assert backend.race([candidate], 9, 0) is None
-        assert backend.verify(candidate, 75).outcome is Outcome.OK
+        assert backend.race([candidate], 9, 0, 0.1) is None
+        backend.draw_second_inputs(1)
+        assert backend.verify(candidate, 75, None).outcome is Outcome.OK
         assert backend.sanitize([candidate, candidate]) == [[], []]
 
     def test_available_rows_are_the_recorded_ones(self, bench: Any, backend: ReplayBackend) -> None:
@@ -251,8 +256,8 @@ class TestWithNothingToMeasure:
             choose_backend(broken, bench.problem(), settings, TuneOptions(replay="auto"))
 
     def test_a_template_whose_compilation_does_not_end(self, bench: Any) -> None:
-        os.mkfifo(bench.kernel.template_path.parent / "pipe.cuh")
-        bench.kernel.template_path.write_text(f'#include "pipe.cuh"\n{bench.kernel.source}')
+        bomb = ["#define M0 +1", *(f"#define M{n + 1} {10 * f'M{n} '}" for n in range(9)), "int bomb = M9;"]
+        bench.kernel.template_path.write_text("\n".join([*bomb, bench.kernel.source]))
         endless = load_kernel(bench.kernel.spec.source)
         settings = replace(read_settings(), recording_folders=())
         options = TuneOptions(replay="auto", compile_deadline_s=1.0)

@@ -1,3 +1,4 @@
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -5,8 +6,9 @@ import numpy as np
 import pytest
 
 from autotile.core.model import Config, Outcome, Trial
+from autotile.errors import InputError
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
-from autotile.workers.protocol import Candidate, Evaluation
+from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
 from autotile.workers.sanitizer import Finding, ToolResult
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
@@ -16,35 +18,68 @@ class Racer:
     """Backend with given times for the race; None where no race is possible."""
 
     source: Literal["cuda", "replayed"] = "cuda"
+    refused_seed: int | None = None
 
     def __init__(
         self,
         times_us: dict[int, Sequence[float]] | None,
         faulty: Sequence[Config] = (),
         findings: Sequence[Finding] = (),
+        *,
+        wrong_when_timed: Sequence[Config] = (),
+        breaks_race: Sequence[Config] = (),
+        takes_s: float = 0.0,
     ) -> None:
         self._times_us = times_us
         self._faulty = faulty
         self._findings = list(findings)
+        self._wrong_when_timed = wrong_when_timed
+        self._breaks_race = list(breaks_race)
+        self._takes_s = takes_s
         self.rounds = 0
+        self.races = 0
         self.repeats = 0
+        self.seed = 0
+        self.verified: list[Config] = []
+        self.limits_s: list[float | None] = []
 
-    def verify(self, candidate: Candidate, repeats: int) -> Evaluation:
-        self.repeats = repeats
-        faulty = candidate.config in self._faulty
-        return Evaluation(Outcome.WRONG_RESULT, "sometimes", "verify") if faulty else Evaluation(Outcome.OK)
+    def draw_second_inputs(self, seed: int) -> None:
+        self.seed = seed
+        if seed == self.refused_seed:
+            raise InputError("the reference is not finite")
+
+    def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
+        assert self.seed, "the second inputs are drawn before the first verification"
+        self.repeats = max(self.repeats, repeats)  # those of the winner
+        self.verified.append(candidate.config)
+        self.limits_s.append(limit_s)
+        if candidate.config in (*self._faulty, *self._breaks_race):
+            return Evaluation(Outcome.WRONG_RESULT, "sometimes", "verify")
+        done = repeats if limit_s is None or not self._takes_s else int(min(1.0, limit_s / self._takes_s) * repeats)
+        time.sleep(self._takes_s * done / repeats)
+        return Evaluation(Outcome.OK, stage="verify", telemetry={"repeats": done})
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         return [self._findings if candidate.config == A else [] for candidate in candidates]
 
-    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+    def submit(self, candidate: Candidate, best_us: float | None) -> None:
         raise AssertionError("the finals evaluate no candidate")
 
-    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[list[float]] | None:
+    def result(self) -> Evaluation:
+        raise AssertionError("the finals evaluate no candidate")
+
+    def race(
+        self, candidates: Sequence[Candidate], rounds: int, seed: int, expected_s: float
+    ) -> list[RaceTimes] | None:
         self.rounds = rounds
-        if self._times_us is None:
+        self.races += 1
+        if self._times_us is None or any(c.config in self._breaks_race for c in candidates):
             return None
-        return [list(self._times_us[int(c.config["TILE"])]) for c in candidates]
+        wrong = [Outcome.WRONG_RESULT if c.config in self._wrong_when_timed else Outcome.OK for c in candidates]
+        return [
+            RaceTimes(tuple(self._times_us[int(c.config["TILE"])]), outcome, "")
+            for c, outcome in zip(candidates, wrong, strict=True)
+        ]
 
     def close(self) -> None:
         pass
@@ -181,10 +216,72 @@ class TestChecks:
         finals = hold([ran(A, 1.0), ran(D, 4.0)], Racer(TIMES_US, faulty=[A, D]))
         assert (finals.winner, finals.default, finals.speedup, len(finals.refused)) == (None, None, None, 2)
 
+    def test_a_tie_that_is_faulty_is_no_tie(self, ran: Callable[..., Trial]) -> None:
+        racer = Racer(TIMES_US, faulty=[C])
+        finals = hold([ran(B, 2.0), ran(C, 2.0), ran(D, 4.0)], racer)
+        assert ([t.config for t in finals.ranked], finals.ties) == ([B, D], ())
+        assert [(t.config, t.outcome, t.measurement) for t in finals.refused] == [(C, Outcome.WRONG_RESULT, None)]
+
+    def test_all_that_are_ranked_are_verified_once(self, ran: Callable[..., Trial]) -> None:
+        racer = Racer(TIMES_US, faulty=[D])
+        finals = hold([ran(A, 1.0), ran(B, 2.0), ran(C, 2.0), ran(D, 4.0)], racer)
+        assert racer.verified == [A, B, C, D]
+        assert racer.limits_s[0] is None
+        assert ([t.config for t in finals.ranked], finals.default, finals.speedup) == ([A, B, C], None, None)
+
+    def test_what_was_wrong_in_a_timed_launch_is_refused(self, ran: Callable[..., Trial]) -> None:
+        racer = Racer(TIMES_US, wrong_when_timed=[A])
+        finals = hold([ran(A, 1.0), ran(B, 2.0), ran(D, 4.0)], racer)
+        assert [t.config for t in finals.ranked] == [B, D]
+        assert [(t.config, t.stage) for t in finals.refused] == [(A, "finals")]
+        assert A not in racer.verified
+
+    def test_a_finalist_that_breaks_the_race_is_found_and_the_others_race_again(
+        self, ran: Callable[..., Trial]
+    ) -> None:
+        racer = Racer(TIMES_US, breaks_race=[A])
+        finals = hold([ran(A, 1.0), ran(B, 9.0), ran(C, 3.0), ran(D, 4.0)], racer)
+        assert racer.races == 2
+        assert [t.config for t in finals.refused] == [A]
+        assert finals.winner is not None
+        assert (finals.winner.config, finals.winner.time_us) == (B, 2.0)
+        assert sorted(t["TILE"] for t in racer.verified) == [1, 2, 3, 4]
+
+    def test_a_tie_that_could_not_be_verified_as_often_is_none(
+        self, ran: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("autotile.tuning.finals._CHECKS_S", 0.04)
+        monkeypatch.setattr("autotile.tuning.finals._MIN_CHECK_S", 0.01)
+        times = {tile: [2.0] * 9 for tile in (1, 2, 3, 4)}
+        finals = hold([ran(c, 2.0) for c in (A, B, C, D)], Racer(times, takes_s=0.03))
+        assert finals.ties == (B,)
+        assert len(finals.ranked) == 4
+        assert finals.notices == (
+            "2 configurations as fast as the winner could not be verified as often within 0.04 s, and are not listed "
+            "as ties",
+        )
+
+    def test_a_new_winner_gets_all_repeats(self, ran: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("autotile.tuning.finals._CHECKS_S", 0.01)
+        monkeypatch.setattr("autotile.tuning.finals._MIN_CHECK_S", 0.01)
+        racer = Racer({1: [1.0] * 9, 2: [1.0] * 9, 4: [4.0] * 9}, wrong_when_timed=[A], takes_s=0.02)
+        assert hold([ran(A, 1.0), ran(B, 1.0), ran(D, 4.0)], racer).winner.config == B
+        assert racer.limits_s[racer.verified.index(B)] is None
+
+    def test_without_second_inputs_the_checks_are_made_and_it_is_noted(
+        self, ran: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Racer, "refused_seed", 1)
+        finals = hold([ran(A, 1.0), ran(D, 4.0)], Racer(TIMES_US))
+        assert finals.winner.config == A
+        (notice,) = finals.notices
+        assert notice.endswith("with one set of inputs, not two: the reference is not finite")
+
     def test_the_winner_is_verified_often_enough_to_find_one_fault_in_fifty(self, ran: Callable[..., Trial]) -> None:
         racer = Racer(TIMES_US)
         hold([ran(A, 1.0), ran(D, 4.0)], racer)
         assert 1 - 0.98 ** (2 * racer.repeats) > 0.95
+        racer = Racer(TIMES_US)
         hold([ran(A, 1.0), ran(D, 4.0)], racer, hurried=True)
         assert racer.repeats == 10
 

@@ -14,6 +14,7 @@ import pytest
 from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gone, workers_with
 
 from autotile.database.database import Database
+from autotile.database.run_record import RunRecord
 from autotile.tuning import session
 from autotile.tuning.backend import ReplayBackend
 from autotile.tuning.result import Progress
@@ -59,18 +60,18 @@ class TestCtrlC:
         assert bench.tune(recording).resumed == 0
 
     def test_while_a_trial_is_written(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        add_trial = Database.add_trial
-        written: list[int] = []
+        add = RunRecord.add
+        written: list[Any] = []
 
-        def interrupted_after_three(self: Database, *given: Any, **named: Any) -> int:
+        def interrupted_after_three(self: RunRecord, *given: Any, **named: Any) -> None:
             if len(written) == 3:
                 raise KeyboardInterrupt
-            written.append(add_trial(self, *given, **named))
-            return written[-1]
+            add(self, *given, **named)
+            written.append(given)
 
         recording = bench.record()
         with monkeypatch.context() as patch:
-            patch.setattr(Database, "add_trial", interrupted_after_three)
+            patch.setattr(RunRecord, "add", interrupted_after_three)
             assert bench.tune(recording).interrupted
         assert len(bench.stored()) == 3
         assert bench.tune(recording).resumed == 3

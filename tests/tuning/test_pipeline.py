@@ -10,6 +10,7 @@ import pytest
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Measurement, Outcome, Resources, Trial
+from autotile.core.timeline import Timeline
 from autotile.cuda.compiler import CachedCubin, CompileJob
 from autotile.errors import ToolchainError
 from autotile.tuning.pipeline import Pipeline
@@ -51,11 +52,23 @@ class Device:
     def __init__(self, device: DeviceProperties) -> None:
         self.device = device
         self.ran: list[tuple[Config, float | None]] = []
+        self.ended = 0
+        self.began_at = 0.0
 
-    def evaluate(self, candidate: Candidate, best_us: float | None) -> Evaluation:
+    def submit(self, candidate: Candidate, best_us: float | None) -> None:
         self.ran.append((candidate.config, best_us))
+
+    def result(self) -> Evaluation:
+        assert self.ended < len(self.ran)
+        self.ended += 1
         return Evaluation(
-            Outcome.OK, "", "measure", Measurement(10.0, 9.0, 11.0), {"load": 0.1, "measure": 0.2}, {"power_w": 500.0}
+            Outcome.OK,
+            "",
+            "measure",
+            Measurement(10.0, 9.0, 11.0),
+            {"load": 0.1, "measure": 0.2},
+            {"power_w": 500.0},
+            self.began_at,
         )
 
 
@@ -77,17 +90,20 @@ class InOrder:
         self._rows: Iterator[tuple[int, Config]] = iter(enumerate(configs))
         self._ready = ready
         self._choice = choice
-        self.waiting: list[int] = []
+        self.proposed: list[int] = []
 
     def propose(self, room: int | None = None) -> tuple[int, Config] | None:
-        full = len(self.waiting) >= (4 if room is None else min(4, room))
+        full = len(self.proposed) >= (4 if room is None else min(4, room))
         proposed = None if full else next(self._rows, None)
         if proposed is not None:
-            self.waiting.append(proposed[0])
+            self.proposed.append(proposed[0])
         return proposed
 
     def ready(self) -> list[int]:
-        return self.waiting[: self._ready]
+        return self.proposed[: self._ready]
+
+    def waiting(self) -> list[int]:
+        return list(self.proposed)
 
     def choose(self, compiled: Mapping[int, Trial]) -> int:
         self.seen = dict(compiled)
@@ -109,8 +125,12 @@ def advance(pipeline: Pipeline, proposals: InOrder, best_us: float | None = None
     candidate = pipeline.next_candidate(proposals)
     if candidate is None:
         return None
-    proposals.waiting.remove(candidate.row)
-    return candidate.row, pipeline.evaluate(candidate, best_us)
+    proposals.proposed.remove(candidate.row)
+    trial = pipeline.begin(candidate, best_us)
+    if trial is not None:
+        return candidate.row, trial
+    ended, trial = pipeline.end_oldest()
+    return ended.row, trial
 
 
 def test_candidates_are_compiled_ahead(pipeline: Pipeline, pool: Pool, proposals: InOrder) -> None:
@@ -154,7 +174,7 @@ def test_what_is_measured_is_chosen_among_what_is_compiled(
     assert trial.outcome is Outcome.OK
     assert [(seen.stage, seen.resources, seen.measurement) for seen in proposals.seen.values()] == [
         ("compile", SMALL, None)
-    ] * 3
+    ] * 4
     assert all(seen.occupancy is not None for seen in proposals.seen.values())
 
 
@@ -167,6 +187,60 @@ def test_what_does_not_compile_comes_before_what_is_chosen(
     pool.finish()
     assert [advance(pipeline, proposals)[0] for _ in range(3)] == [1, 0, 2]
     assert len(device.ran) == 2
+
+
+def test_a_slow_compilation_holds_up_no_other_on_a_gpu(bench: Any, pipeline: Pipeline, pool: Pool) -> None:
+    proposals = InOrder(bench.configs(), ready=2, choice=1)
+    pipeline.compile_ahead(proposals)
+    slow = pool.waiting.pop(0)
+    pool.finish()
+    row, _ = advance(pipeline, proposals)
+    assert list(proposals.seen) == [1, 2, 3]
+    assert row == 2
+    pool.waiting.append(slow)
+    pool.finish()
+    advance(pipeline, proposals)
+    assert list(proposals.seen) == [0, 1, 3]
+
+
+def test_in_replay_the_order_does_not_depend_on_the_compilers(
+    bench: Any, pipeline: Pipeline, pool: Pool, device: Device
+) -> None:
+    device.source = "replayed"
+    proposals = InOrder(bench.configs(), ready=2, choice=1)
+    pipeline.compile_ahead(proposals)
+    pool.finish()
+    assert advance(pipeline, proposals)[0] == 1
+    assert list(proposals.seen) == [0, 1]
+
+
+def test_the_device_is_given_candidates_before_the_first_has_ended(
+    bench: Any, pipeline: Pipeline, pool: Pool, device: Device, proposals: InOrder
+) -> None:
+    pipeline.compile_ahead(proposals)
+    pool.finish()
+    for _ in range(2):
+        candidate = pipeline.next_candidate(proposals)
+        assert candidate is not None
+        proposals.proposed.remove(candidate.row)
+        assert pipeline.begin(candidate, None) is None
+    assert (pipeline.running, len(device.ran), device.ended) == (2, 2, 0)
+    assert [pipeline.end_oldest()[0].row for _ in range(2)] == [0, 1]
+    assert pipeline.running == 0
+
+
+def test_the_timeline_shows_the_stages_of_a_candidate(bench: Any, device: Device, pool: Pool) -> None:
+    timeline = Timeline()
+    device.began_at = 5.0
+    pipeline = Pipeline(bench.kernel, bench.problem(), device, pool, timeline)  # type: ignore[arg-type]
+    proposals = InOrder(bench.configs())
+    pipeline.compile_ahead(proposals)
+    pool.finish()
+    advance(pipeline, proposals)
+    spans = {event["name"]: event for event in timeline.to_json()["traceEvents"] if event["ph"] == "X"}
+    assert {"propose", "wait for the compilers", "choose", "wait for the GPU", "load", "measure"} == spans.keys()
+    assert spans["measure"]["ts"] - spans["load"]["ts"] == pytest.approx(1e5)
+    assert spans["measure"]["args"] == {"config": "THREADS=32 WORK=1"}
 
 
 def test_a_candidate_whose_code_is_gone_is_compiled_again(

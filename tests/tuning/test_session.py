@@ -11,6 +11,7 @@ from autotile.database.database import Database
 from autotile.errors import InputError
 from autotile.settings import read_settings
 from autotile.tuning.result import Progress
+from autotile.workers.compile_pool import Compiled, CompilePool
 
 BEST = {"THREADS": 256, "WORK": 4}
 DEFAULT = {"THREADS": 128, "WORK": 1}
@@ -339,3 +340,25 @@ def test_phases_are_timed(bench: Any) -> None:
     result = bench.tune(bench.record())
     assert set(result.phases) == {"start", "search", "finals"}
     assert sum(result.phases.values()) <= result.seconds
+
+
+class TestCompilers:
+    def test_one_that_the_system_killed_is_tried_again_by_the_next_session(
+        self, bench: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        recording = bench.record()
+        lost = Compiled(None, outcome=Outcome.NOT_COMPILED, reason="the compiler failed: killed")
+        with monkeypatch.context() as patch:
+            patch.setattr(CompilePool, "_attempt", lambda *_: lost)
+            patch.setenv("AUTOTILE_CACHE", str(bench.folder / "cold"))
+            first = bench.tune(recording)
+        assert first.winner is None
+        assert first.outcomes == {Outcome.NOT_COMPILED: 12}
+        again = bench.tune(recording)
+        assert again.resumed == 0
+        assert again.winner.config == BEST
+
+    def test_too_many_are_not_started(self, bench: Any) -> None:
+        result = bench.tune(bench.record(), workers=1000)
+        assert any("instead of 1000: at most two a core" in notice for notice in result.notices)
+        assert not any("two a core" in notice for notice in bench.tune(bench.record(), workers=1, fresh=True).notices)

@@ -9,6 +9,7 @@ import pytest
 
 from autotile.core.model import Config, Measurement, Outcome, Trial
 from autotile.errors import InputError
+from autotile.search import search
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.stopping import Clock, StoppingRules, StopRequest, check_until
 
@@ -47,7 +48,11 @@ class TestSession:
         assert 16 < len(bench.stored()) < 100
 
         again = bench.tune(recording, until=0.01)
-        assert again.to_json()["stopped"] == {"rule": "until", "expected_gain": again.stopped.expected_gain}
+        assert again.to_json()["stopped"] == {
+            "rule": "until",
+            "expected_gain": again.stopped.expected_gain,
+            "more_trials": 32,
+        }
         assert again.stopped.expected_gain == pytest.approx(first.stopped.expected_gain)
         assert len(bench.stored()) == again.resumed == first.outcomes.total()
 
@@ -69,8 +74,32 @@ class TestSession:
 
     def test_other_ends_have_their_names(self, bench: Any) -> None:
         recording = bench.record()
-        assert bench.tune(recording, trials=5).stopped.to_json() == {"rule": "trials", "expected_gain": None}
+        assert bench.tune(recording, trials=5).stopped.to_json() == {
+            "rule": "trials",
+            "expected_gain": None,
+            "more_trials": None,
+        }
         assert bench.tune(recording).stopped.rule == "space"
+
+    def test_a_search_that_expects_nothing_ends_before_its_limits(
+        self,
+        rewrite: Callable[[Mapping[str, str]], Any],
+        smooth: Callable[[Config], Trial],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(search, "_SETTLED_PROPOSALS", 64)  # not to try most of so small a space
+        bench = rewrite({**MANY, "WORK = [1, 2, 4]": f"WORK = {list(range(1, 25))}"})
+        recording = bench.record(smooth)
+        result = bench.tune(recording, trials=150, budget_s=600.0)
+        assert result.stopped.rule == "settled"
+        assert result.winner.config == {"THREADS": 512, "WORK": 4}
+        assert 50 <= result.outcomes.total() < 150
+        assert 0 <= result.stopped.expected_gain < 1e-3
+        again = bench.tune(recording, trials=150)
+        assert (again.stopped.rule, again.outcomes.total()) == ("settled", result.outcomes.total())
+
+        spent = bench.tune(recording, trials=150, spend=True)
+        assert (spent.stopped.rule, spent.outcomes.total()) == ("trials", 150)
 
     def test_a_session_that_is_broken_off_names_none(self, bench: Any) -> None:
         def break_off(progress: Any) -> None:
@@ -94,6 +123,26 @@ class TestRule:
         rules = StoppingRules(TuneOptions(), log, Clock(), StopRequest())
         rules.expected_gain = 0.0
         assert (rules.stopped, rules.room) == (None, 200)
+
+    @pytest.mark.parametrize(
+        ("options", "trials", "gain", "rule"),
+        [
+            ({}, 50, 0.9e-3, "settled"),
+            ({}, 50, 1.1e-3, None),
+            ({}, 50, None, None),
+            ({}, 49, 0.0, None),
+            ({"budget_s": 60.0}, 50, 0.0, "settled"),
+            ({"spend": True}, 50, 0.0, None),
+            ({"until": 1e-9}, 50, 0.0, None),
+        ],
+    )
+    def test_nothing_more_is_expected(
+        self, options: dict[str, Any], trials: int, gain: float | None, rule: str | None
+    ) -> None:
+        log: Any = range(trials)
+        rules = StoppingRules(TuneOptions(**options), log, Clock(), StopRequest())
+        rules.settled_gain = gain
+        assert (rules.stopped.rule if rules.stopped is not None else None) == rule
 
     @pytest.mark.parametrize("sampler", ["tpe", "random", "brute-force", "gp", "cmaes", "nsga2"])
     def test_a_sampler_without_a_model_is_refused(self, sampler: str) -> None:

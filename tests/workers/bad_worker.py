@@ -35,7 +35,10 @@ RESOURCES = {
     "stack_bytes": 0,
     "static_smem_bytes": 0,
 }
+COMPILED = {"path": "/nowhere/a.cubin", "cubin_hash": "h", "resources": RESOURCES}
 number = 0
+caches: list[Path] = []
+"""Folders of the cubin caches of the requests so far."""
 
 
 def say(data: bytes) -> None:
@@ -75,6 +78,22 @@ def die(last_stage: str, by: signal.Signals) -> None:
 def leave_a_grandchild() -> None:
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     os._exit(9)
+
+
+def die_once() -> None:
+    """Be killed, as by a system without memory; the next time, note which workers are busy."""
+    if not (caches[-1] / "died").exists():
+        (caches[-1] / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+        sleep()
+    (caches[-1] / "beside").write_text(" ".join(file.name for file in caches[-1].glob("busy-*")))
+
+
+def be_busy() -> None:
+    running = caches[-1] / f"busy-{os.getpid()}"
+    running.touch()
+    time.sleep(0.3)
+    running.unlink()
 
 
 def ignore_signals() -> None:
@@ -123,6 +142,9 @@ DEEDS: dict[str, Deed] = {
     "die_in_load": (partial(die, "load", signal.SIGKILL),),
     "die_in_verify": (partial(die, "verify", signal.SIGKILL),),
     "die_in_measure": (partial(die, "measure", signal.SIGKILL),),
+    "killed": (partial(os.kill, os.getpid(), signal.SIGKILL),),
+    "killed_once": (die_once, *answering(COMPILED)),
+    "busy": (be_busy, *answering(COMPILED)),
     "fault_in_verify": (partial(die, "verify", signal.SIGSEGV),),
     # replies of a GPU worker, valid and malformed
     "ok": answering(EVALUATION),
@@ -135,15 +157,22 @@ DEEDS: dict[str, Deed] = {
     ),
     "spent": (*answering({**FAILED, "outcome": "out_of_bounds", "last": True}), leave),
     "again": (*answering({"again": True, "last": True}), leave),
-    "times": answering({"times_us": [[1, 2.5], [3, 4]]}),
-    "times_of_wrong_shape": answering({"times_us": 5}),
+    "times": answering(
+        {
+            "raced": [
+                {"times_us": [1, 2.5], "outcome": "ok", "reason": ""},
+                {"times_us": [3, 4], "outcome": "wrong_result", "reason": "y[0] is 1"},
+            ]
+        }
+    ),
+    "times_of_wrong_shape": answering({"raced": [{"times_us": 5, "outcome": "ok", "reason": ""}]}),
     "no_keys": answering({}),
     "unknown_outcome": answering({**EVALUATION, "outcome": "splendid"}),
     "measurement_of_wrong_shape": answering({**EVALUATION, "measurement": [1, 2]}),
     "error_of_no_kind": answering({"error": "something"}),
     "setup_error": answering({"error": "too large", "kind": "input"}),
     # replies of a compile worker, valid and malformed
-    "compiled": answering({"path": "/nowhere/a.cubin", "cubin_hash": "h", "resources": RESOURCES}),
+    "compiled": answering(COMPILED),
     "resources_of_wrong_shape": answering({"path": "p", "cubin_hash": "h", "resources": {"registers": 1}}),
     "setup_error_without_text": answering({"kind": "setup"}),
 }
@@ -172,6 +201,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         message = json.loads(line)
         number, request = message["id"], message["request"]
+        caches.append(Path(request.get("cache", "")))
         if request.get("op") == "open":
             open_device(request["workload"])
         elif request.get("op") == "race":

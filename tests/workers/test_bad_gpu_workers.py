@@ -13,7 +13,7 @@ from autotile.core.device import device_profile
 from autotile.core.model import Outcome
 from autotile.errors import InputError, ToolchainError, WorkerError
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Candidate, Evaluation, Workload
+from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Workload
 
 DEADLINE_S = 0.5
 pytestmark = pytest.mark.usefixtures("clean")
@@ -174,4 +174,25 @@ def test_a_race_that_breaks_the_worker_is_told_and_blamed_on_no_later_candidate(
     with pytest.raises(WorkerError):
         gpu.race(runners, 2, 0)
     assert run(gpu, "ok").outcome is Outcome.OK
-    assert gpu.race([Candidate({"DO": "times"}, "a.cubin")], 2, 0) == [[1.0, 2.5], [3.0, 4.0]]
+    raced = gpu.race([Candidate({"DO": "times"}, "a.cubin")], 2, 0)
+    assert raced == [RaceTimes((1.0, 2.5)), RaceTimes((3.0, 4.0), Outcome.WRONG_RESULT, "y[0] is 1")]
+
+
+def test_inputs_that_cannot_be_drawn_leave_the_former_ones(start: Callable[..., Gpu]) -> None:
+    gpu = start("well", "setup_error")
+    assert run(gpu, "ok").outcome is Outcome.OK
+    with pytest.raises(InputError, match="too large"):
+        gpu.draw_second_inputs(7)
+    assert gpu._workload.verify_seed == 0
+    assert run(gpu, "ok").outcome is Outcome.OK
+
+
+def test_second_inputs_are_drawn_by_this_worker_and_by_later_ones(start: Callable[..., Gpu]) -> None:
+    gpu = start()
+    assert run(gpu, "ok").outcome is Outcome.OK
+    worker = gpu._child
+    gpu.draw_second_inputs(7)
+    assert gpu._child is worker
+    assert gpu._workload.verify_seed == 7
+    assert run(gpu, "exit").outcome is Outcome.CRASHED
+    assert run(gpu, "ok").outcome is Outcome.OK

@@ -8,7 +8,8 @@ import pytest
 
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
-from autotile.workers.compile_pool import CompilePool
+from autotile.settings import available_cores
+from autotile.workers.compile_pool import CompilePool, worker_count
 from autotile.workers.protocol import memory_share_bytes
 from autotile.workers.worker_pool import WorkerPool
 
@@ -128,6 +129,34 @@ def test_whatever_a_worker_does_the_next_job_finds_a_fresh_one(
         assert pool.submit(lambda: replace(JOB, entry="compiled")).result().cubin is not None
     finally:
         pool.close()
+
+
+def test_a_killed_compiler_is_tried_again_alone(clean: None, tmp_path: Path) -> None:
+    pool = CompilePool(tmp_path, 10**8, workers=4, deadline_s=30, module="bad_worker")
+    try:
+        jobs = [replace(JOB, entry=entry) for entry in ("busy", "busy", "killed_once", *["busy"] * 9)]
+        compiled = [future.result() for future in [pool.submit(lambda job=job: job) for job in jobs]]  # type: ignore[misc]
+        assert {one.outcome for one in compiled} == {Outcome.OK}
+        assert (tmp_path / "died").exists()
+        assert (tmp_path / "beside").read_text() == ""
+    finally:
+        pool.close()
+
+
+def test_a_compiler_that_is_killed_twice_says_nothing_about_its_candidate(clean: None, tmp_path: Path) -> None:
+    pool = CompilePool(tmp_path, 10**8, workers=2, deadline_s=30, module="bad_worker")
+    try:
+        killed = pool.submit(lambda: replace(JOB, entry="killed")).result()
+        assert killed.outcome is Outcome.NOT_COMPILED
+        assert "SIGKILL, as the system does when memory runs out" in killed.reason
+        assert pool.submit(lambda: replace(JOB, entry="compiled")).result().outcome is Outcome.OK
+    finally:
+        pool.close()
+
+
+def test_at_most_two_workers_a_core() -> None:
+    cores = available_cores()
+    assert [worker_count(number) for number in (None, 1, 2 * cores, 400 * cores)] == [cores, 1, 2 * cores, 2 * cores]
 
 
 def test_closing_ends_what_runs_and_what_waits(clean: None, tmp_path: Path) -> None:

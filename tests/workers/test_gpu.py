@@ -77,6 +77,54 @@ def test_what_is_wrong_only_sometimes_is_found_by_verifying_again(gpu: Gpu, cand
     assert (healthy.outcome, healthy.reason) == (Outcome.OK, "")
 
 
+def test_a_kernel_that_keeps_its_result_is_wrong_as_soon_as_the_inputs_change(gpu: Gpu, candidate: Make) -> None:
+    assert gpu.verify(candidate("keeps_result"), repeats=75).outcome is Outcome.OK
+    gpu.draw_second_inputs(1)
+    kept = gpu.verify(candidate("keeps_result"), repeats=75)
+    assert kept.outcome is Outcome.WRONG_RESULT
+    assert kept.reason.endswith("in repeat 3 of 75")
+    healthy = gpu.verify(candidate(), repeats=75)
+    assert (healthy.outcome, healthy.telemetry["repeats"]) == (Outcome.OK, 75)
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [
+        ("wrong_later", Outcome.WRONG_RESULT),
+        ("hangs_later", Outcome.TIMED_OUT),
+        ("stores_once", Outcome.WRONG_RESULT),
+        ("skips_work", Outcome.OK),
+    ],
+)
+def test_repeated_verification_finds_what_fails_at_a_later_launch(
+    gpu: Gpu, candidate: Make, fault: str, outcome: Outcome
+) -> None:
+    assert gpu.verify(candidate(fault), repeats=75).outcome is outcome
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+
+
+def test_a_race_blames_the_candidates_whose_timed_launches_were_wrong(gpu: Gpu, candidate: Make) -> None:
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+    raced = gpu.race([candidate(fault) for fault in (HEALTHY, "wrong_later", "stores_once")], rounds=9, seed=0)
+    wrong = Outcome.WRONG_RESULT
+    assert [row.outcome for row in raced] == [Outcome.OK, wrong, wrong]
+    assert "y[0] is " in raced[1].reason
+    assert gpu.evaluate(candidate(threads=64), None).outcome is Outcome.OK
+
+
+def test_a_race_does_not_reward_skipped_work(gpu: Gpu, candidate: Make) -> None:
+    healthy, idle = gpu.race([candidate(), candidate("skips_work")], rounds=9, seed=0)
+    assert (healthy.outcome, idle.outcome) == (Outcome.OK, Outcome.OK)
+    assert min(idle.times_us) > 10 * max(healthy.times_us)
+
+
+def test_a_race_with_a_candidate_that_hangs_ends(gpu: Gpu, candidate: Make) -> None:
+    with pytest.raises(WorkerError, match="no answer within 16 s"):
+        gpu.race([candidate(), candidate("hangs_later")], rounds=9, seed=0)
+    assert gpu.evaluate(candidate(), None).outcome is Outcome.OK
+
+
 @pytest.mark.parametrize(("fault", "threads"), [("shared_memory", 128), ("registers", 1024), ("device_memory", 128)])
 def test_what_the_driver_refuses_leaves_the_worker_alive(gpu: Gpu, candidate: Make, fault: str, threads: int) -> None:
     worker = gpu._child
@@ -142,7 +190,7 @@ def test_the_driver_agrees_on_occupancy(gpu: Gpu, candidate: Make) -> None:
 
 def test_a_race_times_every_candidate_in_every_round(gpu: Gpu, candidate: Make) -> None:
     times = gpu.race([candidate(threads=threads) for threads in (64, 128, 256)], rounds=5, seed=0)
-    assert [len(row) for row in times] == [5, 5, 5]
+    assert [(len(row.times_us), row.outcome) for row in times] == [(5, Outcome.OK)] * 3
 
 
 def test_a_race_that_a_candidate_breaks_is_told_and_blamed_on_no_later_one(gpu: Gpu, candidate: Make) -> None:

@@ -1,0 +1,240 @@
+"""One run as it is stored: its trials are read back at its end, and rescued where the database has lost them."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import Connection, select
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Trial, config_key, config_text
+from autotile.core.text import plural, time_text
+from autotile.database.database import Database
+from autotile.database.engine import DamagedDatabaseError
+from autotile.database.keys import TuningKey
+from autotile.database.merging import copy_missing_rows
+from autotile.database.schema import RUNS, TRIALS, now_text
+from autotile.database.studies import ensure_study, finish_run, insert_run
+from autotile.database.trials import Phase, insert_trial, insert_trials, trial_row
+from autotile.errors import AutotileError, DatabaseError, RescuedRunError
+
+_COMPARED = ("phase", "rank", "config_key", "outcome", "time_us", "created_at")
+"""Columns of a trial that are compared when a run is read back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    trial: Trial
+    phase: Phase
+    rank: int | None
+    created_at: str
+
+    def row(self, study_id: int, run_id: int) -> dict[str, Any]:
+        """Return the row of the table ``trials``; the same in the database and in a rescue file, so that both merge."""
+        position = {"phase": self.phase, "rank": self.rank, "created_at": self.created_at}
+        return {"study_id": study_id, "run_id": run_id} | position | trial_row(self.trial)
+
+    def compared(self) -> tuple[object, ...]:
+        """Return the values of the columns `_COMPARED`."""
+        trial = self.trial
+        return self.phase, self.rank, config_key(trial.config), str(trial.outcome), trial.time_us, self.created_at
+
+
+class RunRecord:
+    """Stores one run of a study, and makes sure that the database holds it.
+
+    An open SQLite file that is deleted, moved or overwritten takes further trials without an error. So the path is
+    compared with the open file after each trial, and at the end the run is read back over a new connection. If the
+    database lost the run, or cannot store a trial, the run is written to a new database beside it, or in the folder
+    for temporary files, and `RescuedRunError` is raised.
+
+    Use it in a ``with`` block after `start`: leaving the block reads back.
+
+    Parameters
+    ----------
+    database
+        Open for writing.
+    key, device
+        Study of the run, which is created if it does not exist.
+
+    Attributes
+    ----------
+    study_id
+        Id of the study.
+
+    Raises
+    ------
+    DatabaseError
+        The study cannot be stored.
+    """
+
+    def __init__(self, database: Database, key: TuningKey, device: DeviceProperties) -> None:
+        self.study_id = database.study(key, device)
+        self._database = database
+        self._key = key
+        self._device = device
+        self._run: Mapping[str, Any] = {}
+        self._run_id = 0
+        self._entries: list[_Entry] = []
+        self._summary: Mapping[str, Any] | None = None
+
+    def start(
+        self,
+        *,
+        sampler: str,
+        seed: int | None,
+        settings: Mapping[str, Any],
+        driver: str,
+        host: str,
+        gates: Mapping[str, Any],
+    ) -> None:
+        """Record the start of the run; parameters and errors are those of `Database.start_run`."""
+        self._run = {
+            "study_id": self.study_id,
+            "started_at": now_text(),
+            "sampler": sampler,
+            "seed": seed,
+            "settings": dict(settings),
+            "driver": driver,
+            "host": host,
+            "gates": dict(gates),
+        }
+        with self._database.writing() as connection:
+            self._run_id = insert_run(connection, self._run)
+
+    def add(self, trial: Trial, *, phase: Phase = "search", rank: int | None = None) -> None:
+        """Commit one trial, see `Database.add_trial`.
+
+        Raises
+        ------
+        RescuedRunError
+            It cannot be stored; the run is in a rescue file.
+        """
+        entry = _Entry(trial, phase, rank, now_text())
+        self._entries.append(entry)
+        try:
+            with self._database.writing() as connection:
+                insert_trial(connection, entry.row(self.study_id, self._run_id))
+            self._database.check_in_place()
+        except DatabaseError as error:
+            raise self._rescued(error) from error
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """Record the end of the run; the winner of its finals becomes the study's best. Errors as for `add`."""
+        self._summary = summary
+        try:
+            self._database.end_run(self._run_id, summary)
+        except DatabaseError as error:
+            raise self._rescued(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, RescuedRunError):
+            return
+        try:
+            self._read_back()
+        except DatabaseError as fault:
+            raise self._rescued(fault, error) from fault
+
+    def _read_back(self) -> None:
+        """Raise `DatabaseError` unless the file at the path holds the run."""
+        self._database.check_in_place()
+        self._database.check_integrity()
+        with self._database.reading() as connection:
+            columns = (TRIALS.c[name] for name in _COMPARED)
+            query = select(*columns).where(TRIALS.c.run_id == self._run_id).order_by(TRIALS.c.id)
+            stored = [tuple(row) for row in connection.execute(query)]
+            run = connection.execute(select(RUNS.c.started_at, RUNS.c.ended_at).where(RUNS.c.id == self._run_id))
+            started_at, ended_at = run.one_or_none() or (None, None)
+        ended = self._summary is None or ended_at is not None
+        if started_at != self._run["started_at"] or not ended or stored != [one.compared() for one in self._entries]:
+            raise DatabaseError(
+                f"the database {self._database.location} does not hold what was stored in it: another program "
+                "overwrote it or its log during the run"
+            )
+        self._database.check_in_place()
+
+    def _rescued(self, fault: DatabaseError, error: BaseException | None = None) -> RescuedRunError:
+        """Write the rescue file, and return the error that names it.
+
+        Parameters
+        ----------
+        fault
+            What is wrong with the database.
+        error
+            Another error that ended the run; its message is kept.
+        """
+        reason = f"{error}; and {fault}" if isinstance(error, AutotileError) else str(fault)
+        if not self._entries:
+            return RescuedRunError(f"{reason}; this session had measured nothing yet")
+        trials = plural(len(self._entries), "trial")
+        rescued = self._write_rescue_file()
+        if rescued is None:
+            folders = " and ".join(map(str, self._rescue_folders()))
+            return RescuedRunError(f"{reason}; the {trials} of this session are lost: {folders} cannot be written")
+        location = self._database.location
+        command = f"autotile merge {shlex.quote(str(rescued))} -o {shlex.quote(location)}"
+        first = f"move {location} away, then " if isinstance(fault, DamagedDatabaseError) else ""
+        return RescuedRunError(
+            f"{reason}; the {trials} of this session are kept in {rescued}{self._fastest()}; to have them in the "
+            f"database: {first}`{command}`",
+            rescued=str(rescued),
+        )
+
+    def _fastest(self) -> str:
+        """Return the winner of the finals, else the fastest trial of the search, for a message."""
+        measured = [one for one in self._entries if one.trial.outcome.has_time and one.trial.time_us is not None]
+        if not measured:
+            return ""
+        best = min(measured, key=lambda one: (one.rank or len(self._entries), one.trial.time_us)).trial
+        return f", the best of them {config_text(best.config)} with {time_text(best.time_us)}"
+
+    def _rescue_folders(self) -> list[Path]:
+        path = self._database.path
+        beside = [path.parent] if path is not None and path.parent.is_dir() else []
+        return [*beside, Path(tempfile.gettempdir())]
+
+    def _write_rescue_file(self) -> Path | None:
+        """Write the run to a new database, and return its path; None if no folder takes it."""
+        path = self._database.path or Path("tuning.db")
+        for folder in self._rescue_folders():
+            rescued = folder / f"{path.stem}.rescued-{secrets.token_hex(8)}{path.suffix or '.db'}"
+            try:
+                with Database.open(rescued) as target:
+                    self._copy_to(target)
+                return rescued
+            except (DatabaseError, OSError):
+                for suffix in ("", "-wal", "-shm", "-journal"):
+                    with suppress(OSError):
+                        rescued.with_name(rescued.name + suffix).unlink(missing_ok=True)
+        return None
+
+    def _copy_to(self, target: Database) -> None:
+        """Write the run to another database, and with it all that a deleted or replaced file still lets us read."""
+        with target.writing() as connection:
+            self._write_run(connection)
+        try:
+            self._database.check_in_place()
+        except DatabaseError:  # the open connection is the last that leads to the file
+            with suppress(DatabaseError, ValueError, TypeError, LookupError):
+                copy_missing_rows(self._database, target)
+        target.check_integrity()
+
+    def _write_run(self, connection: Connection) -> None:
+        study_id = ensure_study(connection, self._key, self._device)
+        run_id = insert_run(connection, {**self._run, "study_id": study_id})
+        insert_trials(connection, [one.row(study_id, run_id) for one in self._entries])
+        if self._summary is not None:
+            finish_run(connection, run_id, self._summary)

@@ -1,0 +1,127 @@
+"""Hyperparameters of a model, which are fitted again as trials end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.study import StudyDirection
+
+from autotile.search.embedding import CompiledPoints
+from autotile.search.gaussian_process import Floats, Hyperparameters
+from autotile.search.history import History
+from autotile.search.row_sampler import Rows
+from autotile.search.surrogate import Fit, fitted_parameters
+from autotile.search.transfer import TransferPrior
+
+STARTUP = 6
+"""Number of trials that end before a model is used."""
+
+FIT_LAG = 2
+"""Number of trials that end between a fit's last trial and its use, during which it can run beside the search."""
+
+_GROWTH = 1.1
+"""Growth of the number of ended trials at which hyperparameters are fitted again."""
+
+_SETTLED_TRIALS = 100
+_SETTLED_GROWTH = 1.25
+"""The same after 100 trials: hyperparameters change little by then."""
+
+
+class Refits:
+    """The fits of one model. Each begins at the previous one, so that a few steps suffice.
+
+    A fit depends on the trials that had ended by then, not on the time of the call. Methods may be called by several
+    threads.
+
+    Parameters
+    ----------
+    points
+        Return the coordinates of rows by their parameters, shape (rows, coordinates).
+    groups
+        Group of each of these, see `autotile.search.embedding.Embedding`.
+    history
+        The trials.
+    directions
+        Directions of the study.
+    prior
+        Expected speeds from other studies.
+    features
+        Resources by row, which are further coordinates, see `autotile.search.embedding.CompiledPoints`; None for none.
+    """
+
+    def __init__(
+        self,
+        points: Callable[[Rows], Floats],
+        groups: NDArray[np.int64],
+        history: History,
+        *,
+        directions: Sequence[StudyDirection],
+        prior: TransferPrior | None = None,
+        features: Mapping[int, Floats] | None = None,
+    ) -> None:
+        self._points = points
+        self._groups = groups
+        self._history = history
+        self._directions = directions
+        self._prior = prior
+        self._features = features
+        self._unfitted: Fit | None = None
+        self._fits: dict[int, Fit] = {}
+
+    def usable(self) -> Fit:
+        """Return the newest fit that may be used; before the first, the medians of the priors."""
+        ended, first = self._history.ended, self._first
+        due = max(due_fit(ended - FIT_LAG), first)
+        if ended < due + FIT_LAG:
+            if self._unfitted is None:
+                points, groups = self._coordinates(first)
+                self._unfitted = Fit(first, points, Hyperparameters.usual(groups))
+            return self._unfitted
+        return self._fit(due)
+
+    def prepare(self) -> None:
+        """Make the fit that is due by now, which a later trial uses."""
+        ended = self._history.ended
+        if ended >= self._first:
+            self._fit(max(due_fit(ended), self._first))
+
+    @property
+    def _first(self) -> int:
+        """Number of trials of the first fit, of which at least one succeeded."""
+        return max(STARTUP, self._history.first_success + 1)
+
+    def _fit(self, due: int) -> Fit:
+        if due in self._fits:
+            return self._fits[due]
+        for count in range(self._first, due + 1):
+            if count in self._fits or max(due_fit(count), self._first) != count:
+                continue
+            previous = self._fits[max(self._fits)].parameters if self._fits else None
+            points, groups = self._coordinates(count)
+            parameters = fitted_parameters(
+                points, groups, self._history, count, directions=self._directions, prior=self._prior, start=previous
+            )
+            self._fits[count] = Fit(count, points, parameters)
+        return self._fits[due]
+
+    def _coordinates(self, count: int) -> tuple[Callable[[Rows], Floats], NDArray[np.int64]]:
+        """Return the coordinates after a number of trials had ended, and their groups."""
+        if self._features is None:
+            return self._points, self._groups
+        fitted = self._history.rows(self._history.first_ended(count))
+        compiled = CompiledPoints(self._points, self._groups, self._features, fitted)
+        return compiled, compiled.groups
+
+
+@cache
+def due_fit(ended: int) -> int:
+    """Return the largest number of trials up to ``ended`` at which hyperparameters are fitted."""
+    due = STARTUP
+    growth = _GROWTH
+    while (after := max(due + 1, int(due * growth))) <= ended:
+        due = after
+        growth = _GROWTH if due < _SETTLED_TRIALS else _SETTLED_GROWTH
+    return due

@@ -1,0 +1,342 @@
+"""Databases that are deleted, moved, overwritten or full while a session runs: no trial is lost without an error."""
+
+from __future__ import annotations
+
+import random
+import re
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.api.databases import merge
+from autotile.core.model import config_key
+from autotile.database import engine, run_record
+from autotile.database.database import Database
+from autotile.errors import DatabaseError, InputError, RescuedRunError
+from autotile.settings import child_environment, read_settings
+from autotile.tuning.result import Progress
+
+TRIALS = 12
+MOMENTS = (1, 7, TRIALS)
+"""Numbers of trials after which the database is lost; after the last one only the finals are left."""
+
+
+def log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def unlink(path: Path) -> None:
+    path.unlink()
+
+
+def unlink_with_log(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink()
+
+
+def move(path: Path) -> None:
+    path.rename(path.with_name("moved.db"))
+
+
+def truncate(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(0)
+
+
+def overwrite(path: Path) -> None:
+    _randomize(path)
+
+
+def _randomize(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(random.Random(0).randbytes(path.stat().st_size))
+
+
+def _other_database(path: Path) -> Path:
+    other = path.with_name("other.db")
+    Database.open(other).close()
+    return other
+
+
+def replace(path: Path) -> None:
+    _other_database(path).rename(path)
+
+
+def replace_content(path: Path) -> None:
+    shutil.copyfile(_other_database(path), path)
+
+
+def remove_log(path: Path) -> None:
+    log_of(path).unlink()
+
+
+def overwrite_log(path: Path) -> None:
+    _randomize(log_of(path))
+
+
+def truncate_log(path: Path) -> None:
+    truncate(log_of(path))
+
+
+def remove_folder(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+def replace_folder(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+    path.parent.write_text("a file")
+
+
+def drop_table(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP VIEW best")
+        connection.execute("DROP TABLE trials")
+        connection.commit()
+
+
+def delete_rows(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DELETE FROM trials WHERE id = (SELECT max(id) FROM trials)")
+        connection.commit()
+
+
+LOST = (unlink, unlink_with_log, move, replace, remove_folder, replace_folder, drop_table, delete_rows)
+"""Accidents after which the database never holds the session."""
+ENDANGERED = (truncate, overwrite, replace_content, remove_log, overwrite_log, truncate_log)
+"""Accidents that SQLite can survive: what is left to write may replace all that was damaged."""
+
+
+class Loss:
+    """Observer of a session to whose database something happens after so many trials."""
+
+    def __init__(self, harm: Callable[[Path], None], after: int) -> None:
+        self._harm = harm
+        self._after = after
+        self.seen: list[str] = []
+        self.done = False
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.last is not None:
+            self.seen.append(config_key(progress.last.config))
+        if len(self.seen) == self._after and not self.done:
+            self.done = True
+            self._harm(Path(read_settings().database))
+
+
+def searched(path: str | Path) -> list[str]:
+    """The configurations that a database holds for problems of the default size, in order."""
+    opened = Database.open_readonly(path)
+    assert opened is not None
+    with opened:
+        assert opened.check().ok
+        (study,) = [one for one in opened.studies() if one.key.sizes == {"n": 4096}]
+        return [config_key(trial.config) for trial in opened.trials(study.study_id, phase="search")]
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of the database's own, and one for rescue files if that one is gone."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("AUTOTILE_DB", str(tmp_path / "store" / "tuning.db"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+
+
+@pytest.fixture(params=["new", "in use"])
+def tune(request: pytest.FixtureRequest, bench: Any) -> Callable[[Loss], Any]:
+    """Tune with a database that is new, or that holds an earlier study in the file itself."""
+    recording = bench.record()
+    if request.param == "in use":
+        bench.tune(bench.record(n=2048), n=2048)
+    return lambda loss: bench.tune(recording, loss, sampler="random", discard=False)
+
+
+class TestAccidents:
+    @pytest.mark.parametrize("after", MOMENTS)
+    @pytest.mark.parametrize("harm", LOST)
+    def test_a_lost_run_is_rescued(self, tune: Any, harm: Callable[[Path], None], after: int) -> None:
+        loss = Loss(harm, after)
+        with pytest.raises(RescuedRunError) as raised:
+            tune(loss)
+        assert loss.done
+        held = searched(raised.value.rescued)
+        assert held[: len(loss.seen)] == loss.seen
+        assert f"this session are kept in {raised.value.rescued}" in str(raised.value)
+
+    @pytest.mark.parametrize("after", MOMENTS)
+    @pytest.mark.parametrize("harm", ENDANGERED)
+    def test_an_endangered_run_is_held_by_the_database_or_rescued(
+        self, tune: Any, harm: Callable[[Path], None], after: int
+    ) -> None:
+        loss = Loss(harm, after)
+        location = read_settings().database
+        try:
+            tune(loss)
+        except RescuedRunError as error:
+            location = error.rescued
+        assert loss.done
+        assert searched(location)[: len(loss.seen)] == loss.seen
+
+    def test_overwriting_is_found_although_nothing_fails(self, bench: Any) -> None:
+        recording = bench.record()
+        bench.tune(bench.record(n=2048), n=2048)
+        with pytest.raises(RescuedRunError, match=r"damaged|malformed|not a database|does not hold"):
+            bench.tune(recording, Loss(overwrite, TRIALS))
+
+
+class TestRescueFile:
+    def test_it_merges_and_the_same_command_resumes(self, bench: Any, tmp_path: Path) -> None:
+        recording = bench.record()
+        with pytest.raises(RescuedRunError) as raised:
+            bench.tune(recording, Loss(unlink_with_log, 5))
+        location = read_settings().database
+        assert f"autotile merge {raised.value.rescued} -o {location}" in str(raised.value)
+        merge([raised.value.rescued], location)
+        assert bench.tune(recording).resumed == len(searched(raised.value.rescued))
+
+    def test_merging_doubles_no_trial_that_the_database_holds(self, bench: Any) -> None:
+        with pytest.raises(RescuedRunError, match="no such table") as raised:
+            bench.tune(bench.record(), Loss(drop_table, 5))
+        with Database.open(raised.value.rescued) as rescued:
+            runs, trials = len(rescued.runs(1)), len(rescued.trials(1))
+        copy = f"{raised.value.rescued}.copy.db"
+        shutil.copyfile(raised.value.rescued, copy)
+        merge([copy], raised.value.rescued)
+        with Database.open(raised.value.rescued) as rescued:
+            assert (len(rescued.runs(1)), len(rescued.trials(1))) == (runs, trials)
+
+    @pytest.mark.parametrize("harm", [unlink, unlink_with_log, move, remove_folder])
+    def test_earlier_studies_of_a_deleted_file_are_in_it(self, bench: Any, harm: Callable[[Path], None]) -> None:
+        """As long as the file is open it can be read."""
+        recording = bench.record()
+        bench.tune(bench.record(n=2048), n=2048)
+        with pytest.raises(RescuedRunError) as raised:
+            bench.tune(recording, Loss(harm, 5))
+        with Database.open(raised.value.rescued) as rescued:
+            assert {study.key.sizes["n"]: study.ok for study in rescued.studies()}[2048] > 0
+
+    def test_a_run_that_lost_its_database_at_the_end_keeps_its_winner(self, bench: Any) -> None:
+        with pytest.raises(RescuedRunError, match="THREADS=256 WORK=4") as raised:
+            bench.tune(bench.record(), Loss(unlink, TRIALS))
+        with Database.open(raised.value.rescued) as rescued:
+            assert rescued.trials(1)
+
+    def test_it_goes_to_the_temporary_folder_where_the_other_is_gone(self, bench: Any, tmp_path: Path) -> None:
+        with pytest.raises(RescuedRunError) as raised:
+            bench.tune(bench.record(), Loss(remove_folder, 3))
+        assert Path(raised.value.rescued).parent == tmp_path / "temporary"
+
+    def test_no_folder_takes_it(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        recording = bench.record()
+        monkeypatch.setattr(run_record, "insert_trials", _refuse)
+        with pytest.raises(RescuedRunError, match=r"trials of this session are lost: .* cannot be written") as raised:
+            bench.tune(recording, Loss(unlink, 3))
+        assert raised.value.rescued == ""
+        folders = (Path(read_settings().database).parent, Path(tempfile.gettempdir()))
+        assert not [file for folder in folders for file in folder.glob("*rescued*")]
+
+    def test_nothing_was_measured_yet(self, bench: Any) -> None:
+        def at_once(progress: Progress) -> None:
+            path = Path(read_settings().database)
+            if progress.phase == "starting":
+                path.unlink()
+                raise InputError("no device")
+
+        with pytest.raises(
+            RescuedRunError, match=r"no device; and .* deleted or moved.*had measured nothing"
+        ) as raised:
+            bench.tune(bench.record(), at_once)
+        assert raised.value.rescued == ""
+
+    def test_another_error_keeps_its_message(self, bench: Any) -> None:
+        def fail(progress: Progress) -> None:
+            if progress.done == 3:
+                Path(read_settings().database).unlink()
+                raise InputError("the kernel is at fault")
+
+        with pytest.raises(RescuedRunError, match=r"the kernel is at fault; and the database .* was deleted") as raised:
+            bench.tune(bench.record(), fail)
+        assert len(searched(raised.value.rescued)) == 3
+
+    def test_an_undisturbed_run_leaves_none(self, bench: Any, tmp_path: Path) -> None:
+        bench.tune(bench.record())
+        assert sorted(file.name for file in (tmp_path / "store").iterdir()) == ["tuning.db"]
+        assert not list((tmp_path / "temporary").glob("*rescued*"))
+
+
+def _refuse(*_: object) -> None:
+    raise DatabaseError("no room")
+
+
+class TestErrorsOfTheDatabase:
+    def test_a_lock_that_is_not_released(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        recording = bench.record()
+        Database.open(read_settings().database).close()
+        monkeypatch.setattr(engine, "LOCK_TIMEOUT_S", 0.2)
+        with closing(sqlite3.connect(read_settings().database, isolation_level=None)) as holder:
+            with pytest.raises(RescuedRunError, match="database is locked") as raised:
+                bench.tune(recording, Loss(lambda _: holder.execute("BEGIN IMMEDIATE"), 4))
+            holder.execute("ROLLBACK")
+        assert len(searched(raised.value.rescued)) == 5
+        assert len(searched(read_settings().database)) == 4
+
+    @pytest.fixture
+    def _limited_files(self) -> Iterator[None]:
+        """Ignore the signal of a limited file size, as Python does at its start, and restore the limit."""
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        yield
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, previous)
+
+    @pytest.mark.parametrize("after", [1, 6])
+    @pytest.mark.usefixtures("_limited_files")
+    def test_files_that_may_not_grow(self, bench: Any, after: int) -> None:
+        """No rescue file can be written either, and the message says so."""
+        recording = bench.record()
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        loss = Loss(lambda path: resource.setrlimit(resource.RLIMIT_FSIZE, (log_of(path).stat().st_size, hard)), after)
+        with pytest.raises(RescuedRunError, match="disk"):
+            bench.tune(recording, loss)
+
+    def test_the_command_line_exits_with_1(self, bench: Any, scale_toml: Path, tmp_path: Path) -> None:
+        """In a process of its own, whose database is deleted by another as soon as it exists."""
+        location = tmp_path / "store" / "tuning.db"
+        words = ["tune", str(scale_toml), "n=4096", f"--replay={bench.record()}", "--workers", "1", "--json"]
+        code = (
+            "import sys\n"
+            "from pathlib import Path\n"
+            "from autotile.cli import progress\n"
+            "show = progress.TuneProgress.__call__\n"
+            "def harm(self, state):\n"
+            "    show(self, state)\n"
+            f"    if state.done == 3: Path({str(location)!r}).unlink(missing_ok=True)\n"
+            "progress.TuneProgress.__call__ = harm\n"
+            "from autotile.cli.application import main\n"
+            "sys.argv[0] = 'autotile'\n"
+            "main()\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1, done.stderr
+        assert "Traceback" not in done.stderr
+        (message,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert "was deleted or moved during the run" in message
+        (rescued,) = re.findall(r'"rescued": "(.*)"', done.stdout)
+        assert rescued in message
+        assert len(searched(rescued)) == 4
