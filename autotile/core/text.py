@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -14,14 +13,10 @@ NOTHING = "-"
 """Placeholder for a missing value."""
 
 
-_UNSHOWN = re.compile(
-    r"[^\S ]|[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
-"""Characters that move the cursor, break a line, reverse a text, cannot be seen or cannot be encoded."""
-
-
 def shown_text(text: str, *, lines: bool = False) -> str:
-    """Escape the characters of a text from outside that a terminal would act upon, as in a Python string.
+    """Escape the characters of a text from outside that are not printable, as in a Python string.
+
+    These move the cursor, break a line, reverse the direction of a text, cannot be seen or cannot be encoded.
 
     Parameters
     ----------
@@ -31,10 +26,10 @@ def shown_text(text: str, *, lines: bool = False) -> str:
         Whether line breaks are kept, as in a message of several lines.
     """
 
-    def escaped(match: re.Match[str]) -> str:
-        return match[0] if lines and match[0] == "\n" else match[0].encode("unicode_escape").decode()
-
-    return _UNSHOWN.sub(escaped, text)
+    if text.isprintable():
+        return text
+    kept = "\n" if lines else ""
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
 def time_text(time_us: float | None) -> str:

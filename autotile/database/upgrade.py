@@ -110,7 +110,7 @@ def _execute(connection: Connection) -> Execute:
 
 def _refused(location: Location | str, fault: str) -> DatabaseError:
     return DatabaseError(
-        f"the database {location} is not as autotile wrote it: {fault}; remove it with sqlite3, restore a copy of the "
+        f"the database {location} was changed by another program: {fault}; remove it with sqlite3, restore a copy of the "
         "file, or name another database"
     )
 

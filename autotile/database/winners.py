@@ -108,7 +108,7 @@ class Winner:
         DataError
             A value does not match the schema.
         """
-        driver = row["driver"]
+        driver = convert(row["driver"], str)
         if device is not None and driver and driver != device.driver:
             device = replace(device, driver=driver)
         parts = {"config": row["config"], "tuned_at": row["created_at"], **measured_parts(row)}
