@@ -18,6 +18,10 @@ from types import ModuleType
 
 TYPE_CHECKING = False  # importing `typing` would be most of this module's time, and Ctrl-C in it a traceback
 if TYPE_CHECKING:
+    from autotile.api.database_check import CheckResult as CheckResult
+    from autotile.api.database_check import db_check as db_check
+    from autotile.api.database_check import db_path as db_path
+    from autotile.api.database_check import db_restore as db_restore
     from autotile.api.databases import CleanResult as CleanResult
     from autotile.api.databases import ComparedWinners as ComparedWinners
     from autotile.api.databases import DatabaseDiff as DatabaseDiff
@@ -55,10 +59,7 @@ if TYPE_CHECKING:
     from autotile.api.listings import TrialList as TrialList
     from autotile.api.listings import TunedFamily as TunedFamily
     from autotile.api.results import BestResult as BestResult
-    from autotile.api.results import CheckResult as CheckResult
     from autotile.api.results import best as best
-    from autotile.api.results import db_check as db_check
-    from autotile.api.results import db_path as db_path
     from autotile.api.results import families as families
     from autotile.api.results import list as list
     from autotile.api.results import misses as misses
@@ -84,7 +85,9 @@ if TYPE_CHECKING:
     from autotile.database.keys import TuningKey as TuningKey
     from autotile.database.merging import CopiedRows as CopiedRows
     from autotile.database.merging import MergedStudy as MergedStudy
+    from autotile.database.quarantine import Quarantine as Quarantine
     from autotile.database.retention import CleanedStudy as CleanedStudy
+    from autotile.database.rows import BadRow as BadRow
     from autotile.database.studies import StudySummary as StudySummary
     from autotile.database.trials import StoredTrial as StoredTrial
     from autotile.database.upgrade import DatabaseCheck as DatabaseCheck
@@ -96,6 +99,8 @@ if TYPE_CHECKING:
     from autotile.errors import CompileError as CompileError
     from autotile.errors import ConfigError as ConfigError
     from autotile.errors import DatabaseError as DatabaseError
+    from autotile.errors import DataError as DataError
+    from autotile.errors import DataWarning as DataWarning
     from autotile.errors import DeviceError as DeviceError
     from autotile.errors import EmptySpaceError as EmptySpaceError
     from autotile.errors import InputError as InputError
@@ -147,6 +152,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
+    "api.database_check": (
+        "CheckResult",
+        "db_check",
+        "db_path",
+        "db_restore",
+    ),
     "api.databases": (
         "CleanResult",
         "ComparedWinners",
@@ -197,10 +208,7 @@ _NAMES = {
     ),
     "api.results": (
         "BestResult",
-        "CheckResult",
         "best",
-        "db_check",
-        "db_path",
         "families",
         "list",
         "misses",
@@ -235,7 +243,9 @@ _NAMES = {
         "CopiedRows",
         "MergedStudy",
     ),
+    "database.quarantine": ("Quarantine",),
     "database.retention": ("CleanedStudy",),
+    "database.rows": ("BadRow",),
     "database.studies": ("StudySummary",),
     "database.trials": ("StoredTrial",),
     "database.upgrade": ("DatabaseCheck",),
@@ -249,6 +259,8 @@ _NAMES = {
         "BundleError",
         "CompileError",
         "ConfigError",
+        "DataError",
+        "DataWarning",
         "DatabaseError",
         "DeviceError",
         "EmptySpaceError",

@@ -12,9 +12,11 @@
     │   ├── DeviceError            compute capability that the kernel does not support
     │   ├── ArgumentError          kernel argument of wrong shape, dtype, layout or device
     │   ├── NotTunedError          only a fallback could be served, with strict serving
-    │   ├── BundleError            bundle that cannot be written or read, is damaged, or is for another device
-    │   ├── DatabaseError          database that cannot be opened, read or written
-    │   └── RecordingError         recording that is damaged, or of another version or kernel
+    │   └── DataError              file, row or message from outside that does not match its schema
+    │       ├── BundleError        bundle that cannot be written or read, is damaged, or is for another device
+    │       ├── DatabaseError      database that cannot be opened, read or written
+    │       └── RecordingError     recording that is damaged, or of another version or kernel
+    ├── DataWarning                warning of database rows that do not match their schema, and are skipped
     ├── ToolchainError             missing or outdated NVRTC, CuPy or driver
     ├── RescuedRunError            run that its database lost; its trials are in a rescue file
     ├── CompileError               failed compilation
@@ -126,11 +128,32 @@ class NotTunedError(InputError):
         super().__init__(message)
 
 
-class BundleError(InputError):
+class DataError(InputError):
+    """File, database row or message from outside that does not match its schema.
+
+    Parameters
+    ----------
+    fault
+        What was found, and what was expected.
+    field
+        Path of the field, such as ``winners[3].config``; empty for the whole.
+    """
+
+    def __init__(self, fault: str, *, field: str = "") -> None:
+        self.fault = fault
+        self.field = field
+        super().__init__(f"{field}: {fault}" if field else fault)
+
+
+class DataWarning(AutotileError, UserWarning):  # noqa: N818 - a warning, which can be turned into an error
+    """Warning of rows of a database that do not match their schema, and are skipped."""
+
+
+class BundleError(DataError):
     """Bundle that cannot be written or read, is damaged or of another version, or holds nothing for the device."""
 
 
-class DatabaseError(InputError):
+class DatabaseError(DataError):
     """Tuning database that cannot be opened, read or written."""
 
 
@@ -150,7 +173,7 @@ class RescuedRunError(AutotileError):
         super().__init__(message)
 
 
-class RecordingError(InputError):
+class RecordingError(DataError):
     """Recording that is damaged, or of another format version or kernel."""
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from autotile.core.documents import convert
 from autotile.core.frozen import dataclass
 from autotile.core.reading import parse_toml, read_regular
-from autotile.errors import InputError
+from autotile.errors import DataError, InputError
 
 _APPLICATION = "autotile"
-_LIMIT_KEY = "cache_limit_mib"
-_KNOWN_KEYS = ("database", "cache", "kernels", _LIMIT_KEY, "sanitizer", "graphs")
 _SWITCH = {"on": True, "off": False}
 _MAX_CONFIG_BYTES = 2**16
 """Maximum size of ``config.toml``."""
@@ -49,6 +50,23 @@ class Settings:
     """Whether repeated launches become CUDA graphs (``AUTOTILE_GRAPHS``, ``graphs``; ``on`` or ``off``)."""
 
 
+class _Config(msgspec.Struct, forbid_unknown_fields=True):
+    """Schema of ``config.toml``; an entry without a value takes the default of the setting."""
+
+    database: str | msgspec.UnsetType = msgspec.UNSET
+    cache: str | msgspec.UnsetType = msgspec.UNSET
+    kernels: str | msgspec.UnsetType = msgspec.UNSET
+    cache_limit_mib: int | str = 1024
+    sanitizer: str | msgspec.UnsetType = msgspec.UNSET
+    graphs: str | msgspec.UnsetType = msgspec.UNSET
+
+
+_EXPECTED_CONFIG = (
+    f"known are {', '.join(_Config.__struct_fields__)}, whose values are strings, with folders separated by "
+    f"{os.pathsep!r}; correct it or delete it"
+)
+
+
 def read_settings() -> Settings:
     """Read the settings from the environment, then the user's ``config.toml``, then the defaults.
 
@@ -59,28 +77,30 @@ def read_settings() -> Settings:
     """
     config = _read_config(_user_folder("XDG_CONFIG_HOME", ".config") / "config.toml")
 
-    def entry(variable: str, key: str, default: object) -> str:
-        return os.environ.get(variable) or str(config.get(key, default))
+    def entry(variable: str, configured: object, default: object) -> str:
+        return os.environ.get(variable) or str(default if configured is msgspec.UNSET else configured)
 
-    limit_mib = entry("AUTOTILE_CACHE_LIMIT_MIB", _LIMIT_KEY, 1024)
-    if not limit_mib.isdecimal() or int(limit_mib) == 0:
-        raise InputError(f"the cubin cache limit is {limit_mib!r}, expected a positive number of MiB")
-    graphs = entry("AUTOTILE_GRAPHS", "graphs", "on").lower()
+    limit_mib = entry("AUTOTILE_CACHE_LIMIT_MIB", config.cache_limit_mib, 1024)
+    if not re.fullmatch("0*[1-9][0-9]{0,11}", limit_mib):
+        raise InputError(f"the cubin cache limit is {limit_mib!r:.80}, expected a positive number of MiB")
+    graphs = entry("AUTOTILE_GRAPHS", config.graphs, "on").lower()
     if graphs not in _SWITCH:
         raise InputError(f"the setting graphs (AUTOTILE_GRAPHS) is {graphs!r}, expected on or off")
-    extra = entry("AUTOTILE_KERNELS", "kernels", "").split(os.pathsep)
+    extra = entry("AUTOTILE_KERNELS", config.kernels, "").split(os.pathsep)
     return Settings(
         database=_database(
-            entry("AUTOTILE_DB", "database", _user_folder("XDG_DATA_HOME", ".local/share") / "autotile.db")
+            entry("AUTOTILE_DB", config.database, _user_folder("XDG_DATA_HOME", ".local/share") / "autotile.db")
         ),
-        cache=_folder(entry("AUTOTILE_CACHE", "cache", _user_folder("XDG_CACHE_HOME", ".cache")), "the cubin cache"),
+        cache=_folder(
+            entry("AUTOTILE_CACHE", config.cache, _user_folder("XDG_CACHE_HOME", ".cache")), "the cubin cache"
+        ),
         cache_limit_bytes=int(limit_mib) * 2**20,
         kernel_folders=(
             *(_folder(folder, "a kernel folder") for folder in extra if folder),
             data_folder("search_spaces"),
         ),
         recording_folders=(data_folder("recordings"),),
-        sanitizer=entry("AUTOTILE_SANITIZER", "sanitizer", ""),
+        sanitizer=entry("AUTOTILE_SANITIZER", config.sanitizer, ""),
         graphs=_SWITCH[graphs],
     )
 
@@ -180,20 +200,16 @@ def _user_folder(variable: str, default: str) -> Path:
     return (named if named.is_absolute() else home / default) / _APPLICATION
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> _Config:
     try:
         config = parse_toml(read_regular(path, _MAX_CONFIG_BYTES).decode())
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return {}
+        return _Config()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; correct it or delete it") from None
     except ValueError as error:
         raise InputError(f"{path}: {error}; correct it or delete it") from None
-    unknown = sorted(set(config) - set(_KNOWN_KEYS))
-    if unknown:
-        raise InputError(f"{path}: unknown setting {unknown[0]!r}; known are {', '.join(_KNOWN_KEYS)}")
-    for key, value in config.items():
-        takes_number = key == _LIMIT_KEY and isinstance(value, int) and not isinstance(value, bool)
-        if not takes_number and not isinstance(value, str):
-            raise InputError(f"{path}: {key} is {value!r}, expected a string; folders are separated by {os.pathsep!r}")
-    return config
+    try:
+        return convert(config, _Config)
+    except DataError as error:
+        raise InputError(f"{path}: {error}; {_EXPECTED_CONFIG}") from None

@@ -419,7 +419,9 @@ def _read_trials(
     with opened:
         gpu_name = resolve_device(device).device.name if device is not None else None
         study = _newest_study(opened.studies(problem.kernel), problem, gpu_name)
-        return _Export(path, kernel, study, opened.stored_trials(study.study_id))
+        names = {parameter.name for parameter in kernel.spec.parameters}
+        trials = [one for one in opened.stored_trials(study.study_id) if one.trial.config.keys() == names]
+        return _Export(path, kernel, study, trials)
 
 
 def _newest_study(studies: Sequence[StudySummary], problem: Problem, gpu_name: str | None) -> StudySummary:

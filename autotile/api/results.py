@@ -21,13 +21,11 @@ from autotile.api.targets import merge_sizes, open_problem, resolve_device
 from autotile.core.device import DeviceProperties
 from autotile.core.display import Displayed
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, config_text
-from autotile.core.text import plural, source_text, time_text
+from autotile.core.text import source_text, time_text
 from autotile.database.database import database_location, location_text, open_for_reading, rows_of_kernel
-from autotile.database.engine import DamagedDatabaseError
 from autotile.database.family_store import FamilyStore
 from autotile.database.keys import space_hash
 from autotile.database.studies import StudySummary
-from autotile.database.upgrade import DatabaseCheck
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError, ProblemError
 from autotile.exchange.recording import list_recordings
@@ -115,36 +113,6 @@ class BestResult(Displayed):
 
     def _facts(self) -> Iterable[tuple[str, str]]:
         return [("reason", self.explanation)]
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class CheckResult(Displayed):
-    """Result of a check of a database.
-
-    Attributes
-    ----------
-    location
-        Path or URL of the database, without a password.
-    check
-        Numbers of rows and faults found; None if there is no database yet.
-    """
-
-    location: str
-    check: DatabaseCheck | None
-
-    @property
-    def whole(self) -> bool:
-        """Whether no fault was found; a database that does not exist yet has none."""
-        return self.check is None or self.check.ok
-
-    def _headline(self) -> str:
-        if self.check is None:
-            return f"{self.location} does not exist yet"
-        return f"{self.location}: {'whole' if self.whole else plural(len(self.check.problems), 'fault')}"
-
-    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
-        counts = self.check.counts if self.check is not None else {}
-        return ("table", "rows"), [(name, f"{count:,}") for name, count in counts.items()]
 
 
 def best(
@@ -339,46 +307,6 @@ def misses(kernel: str | Path | None = None, *, database: str | Path | None = No
     with opened:
         found = [_miss(one) for one in assess_misses(opened, kernel)]
     return MissList(tuple(sorted(found, key=lambda miss: (-(miss.lost_s or 0.0), -miss.count))))
-
-
-def db_check(database: str | Path | None = None) -> CheckResult:
-    """Check a database for damage and for rows without their study or run.
-
-    Parameters
-    ----------
-    database
-        Path or URL; None for the user's own, which need not exist.
-
-    Raises
-    ------
-    InputError
-        It cannot be read at all, is not a database, or a database given by name does not exist.
-    """
-    location = location_text(database)
-    try:
-        opened = open_for_reading(database)
-    except DamagedDatabaseError as error:
-        return CheckResult(location, DatabaseCheck.damaged(location, [str(error)]))
-    if opened is None:
-        return CheckResult(location, None)
-    with opened:
-        return CheckResult(location, opened.check())
-
-
-def db_path(database: str | Path | None = None) -> str:
-    """Return the location of a database as it may be shown: the password of a URL is masked.
-
-    Parameters
-    ----------
-    database
-        Path or URL; None for the user's own, which need not exist.
-
-    Raises
-    ------
-    InputError
-        The URL is of an unsupported kind.
-    """
-    return location_text(database)
 
 
 def _best_result(bound: BoundKernel) -> BestResult:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from autotile.api.progress import FamilyObserver, Observer, family_observer, session_observer
 from autotile.api.targets import check_device_index, merge_sizes, open_problem, resolve_gpu
 from autotile.core.display import Displayed
+from autotile.core.documents import encode_json
 from autotile.core.model import Config, Problem
 from autotile.core.objectives import TIME, normalize_objectives
 from autotile.core.text import plural
@@ -393,8 +393,8 @@ def serving_call(kernel: str, problem: Problem, *, dtype: str | None, database: 
     """
     database = str(parse_location(database)) if database is not None else None
     sizes = [f"{name}={value}" for name, value in problem.sizes.items()]
-    choices = [f"{name}={json.dumps(value)}" for name, value in (("dtype", dtype), ("database", database)) if value]
-    return f"kernel = autotile.get_best_kernel({', '.join([json.dumps(kernel), *sizes, *choices])})"
+    choices = [f"{name}={encode_json(value)}" for name, value in (("dtype", dtype), ("database", database)) if value]
+    return f"kernel = autotile.get_best_kernel({', '.join([encode_json(kernel), *sizes, *choices])})"
 
 
 def family_serving_call(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -26,8 +27,9 @@ from autotile.cli.output import (
     help_without_command,
     replace_closed_streams,
     show_error,
+    show_warning,
 )
-from autotile.errors import AutotileError, InputError, RescuedRunError
+from autotile.errors import AutotileError, DataWarning, InputError, RescuedRunError
 
 EVERYDAY, RESULTS, EXCHANGE, CARE = "Everyday", "Results", "Exchange", "Care"
 """Panels of commands in the help."""
@@ -100,7 +102,10 @@ class CommandLine(TyperGroup):
     ) -> Any:
         """Run a command and report its errors; return the exit code."""
         try:
-            return super().main(words, prog_name, complete_var, False, expand, **extra)
+            with warnings.catch_warnings():
+                warnings.showwarning = show_warning  # type: ignore[assignment]
+                warnings.simplefilter("always", DataWarning)  # each is raised once
+                return super().main(words, prog_name, complete_var, False, expand, **extra)
         except UnwrittenAnswerError:
             raise
         except typer.TyperException as error:

@@ -13,7 +13,7 @@ from rich.text import Text
 from autotile.cli.arguments import ArchitectureOption, DatabaseOption, DtypeOption, JsonOption, complete_kernel
 from autotile.cli.output import examples, show
 from autotile.cli.tables import RIGHT, below, facts, table
-from autotile.core.text import bytes_text
+from autotile.core.text import bytes_text, shown_text
 from autotile.errors import InputError
 
 if TYPE_CHECKING:
@@ -92,9 +92,11 @@ def bundle_table(written: WrittenBundle) -> RenderableType:
     """Render the file, then one line for each kernel."""
     kernels = table("kernel", f"{RIGHT}problems", f"{RIGHT}cubins", "architectures")
     for entry in written.kernels:
-        kernels.add_row(entry.kernel, f"{entry.problems:,}", f"{entry.cubins:,}", " ".join(entry.architectures))
+        kernels.add_row(
+            shown_text(entry.kernel), f"{entry.problems:,}", f"{entry.cubins:,}", " ".join(entry.architectures)
+        )
     head = facts([("bundle", f"{written.file} ({bytes_text(written.size_bytes)})"), ("digest", written.digest)])
-    return Group(head, below(kernels), *(below(Text(notice)) for notice in written.notices))
+    return Group(head, below(kernels), *(below(Text(shown_text(notice))) for notice in written.notices))
 
 
 def register(app: typer.Typer) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
 from autotile.cli.arguments import DatabaseOption, JsonOption
 from autotile.cli.output import NOTHING_FOUND, examples, help_without_command, show
-from autotile.cli.tables import facts
+from autotile.cli.tables import facts, lines
 from autotile.core.text import plural
 
 if TYPE_CHECKING:
-    from autotile.api.results import CheckResult
+    from autotile.api.database_check import CheckResult
+    from autotile.database.quarantine import Quarantine
+    from autotile.database.rows import BadRow
 
 
 def db(context: typer.Context) -> None:
@@ -21,14 +23,21 @@ def db(context: typer.Context) -> None:
     help_without_command(context)
 
 
-def check(*, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
-    """Check the database for damage and lost rows.
+def check(
+    *,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Move rows that cannot be used to a file beside the database.")
+    ] = False,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the database for damage, lost rows and rows that cannot be used.
 
-    Exits with 1 if a fault is found.
+    Exits with 1 if a fault is found and not cured.
     """
-    from autotile.api import results
+    from autotile.api import database_check
 
-    found = results.db_check(database)
+    found = database_check.db_check(database, quarantine=quarantine)
     show(found, check_table, check_document, as_json=as_json)
     if not found.whole:
         raise typer.Exit(NOTHING_FOUND)
@@ -37,15 +46,24 @@ def check(*, database: DatabaseOption = None, as_json: JsonOption = False) -> No
 def check_table(result: CheckResult) -> RenderableType:
     """Render the numbers of rows and the state, one fact per line."""
     check = result.check
-    rows = [("database", result.location)]
+    rows: list[tuple[str, RenderableType]] = [("database", result.location)]
     if check is None:
         return facts([*rows, ("state", "not there yet; the first `autotile tune` makes it")])
     rows.append(("schema", check.revision))
     rows.append(("rows", ", ".join(f"{name} {count:,}" for name, count in check.counts.items()) or "unknown"))
     if check.unfinished_runs:
         rows.append(("unfinished", f"{plural(check.unfinished_runs, 'run')}: still going, or killed"))
-    rows.append(("state", "whole" if check.ok else "\n".join(check.problems)))
+    if result.quarantine is not None:
+        rows.append(("moved", f"{_counts_text(result.quarantine)} to {result.quarantine.path}"))
+    faults = [*check.problems, *map(str, check.bad_rows)]
+    rows.append(("state", lines(faults or ["whole"])))
+    if check.bad_rows:
+        rows.append(("cure", "`autotile db check --quarantine` moves such rows to a file beside the database"))
     return facts(rows)
+
+
+def _counts_text(quarantine: Quarantine) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in quarantine.counts.items())
 
 
 def check_document(result: CheckResult) -> dict[str, Any]:
@@ -59,14 +77,42 @@ def check_document(result: CheckResult) -> dict[str, Any]:
         "rows": dict(check.counts) if check is not None else {},
         "unfinished_runs": check.unfinished_runs if check is not None else 0,
         "problems": list(check.problems) if check is not None else [],
+        "bad_rows": [_bad_row_document(row) for row in check.bad_rows] if check is not None else [],
+        "quarantine": quarantine_document(result.quarantine) if result.quarantine is not None else None,
     }
+
+
+def _bad_row_document(row: BadRow) -> dict[str, Any]:
+    return {"table": row.table, "id": row.row_id, "field": row.field, "reason": row.fault}
+
+
+def quarantine_document(moved: Quarantine) -> dict[str, Any]:
+    """Return the file and the numbers of rows for JSON."""
+    return {"file": str(moved.path), "rows": dict(moved.counts)}
+
+
+def restore(
+    file: Annotated[str, typer.Argument(help="File that `autotile db check --quarantine` wrote.", show_default=False)],
+    *,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put quarantined rows back into the database, all or none."""
+    from autotile.api import database_check
+
+    show(database_check.db_restore(file, database), restored_table, quarantine_document, as_json=as_json)
+
+
+def restored_table(restored: Quarantine) -> RenderableType:
+    """Render the numbers of rows and the file."""
+    return facts([("restored", _counts_text(restored)), ("file", str(restored.path))])
 
 
 def path(*, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
     """Show where the database is."""
-    from autotile.api import results
+    from autotile.api import database_check
 
-    show(results.db_path(database), str, path_document, as_json=as_json)
+    show(database_check.db_path(database), str, path_document, as_json=as_json)
 
 
 def path_document(location: str) -> dict[str, Any]:
@@ -78,6 +124,9 @@ def register(app: typer.Typer) -> None:
     """Add the group of commands."""
     group = typer.Typer(rich_markup_mode=None)
     group.callback(invoke_without_command=True)(db)
-    group.command(epilog=examples("autotile db check", "autotile db check --db team.db --json"))(check)
+    group.command(
+        epilog=examples("autotile db check", "autotile db check --db team.db --json", "autotile db check --quarantine")
+    )(check)
+    group.command(epilog=examples("autotile db restore autotile.db.quarantine-20260501T123015000000.json"))(restore)
     group.command(epilog=examples("autotile db path", "sqlite3 $(autotile db path) .tables"))(path)
     app.add_typer(group, name="db")

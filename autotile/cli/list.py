@@ -10,7 +10,17 @@ from rich.text import Text
 
 from autotile.cli.arguments import DatabaseOption, JsonOption, OptionalKernelArgument
 from autotile.cli.output import examples, show
-from autotile.cli.tables import RIGHT, STUDY_HEADINGS, Listing, below, facts, study_columns, study_document, title
+from autotile.cli.tables import (
+    RIGHT,
+    STUDY_HEADINGS,
+    Listing,
+    below,
+    facts,
+    lines,
+    study_columns,
+    study_document,
+    title,
+)
 from autotile.core.model import config_text
 from autotile.core.text import NOTHING, moment_text, percent_text, plural, sizes_text, source_text, time_text
 from autotile.errors import InputError
@@ -157,8 +167,10 @@ def _family_facts(family: TunedFamily) -> RenderableType:
 
 def rule_facts(rule: FamilyRule) -> RenderableType:
     """Render the configurations of a family's rule and its tree."""
-    configs = [(f"#{number}", config_text(one.config)) for number, one in enumerate(rule.configs)]
-    return facts([*configs, ("rule", "\n".join(rule.lines()))])
+    configs: list[tuple[str, RenderableType]] = [
+        (f"#{number}", config_text(one.config)) for number, one in enumerate(rule.configs)
+    ]
+    return facts([*configs, ("rule", lines(rule.lines()))])
 
 
 def loss_text(rule: FamilyRule) -> str:

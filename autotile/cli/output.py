@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -15,8 +14,10 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from autotile.cli.tables import Trimmed
+from autotile.core.documents import encode_json
+from autotile.core.text import shown_text
 from autotile.database.paths import masked_message
-from autotile.errors import AutotileError
+from autotile.errors import AutotileError, DataWarning
 
 Result = TypeVar("Result")
 
@@ -83,7 +84,7 @@ def show(
 
 def print_json(document: Any) -> None:
     """Print one JSON document."""
-    text = json.dumps(document, indent=2)
+    text = encode_json(document, indent=2)
     with _answering():
         print(text, flush=True)
 
@@ -91,7 +92,12 @@ def print_json(document: Any) -> None:
 def notice(text: str) -> None:
     """Print a remark for the user on standard error, unless it is empty."""
     if text:
-        _print_remark(Text(text, style="dim"))
+        _print_remark(Text(shown_text(text, lines=True), style="dim"))
+
+
+def show_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:
+    """Print a warning as a remark on standard error; stands in for `warnings.showwarning`."""
+    notice(f"{'' if issubclass(category, DataWarning) else f'{category.__name__}: '}{message}")
 
 
 def show_error(message: str, kind: str, *, as_json: bool, rescued: str = "") -> None:
@@ -103,7 +109,7 @@ def show_error(message: str, kind: str, *, as_json: bool, rescued: str = "") -> 
         As in `autotile.errors.RescuedRunError`; stated in the document.
     """
     message = masked_message(message)  # a URL may stand in any argument, such as in place of a kernel
-    _print_remark(Text.assemble(("error: ", "bold red"), message))
+    _print_remark(Text.assemble(("error: ", "bold red"), shown_text(message, lines=True)))
     if as_json:
         found = {"rescued": rescued} if rescued else {}
         print_json({"error": {"kind": kind, "message": message, **found}})

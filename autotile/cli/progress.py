@@ -15,7 +15,7 @@ from rich.text import Text
 
 from autotile.api.progress import best_text, count_text, plain_line, trial_count, trial_target
 from autotile.core.model import Problem
-from autotile.core.text import device_text, duration_text, funnel_text
+from autotile.core.text import device_text, duration_text, funnel_text, shown_text
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.workrate import Workrate
 from autotile.tuning.family_session import FamilyStep
@@ -75,7 +75,7 @@ class TuneProgress:
         """Show a state of the session, at first with its notices."""
         if self._latest is None:
             for notice in progress.notices:
-                self._console.print(Text(notice, style="dim"), soft_wrap=not self._console.is_terminal)
+                self._console.print(Text(shown_text(notice), style="dim"), soft_wrap=not self._console.is_terminal)
         self._latest = progress
         self._received_s = time.monotonic()
         if self._live is None:
@@ -87,18 +87,18 @@ class TuneProgress:
             return
         self._phase = progress.phase
         self._printed_s = self._received_s
-        self._console.print(plain_line(progress, self._rate), soft_wrap=True)
+        self._console.print(shown_text(plain_line(progress, self._rate)), soft_wrap=True)
 
     def _picture(self) -> RenderableType:
         progress = self._latest
         if progress is None:
-            return Text(f"{self._problem}: enumerating the search space")
+            return Text(f"{shown_text(str(self._problem))}: enumerating the search space")
         since_s = time.monotonic() - self._received_s
         head = Text.assemble((str(self._problem), "bold"), f" on {device_text(progress.device)}")
         return Group(
             head,
             _bar_line(progress, since_s),
-            Text(best_text(progress, self._rate)),
+            Text(shown_text(best_text(progress, self._rate))),
             Text(funnel_text(progress.gates, progress.outcomes), style="dim"),
         )
 
@@ -134,7 +134,9 @@ class FamilyProgress:
         if self._point != (step.phase, step.number):
             self._close_session()
             self._point = (step.phase, step.number)
-            self._console.print(f"{step.phase} point {step.number} of {step.count}: {step.problem}", soft_wrap=True)
+            self._console.print(
+                f"{step.phase} point {step.number} of {step.count}: {shown_text(str(step.problem))}", soft_wrap=True
+            )
             self._session = TuneProgress(self._console, step.problem, Workrate.of(self._spec, step.problem))
             self._session.__enter__()
         if self._session is not None:

@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from autotile.core.text import NOTHING
+from autotile.core.text import NOTHING, shown_text
 
 if TYPE_CHECKING:
     from autotile.core.model import Config, Measurement
@@ -31,13 +31,17 @@ COLUMN_GAP = 3
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """Renderable without the trailing spaces that fill its lines up to the width of the table or of the terminal."""
+    """Renderable without the trailing spaces that fill its lines up to the width of the table or of the terminal.
+
+    Characters that a terminal would act upon are escaped.
+    """
 
     renderable: RenderableType
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render it line by line."""
-        for line in Segment.split_lines(console.render(self.renderable, options)):
+        for rendered in Segment.split_lines(console.render(self.renderable, options)):
+            line = [segment._replace(text=shown_text(segment.text)) for segment in rendered if not segment.control]
             while line and not line[-1].text.strip():
                 line.pop()
             if line:
@@ -79,7 +83,7 @@ def facts(rows: Iterable[tuple[str, RenderableType]], *, min_label_width: int = 
     Parameters
     ----------
     rows
-        Labels and values.
+        Labels and values; a value of several lines is a renderable, see `lines`.
     min_label_width
         Minimum width of the column of labels, in characters.
     """
@@ -87,19 +91,19 @@ def facts(rows: Iterable[tuple[str, RenderableType]], *, min_label_width: int = 
     grid.add_column(style="dim", no_wrap=True, min_width=min_label_width)
     grid.add_column(overflow="fold")
     for label, value in rows:
-        grid.add_row(label, value)
+        grid.add_row(shown_text(label), shown_text(value) if isinstance(value, str) else value)
     return grid
 
 
 def lines(texts: Iterable[str]) -> RenderableType:
     """Return texts below one another; the wrapped lines of a text keep its indentation."""
-    bare = [(text.lstrip(), len(text) - len(text.lstrip())) for text in texts]
+    bare = [(shown_text(text.lstrip()), len(text) - len(text.lstrip())) for text in texts]
     return Group(*(Padding(Text(text, overflow="fold"), (0, 0, 0, indent), expand=False) for text, indent in bare))
 
 
 def title(text: str) -> RenderableType:
     """Return the first line of a result, with an empty line below."""
-    return Padding(Text(text, style="bold"), (0, 0, 1, 0), expand=False)
+    return Padding(Text(shown_text(text), style="bold"), (0, 0, 1, 0), expand=False)
 
 
 def below(renderable: RenderableType) -> RenderableType:
@@ -130,6 +134,10 @@ class Listing:
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     movable: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Escape the texts."""
+        object.__setattr__(self, "rows", [tuple(map(shown_text, row)) for row in self.rows])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render as many columns side by side as fit, and the others under each row."""

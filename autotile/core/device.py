@@ -12,12 +12,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
+
+from autotile.core.documents import Bytes, Name, NonNegative, Positive, convert
 from autotile.core.frozen import dataclass
-from autotile.errors import InputError
+from autotile.errors import DataError, InputError
 
 Source = Literal["cuda", "profile", "replayed"]
+Capability = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,3}\.[0-9]{1,3}\Z")]
+"""Compute capability, such as ``"9.0"``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,41 +32,41 @@ class DeviceProperties:
     The limits are those that the CUDA occupancy calculation uses.
     """
 
-    name: str
-    compute_capability: str
+    name: Name
+    compute_capability: Capability
     """Such as ``"9.0"``."""
-    sm_count: int
-    warp_size: int
-    max_threads_per_block: int
-    max_threads_per_sm: int
-    max_blocks_per_sm: int
-    registers_per_block: int
-    registers_per_sm: int
-    max_registers_per_thread: int
-    register_unit: int
+    sm_count: Positive
+    warp_size: Positive
+    max_threads_per_block: Positive
+    max_threads_per_sm: Positive
+    max_blocks_per_sm: Positive
+    registers_per_block: Positive
+    registers_per_sm: Positive
+    max_registers_per_thread: Positive
+    register_unit: Positive
     """Register allocation unit, per warp (compute capability 2 and later) or per block."""
-    warp_unit: int
+    warp_unit: Positive
     """Warp allocation granularity: warps of a block are rounded up to a multiple of it for register allocation."""
-    smem_per_block_bytes: int
+    smem_per_block_bytes: Bytes
     """Maximum shared memory per block without opt-in."""
-    smem_per_block_optin_bytes: int
+    smem_per_block_optin_bytes: Bytes
     """Maximum shared memory per block with opt-in."""
-    smem_per_sm_bytes: int
-    smem_reserved_per_block_bytes: int
+    smem_per_sm_bytes: Bytes
+    smem_reserved_per_block_bytes: Bytes
     """Shared memory per block reserved by the system (1 KiB from compute capability 8.0)."""
-    smem_unit_bytes: int
+    smem_unit_bytes: Positive
     """Shared memory allocation unit."""
-    max_block_dim: tuple[int, int, int]
-    max_grid_dim: tuple[int, int, int]
-    l2_bytes: int
-    memory_bytes: int
-    memory_bandwidth_bytes_per_s: float
-    clock_mhz: float
+    max_block_dim: tuple[Positive, Positive, Positive]
+    max_grid_dim: tuple[Positive, Positive, Positive]
+    l2_bytes: Bytes
+    memory_bytes: Bytes
+    memory_bandwidth_bytes_per_s: NonNegative
+    clock_mhz: NonNegative
     """Maximum SM clock."""
-    fp32_lanes_per_sm: int
+    fp32_lanes_per_sm: Positive
     """fp32 fused multiply-adds per SM and clock cycle."""
     source: Source = "cuda"
-    driver: str = ""
+    driver: Name = ""
 
     @property
     def architecture(self) -> str:
@@ -82,31 +87,23 @@ class DeviceProperties:
         """Return all fields as JSON values."""
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> DeviceProperties:
-        """Create an instance from JSON values; the inverse of `to_json`.
 
-        Raises
-        ------
-        ValueError
-            A field is missing.
-        """
-        values: dict[str, Any] = {}
-        for field in fields(cls):
-            if field.name in data:
-                value = data[field.name]
-                values[field.name] = tuple(value) if isinstance(value, list) else value
-            elif field.name not in ("source", "driver"):
-                raise ValueError(f"device properties lack {field.name!r}")
-        return cls(**values)
-
-
-EXPRESSION_NAMES = tuple(f.name for f in fields(DeviceProperties) if f.type in ("int",))
+EXPRESSION_NAMES = tuple(f.name for f in fields(DeviceProperties) if f.type in ("Positive", "Bytes"))
 """Names of ``device.*`` in expressions: all integer properties."""
 
 
-_KINDS = {field.name: str(field.type) for field in fields(DeviceProperties)} | {"like": "str"}
-_EXPECTED = {"int": "a whole number, 0 or more", "float": "a number, 0 or more", "str": "a string"}
+class _Names(msgspec.Struct):
+    """Name and compute capability of a profile."""
+
+    name: Name
+    compute_capability: Capability
+
+
+class _Figure(msgspec.Struct, forbid_unknown_fields=True):
+    """A property with the document that states it."""
+
+    value: Any
+    source: str
 
 
 def read_table(text: str, source: str) -> dict[str, Any]:
@@ -124,7 +121,7 @@ def read_table(text: str, source: str) -> dict[str, Any]:
 
 
 def read_figures(table: Any, sources: Any, location: str) -> dict[str, Any]:
-    """Return the checked values of the figures in a table.
+    """Return the values of the figures in a table, each of which names its source.
 
     Parameters
     ----------
@@ -138,37 +135,23 @@ def read_figures(table: Any, sources: Any, location: str) -> dict[str, Any]:
     Raises
     ------
     InputError
-        A figure is unknown, has no source, or does not have the type of its field.
+        A figure has no source.
     """
     if not isinstance(sources, dict):
         raise InputError(f"{location}: there is no [sources] table; list the documents that the figures come from")
     if not isinstance(table, dict):
         raise InputError(f"{location}: expected a table of figures, got {table!r}")
-    return {name: _value(entry, _KINDS.get(name), sources, f"{location}: {name}") for name, entry in table.items()}
-
-
-def _value(entry: Any, kind: str | None, sources: Mapping[str, Any], location: str) -> Any:
-    if kind is None:
-        raise InputError(f"{location}: unknown figure; expected a field of DeviceProperties")
-    if not isinstance(entry, dict) or set(entry) != {"value", "source"}:
-        raise InputError(f"{location}: expected {{ value = ..., source = ... }}, got {entry!r}")
-    if entry["source"] not in sources:
-        raise InputError(f"{location}: source {entry['source']!r} is not in [sources]; listed: {', '.join(sources)}")
-    return _of_kind(entry["value"], kind, location)
-
-
-def _of_kind(value: Any, kind: str, location: str) -> Any:
-    if (kind == "int" and _is_whole(value)) or (kind == "str" and isinstance(value, str)):
-        return value
-    if kind == "float" and (_is_whole(value) or (isinstance(value, float) and value >= 0.0)):
-        return float(value)
-    if kind.startswith("tuple") and isinstance(value, list) and len(value) == 3 and all(map(_is_whole, value)):
-        return tuple(value)
-    raise InputError(f"{location}: expected {_EXPECTED.get(kind, 'three whole numbers, 0 or more')}, got {value!r}")
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    figures = {}
+    for name, entry in table.items():
+        try:
+            figure = convert(entry, _Figure)
+        except DataError as error:
+            raise InputError(f"{location}: {name}: {error}; expected {{ value = ..., source = ... }}") from None
+        if figure.source not in sources:
+            listed = ", ".join(sources)
+            raise InputError(f"{location}: {name}: source {figure.source!r} is not in [sources]; listed: {listed}")
+        figures[name] = figure.value
+    return figures
 
 
 _FOLDER = Path(__file__).parent
@@ -178,23 +161,23 @@ _FOLDER = Path(__file__).parent
 class CapabilityLimits:
     """Properties common to all devices of a compute capability; fields as in `DeviceProperties`."""
 
-    warp_size: int
-    max_threads_per_block: int
-    max_threads_per_sm: int
-    max_blocks_per_sm: int
-    max_block_dim: tuple[int, int, int]
-    max_grid_dim: tuple[int, int, int]
-    registers_per_block: int
-    registers_per_sm: int
-    max_registers_per_thread: int
-    register_unit: int
-    warp_unit: int
-    smem_per_block_bytes: int
-    smem_per_block_optin_bytes: int
-    smem_per_sm_bytes: int
-    smem_reserved_per_block_bytes: int
-    smem_unit_bytes: int
-    fp32_lanes_per_sm: int
+    warp_size: Positive
+    max_threads_per_block: Positive
+    max_threads_per_sm: Positive
+    max_blocks_per_sm: Positive
+    max_block_dim: tuple[Positive, Positive, Positive]
+    max_grid_dim: tuple[Positive, Positive, Positive]
+    registers_per_block: Positive
+    registers_per_sm: Positive
+    max_registers_per_thread: Positive
+    register_unit: Positive
+    warp_unit: Positive
+    smem_per_block_bytes: Bytes
+    smem_per_block_optin_bytes: Bytes
+    smem_per_sm_bytes: Bytes
+    smem_reserved_per_block_bytes: Bytes
+    smem_unit_bytes: Positive
+    fp32_lanes_per_sm: Positive
 
 
 _LIMITS = frozenset(field.name for field in fields(CapabilityLimits))
@@ -262,14 +245,14 @@ def parse_profile(text: str, source: str) -> DeviceProperties:
     """
     table = read_table(text, source)
     sources = table.pop("sources", None)
-    names = {key: table.pop(key, None) for key in ("name", "compute_capability")}
-    for key, value in names.items():
-        if not isinstance(value, str):
-            raise InputError(f"{source}: {key}: expected a string, got {value!r}")
+    names = {key: table.pop(key) for key in ("name", "compute_capability") if key in table}
     figures = read_figures(table, sources, source)
     _check_names(figures, _CHIP_FIGURES, source)
-    limits = asdict(limits_for(names["compute_capability"]))
-    return DeviceProperties.from_json({**names, **limits, **figures, "source": "profile"})
+    try:
+        limits = asdict(limits_for(convert(names, _Names).compute_capability))
+        return convert({**names, **limits, **figures, "source": "profile"}, DeviceProperties)
+    except DataError as error:
+        raise InputError(f"{source}: {error}") from None
 
 
 class Capabilities:
@@ -308,7 +291,11 @@ class Capabilities:
         InputError
             The row is malformed.
         """
-        return CapabilityLimits(**self._figures(self._names[version]))
+        name = self._names[version]
+        try:
+            return convert(self._figures(name), CapabilityLimits)
+        except DataError as error:
+            raise InputError(f"{self._source}: [{name}]: {error}") from None
 
     def _figures(self, name: str) -> dict[str, Any]:
         """Return the figures of a row, completed by those of the row that it is ``like``."""
@@ -342,10 +329,8 @@ def _capabilities() -> Capabilities:
     return Capabilities(file.read_text(encoding="utf-8"), file.name)
 
 
-def _check_names(figures: Mapping[str, Any], expected: frozenset[str], location: str) -> None:
-    if missing := expected - figures.keys():
-        raise InputError(f"{location}: missing: {', '.join(sorted(missing))}")
-    if surplus := figures.keys() - expected:
+def _check_names(figures: Mapping[str, Any], known: frozenset[str], location: str) -> None:
+    if surplus := figures.keys() - known:
         raise InputError(f"{location}: does not belong here: {', '.join(sorted(surplus))}")
 
 

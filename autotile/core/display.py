@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from autotile.core.text import shown_text
+
 
 class Displayed:
     """Base class of the results of public functions.
@@ -28,7 +30,7 @@ class Displayed:
         return (), ()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self._headline()}>"
+        return f"<{type(self).__name__}: {shown_text(self._headline())}>"
 
     def _repr_html_(self) -> str:
         """Return the headline, the facts and the rows as HTML, with every text escaped."""

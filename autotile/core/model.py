@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
 from typing import Any, Literal
 
+from autotile.core.documents import (
+    Bytes,
+    Count,
+    Finite,
+    Fraction,
+    Name,
+    NonNegative,
+    Text,
+    TimeUs,
+    Whole,
+    canonical_json,
+)
 from autotile.core.frozen import dataclass
 
-Value = int | bool | str
-Config = Mapping[str, Value]
+Value = Whole | bool | Name
+Config = Mapping[Name, Value]
 """A value for each tunable parameter, in the order of the search space."""
 
 L2Mode = Literal["cold", "hot"]
 
 SAME_CODE = "same_code"
 """Stage of a candidate that was not measured because it compiled to the code of an earlier one."""
-
-
-def canonical_json(value: Any) -> str:
-    """Return JSON with sorted keys and without spaces, which is equal for equal values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def config_key(config: Config) -> str:
@@ -67,9 +73,9 @@ class Outcome(StrEnum):
 class Problem:
     """A kernel at given sizes and dtype, which a configuration is tuned for."""
 
-    kernel: str
-    sizes: Mapping[str, int]
-    dtype: str
+    kernel: Name
+    sizes: Mapping[Name, Count]
+    dtype: Name
 
     def __str__(self) -> str:
         sizes = " ".join(f"{name}={value}" for name, value in self.sizes.items())
@@ -80,9 +86,9 @@ class Problem:
 class LaunchGeometry:
     """Grid, block and dynamic shared memory per block of a launch."""
 
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    dynamic_smem_bytes: int
+    grid: tuple[Count, Count, Count]
+    block: tuple[Count, Count, Count]
+    dynamic_smem_bytes: Bytes
 
     @property
     def threads(self) -> int:
@@ -99,12 +105,12 @@ class LaunchGeometry:
 class Resources:
     """Resources of a kernel, as reported by the compiler."""
 
-    registers: int
+    registers: Count
     """Registers per thread."""
-    spill_store_bytes: int
-    spill_load_bytes: int
-    stack_bytes: int
-    static_smem_bytes: int
+    spill_store_bytes: Bytes
+    spill_load_bytes: Bytes
+    stack_bytes: Bytes
+    static_smem_bytes: Bytes
 
     @property
     def spill_bytes(self) -> int:
@@ -116,13 +122,13 @@ class Resources:
 class Occupancy:
     """Resident blocks per SM, and the resources that limit them."""
 
-    blocks_per_sm: int
-    warps_per_sm: int
-    occupancy: float
+    blocks_per_sm: Count
+    warps_per_sm: Count
+    occupancy: Fraction
     """Resident warps as a fraction of the SM's maximum, 0 to 1."""
-    limited_by: tuple[str, ...]
+    limited_by: tuple[Name, ...]
     """Keys of ``limits`` that allow no more than ``blocks_per_sm``."""
-    limits: Mapping[str, int]
+    limits: Mapping[Name, Whole]
     """Blocks per SM allowed by each of ``threads``, ``registers``, ``shared_memory`` and ``blocks``."""
 
 
@@ -130,10 +136,10 @@ class Occupancy:
 class Measurement:
     """Time of a configuration: median of ``samples_us`` with its 95 % confidence interval."""
 
-    time_us: float
-    low_us: float
-    high_us: float
-    samples_us: tuple[float, ...] = ()
+    time_us: TimeUs
+    low_us: NonNegative
+    high_us: NonNegative
+    samples_us: tuple[NonNegative, ...] = ()
     l2: L2Mode = "cold"
 
     def to_json(self) -> dict[str, Any]:
@@ -147,20 +153,20 @@ class Trial:
 
     config: Config
     outcome: Outcome
-    reason: str = ""
+    reason: Text = ""
     """Reason for the outcome, as one line; empty if the candidate was measured and is ``OK``."""
-    stage: str = ""
+    stage: Name = ""
     """Stage that determined the outcome: ``limits``, ``compile``, ``resources``, `SAME_CODE`, ``load``, ``verify``,
     ``measure``, ``finals`` or ``sanitize``."""
     geometry: LaunchGeometry | None = None
     resources: Resources | None = None
     occupancy: Occupancy | None = None
     measurement: Measurement | None = None
-    cubin_hash: str = ""
+    cubin_hash: Name = ""
     source: Literal["cuda", "replayed"] = "cuda"
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[Name, NonNegative] = field(default_factory=dict)
     """Wall time of each completed stage, in seconds."""
-    telemetry: Mapping[str, float | int | str] = field(default_factory=dict)
+    telemetry: Mapping[Name, Finite | Whole | Text] = field(default_factory=dict)
     """Clock, power, temperature and throttle reasons during measurement, if NVML provides them; the time of the
     reference kernel (``reference_us``), which tracks the drift of the GPU, and of an empty interval between two events
     (``event_floor_us``); the maximum error in verification (``max_error``); if requested, the energy of a run

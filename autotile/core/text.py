@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 
 from autotile.core.device import DeviceProperties
@@ -10,6 +11,24 @@ from autotile.core.model import Occupancy, Outcome
 
 NOTHING = "-"
 """Placeholder for a missing value."""
+
+
+def shown_text(text: str, *, lines: bool = False) -> str:
+    """Escape the characters of a text from outside that are not printable, as in a Python string.
+
+    These move the cursor, break a line, reverse the direction of a text, cannot be seen or cannot be encoded.
+
+    Parameters
+    ----------
+    text
+        Name, value or message, as it was stored.
+    lines
+        Whether line breaks are kept, as in a message of several lines.
+    """
+    if text.isprintable():
+        return text
+    kept = "\n" if lines else ""
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
 def time_text(time_us: float | None) -> str:
@@ -55,7 +74,11 @@ def duration_text(seconds: float) -> str:
 
 def moment_text(moment: datetime | None) -> str:
     """Format a date and time in the local time zone, to the minute: ``2025-01-02 03:04``."""
-    return NOTHING if moment is None else f"{moment.astimezone():%Y-%m-%d %H:%M}"
+    if moment is None:
+        return NOTHING
+    with suppress(OverflowError):  # in year 1 or 9999
+        moment = moment.astimezone()
+    return f"{moment:%Y-%m-%d %H:%M}"
 
 
 def sizes_text(sizes: Mapping[str, int]) -> str:

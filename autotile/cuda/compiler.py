@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -17,10 +16,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from autotile.core.documents import Name, canonical_json, decode_json, encode_json
 from autotile.core.frozen import dataclass
-from autotile.core.model import Config, Resources, Value, canonical_json
+from autotile.core.model import Config, Resources, Value
 from autotile.cuda.toolchain import include_folders, load_nvrtc, nvrtc_version
-from autotile.errors import CompileError, InputError, ToolchainError
+from autotile.errors import CompileError, DataError, InputError, ToolchainError
 from autotile.kernel.includes import is_permitted, permitted_folders
 
 if TYPE_CHECKING:
@@ -56,16 +58,11 @@ class CompileJob:
     def key(self) -> str:
         """Name of the cubin in the cache: a SHA-256 hash of everything that the cubin depends on."""
         identity = [self.source_hash, self.entry, self.architecture, list(self.options), nvrtc_version()]
-        return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+        return hashlib.sha256(canonical_json(identity).encode(errors="surrogatepass")).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """Return the job as JSON values, for a compile worker."""
         return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CompileJob:
-        """Invert `to_json`."""
-        return cls(**{**data, "options": tuple(data["options"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +231,7 @@ def _create_private(folder: Path) -> None:
 
 
 def _entry_hash(key: str, cubin_hash: str, resources: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical_json([key, cubin_hash, resources]).encode()).hexdigest()
+    return hashlib.sha256(canonical_json([key, cubin_hash, resources]).encode(errors="surrogatepass")).hexdigest()
 
 
 _WRITES_BETWEEN_TRIMS = 32
@@ -249,6 +246,13 @@ class CachedCubin:
     path: Path
     cubin_hash: str
     """SHA-256 hash of the cubin: equal for configurations that compile to the same code."""
+    resources: Resources
+
+
+class _Description(msgspec.Struct):
+    """File beside a cubin in the cache."""
+
+    entry_hash: Name
     resources: Resources
 
 
@@ -302,16 +306,16 @@ class CubinCache:
         """Return the cubin of a key; None if it is missing or damaged."""
         cubin = self._path(key)
         try:
-            description = json.loads(cubin.with_suffix(".json").read_text(encoding="utf-8"))
+            description = decode_json(cubin.with_suffix(".json").read_bytes(), _Description)
             data = cubin.read_bytes()
             cubin_hash = hashlib.sha256(data).hexdigest()
-            if description["entry_hash"] != _entry_hash(key, cubin_hash, description["resources"]):
+            if description.entry_hash != _entry_hash(key, cubin_hash, asdict(description.resources)):
                 return None
             with contextlib.suppress(OSError):  # the cache may be read-only
                 for file in (cubin, cubin.with_suffix(".json")):
                     os.utime(file)  # marks it as recently used
-            return CachedCubin(cubin, cubin_hash, Resources(**description["resources"]))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return CachedCubin(cubin, cubin_hash, description.resources)
+        except (OSError, DataError):
             return None
 
     def put(self, key: str, compilation: Compilation) -> CachedCubin:
@@ -326,7 +330,7 @@ class CubinCache:
         cubin_hash = hashlib.sha256(compilation.cubin).hexdigest()
         resources = asdict(compilation.resources)
         entry_hash = _entry_hash(key, cubin_hash, resources)
-        description = json.dumps({"cubin_hash": cubin_hash, "entry_hash": entry_hash, "resources": resources})
+        description = encode_json({"cubin_hash": cubin_hash, "entry_hash": entry_hash, "resources": resources})
         try:
             self._write(cubin.with_suffix(".json"), description.encode())
             self._write(cubin, compilation.cubin)

@@ -27,6 +27,7 @@ from autotile.database.engine import (
 from autotile.database.keys import TuningKey
 from autotile.database.misses import StoredMiss, count_miss, read_misses
 from autotile.database.paths import check_is_database, check_readable, check_writable, file_identity, network_notice
+from autotile.database.rows import LOCATION_OPTION
 from autotile.database.schema import now_text
 from autotile.database.studies import (
     StoredBest,
@@ -80,8 +81,8 @@ class Database:
         self._location = location = location.absolute() if isinstance(location, Path) else location
         self._identity = file_identity(location) if isinstance(location, Path) else None
         self._readonly = readonly
-        self._engine = engine
-        self._writer = engine.execution_options(**WRITE_OPTIONS)
+        self._engine = engine.execution_options(**{LOCATION_OPTION: self.location})
+        self._writer = self._engine.execution_options(**WRITE_OPTIONS)
         self._process = os.getpid()
 
     @classmethod
@@ -151,8 +152,8 @@ class Database:
         engine = _engine(parsed, readonly=True, server_timeout_s=server_timeout_s)
         try:
             with translated_errors(parsed), engine.connect() as connection:
-                revision = schema_revision(connection)
                 current = is_current(connection, parsed)
+                revision = schema_revision(connection, parsed)
         except BaseException as error:
             engine.dispose()
             if isinstance(error, DamagedDatabaseError) and isinstance(parsed, Path):

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
+from autotile.core.documents import encode_json, json_cell, storable
 from autotile.database.paths import (
     EXAMPLE_CREDENTIALS,
     MASK,
@@ -69,6 +70,13 @@ _REMEDIES = {
     "ConnectionTimeout": "the server does not answer; check that it is running and that its address is right",
 }
 """Remedies for errors, by SQLite's error name (a prefix), PostgreSQL's error code or the name of psycopg's error."""
+
+
+_JSON_CODEC: Mapping[str, Any] = {
+    "json_serializer": lambda value: storable(encode_json(value, compact=True)),
+    "json_deserializer": json_cell,
+}
+"""Arguments of an engine: a cell that is not JSON is a fault of its row, not of the query."""
 
 
 class DamagedDatabaseError(DatabaseError):
@@ -172,7 +180,7 @@ def sqlite_engine(path: Path, *, readonly: bool) -> Engine:
     def connect() -> sqlite3.Connection:
         return _connect_to_read(path) if readonly else _connect(path, "mode=rwc", journal)
 
-    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, json_serializer=_compact_json)
+    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, **_JSON_CODEC)
     event.listen(engine, "begin", _begin)
     return engine
 
@@ -196,7 +204,7 @@ def server_engine(location: ServerLocation, timeout_s: float = LOCK_TIMEOUT_S) -
     try:
         url = location.reveal()
         engine = create_engine(
-            url, pool_pre_ping=True, json_serializer=_compact_json, connect_args=_connection_timeouts(url, timeout_s)
+            url, pool_pre_ping=True, **_JSON_CODEC, connect_args=_connection_timeouts(url, timeout_s)
         )
     except ModuleNotFoundError as error:
         package = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary"}.get(error.name or "", error.name)
@@ -253,6 +261,8 @@ def translated_errors(location: Location) -> Iterator[None]:
         shown = _masked(reason, location)
         cause = error if shown == reason else None  # whose text holds a secret is not shown by a traceback either
         raise kind(f"database {location}: {shown}" + (f": {remedy}" if remedy else "")) from cause
+    except UnicodeEncodeError:  # of a name on a command line that is not UTF-8
+        raise DatabaseError(f"database {location}: a name has characters that are not UTF-8; correct it") from None
     except SQLAlchemyError as error:
         shown = _masked(str(error), location)
         raise DatabaseError(f"database {location}: {shown}") from (error if shown == str(error) else None)
@@ -316,7 +326,9 @@ def _remedy(code: str, location: Location) -> str:
 
 
 def _configure(connection: sqlite3.Connection, journal: str | None) -> None:
+    connection.text_factory = _text
     connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA trusted_schema=OFF")  # a view of someone else calls no function that has effects
     if journal is not None:
         _set_journal(connection, journal)
         # In WAL mode a commit survives the death of the process, and a power failure leaves the file consistent.
@@ -341,5 +353,9 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _compact_json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+def _text(data: bytes) -> str | bytes:
+    """Return the text of a cell, or its bytes if they are not UTF-8, for the schema of the row to refuse."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from sqlalchemy import Connection, Select, delete, select
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import canonical_json
+from autotile.core.documents import Count, Moment, Name, NonNegative, canonical_json
 from autotile.database.keys import TuningKey
+from autotile.database.rows import Row, bad_row, parse_row, parsed_rows
 from autotile.database.schema import FAMILIES, insert_for, now_text
-from autotile.database.winners import RULE_COLUMNS, StoredRule
+from autotile.database.winners import RULE_COLUMNS, RuleDocument, StoredRule
+from autotile.errors import DataError
 from autotile.families.family import Family
 from autotile.families.rule import FamilyRule
 
@@ -37,9 +40,9 @@ class FamilyState:
     """
 
     plan: Mapping[str, Any]
-    tuned: int = 0
-    measured: int = 0
-    seconds: float = 0.0
+    tuned: Count = 0
+    measured: Count = 0
+    seconds: NonNegative = 0.0
 
 
 class FamilyStore:
@@ -56,20 +59,16 @@ class FamilyStore:
 
     def state(self, key: TuningKey, family: Family) -> FamilyState | None:
         """Return the state of a family; None if its tuning never started, or has finished."""
-        query = select(FAMILIES.c.progress).where(FAMILIES.c.digest == _digest(key, family))
+        query = select(FAMILIES.c.id, FAMILIES.c.progress).where(FAMILIES.c.digest == _digest(key, family))
         with self._database.reading() as connection:
-            found = connection.execute(query).scalar_one_or_none()
-        return FamilyState(**found) if found else None
+            found = parsed_rows(connection, query, _state)
+        return found[0] if found else None
 
     def save_state(self, key: TuningKey, family: Family, device: DeviceProperties, state: FamilyState) -> None:
         """Store the state of a family; a rule that the family already has remains in effect."""
         row = {
-            "digest": _digest(key, family),
-            "kernel": key.kernel,
-            "dtype": key.dtype,
-            "key": key.to_json(),
+            **_identity(key, family),
             "device": device.to_json(),
-            "family": family.to_json(),
             "progress": asdict(state),
         }
         with self._database.writing() as connection:
@@ -79,25 +78,26 @@ class FamilyStore:
 
     def save_rule(self, key: TuningKey, device: DeviceProperties, rule: FamilyRule) -> None:
         """Store the rule of a family that has a state, replacing an older rule, and clear the state."""
-        values = {"rule": rule.to_json(), "device": device.to_json(), "progress": None, "learned_at": now_text()}
+        row = {
+            **_identity(key, rule.family),
+            "device": device.to_json(),
+            "rule": rule.to_json(),
+            "progress": None,
+            "learned_at": now_text(),
+        }
         with self._database.writing() as connection:
-            replace_family(connection, _digest(key, rule.family), values)
+            replace_family(connection, row)
 
     def rules(self, kernel: str | None = None, dtype: str | None = None) -> list[StoredRule]:
-        """Return the rules of a kernel, or of all, newest first; rules that this version cannot read are skipped."""
+        """Return the rules of a kernel, or of all, newest first."""
         with self._database.reading() as connection:
-            rows = connection.execute(rules_query(kernel, dtype)).mappings().all()
-        return [rule for row in rows if (rule := _rule(row)) is not None]
+            return parsed_rows(connection, rules_query(kernel, dtype), stored_rule)
 
 
-def replace_family(connection: Connection, digest: str, changes: Mapping[str, Any]) -> None:
-    """Replace the row of a family by a changed one with a new id, so that its rule is the newest, if there is one."""
-    row = connection.execute(select(FAMILIES).where(FAMILIES.c.digest == digest)).mappings().one_or_none()
-    if row is None:
-        return
-    connection.execute(delete(FAMILIES).where(FAMILIES.c.id == row["id"]))
-    kept = {name: value for name, value in row.items() if name != "id"}
-    connection.execute(FAMILIES.insert(), kept | dict(changes))
+def replace_family(connection: Connection, row: Mapping[str, Any]) -> None:
+    """Replace the row of a family by one with a new id, so that its rule is the newest, if there is one."""
+    if connection.execute(delete(FAMILIES).where(FAMILIES.c.digest == row["digest"])).rowcount:
+        connection.execute(FAMILIES.insert(), row)
 
 
 def rules_query(kernel: str | None, dtype: str | None) -> Select[Any]:
@@ -108,12 +108,56 @@ def rules_query(kernel: str | None, dtype: str | None) -> Select[Any]:
     return query.where(*(column == value for column, value in filters if value is not None))
 
 
-def _rule(row: Mapping[Any, Any]) -> StoredRule | None:
+def stored_rule(row: Row) -> StoredRule:
+    """Return the rule in a row of the table; a `BadRowError` if it does not match the schema."""
+    document = parse_row("families", row["id"], row, RuleDocument)
     try:
-        return StoredRule.from_json(row)
-    except (KeyError, TypeError, ValueError):
-        return None
+        return document.stored_rule()
+    except DataError as error:
+        raise bad_row("families", row["id"], error) from None
+
+
+def check_family(row: Row) -> None:
+    """Raise a `BadRowError` if a complete row of the table does not match the schema."""
+    _state(row)
+    parse_row("families", row["id"], row, _FamilyRow)
+    try:
+        Family.from_json(row["family"])
+    except DataError as error:
+        raise bad_row("families", row["id"], DataError(error.fault, field="family")) from None
+    if row["learned_at"] is not None or row["rule"] is not None:
+        stored_rule(row)
+
+
+class _FamilyRow(msgspec.Struct):
+    """Columns of a row, besides the state, the family and the rule."""
+
+    digest: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    kernel: Name
+    dtype: Name
+    key: TuningKey
+    device: DeviceProperties
+    learned_at: Moment | None
+
+
+def _state(row: Row) -> FamilyState | None:
+    return parse_row("families", row["id"], row, _StateRow).progress
+
+
+class _StateRow(msgspec.Struct):
+    progress: FamilyState | None
+
+
+def _identity(key: TuningKey, family: Family) -> dict[str, Any]:
+    """Return the columns that identify a family."""
+    return {
+        "digest": _digest(key, family),
+        "kernel": key.kernel,
+        "dtype": key.dtype,
+        "key": key.to_json(),
+        "family": family.to_json(),
+    }
 
 
 def _digest(key: TuningKey, family: Family) -> str:
-    return hashlib.sha256(canonical_json([key.to_json(), family.to_json()]).encode()).hexdigest()
+    return hashlib.sha256(canonical_json([key.to_json(), family.to_json()]).encode(errors="surrogatepass")).hexdigest()

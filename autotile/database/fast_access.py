@@ -6,11 +6,10 @@ current schema directly. Every other case is left to `autotile.database.database
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -19,25 +18,22 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Problem, canonical_json
+from autotile.core.documents import canonical_json, convert, json_cell
+from autotile.core.model import Problem
 from autotile.database.paths import looks_like_url, network_file_system
+from autotile.database.structure import SCHEMA_REVISION, VERSION_TABLE, foreign_object
 from autotile.database.winners import (
     CHECK_COLUMNS,
     JSON_COLUMNS,
     RULE_COLUMNS,
     WINNER_COLUMNS,
     Check,
+    RuleDocument,
     StoredRule,
     Winner,
 )
-from autotile.errors import InputError
+from autotile.errors import DataError, InputError
 from autotile.settings import expand_path
-
-SCHEMA_REVISION = "0004"
-"""The newest migration. Revisions are four-digit numbers in order, so that a newer database can be recognized."""
-
-VERSION_TABLE = "autotile_schema"
-"""Table of Alembic's revision; with Alembic's default name, another program's database could pass for ours."""
 
 _BUSY_TIMEOUT_S = 1.0
 """In WAL mode a reader never waits; in the other modes a commit takes milliseconds."""
@@ -95,12 +91,12 @@ def read_winners_fast(location: str, kernel: str, dtype: str) -> list[Winner] | 
     Returns
     -------
     list of Winner or None
-        None if the database is not a readable SQLite file of the current schema.
+        None if the database is not a readable SQLite file of the current schema, or a row does not match its schema.
     """
     try:
         rows = _rows(location, WINNERS_SQL, kernel, dtype)
         return None if rows is None else [_winner(row) for row in rows]
-    except (TypeError, ValueError, KeyError):
+    except DataError:
         return None
 
 
@@ -108,8 +104,8 @@ def read_rules_fast(location: str, kernel: str, dtype: str) -> list[StoredRule] 
     """Return the rules of a kernel's families, newest first; the cases are those of `read_winners_fast`."""
     try:
         rows = _rows(location, RULES_SQL, kernel, dtype)
-        return None if rows is None else [StoredRule.from_json(_decoded(row, row.keys())) for row in rows]
-    except (TypeError, ValueError, KeyError):
+        return None if rows is None else [convert(_decoded(row), RuleDocument).stored_rule() for row in rows]
+    except DataError:
         return None
 
 
@@ -117,8 +113,8 @@ def read_checks_fast(location: str, kernel: str, dtype: str) -> list[Check] | No
     """Return the verdicts on unranked configurations of a kernel, oldest first; cases as for `read_winners_fast`."""
     try:
         rows = _rows(location, CHECKS_SQL, kernel, dtype)
-        return None if rows is None else [Check.from_row(_decoded(row, row.keys())) for row in rows]
-    except (TypeError, ValueError, KeyError):
+        return None if rows is None else [Check.from_row(_decoded(row)) for row in rows]
+    except DataError:
         return None
 
 
@@ -134,8 +130,7 @@ def _rows(location: str, query: str, kernel: str, dtype: str) -> list[dict[str, 
     try:
         uri = f"file:{quote(str(path.absolute()))}?mode=ro"
         with FORK_LOCK, closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S)) as connection:
-            (revision,) = connection.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()
-            if revision != SCHEMA_REVISION:
+            if not _is_current(connection):
                 return None
             connection.row_factory = sqlite3.Row
             return [dict(row) for row in connection.execute(query, (kernel, dtype))]
@@ -143,20 +138,26 @@ def _rows(location: str, query: str, kernel: str, dtype: str) -> list[dict[str, 
         return None
 
 
+def _is_current(connection: sqlite3.Connection) -> bool:
+    """Return whether a file has the current schema, and no view or trigger that autotile did not create."""
+    if foreign_object(connection.execute, SCHEMA_REVISION):
+        return False
+    return connection.execute(f"SELECT version_num FROM {VERSION_TABLE} LIMIT 2").fetchall() == [(SCHEMA_REVISION,)]
+
+
 def _winner(row: dict[str, Any]) -> Winner:
-    return Winner.from_row(_decoded(row, row.keys() - {"device"}), _device(row["device"]))
+    return Winner.from_row(_decoded(row), _device(row["device"]))
 
 
-def _decoded(row: dict[str, Any], columns: Set[str]) -> dict[str, Any]:
-    """Return a row with the JSON of some columns decoded."""
-    return row | {name: json.loads(row[name]) for name in columns & JSON_COLUMNS}
+def _decoded(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with the values of its JSON columns."""
+    return row | {name: json_cell(row[name]) for name in row.keys() & JSON_COLUMNS}
 
 
 @lru_cache(maxsize=16)
-def _device(text: str | None) -> DeviceProperties | None:
-    """Decode the device of a study; most studies of a database share one."""
-    device = json.loads(text) if text else None
-    return DeviceProperties.from_json(device) if device else None
+def _device(cell: Any) -> DeviceProperties | None:
+    """Parse the device of a study; most studies of a database share one."""
+    return convert(json_cell(cell), DeviceProperties) if cell is not None else None
 
 
 _ADD = """
@@ -203,11 +204,10 @@ def add_misses_fast(path: Path, misses: Iterable[Miss], *, timeout_s: float) -> 
                     return False
                 connection.execute("PRAGMA synchronous=NORMAL")  # as in Database
             connection.execute("BEGIN IMMEDIATE")
-            (revision,) = connection.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()
-            if revision != SCHEMA_REVISION:
+            if not _is_current(connection):
                 return False
             connection.executemany(_ADD, rows)
             connection.execute("COMMIT")
-    except (sqlite3.Error, TypeError):  # TypeError: the version table is empty
+    except sqlite3.Error:
         return False
     return True

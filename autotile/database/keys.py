@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import Bytes, Count, Name, Text, canonical_json
 from autotile.core.frozen import dataclass
-from autotile.core.model import L2Mode, Problem, canonical_json
+from autotile.core.model import L2Mode, Problem
 from autotile.core.text import sizes_text
 from autotile.kernel.library import Kernel
 from autotile.kernel.spec import KernelSpec
@@ -25,20 +28,20 @@ class TuningKey:
     Fields that an imported result does not state are ``""`` and ``0``.
     """
 
-    kernel: str
-    template_hash: str
+    kernel: Name
+    template_hash: Name
     """SHA-256 of the template and of the author's files that it includes."""
-    space_hash: str
+    space_hash: Name
     """See `space_hash`."""
-    options: tuple[str, ...]
+    options: tuple[Text, ...]
     """NVRTC options in addition to those that autotile always passes."""
-    dtype: str
-    sizes: Mapping[str, int]
-    gpu_name: str
-    compute_capability: str
-    sm_count: int
-    smem_per_block_optin_bytes: int
-    nvrtc_version: str
+    dtype: Name
+    sizes: Mapping[Name, Count]
+    gpu_name: Name
+    compute_capability: Annotated[str, Meta(pattern=r"\A(?:[0-9]{1,3}\.[0-9]{1,3})?\Z")]
+    sm_count: Count
+    smem_per_block_optin_bytes: Bytes
+    nvrtc_version: Name
     l2_mode: L2Mode
     source: ResultSource = "cuda"
     """``"replayed"`` for times from a recording, which never mix with times that were measured."""
@@ -76,7 +79,7 @@ class TuningKey:
     @property
     def digest(self) -> str:
         """SHA-256 of all fields; the order of the sizes does not change it."""
-        return hashlib.sha256(canonical_json(self.to_json()).encode()).hexdigest()
+        return hashlib.sha256(canonical_json(self.to_json()).encode(errors="surrogatepass")).hexdigest()
 
     @property
     def problem(self) -> Problem:
@@ -86,18 +89,6 @@ class TuningKey:
     def to_json(self) -> dict[str, Any]:
         """Return every field as a JSON object."""
         return asdict(self) | {"options": list(self.options)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TuningKey:
-        """Invert `to_json`; entries that are not fields of a key are ignored.
-
-        Raises
-        ------
-        KeyError
-            A field is missing.
-        """
-        values = {field.name: data[field.name] for field in fields(cls)}
-        return cls(**values | {"options": tuple(data["options"]), "sizes": dict(data["sizes"])})
 
 
 def key_differences(tuned: TuningKey, requested: TuningKey) -> tuple[tuple[str, str, str], ...]:
@@ -156,7 +147,7 @@ def space_hash(spec: KernelSpec) -> str:
         "tolerance": spec.reference.tolerance,
         **({"architecture": spec.architecture} if spec.architecture is not None else {}),
     }
-    return hashlib.sha256(canonical_json(meaning).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(meaning).encode(errors="surrogatepass")).hexdigest()
 
 
 def key_text(key: TuningKey) -> str:

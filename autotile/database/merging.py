@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Table, func, select, update
+from sqlalchemy import Connection, Select, Table, func, select, update
 
-from autotile.core.model import Measurement, Trial, canonical_json, config_key
+from autotile.core.documents import canonical_json
+from autotile.core.model import Measurement, Trial, config_key
 from autotile.core.statistics import Interval, ratio_of, widen_by_session_spread
 from autotile.database.database import Database
-from autotile.database.family_store import replace_family
+from autotile.database.family_store import check_family, replace_family
 from autotile.database.keys import TuningKey
+from autotile.database.misses import stored_miss
+from autotile.database.rows import Row, parsed_rows, rows_of
 from autotile.database.schema import FAMILIES, MISSES, RUNS, STUDIES, TRIALS, insert_for, now_text
-from autotile.database.studies import StoredBest
-from autotile.database.trials import StoredTrial, insert_trial, trial_row
+from autotile.database.studies import StoredBest, stored_run, stored_study
+from autotile.database.trials import StoredTrial, insert_trial, stored_trial, trial_row
 
 _RUN_IDENTITY = ("started_at", "host", "sampler", "seed")
 """Columns that identify a run within its study; runs of a study begin at least a microsecond apart."""
@@ -104,15 +107,14 @@ def copy_missing_rows(source: Database, target: Database) -> CopiedRows:
     """
     with source.reading() as theirs, target.writing() as ours:
         studies = runs = trials = 0
-        for row in theirs.execute(select(STUDIES).order_by(STUDIES.c.id)).mappings():
+        for row in _usable(theirs, select(STUDIES).order_by(STUDIES.c.id), stored_study):
             study_id, is_new = _copy_study(ours, row)
             studies += is_new
             new_runs, new_trials = _copy_runs(theirs, ours, row["id"], study_id)
             runs, trials = runs + new_runs, trials + new_trials
-        rules = sum(
-            _copy_family(ours, row) for row in theirs.execute(select(FAMILIES).order_by(FAMILIES.c.id)).mappings()
-        )
-        for row in theirs.execute(select(MISSES)).mappings():
+        families = _usable(theirs, select(FAMILIES).order_by(FAMILIES.c.id), check_family)
+        rules = sum(_copy_family(ours, row) for row in families)
+        for row in _usable(theirs, select(MISSES), stored_miss):
             _copy_miss(ours, row)
         return CopiedRows(studies, runs, trials, rules)
 
@@ -133,10 +135,10 @@ def _copy_study(ours: Connection, row: Mapping[Any, Any]) -> tuple[int, bool]:
 
 def _copy_runs(theirs: Connection, ours: Connection, from_study: int, study_id: int) -> tuple[int, int]:
     """Copy the runs of a study with their trials, in the order they were recorded; return the numbers of new rows."""
-    known = {_identity(row, _RUN_IDENTITY): row for row in _rows(ours, RUNS, study_id)}
+    known = {_identity(row, _RUN_IDENTITY): row for row in _rows(ours, RUNS, study_id, stored_run)}
     run_ids: dict[int, int] = {}
     new_runs = 0
-    for row in _rows(theirs, RUNS, from_study):
+    for row in _rows(theirs, RUNS, from_study, stored_run):
         mine = known.get(_identity(row, _RUN_IDENTITY))
         if mine is None:
             values = _values(RUNS, row) | {"study_id": study_id}
@@ -147,11 +149,11 @@ def _copy_runs(theirs: Connection, ours: Connection, from_study: int, study_id: 
         if mine["ended_at"] is None and row["ended_at"] is not None:
             change = {"ended_at": row["ended_at"], "summary": row["summary"]}
             ours.execute(update(RUNS).where(RUNS.c.id == mine["id"]).values(**change))
-    present = {(row["run_id"], _identity(row, _TRIAL_IDENTITY)) for row in _rows(ours, TRIALS, study_id)}
+    present = {(row["run_id"], _identity(row, _TRIAL_IDENTITY)) for row in _rows(ours, TRIALS, study_id, stored_trial)}
     trials = [
         _values(TRIALS, row) | {"study_id": study_id, "run_id": run_ids[row["run_id"]]}
-        for row in _rows(theirs, TRIALS, from_study)
-        if (run_ids[row["run_id"]], _identity(row, _TRIAL_IDENTITY)) not in present
+        for row in _rows(theirs, TRIALS, from_study, stored_trial)
+        if row["run_id"] in run_ids and (run_ids[row["run_id"]], _identity(row, _TRIAL_IDENTITY)) not in present
     ]
     if trials:
         ours.execute(TRIALS.insert(), trials)
@@ -160,15 +162,16 @@ def _copy_runs(theirs: Connection, ours: Connection, from_study: int, study_id: 
 
 def _copy_family(ours: Connection, row: Mapping[Any, Any]) -> bool:
     """Copy a family that the target lacks, or its rule if it is newer; return whether a rule was copied."""
-    known = ours.execute(select(FAMILIES).where(FAMILIES.c.digest == row["digest"])).mappings().one_or_none()
-    if known is None:
+    known = list(rows_of(ours, select(FAMILIES.c.learned_at).where(FAMILIES.c.digest == row["digest"])))
+    if not known:
         ours.execute(FAMILIES.insert(), _values(FAMILIES, row))
         return row["rule"] is not None
+    learned_at = known[0]["learned_at"]
     if row["learned_at"] is None:
         return False
-    if known["learned_at"] is not None and _plausible(known["learned_at"]) >= _plausible(row["learned_at"]):
+    if isinstance(learned_at, str) and _plausible(learned_at) >= _plausible(row["learned_at"]):
         return False
-    replace_family(ours, row["digest"], {name: row[name] for name in ("rule", "device", "progress", "learned_at")})
+    replace_family(ours, _values(FAMILIES, row))
     return True
 
 
@@ -188,9 +191,18 @@ def _copy_miss(ours: Connection, row: Mapping[Any, Any]) -> None:
     ours.execute(insert.on_conflict_do_update(index_elements=unique, set_=change))
 
 
-def _rows(connection: Connection, table: Table, study_id: int) -> list[Mapping[Any, Any]]:
-    query = select(table).where(table.c.study_id == study_id).order_by(table.c.id)
-    return list(connection.execute(query).mappings())
+def _rows(connection: Connection, table: Table, study_id: int, parse: Callable[[Row], object]) -> list[Row]:
+    return _usable(connection, select(table).where(table.c.study_id == study_id).order_by(table.c.id), parse)
+
+
+def _usable(connection: Connection, query: Select[Any], parse: Callable[[Row], object]) -> list[Row]:
+    """Return the rows of a query that match their schema, as they are stored."""
+
+    def checked(row: Row) -> Row:
+        parse(row)
+        return row
+
+    return parsed_rows(connection, query, checked)
 
 
 def _values(table: Table, row: Mapping[Any, Any]) -> dict[str, Any]:

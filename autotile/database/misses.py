@@ -8,17 +8,17 @@ of which in turn is served as if it were not tuned. There is no estimate if too 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, select
 
-from autotile.core.model import Problem, canonical_json, config_key
+from autotile.core.documents import Moment, Name, Whole, canonical_json, json_cell
+from autotile.core.model import Problem, config_key
 from autotile.database.keys import space_hash
+from autotile.database.rows import Row, parse_row, parsed_rows
 from autotile.database.schema import MISSES, insert_for, now_text
 from autotile.database.winners import StoredRule
 from autotile.kernel.expressions import Expression
@@ -44,10 +44,10 @@ class StoredMiss:
     """
 
     problem: Problem
-    gpu_name: str
-    tier: str
-    count: int
-    last_at: datetime
+    gpu_name: Name
+    tier: Name
+    count: Whole
+    last_at: Moment
 
 
 def count_miss(connection: Connection, problem: Problem, gpu_name: str, tier: str, count: int) -> None:
@@ -69,16 +69,13 @@ def read_misses(connection: Connection, kernel: str | None) -> list[StoredMiss]:
     query = select(MISSES).order_by(MISSES.c.count.desc(), MISSES.c.id)
     if kernel is not None:
         query = query.where(MISSES.c.kernel == kernel)
-    return [
-        StoredMiss(
-            problem=Problem(row["kernel"], json.loads(row["sizes"]), row["dtype"]),
-            gpu_name=row["gpu_name"],
-            tier=row["tier"],
-            count=row["count"],
-            last_at=datetime.fromisoformat(row["last_at"]),
-        )
-        for row in connection.execute(query).mappings()
-    ]
+    return parsed_rows(connection, query, stored_miss)
+
+
+def stored_miss(row: Row) -> StoredMiss:
+    """Return the misses in a row of the table; a `BadRowError` if it does not match the schema."""
+    columns = {**row, "sizes": json_cell(row["sizes"])}
+    return parse_row("misses", row["id"], {**columns, "problem": columns}, StoredMiss)
 
 
 @dataclass(frozen=True, slots=True)

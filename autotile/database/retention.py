@@ -6,14 +6,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection, delete, exists, select
 
 from autotile.core.device import device_profile
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, space_hash
+from autotile.database.rows import parsed_rows
 from autotile.database.schema import BEST, RUNS, STUDIES, TRIALS
+from autotile.database.studies import StoredStudy, stored_study
 from autotile.errors import AutotileError, InputError
 from autotile.kernel.library import kernel_names, load_kernel
 
@@ -100,8 +101,8 @@ def clean_database(database: Database, kernel: str | None, criteria: Criteria, *
         query = select(STUDIES).order_by(STUDIES.c.kernel, STUDIES.c.id)
         if kernel is not None:
             query = query.where(STUDIES.c.kernel == kernel)
-        studies = list(connection.execute(query).mappings())
-        return [found for row in studies if (found := _clean_study(connection, row, criteria, dry_run=dry_run))]
+        studies = parsed_rows(connection, query, stored_study)
+        return [found for study in studies if (found := _clean_study(connection, study, criteria, dry_run=dry_run))]
 
 
 def stored_gpu_names(database: Database, names: Iterable[str]) -> Iterator[str]:
@@ -143,32 +144,32 @@ def current_versions(kernel: str | Path | None) -> dict[str, tuple[str, str]]:
 
 
 def _clean_study(
-    connection: Connection, study: Mapping[Any, Any], criteria: Criteria, *, dry_run: bool
+    connection: Connection, study: StoredStudy, criteria: Criteria, *, dry_run: bool
 ) -> CleanedStudy | None:
-    study_reasons = tuple(_study_reasons(study, criteria))
+    study_reasons = tuple(_study_reasons(study.key, criteria))
     columns = (TRIALS.c.id, TRIALS.c.run_id, TRIALS.c.created_at)
-    trials = connection.execute(select(*columns).where(TRIALS.c.study_id == study["id"])).all()
+    trials = connection.execute(select(*columns).where(TRIALS.c.study_id == study.study_id)).all()
     before = criteria.before.astimezone(UTC).isoformat(timespec="microseconds") if criteria.before else ""
-    selected = [trial for trial in trials if study_reasons or trial.created_at < before]
-    kept = set() if criteria.winners else set(_winners(connection, study["id"]))
-    open_runs = set(_open_runs(connection, study["id"]))
+    selected = [trial for trial in trials if study_reasons or str(trial.created_at) < before]
+    kept = set() if criteria.winners else set(_winners(connection, study.study_id))
+    open_runs = set(_open_runs(connection, study.study_id))
     selected = [trial for trial in selected if trial.id not in kept and trial.run_id not in open_runs]
     emptied = len(selected) == len(trials) and not open_runs
     if not selected and not (study_reasons and emptied):
         return None
-    is_old = bool(before) and any(trial.created_at < before for trial in selected)
+    is_old = bool(before) and any(str(trial.created_at) < before for trial in selected)
     if not dry_run:
-        _delete(connection, study["id"], [trial.id for trial in selected], open_runs)
+        _delete(connection, study.study_id, [trial.id for trial in selected], open_runs)
     reasons = (*study_reasons, *(("old",) if is_old else ()))
-    return CleanedStudy(TuningKey.from_json(study), reasons, len(selected), len(trials), emptied)
+    return CleanedStudy(study.key, reasons, len(selected), len(trials), emptied)
 
 
-def _study_reasons(study: Mapping[Any, Any], criteria: Criteria) -> Iterator[str]:
+def _study_reasons(key: TuningKey, criteria: Criteria) -> Iterator[str]:
     """Yield the criteria that select all trials of a study."""
-    if criteria.keep_gpus and study["gpu_name"] not in criteria.keep_gpus:
+    if criteria.keep_gpus and key.gpu_name not in criteria.keep_gpus:
         yield "other GPU"
-    version = (criteria.versions or {}).get(study["kernel"])
-    if version is not None and version != (study["template_hash"], study["space_hash"]):
+    version = (criteria.versions or {}).get(key.kernel)
+    if version is not None and version != (key.template_hash, key.space_hash):
         yield "other version"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -11,11 +11,14 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, fun
 
 from autotile import __version__
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Trial
+from autotile.core.documents import Moment, Name, Whole, convert
+from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.keys import TuningKey
+from autotile.database.rows import BadRow, BadRowError, Row, bad_row, parse_row, parsed_rows, warn_of
 from autotile.database.schema import BEST, METADATA, RUNS, STUDIES, TRIALS, insert_for, now_text
-from autotile.database.trials import stored_trial
+from autotile.database.trials import StoredTrial, stored_trial
 from autotile.database.winners import CHECK_COLUMNS, WINNER_COLUMNS, Check, Winner
+from autotile.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +44,31 @@ class StudySummary:
 class StoredRun:
     """One run: a tuning session, an import, a merge or a verification."""
 
-    run_id: int
-    study_id: int
-    started_at: datetime
-    ended_at: datetime | None
+    run_id: Whole
+    study_id: Whole
+    started_at: Moment
+    ended_at: Moment | None
     """None during the run, and permanently if it was killed."""
-    sampler: str
-    seed: int | None
+    sampler: Name
+    seed: Whole | None
     settings: Mapping[str, Any]
-    driver: str
-    host: str
-    autotile_version: str
+    driver: Name
+    host: Name
+    autotile_version: Name
     gates: Mapping[str, Any]
     """Number of configurations that passed each gate."""
     summary: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStudy:
+    """One study: its key, and the device that it was started on."""
+
+    study_id: Whole
+    key: TuningKey
+    device: DeviceProperties | None
+    """None if an imported result does not state it."""
+    created_at: Moment
 
 
 def find_study(connection: Connection, key: TuningKey) -> int | None:
@@ -87,22 +101,20 @@ def finish_run(connection: Connection, run_id: int, summary: Mapping[str, Any]) 
 
 def read_runs(connection: Connection, study_id: int) -> list[StoredRun]:
     """Return the runs of a study, oldest first."""
-    rows = connection.execute(select(RUNS).where(RUNS.c.study_id == study_id).order_by(RUNS.c.id))
-    return [_run(row) for row in rows.mappings()]
+    return parsed_rows(connection, select(RUNS).where(RUNS.c.study_id == study_id).order_by(RUNS.c.id), stored_run)
 
 
-_PLAIN_RUN_COLUMNS = ("sampler", "seed", "settings", "driver", "host", "autotile_version", "gates", "summary")
+def stored_run(row: Row) -> StoredRun:
+    """Return the run in a row of the table; a `BadRowError` if it does not match the schema."""
+    return parse_row("runs", row["id"], {**row, "run_id": row["id"]}, StoredRun)
 
 
-def _run(row: Mapping[Any, Any]) -> StoredRun:
-    ended_at = row["ended_at"]
-    return StoredRun(
-        run_id=row["id"],
-        study_id=row["study_id"],
-        started_at=datetime.fromisoformat(row["started_at"]),
-        ended_at=datetime.fromisoformat(ended_at) if ended_at else None,
-        **{name: row[name] for name in _PLAIN_RUN_COLUMNS},
-    )
+def stored_study(row: Row) -> StoredStudy:
+    """Return the study in a row of the table; a `BadRowError` if it does not match the schema."""
+    found = parse_row("studies", row["id"], {**row, "study_id": row["id"], "key": row}, StoredStudy)
+    if row["digest"] != found.key.digest:
+        raise bad_row("studies", row["id"], DataError("it is not that of the key", field="digest"))
+    return found
 
 
 def list_studies(connection: Connection, kernel: str | None) -> list[StudySummary]:
@@ -126,36 +138,34 @@ def list_studies(connection: Connection, kernel: str | None) -> list[StudySummar
             func.coalesce(counts.c.trials, 0).label("trials"),
             func.coalesce(counts.c.ok, 0).label("ok"),
             counts.c.last_at,
-            TRIALS.c.config.label("best_config"),
-            TRIALS.c.time_us.label("best_time_us"),
         )
         .outerjoin(counts, counts.c.study_id == STUDIES.c.id)
-        .outerjoin(BEST, BEST.c.study_id == STUDIES.c.id)
-        .outerjoin(TRIALS, TRIALS.c.id == BEST.c.trial_id)
         .order_by(STUDIES.c.kernel, STUDIES.c.id)
     )
     if kernel is not None:
         query = query.where(STUDIES.c.kernel == kernel)
-    return [_summary(row) for row in connection.execute(query).mappings()]
+    winners = {best.study_id: best.trial for best in read_best(connection, kernel)}
+    return parsed_rows(connection, query, lambda row: _summary(row, winners.get(row["id"])))
 
 
-def _summary(row: Mapping[Any, Any]) -> StudySummary:
+def _summary(row: Row, best: Trial | None) -> StudySummary:
+    study = stored_study(row)
+    try:
+        last_at = convert(row["last_at"], datetime) if row["last_at"] is not None else None
+    except DataError:  # of a trial that does not match its schema
+        last_at = None
     return StudySummary(
-        study_id=row["id"],
-        key=TuningKey.from_json(row),
-        device=_device(row["device"]),
-        created_at=datetime.fromisoformat(row["created_at"]),
+        study_id=study.study_id,
+        key=study.key,
+        device=study.device,
+        created_at=study.created_at,
         runs=row["runs"],
         trials=row["trials"],
         ok=row["ok"],
-        last_at=datetime.fromisoformat(row["last_at"]) if row["last_at"] else None,
-        best_config=row["best_config"],
-        best_time_us=row["best_time_us"],
+        last_at=last_at,
+        best_config=best.config if best is not None else None,
+        best_time_us=best.time_us if best is not None else None,
     )
-
-
-def _device(value: Mapping[str, Any] | None) -> DeviceProperties | None:
-    return DeviceProperties.from_json(value) if value else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +228,9 @@ def read_best(
     )
     query = best_query(STUDIES, TRIALS, RUNS)
     query = query.where(*(column == value for column, value in filters if value is not None))
-    found = [_best(row) for row in connection.execute(query).mappings()]
+    bad: list[BadRow] = []
+    found = [best for row in connection.execute(query).mappings().all() if (best := _best(connection, row, bad))]
+    warn_of(connection, bad)
     return [best for best in found if sizes is None or best.key.sizes == dict(sizes)]
 
 
@@ -247,20 +259,58 @@ def checks_query(kernel: str, dtype: str) -> Select[Any]:
 
 def read_checks(connection: Connection, kernel: str, dtype: str) -> list[Check]:
     """Return the verdicts of finals and verifications on configurations of a kernel that are not ranked."""
-    return [Check.from_row(row) for row in connection.execute(checks_query(kernel, dtype)).mappings()]
+    return parsed_rows(connection, checks_query(kernel, dtype), _check)
 
 
-def _best(row: RowMapping) -> StoredBest:
-    stored = stored_trial(_columns_of(TRIALS, row))
-    columns = {column.name: row[column] for column in WINNER_SELECTION}
-    return StoredBest(
-        study_id=stored.study_id,
-        winner=Winner.from_row(columns, _device(columns["device"])),
-        trial=stored.trial,
-        confirmed=stored.phase == "final",
-        run=_run(_columns_of(RUNS, row)),
-    )
+def _check(row: Row) -> Check:
+    try:
+        return Check.from_row(row)
+    except DataError as error:
+        raise bad_row("trials", row["id"], error) from None
+
+
+def _best(connection: Connection, row: RowMapping, bad: list[BadRow]) -> StoredBest | None:
+    """Return the best result in a row of `best_query`, or the next best of its study if the row cannot be used."""
+    try:
+        study = stored_study(_columns_of(STUDIES, row))
+    except BadRowError as error:
+        bad.append(error.row)
+        return None
+    try:
+        return _stored_best(study, stored_trial(_columns_of(TRIALS, row)), stored_run(_columns_of(RUNS, row)))
+    except BadRowError as error:
+        bad.append(error.row)
+        return _next_best(connection, study, bad)
+
+
+def _next_best(connection: Connection, study: StoredStudy, bad: list[BadRow]) -> StoredBest | None:
+    """Return the best result of a study among the rows that can be used, by the order of the view ``best``."""
+    trials_query = select(TRIALS).where(TRIALS.c.study_id == study.study_id).order_by(TRIALS.c.id)
+    runs_query = select(RUNS).where(RUNS.c.study_id == study.study_id)
+    trials = parsed_rows(connection, trials_query, stored_trial, bad)
+    runs = {run.run_id: run for run in parsed_rows(connection, runs_query, stored_run, bad)}
+    refused = {config_key(one.trial.config): one.trial_id for one in trials if one.is_refusal}
+    usable = [
+        one
+        for one in trials
+        if one.trial.outcome is Outcome.OK
+        and one.trial.measurement is not None
+        and one.run_id in runs
+        and refused.get(config_key(one.trial.config), 0) < one.trial_id
+    ]
+    finals = [one for one in usable if one.phase == "final" and one.rank == 1 and runs[one.run_id].ended_at is not None]
+    best = finals[-1] if finals else min(usable, key=lambda one: (one.trial.time_us, one.trial_id), default=None)
+    return _stored_best(study, best, runs[best.run_id]) if best is not None else None
+
+
+def _stored_best(study: StoredStudy, stored: StoredTrial, run: StoredRun) -> StoredBest:
+    trial, device = stored.trial, study.device
+    if device is not None and run.driver:  # a study may outlive the driver that it was started with
+        device = replace(device, driver=run.driver)
+    measurement = replace(trial.measurement, samples_us=()) if trial.measurement is not None else None
+    winner = Winner(study.key, device, trial.config, trial.resources, measurement, stored.created_at)
+    return StoredBest(study.study_id, winner, trial, stored.phase == "final", run)
 
 
 def _columns_of(table: Table, row: RowMapping) -> dict[str, Any]:
-    return {column.name: row[column] for column in table.c}
+    return {str(column.name): row[column] for column in table.c}

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import select
-
 from autotile.core.model import Outcome, config_key
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
-from autotile.database.schema import TRIALS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +53,7 @@ def study_times(database: Database, kernel: str) -> list[StudyTimes]:
 
 
 def _times(database: Database, study_id: int) -> dict[str, float]:
-    query = (
-        select(TRIALS.c.config_key, TRIALS.c.time_us)
-        .where(TRIALS.c.study_id == study_id, TRIALS.c.outcome == str(Outcome.OK), TRIALS.c.time_us.is_not(None))
-        .order_by(TRIALS.c.phase.desc(), TRIALS.c.id)  # times of the finals replace those of the search
-    )
-    with database.reading() as connection:
-        return {row.config_key: row.time_us for row in connection.execute(query)}
+    found = database.stored_trials(study_id)
+    found.sort(key=lambda stored: stored.phase == "final")  # times of the finals replace those of the search
+    trials = (stored.trial for stored in found)
+    return {config_key(t.config): t.time_us for t in trials if t.outcome is Outcome.OK and t.time_us is not None}

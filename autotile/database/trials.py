@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from sqlalchemy import Connection, select
 
+from autotile.core.documents import Count, Moment, Whole, storable
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial, config_key
+from autotile.database.rows import Row, bad_row, parse_row, parsed_rows
 from autotile.database.schema import TRIALS
-from autotile.database.winners import RESOURCE_COLUMNS, measurement_from_row, resources_from_row
+from autotile.database.winners import RESOURCE_COLUMNS, measured_parts, part_of
+from autotile.errors import DataError
 
 Phase = Literal["search", "final"]
+
+_OCCUPANCY_COLUMNS = tuple(field.name for field in fields(Occupancy))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTrial:
     """A trial with its position in the database and the time at which it was recorded."""
 
-    trial_id: int
-    study_id: int
-    run_id: int
+    trial_id: Whole
+    study_id: Whole
+    run_id: Whole
     phase: Phase
-    rank: int | None
+    rank: Count | None
     """Rank in the run's finals, 1 for the winner; None for trials of the search."""
-    created_at: datetime
+    created_at: Moment
     trial: Trial
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether finals have rejected the configuration, which the trials before it cannot win with any more."""
+        return self.phase == "final" and self.trial.outcome is not Outcome.OK
 
 
 def trial_row(trial: Trial) -> dict[str, Any]:
@@ -37,9 +47,9 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "config": dict(trial.config),
         "outcome": str(trial.outcome),
         "stage": trial.stage,
-        "reason": _storable(trial.reason),
+        "reason": storable(trial.reason),
         "cubin_hash": trial.cubin_hash,
-        "telemetry": dict(trial.telemetry),
+        "telemetry": {name: value for name, value in trial.telemetry.items() if _is_storable(value)},
         "seconds": dict(trial.seconds),
         "source": trial.source,
         **_geometry_columns(trial.geometry),
@@ -49,30 +59,25 @@ def trial_row(trial: Trial) -> dict[str, Any]:
     }
 
 
-def stored_trial(row: Mapping[Any, Any]) -> StoredTrial:
-    """Invert `trial_row`, for a complete row of the table."""
-    return StoredTrial(
-        trial_id=row["id"],
-        study_id=row["study_id"],
-        run_id=row["run_id"],
-        phase=row["phase"],
-        rank=row["rank"],
-        created_at=datetime.fromisoformat(row["created_at"]),
-        trial=Trial(
-            config=row["config"],
-            outcome=Outcome(row["outcome"]),
-            reason=row["reason"],
-            stage=row["stage"],
-            geometry=_geometry(row),
-            resources=resources_from_row(row),
-            occupancy=_occupancy(row),
-            measurement=measurement_from_row(row, tuple(row["samples_us"] or ())),
-            cubin_hash=row["cubin_hash"],
-            source=row["source"],
-            seconds=row["seconds"],
-            telemetry=row["telemetry"],
-        ),
-    )
+def stored_trial(row: Row) -> StoredTrial:
+    """Invert `trial_row`, for a complete row of the table.
+
+    Raises
+    ------
+    BadRowError
+        It does not match the schema.
+    """
+    columns = {**row, "samples_us": row["samples_us"] or ()}
+    parts = {
+        **measured_parts(columns),
+        "geometry": part_of(row, ("grid", "block", "dynamic_smem_bytes")),
+        "occupancy": part_of(row, _OCCUPANCY_COLUMNS),
+    }
+    value = {**columns, "trial_id": row["id"], "trial": {**columns, **parts}}
+    found = parse_row("trials", row["id"], value, StoredTrial)
+    if row["config_key"] != config_key(found.trial.config):
+        raise bad_row("trials", row["id"], DataError("it is not that of the configuration", field="config_key"))
+    return found
 
 
 def insert_trial(connection: Connection, row: Mapping[str, Any]) -> int:
@@ -93,12 +98,12 @@ def read_trials(connection: Connection, study_id: int, run_id: int | None, phase
         query = query.where(TRIALS.c.run_id == run_id)
     if phase is not None:
         query = query.where(TRIALS.c.phase == phase)
-    return [stored_trial(row) for row in connection.execute(query).mappings()]
+    return parsed_rows(connection, query, stored_trial)
 
 
-def _storable(text: str) -> str:
-    """Return text that every database accepts: a compiler log may hold lone surrogates, and PostgreSQL rejects NUL."""
-    return text.replace("\0", "").encode("utf-8", "replace").decode()
+def _is_storable(value: object) -> bool:
+    """Return whether JSON has a value: it has no infinity and no NaN."""
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _geometry_columns(geometry: LaunchGeometry | None) -> dict[str, Any]:
@@ -107,12 +112,6 @@ def _geometry_columns(geometry: LaunchGeometry | None) -> dict[str, Any]:
         "block": list(geometry.block) if geometry else None,
         "dynamic_smem_bytes": geometry.dynamic_smem_bytes if geometry else None,
     }
-
-
-def _geometry(row: Mapping[Any, Any]) -> LaunchGeometry | None:
-    if row["grid"] is None:
-        return None
-    return LaunchGeometry(tuple(row["grid"]), tuple(row["block"]), row["dynamic_smem_bytes"])
 
 
 def _resource_columns(resources: Resources | None) -> dict[str, Any]:
@@ -127,18 +126,6 @@ def _occupancy_columns(occupancy: Occupancy | None) -> dict[str, Any]:
         "limited_by": list(occupancy.limited_by) if occupancy else None,
         "limits": dict(occupancy.limits) if occupancy else None,
     }
-
-
-def _occupancy(row: Mapping[Any, Any]) -> Occupancy | None:
-    if row["blocks_per_sm"] is None:
-        return None
-    return Occupancy(
-        blocks_per_sm=row["blocks_per_sm"],
-        warps_per_sm=row["warps_per_sm"],
-        occupancy=row["occupancy"],
-        limited_by=tuple(row["limited_by"]),
-        limits=row["limits"],
-    )
 
 
 def _measurement_columns(measurement: Measurement | None) -> dict[str, Any]:

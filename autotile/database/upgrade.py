@@ -12,9 +12,18 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, Table, func, inspect, select, text
 
 from autotile.database.engine import WRITE_OPTIONS, DamagedDatabaseError, Location
-from autotile.database.fast_access import SCHEMA_REVISION, VERSION_TABLE
 from autotile.database.paths import file_identity
+from autotile.database.quarantine import find_bad_rows
+from autotile.database.rows import BadRow
 from autotile.database.schema import METADATA, RUNS, STUDIES, TRIALS
+from autotile.database.structure import (
+    SCHEMA_REVISION,
+    VERSION_TABLE,
+    Execute,
+    differing_table,
+    foreign_object,
+    unknown_revision,
+)
 from autotile.errors import DatabaseError
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
@@ -50,9 +59,11 @@ def is_current(connection: Connection, location: Location) -> bool:
     Raises
     ------
     DatabaseError
-        The database was written by a newer autotile, or belongs to another program.
+        The database was written by a newer autotile, belongs to another program, or was changed by one.
     """
-    revision = schema_revision(connection)
+    if fault := _foreign_object(connection, None):
+        raise _refused(location, fault)
+    revision = schema_revision(connection, location)
     if revision is None:
         _refuse_foreign(connection, location)
         return False
@@ -61,14 +72,47 @@ def is_current(connection: Connection, location: Location) -> bool:
             f"{location} was written by a newer autotile (schema {revision}; this version knows {SCHEMA_REVISION}): "
             "pip install --upgrade autotile, or name another database"
         )
+    if fault := _foreign_object(connection, revision):
+        raise _refused(location, fault)
+    if revision == SCHEMA_REVISION and (fault := _differing_table(connection)):
+        raise _refused(location, fault)
     return revision == SCHEMA_REVISION
 
 
-def schema_revision(connection: Connection) -> str | None:
-    """Return the schema revision of a database; None if it has no tables of autotile."""
+def schema_revision(connection: Connection, location: Location | str) -> str | None:
+    """Return the schema revision of a database; None if it has no tables of autotile.
+
+    Raises
+    ------
+    DatabaseError
+        It states no revision, several, or one that no version of autotile has written.
+    """
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
-    return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
+    revisions = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE} LIMIT 2")).scalars().all()
+    if fault := unknown_revision(revisions):
+        raise _refused(location, fault)
+    return str(revisions[0])
+
+
+def _foreign_object(connection: Connection, revision: str | None) -> str:
+    return foreign_object(_execute(connection), revision) if connection.dialect.name == "sqlite" else ""
+
+
+def _differing_table(connection: Connection) -> str:
+    tables = {name: table.c.keys() for name, table in METADATA.tables.items()}
+    return differing_table(_execute(connection), tables) if connection.dialect.name == "sqlite" else ""
+
+
+def _execute(connection: Connection) -> Execute:
+    return lambda statement: connection.exec_driver_sql(statement).all()
+
+
+def _refused(location: Location | str, fault: str) -> DatabaseError:
+    return DatabaseError(
+        f"the database {location} was changed by another program: {fault}; remove it with sqlite3, restore a copy of "
+        "the file, or name another database"
+    )
 
 
 def check_integrity(engine: Engine, path: Path) -> None:
@@ -158,12 +202,14 @@ class DatabaseCheck:
     unfinished_runs: int
     """Runs without an end: in progress, or killed."""
     problems: tuple[str, ...]
-    """One line for each fault; empty if there is none."""
+    """One line for each fault of the file; empty if there is none."""
+    bad_rows: tuple[BadRow, ...] = ()
+    """Rows that do not match their schema, which everything else skips."""
 
     @property
     def ok(self) -> bool:
         """Whether no fault was found."""
-        return not self.problems
+        return not self.problems and not self.bad_rows
 
     @classmethod
     def damaged(cls, location: str, problems: Sequence[str]) -> DatabaseCheck:
@@ -172,16 +218,16 @@ class DatabaseCheck:
 
 
 def check_database(connection: Connection, location: str) -> DatabaseCheck:
-    """Check for damaged pages, and for rows whose study or run is missing."""
+    """Check for damaged pages, for rows whose study or run is missing, and for rows that do not match their schema."""
     problems = _damaged_pages(connection)
     if problems:
         # Counting would read the damaged pages again and raise.
         return DatabaseCheck.damaged(location, problems)
     counts = {name: _count(connection, table) for name, table in METADATA.tables.items()}
     unfinished = connection.execute(select(func.count()).where(RUNS.c.ended_at.is_(None))).scalar_one()
-    return DatabaseCheck(
-        location, schema_revision(connection) or "none", counts, unfinished, tuple(_orphans(connection))
-    )
+    revision = schema_revision(connection, location) or "none"
+    bad_rows = tuple(find_bad_rows(connection))
+    return DatabaseCheck(location, revision, counts, unfinished, tuple(_orphans(connection)), bad_rows)
 
 
 def _damaged_pages(connection: Connection) -> list[str]:

@@ -7,15 +7,18 @@ It does not import SQLAlchemy, whose import takes longer than the rest of a proc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import Moment, NonNegative, Text, TimeUs, convert
 from autotile.core.frozen import dataclass
-from autotile.core.model import Config, Measurement, Resources
+from autotile.core.model import Config, L2Mode, Measurement, Resources
 from autotile.database.keys import TuningKey
+from autotile.errors import DataError
 
 if TYPE_CHECKING:
     from autotile.families.rule import FamilyRule
@@ -29,29 +32,17 @@ WINNER_COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 """Columns that `Winner.from_row` reads, by table; no name occurs twice."""
 
-RULE_COLUMNS = ("key", "device", "rule", "learned_at")
-"""Columns of the table ``families`` that `StoredRule.from_json` reads."""
+RULE_COLUMNS = ("id", "key", "device", "rule", "learned_at")
+"""Columns of the table ``families`` that `RuleDocument` has, and the row's id."""
 
 CHECK_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "studies": tuple(field.name for field in fields(TuningKey)),
-    "trials": ("config_key", "outcome"),
+    "trials": ("id", "config_key", "outcome"),
 }
 """Columns that `Check.from_row` reads, by table."""
 
 JSON_COLUMNS = frozenset({"options", "sizes", "device", "config", "key", "rule"})
 """Columns of winners and rules that hold JSON."""
-
-
-def resources_from_row(row: Mapping[Any, Any]) -> Resources | None:
-    """Return the resources in a row of the table ``trials``; None if the configuration was not compiled."""
-    return None if row["registers"] is None else Resources(**{name: row[name] for name in RESOURCE_COLUMNS})
-
-
-def measurement_from_row(row: Mapping[Any, Any], samples_us: tuple[float, ...] = ()) -> Measurement | None:
-    """Return the measurement in a row of the table ``trials``; None if the configuration was not measured."""
-    if row["time_us"] is None:
-        return None
-    return Measurement(row["time_us"], row["low_us"], row["high_us"], samples_us, row["l2"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +70,7 @@ class Winner:
     config: Config
     resources: Resources | None
     measurement: Measurement | None
-    tuned_at: datetime
+    tuned_at: Moment
     shipped: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -91,18 +82,6 @@ class Winner:
             "shipped": self.shipped,
         }
 
-    @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> Winner:
-        """Invert `to_json`.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            ``entry`` is not a winner.
-        """
-        device = DeviceProperties.from_json(entry["device"]) if entry["device"] else None
-        return cls.from_result_json(entry, TuningKey.from_json(entry["key"]), device, shipped=bool(entry["shipped"]))
-
     def result_to_json(self) -> dict[str, Any]:
         """Return the fields that are specific to one result, without key and device, as a JSON object."""
         return {
@@ -113,60 +92,78 @@ class Winner:
         }
 
     @classmethod
-    def from_result_json(
-        cls, entry: Mapping[str, Any], key: TuningKey, device: DeviceProperties | None, *, shipped: bool
-    ) -> Winner:
-        """Invert `result_to_json`; other entries are ignored.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            ``entry`` is not a result.
-        """
-        resources, measurement = entry["resources"], entry["measurement"]
-        return cls(
-            key=key,
-            device=device,
-            config=entry["config"],
-            resources=Resources(**resources) if resources else None,
-            measurement=_measurement_from_json(measurement) if measurement else None,
-            tuned_at=datetime.fromisoformat(entry["tuned_at"]),
-            shipped=shipped,
-        )
-
-    @classmethod
     def from_row(cls, row: Mapping[str, Any], device: DeviceProperties | None) -> Winner:
         """Return the winner in a row of the database.
 
         Parameters
         ----------
         row
-            Values of `WINNER_COLUMNS`, those of JSON columns decoded.
+            Values of `WINNER_COLUMNS`, those of JSON columns decoded by `autotile.core.documents.json_cell`.
         device
             The study's device, decoded by the caller since many rows share it. A study may outlive the driver that it
             was started with, so the driver of the winner's run takes the place of the device's.
 
         Raises
         ------
-        KeyError, TypeError, ValueError
-            A value is missing or damaged.
+        DataError
+            A value does not match the schema.
         """
-        driver = row["driver"]
+        driver = convert(row["driver"], str)
         if device is not None and driver and driver != device.driver:
             device = replace(device, driver=driver)
-        return cls(
-            key=TuningKey.from_json(row),
-            device=device,
-            config=row["config"],
-            resources=resources_from_row(row),
-            measurement=measurement_from_row(row),
-            tuned_at=datetime.fromisoformat(row["created_at"]),
-        )
+        parts = {"config": row["config"], "tuned_at": row["created_at"], **measured_parts(row)}
+        return replace(convert({"key": row, "device": None, **parts}, cls), device=device)
 
 
-def _measurement_from_json(entry: Mapping[str, Any]) -> Measurement:
-    low_us, high_us = entry["interval_us"]
-    return Measurement(entry["time_us"], low_us, high_us, l2=entry["l2"])
+def measured_parts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of the resources and of the measurement in a row of ``trials``; None where all are null.
+
+    The names of the columns are those of the fields.
+    """
+    return {
+        "resources": part_of(row, RESOURCE_COLUMNS),
+        "measurement": part_of(row, ("time_us", "low_us", "high_us", "l2")),
+    }
+
+
+def part_of(row: Mapping[str, Any], columns: Iterable[str]) -> Mapping[str, Any] | None:
+    """Return a row if one of some columns is not null, else None."""
+    return row if any(row[name] is not None for name in columns) else None
+
+
+class MeasurementDocument(msgspec.Struct):
+    """JSON of a measurement."""
+
+    time_us: TimeUs
+    interval_us: tuple[NonNegative, NonNegative]
+    l2: L2Mode
+
+
+class ResultDocument(msgspec.Struct):
+    """JSON of `Winner.result_to_json`."""
+
+    config: Config
+    resources: Resources | None
+    measurement: MeasurementDocument | None
+    tuned_at: Moment
+
+    def winner_of(self, key: TuningKey, device: DeviceProperties | None, *, shipped: bool) -> Winner:
+        """Return the winner with this result."""
+        found = self.measurement
+        measurement = Measurement(found.time_us, *found.interval_us, l2=found.l2) if found is not None else None
+        return Winner(key, device, self.config, self.resources, measurement, self.tuned_at, shipped)
+
+
+class WinnerDocument(ResultDocument):
+    """JSON of `Winner.to_json`."""
+
+    key: TuningKey
+    device: DeviceProperties | None
+    shipped: bool
+
+    def winner(self) -> Winner:
+        """Return the winner."""
+        return self.winner_of(self.key, self.device, shipped=self.shipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +181,7 @@ class Check:
     """
 
     key: TuningKey
-    config: str
+    config: Text
     passed: bool
 
     @classmethod
@@ -193,10 +190,10 @@ class Check:
 
         Raises
         ------
-        KeyError, TypeError, ValueError
-            A value is missing or damaged.
+        DataError
+            A value does not match the schema.
         """
-        return cls(TuningKey.from_json(row), row["config_key"], row["outcome"] == "ok")
+        return convert({"key": row, "config": row["config_key"], "passed": row["outcome"] == "ok"}, cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +215,7 @@ class StoredRule:
     key: TuningKey
     device: DeviceProperties
     rule: FamilyRule
-    learned_at: datetime
+    learned_at: Moment
     shipped: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -230,20 +227,27 @@ class StoredRule:
             "learned_at": self.learned_at.isoformat(),
         }
 
-    @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> StoredRule:
-        """Invert `to_json`, or read the same fields from a row of the table ``families``; other entries are ignored.
+
+class RuleDocument(msgspec.Struct):
+    """JSON of `StoredRule.to_json`, or columns of a row of the table ``families``."""
+
+    key: TuningKey
+    device: DeviceProperties
+    rule: Any
+    learned_at: Moment
+
+    def stored_rule(self) -> StoredRule:
+        """Return the rule.
 
         Raises
         ------
-        KeyError, TypeError, ValueError
-            ``entry`` is not a rule.
+        DataError
+            ``rule`` does not match the schema of rules.
         """
         from autotile.families.rule import FamilyRule  # most kernels have no rule
 
-        return cls(
-            TuningKey.from_json(entry["key"]),
-            DeviceProperties.from_json(entry["device"]),
-            FamilyRule.from_json(entry["rule"]),
-            datetime.fromisoformat(entry["learned_at"]),
-        )
+        try:
+            rule = FamilyRule.from_json(self.rule)
+        except DataError as error:
+            raise DataError(error.fault, field=".".join(filter(None, ["rule", error.field]))) from None
+        return StoredRule(self.key, self.device, rule, self.learned_at)

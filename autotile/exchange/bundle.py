@@ -11,7 +11,6 @@ The hashes detect damage and modification, not forgery: a forged bundle can carr
 from __future__ import annotations
 
 import hashlib
-import json
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,10 +18,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from autotile.core.model import Config, Resources, canonical_json
+import msgspec
+
+from autotile.core.documents import Bytes, Count, Format, Name, canonical_json, decode_json, encode_json
+from autotile.core.model import Config, Resources
 from autotile.database.paths import atomic_write
-from autotile.database.winners import StoredRule, Winner
-from autotile.errors import BundleError, SpecError
+from autotile.database.winners import RuleDocument, StoredRule, Winner, WinnerDocument
+from autotile.errors import BundleError, DataError, InputError
 from autotile.exchange.archive import ARCHIVE_FAULTS, open_archive, read_member
 from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec
@@ -54,12 +56,12 @@ class BundledCubin:
         Name of the cubin's member in the bundle.
     """
 
-    target: str
-    dtype: str
-    flags: Mapping[str, int]
+    target: Name
+    dtype: Name
+    flags: Mapping[Name, Count]
     config: Config
     resources: Resources
-    member: str
+    member: Name
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +107,9 @@ class Bundle:
     def __init__(self, path: Path) -> None:
         self.path = path
         manifest = self._manifest()
-        try:
-            self.digest: str = manifest["digest"]
-            self.kernels: tuple[str, ...] = tuple(manifest["kernels"])
-            self._members: dict[str, tuple[int, str]] = {
-                name: (int(entry["bytes"]), entry["sha256"]) for name, entry in manifest["members"].items()
-            }
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise self._damaged("its manifest lacks an entry") from None
-        if any(size < 0 for size, _ in self._members.values()):
-            raise self._damaged("its manifest gives a member a negative length")
+        self.digest = manifest.digest
+        self.kernels = manifest.kernels
+        self._members = manifest.members
         self._check_members()
 
     def kernel(self, name: str) -> BundledKernel:
@@ -137,26 +132,28 @@ class Bundle:
         BundleError
             The member is missing, or differs from the manifest's length or hash.
         """
-        size, digest = self._members.get(member, (0, ""))
-        data = self._read(member, size)
-        if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
+        stated = self._members.get(member, _Member(0, ""))
+        data = self._read(member, stated.bytes)
+        if len(data) != stated.bytes or hashlib.sha256(data).hexdigest() != stated.sha256:
             raise self._damaged(f"{member} was changed")
         return data
 
-    def _manifest(self) -> dict[str, Any]:
+    def _manifest(self) -> _Manifest:
         text = self._read(MANIFEST, _MAX_DOCUMENT_BYTES)
         try:
-            manifest: dict[str, Any] = json.loads(text)
-            found = manifest["format"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise self._damaged("its manifest cannot be read") from None
-        if found != BUNDLE_FORMAT:
-            raise BundleError(
-                f"{self.path} is a bundle of format {found!r}, this version of autotile reads {BUNDLE_FORMAT}: upgrade "
-                "autotile, or create the bundle with this version"
-            )
-        if manifest.get("digest") != manifest_digest(manifest):
-            raise self._damaged("its manifest was changed")
+            found = decode_json(text, Format).format
+            if found != BUNDLE_FORMAT:
+                raise BundleError(
+                    f"{self.path} is a bundle of format {found!r:.40}, this version of autotile reads {BUNDLE_FORMAT}: "
+                    "upgrade autotile, or create the bundle with this version"
+                )
+            manifest = decode_json(text, _Manifest)
+            if manifest.digest != manifest_digest(decode_json(text, dict[str, Any])):
+                raise self._damaged("its manifest was changed")
+        except BundleError:
+            raise
+        except DataError as error:
+            raise self._damaged(f"its manifest cannot be read: {error}") from None
         return manifest
 
     def _check_members(self) -> None:
@@ -186,6 +183,31 @@ class Bundle:
         return BundleError(f"{self.path} is damaged, changed or not a bundle: {fault}; fetch it again. {FALLBACK}")
 
 
+class _Member(msgspec.Struct):
+    """Length and SHA-256 of a member."""
+
+    bytes: Bytes
+    sha256: Name
+
+
+class _Manifest(msgspec.Struct):
+    """Schema of ``manifest.json``, besides its format."""
+
+    digest: Name
+    kernels: tuple[Name, ...]
+    members: dict[Name, _Member]
+
+
+class _KernelDocument(msgspec.Struct):
+    """Schema of the document of a kernel."""
+
+    source_hash: Name
+    nvrtc_version: Name
+    winners: tuple[WinnerDocument, ...]
+    rules: tuple[RuleDocument, ...]
+    cubins: tuple[BundledCubin, ...]
+
+
 FALLBACK = "Without bundle=, kernels are served from the database and the compiler of this machine"
 """Hint at the end of each error message."""
 
@@ -193,7 +215,7 @@ FALLBACK = "Without bundle=, kernels are served from the database and the compil
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a manifest's canonical form without its ``digest`` entry."""
     content = {name: entry for name, entry in manifest.items() if name != "digest"}
-    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(content).encode(errors="surrogatepass")).hexdigest()
 
 
 def write_bundle(
@@ -219,7 +241,7 @@ def write_bundle(
         name = bundled.kernel.name
         names.append(name)
         members[_space_member(name)] = bundled.kernel.spec.text.encode()
-        document = json.dumps(_kernel_to_json(bundled), separators=(",", ":"))  # parameters keep their order
+        document = encode_json(_kernel_to_json(bundled), compact=True)  # parameters keep their order
         members[_kernel_member(name)] = document.encode()
     manifest: dict[str, Any] = {
         "format": BUNDLE_FORMAT,
@@ -230,7 +252,7 @@ def write_bundle(
         },
     }
     manifest["digest"] = manifest_digest(manifest)
-    members[MANIFEST] = canonical_json(manifest).encode()
+    members[MANIFEST] = canonical_json(manifest).encode(errors="surrogatepass")
     _check_sizes(path, members)
     try:
         with atomic_write(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -266,26 +288,21 @@ def cubin_member(image: bytes) -> str:
 @lru_cache(maxsize=64)
 def _read_kernel(bundle: Bundle, name: str) -> BundledKernel:
     try:
-        document = json.loads(bundle.read(_kernel_member(name)))
+        document = decode_json(bundle.read(_kernel_member(name)), _KernelDocument)
         text = bundle.read(_space_member(name)).decode()
         spec = parse_spec(text, f"{bundle.path}:{_space_member(name)}")
-        cubins = tuple(_cubin(entry) for entry in document["cubins"])
-        winners = tuple(Winner.from_json(entry) for entry in document["winners"])
-        rules = tuple(StoredRule.from_json(entry) for entry in document["rules"])
-        kernel = Kernel(spec, "", bundle.path, document["source_hash"])
-        return BundledKernel(kernel, document["nvrtc_version"], winners, cubins, rules)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        if isinstance(error, BundleError):
-            raise
-        reason = str(error) if isinstance(error, SpecError) else repr(error)
+        for cubin in document.cubins:
+            capability_of(cubin.target)  # raises if it is not a target
+        winners = tuple(entry.winner() for entry in document.winners)
+        rules = tuple(entry.stored_rule() for entry in document.rules)
+        kernel = Kernel(spec, "", bundle.path, document.source_hash)
+        return BundledKernel(kernel, document.nvrtc_version, winners, document.cubins, rules)
+    except BundleError:
+        raise
+    except (InputError, UnicodeDecodeError) as error:
         raise BundleError(
-            f"{bundle.path}: the entry of {name} is malformed: {reason}; create the bundle again. {FALLBACK}"
+            f"{bundle.path}: the entry of {name} is malformed: {error}; create the bundle again. {FALLBACK}"
         ) from None
-
-
-def _cubin(entry: Mapping[str, Any]) -> BundledCubin:
-    capability_of(entry["target"])  # raises if it is not a target
-    return BundledCubin(**{**entry, "resources": Resources(**entry["resources"])})
 
 
 def _kernel_to_json(bundled: BundledKernel) -> dict[str, Any]:

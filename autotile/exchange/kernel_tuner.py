@@ -6,21 +6,23 @@ file is executed.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
+
+import msgspec
 
 from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.documents import Count, Name, NonNegative, Text, convert, decode_json, encode_json
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import Measurement, Outcome, Trial, config_key
+from autotile.core.model import Outcome, Trial, Value, config_key
 from autotile.core.reading import read_regular
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
 from autotile.database.trials import StoredTrial
-from autotile.errors import InputError
+from autotile.errors import DataError, InputError
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.t4 import write_text
 from autotile.kernel.problem import MAX_SIZE
@@ -72,11 +74,11 @@ def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], tri
     }
     newest = {config_key(one.trial.config): one for one in trials if one.trial.outcome.is_finding}
     entries = [
-        f"{json.dumps(','.join(str(one.trial.config[name]) for name in names))}: {json.dumps(_entry(one))}"
+        f"{encode_json(','.join(str(one.trial.config[name]) for name in names))}: {encode_json(_entry(one))}"
         for one in newest.values()
     ]
     # Kernel Tuner's own layout, since it recognizes a finished file by the last three characters.
-    text = json.dumps(head, indent="")[:-2] + ',\n"cache": {\n' + ",\n".join(entries) + "}\n}"
+    text = encode_json(head, indent="")[:-2] + ',\n"cache": {\n' + ",\n".join(entries) + "}\n}"
     write_text(path, text)
 
 
@@ -111,6 +113,31 @@ _OWN_ENTRIES = frozenset({"time", "times", "timestamp", "__error__", *STAGES.val
 _EXPECTED = "expected a file that tune_kernel(..., cache=...) wrote"
 
 _MAX_BYTES = 2**30
+
+
+class _Document(msgspec.Struct):
+    """Schema of a cache file."""
+
+    device_name: Name
+    kernel_name: Name
+    tune_params_keys: tuple[Name, ...]
+    tune_params: dict[Name, tuple[Value, ...]]
+    cache: dict[Text, dict[Name, Any]]
+    problem_size: Count | tuple[Count, ...] | Literal["callable"] = "callable"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Components of the problem size; empty if Kernel Tuner computed it with a function."""
+        if self.problem_size == "callable":
+            return ()
+        return self.problem_size if isinstance(self.problem_size, tuple) else (self.problem_size,)
+
+
+class _Measured(msgspec.Struct):
+    """Times of an entry that has no error mark, in milliseconds."""
+
+    time: NonNegative
+    times: tuple[NonNegative, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,24 +202,16 @@ def read_cache(path: Path) -> KernelTunerCache:
     InputError
         The file cannot be read, or is not a cache file; the message names the entry.
     """
-    data = _load(path)
-    names = data.get("tune_params_keys")
-    values = data.get("tune_params")
-    entries = data.get("cache")
-    if not (isinstance(names, list) and isinstance(values, dict) and isinstance(entries, dict)):
-        raise _malformed(path, "it lacks 'tune_params_keys', 'tune_params' or 'cache'")
-    gpu_name, kernel = data.get("device_name"), data.get("kernel_name")
-    if not (isinstance(gpu_name, str) and isinstance(kernel, str)):
-        raise _malformed(path, "its 'device_name' or 'kernel_name' is not a string")
-    parameters = tuple(_parameter(path, name, values.get(name)) for name in names)
+    document = _load(path)
+    parameters = tuple(_parameter(path, name, document.tune_params.get(name, ())) for name in document.tune_params_keys)
     return KernelTunerCache(
         path=path,
-        kernel=kernel,
-        gpu_name=gpu_name,
-        device=_known_device(gpu_name),
-        problem_size=_problem_size(path, data.get("problem_size", "callable")),
+        kernel=document.kernel_name,
+        gpu_name=document.device_name,
+        device=_known_device(document.device_name),
+        problem_size=document.sizes,
         parameters=parameters,
-        trials=tuple(_trial(path, label, entry, parameters) for label, entry in entries.items()),
+        trials=tuple(_trial(path, label, entry, parameters) for label, entry in document.cache.items()),
     )
 
 
@@ -223,7 +242,7 @@ def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -
     write_recording(path, header, cache.trials)
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path) -> _Document:
     try:
         text = read_regular(path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
     except OSError as error:
@@ -234,16 +253,18 @@ def _load(path: Path) -> dict[str, Any]:
     without_last_line = text.rpartition("\n")[0].removesuffix(",") + "}\n}"
     for candidate in (text, closed, without_last_line):
         try:
-            data = json.loads(candidate)
-        except (ValueError, RecursionError):
+            data = decode_json(candidate, dict[str, Any])
+        except DataError:
             continue
-        if isinstance(data, dict):
-            return data
+        try:
+            return convert(data, _Document)
+        except DataError as error:
+            raise _malformed(path, str(error)) from None
     raise _malformed(path, "it is not a JSON object")
 
 
-def _malformed(path: Path, problem: str) -> InputError:
-    return InputError(f"{path} cannot be read as a cache file of Kernel Tuner: {problem}; {_EXPECTED}")
+def _malformed(path: Path, problem: str) -> DataError:
+    return DataError(f"{path} cannot be read as a cache file of Kernel Tuner: {problem}; {_EXPECTED}")
 
 
 def _known_device(name: str) -> DeviceProperties | None:
@@ -253,27 +274,13 @@ def _known_device(name: str) -> DeviceProperties | None:
         return None
 
 
-def _problem_size(path: Path, value: Any) -> tuple[int, ...]:
-    if value == "callable":
-        return ()
-    numbers = value if isinstance(value, list) else [value]
-    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
-        raise _malformed(path, f"its 'problem_size' is {value!r:.80}, expected integers")
-    return tuple(numbers)
-
-
-def _parameter(path: Path, name: Any, values: Any) -> Parameter:
-    if not isinstance(name, str) or not isinstance(values, list) or not values:
+def _parameter(path: Path, name: str, values: tuple[Value, ...]) -> Parameter:
+    if not values:
         raise _malformed(path, f"'tune_params' lacks values for {name!r:.80}")
-    for value in values:
-        if not isinstance(value, int | str):
-            raise _malformed(path, f"{name} has the value {value!r:.80}, expected integers, booleans or strings")
     return Parameter(name, tuple(dict.fromkeys(values)))
 
 
-def _trial(path: Path, label: str, entry: Any, parameters: tuple[Parameter, ...]) -> Trial:
-    if not isinstance(entry, dict):
-        raise _malformed(path, f"the entry {label!r:.80} is not an object")
+def _trial(path: Path, label: str, entry: Mapping[str, Any], parameters: tuple[Parameter, ...]) -> Trial:
     for parameter in parameters:
         value = entry.get(parameter.name)
         if not any(value == listed and type(value) is type(listed) for listed in parameter.values):
@@ -282,33 +289,31 @@ def _trial(path: Path, label: str, entry: Any, parameters: tuple[Parameter, ...]
     extra = {name: value for name, value in entry.items() if name not in config and name not in _OWN_ENTRIES}
     mark = next((value for value in entry.values() if isinstance(value, str) and value in _FAILURES), None)
     outcome, stage, reason = _FAILURES[mark] if mark else (Outcome.OK, "measure", "")
-    return Trial(
-        config=config,
-        outcome=outcome,
-        reason=f"Kernel Tuner: {reason}" if reason else "",
-        stage=stage,
-        measurement=None if mark else _measurement(path, label, entry),
-        source="replayed",
-        seconds={stage: entry[name] / 1e3 for stage, name in STAGES.items() if _is_number(entry.get(name))},
-        telemetry={name: value for name, value in extra.items() if _is_number(value) or isinstance(value, str)},
-    )
+    trial = {
+        "config": config,
+        "outcome": outcome,
+        "reason": f"Kernel Tuner: {reason}" if reason else "",
+        "stage": stage,
+        "source": "replayed",
+        "seconds": {stage: entry[name] / 1e3 for stage, name in STAGES.items() if _is_number(entry.get(name))},
+        "telemetry": {name: value for name, value in extra.items() if _is_number(value) or isinstance(value, str)},
+    }
+    try:
+        return convert(trial if mark else trial | {"measurement": _measurement(convert(entry, _Measured))}, Trial)
+    except DataError as error:
+        raise _malformed(path, f"the entry {label!r:.80}: {error}") from None
 
 
-def _measurement(path: Path, label: str, entry: Mapping[str, Any]) -> Measurement:
+def _measurement(found: _Measured) -> dict[str, Any]:
     """Return Kernel Tuner's time with the range of its runs, which for 6 or more holds the median with over 95 %."""
-    time_ms = entry.get("time")
-    if not _is_number(time_ms) or time_ms <= 0:
-        raise _malformed(path, f"the entry {label!r:.80} has the time {time_ms!r:.80}, expected milliseconds")
-    runs = entry.get("times")
-    runs_ms = runs if isinstance(runs, list) and runs and all(map(_is_number, runs)) else []
-    return Measurement(
-        time_us=1e3 * time_ms,
-        low_us=1e3 * min(runs_ms, default=time_ms),
-        high_us=1e3 * max(runs_ms, default=time_ms),
-        samples_us=tuple(1e3 * run_ms for run_ms in runs_ms),
-        l2="hot",
-    )
+    return {
+        "time_us": 1e3 * found.time,
+        "low_us": 1e3 * min(found.times, default=found.time),
+        "high_us": 1e3 * max(found.times, default=found.time),
+        "samples_us": [1e3 * run_ms for run_ms in found.times],
+        "l2": "hot",
+    }
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf

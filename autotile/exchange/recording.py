@@ -6,22 +6,23 @@ JSON header; nothing in it is executed, and a damaged file is rejected.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from autotile import __version__
-from autotile.core.device import DeviceProperties, Source
+from autotile.core.device import DeviceProperties
+from autotile.core.documents import Moment, Name, Text, Whole, decode_json, encode_json
 from autotile.core.frozen import cached_property
-from autotile.core.model import Config, L2Mode, Measurement, Outcome, Problem, Resources, Trial, Value, config_text
-from autotile.database.keys import ResultSource, TuningKey
-from autotile.errors import RecordingError
+from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial, Value, config_text
+from autotile.database.keys import TuningKey
+from autotile.errors import DataError, RecordingError
 from autotile.exchange.npz import NpzReader, write_npz
 from autotile.kernel.spec import Parameter
 
@@ -63,15 +64,15 @@ class RecordingHeader:
     """Parameters of the search space with their values, in its order."""
     device: DeviceProperties | None
     """None if an imported result names an unknown GPU."""
-    driver: str = ""
+    driver: Name = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the measurement."""
-    valid_configs: int = 0
+    valid_configs: Whole = 0
     """Number of valid configurations in the whole space; 0 if unknown."""
-    chosen: str = "all"
+    chosen: Text = "all"
     """How the recorded configurations were chosen among the valid ones: ``"all"``, or a description."""
-    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    autotile_version: str = __version__
+    created_at: Moment = field(default_factory=lambda: datetime.now(UTC))
+    autotile_version: Name = __version__
 
     @property
     def problem(self) -> Problem:
@@ -94,87 +95,24 @@ class RecordingHeader:
             "autotile_version": self.autotile_version,
         }
 
-    @classmethod
-    def from_json(cls, data: Any, path: Path) -> RecordingHeader:
-        """Invert `to_json`; ``path`` is for messages.
 
-        Raises
-        ------
-        RecordingError
-            The header has another format version.
-        ValueError
-            An entry is missing or of the wrong type.
-        """
-        if not isinstance(data, dict) or data.get("format") != _FORMAT:
-            raise ValueError(f"it is not the header of an {_FORMAT}")
-        _check_version(data.get("format_version"), path)
-        _check_fields(cls, data)
-        _check_fields(TuningKey, data["key"])
-        if data["device"] is not None:
-            _check_fields(DeviceProperties, data["device"])
-        return cls(
-            key=TuningKey.from_json(data["key"]),
-            parameters=tuple(Parameter(name, tuple(values)) for name, values in data["parameters"]),
-            device=DeviceProperties.from_json(data["device"]) if data["device"] else None,
-            driver=data["driver"],
-            settings=data["settings"],
-            valid_configs=data["valid_configs"],
-            chosen=data["chosen"],
-            created_at=datetime.fromisoformat(data["created_at"]),
-            autotile_version=data["autotile_version"],
-        )
+class _Versions(msgspec.Struct):
+    """What a header states about its format."""
+
+    format: Any = None
+    format_version: Any = None
 
 
-def _check_version(version: object, path: Path) -> None:
-    if version == FORMAT_VERSION:
-        return
-    newer = isinstance(version, int) and version > FORMAT_VERSION
-    remedy = "pip install --upgrade autotile" if newer else "record it again"
-    raise RecordingError(f"the recording {path} has format version {version!r}, expected {FORMAT_VERSION}: {remedy}")
+class _Labels(msgspec.Struct):
+    """Values that the columns are indices into, by column."""
+
+    outcome: tuple[Outcome, ...]
+    stage: tuple[Name, ...]
+    reason: tuple[Text, ...]
 
 
-def _check_fields(kind: type[Any], data: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a JSON object has every field of a dataclass, each of the declared type."""
-    for declared in fields(kind):
-        value = data.get(declared.name)
-        if not _TYPE_CHECKS[str(declared.type)](value):
-            raise ValueError(f"{declared.name!r} is {value!r:.80}, expected {declared.type}")
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_parameter(entry: Any) -> bool:
-    match entry:
-        case [str(), [_, *_] as values]:
-            distinct = {(type(value), value) for value in values if isinstance(value, int | str)}
-            return len(distinct) == len(values)
-        case _:
-            return False
-
-
-_TYPE_CHECKS: Mapping[str, Callable[[Any], bool]] = {
-    "int": _is_int,
-    "str": _is_text,
-    "float": lambda value: isinstance(value, float) or _is_int(value),
-    "datetime": _is_text,
-    "L2Mode": lambda value: value in get_args(L2Mode),
-    "Source": lambda value: value in get_args(Source),
-    "ResultSource": lambda value: value in get_args(ResultSource),
-    "TuningKey": lambda value: isinstance(value, dict),
-    "DeviceProperties | None": lambda value: value is None or isinstance(value, dict),
-    "Mapping[str, Any]": lambda value: isinstance(value, dict),
-    "Mapping[str, int]": lambda value: isinstance(value, dict) and all(map(_is_int, value.values())),
-    "tuple[str, ...]": lambda value: isinstance(value, list) and all(map(_is_text, value)),
-    "tuple[int, int, int]": lambda value: isinstance(value, list) and len(value) == 3 and all(map(_is_int, value)),
-    "tuple[Parameter, ...]": lambda value: isinstance(value, list) and all(map(_is_parameter, value)),
-}
-"""Checks of JSON values, by the text of the declared type."""
+class _Labeled(msgspec.Struct):
+    labels: _Labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +253,7 @@ def write_recording(path: Path, header: RecordingHeader, trials: Sequence[Trial]
         numbers = {text: number for number, text in enumerate(texts)}
         for row in rows:
             row[name] = numbers[row[name]]
-    text = json.dumps({**header.to_json(), "labels": labels}).encode()
+    text = encode_json({**header.to_json(), "labels": labels}).encode()
     code_table = np.array(sorted(newest), _code_dtype(header.parameters)).reshape(len(rows), len(header.parameters))
     columns = {name: np.array([row[name] for row in rows], dtype) for name, dtype in _COLUMNS.items()}
     write_npz(path, {"header": np.frombuffer(text, np.uint8), "codes": code_table, **columns})
@@ -335,7 +273,7 @@ def read_recording(path: Path, *, kernel: str | None = None) -> Recording:
         The recording is missing, damaged, of another format version or of another kernel.
     """
     with NpzReader(path) as reader:
-        header, (outcomes, stages, reasons) = _read_header(reader)
+        header, labels = _read_header(reader)
         if kernel is not None and header.key.kernel != kernel:
             raise RecordingError(f"{path} is a recording of {header.key.kernel!r}, expected one of {kernel!r}")
         if reader.names != {"header", "codes", *_COLUMNS}:
@@ -346,9 +284,9 @@ def read_recording(path: Path, *, kernel: str | None = None) -> Recording:
             header=header,
             codes=reader.read("codes", _code_dtype(header.parameters), shape),
             columns={name: reader.read(name, dtype, outcome.shape) for name, dtype in _COLUMNS.items()},
-            outcomes=outcomes,
-            stages=stages,
-            reasons=reasons,
+            outcomes=labels.outcome,
+            stages=labels.stage,
+            reasons=labels.reason,
         )
         if problem := _inconsistency(recording):
             raise reader.damaged(problem)
@@ -385,24 +323,30 @@ def _row(trial: Trial) -> dict[str, Any]:
     }
 
 
-_Labels = tuple[tuple[Outcome, ...], tuple[str, ...], tuple[str, ...]]
-
-
 def _read_header(reader: NpzReader) -> tuple[RecordingHeader, _Labels]:
+    text = reader.read("header", np.dtype("u1")).tobytes()
     try:
-        data = json.loads(reader.read("header", np.dtype("u1")).tobytes())
-        return RecordingHeader.from_json(data, reader.path), _labels(data["labels"])
+        versions = decode_json(text, _Versions)
+        if versions.format != _FORMAT:
+            raise DataError(f"it is not the header of an {_FORMAT}")
+        if versions.format_version != FORMAT_VERSION:
+            raise _other_version(versions.format_version, reader.path)
+        header = decode_json(text, RecordingHeader)
+        for parameter in header.parameters:
+            if len({(type(value), value) for value in parameter.values}) < max(1, len(parameter.values)):
+                raise DataError(f"{parameter.name!r:.80} has no values, or one twice", field="parameters")
+        return header, decode_json(text, _Labeled).labels
     except RecordingError:
         raise
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except DataError as error:
         raise reader.damaged(f"its header cannot be used ({error})") from None
 
 
-def _labels(data: Any) -> _Labels:
-    outcomes, stages, reasons = (data[name] for name in _LABELS)
-    if not all(isinstance(text, str) for text in (*stages, *reasons)):
-        raise ValueError("a stage or reason is not a string")
-    return tuple(Outcome(text) for text in outcomes), tuple(stages), tuple(reasons)
+def _other_version(version: object, path: Path) -> RecordingError:
+    newer = isinstance(version, int) and version > FORMAT_VERSION
+    remedy = "pip install --upgrade autotile" if newer else "record it again"
+    shown = f"{version!r:.40}"
+    return RecordingError(f"the recording {path} has format version {shown}, expected {FORMAT_VERSION}: {remedy}")
 
 
 def _inconsistency(recording: Recording) -> str:
@@ -416,9 +360,19 @@ def _inconsistency(recording: Recording) -> str:
     for name, labels in zip(_LABELS, (recording.outcomes, recording.stages, recording.reasons), strict=True):
         if (columns[name] >= len(labels)).any():
             return f"a configuration has an unknown {name}"
-    if not (columns["time_us"][recording.ok] > 0).all() or np.isinf(columns["time_us"]).any():
+    measured = ~np.isnan(columns["time_us"])
+    if not measured[recording.ok].all():
         return "a configuration that is ok has no time"
+    if name := next((name for name, valid in _valid_figures(columns, measured) if not valid.all()), ""):
+        return f"a configuration has a value of {name} that is negative or not finite"
     return ""
+
+
+def _valid_figures(columns: Mapping[str, np.ndarray], measured: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield where the figures of each column are possible; times only of measured configurations."""
+    for name, least in (("time_us", 1e-6), ("low_us", 0.0), ("high_us", 0.0), ("occupancy", 0.0), ("seconds", 0.0)):
+        figures = columns[name][measured] if name.endswith("_us") else columns[name]
+        yield name, (figures >= np.float32(least)) & np.isfinite(figures)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,20 +7,23 @@ before tuning anything.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from glob import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import Count, Format, Name, Text, decode_json, encode_json
+from autotile.core.model import L2Mode, Problem
 from autotile.core.reading import read_regular
 from autotile.database.keys import TuningKey
 from autotile.database.paths import atomic_write
-from autotile.database.winners import StoredRule, Winner
-from autotile.errors import InputError
+from autotile.database.winners import ResultDocument, RuleDocument, StoredRule, Winner
+from autotile.errors import DataError, InputError
 from autotile.settings import data_folder
 
 _WINNERS_FORMAT = 1
@@ -29,15 +32,49 @@ _RULES_FORMAT = 1
 _MAX_BYTES = 64 * 2**20
 """Maximum size of a file; those that ship have some ten kilobytes."""
 
-_DEVICE_FIELDS = {
-    "gpu_name": "name",
-    "compute_capability": "compute_capability",
-    "sm_count": "sm_count",
-    "smem_per_block_optin_bytes": "smem_per_block_optin_bytes",
-}
-"""Fields of a key that are stated once a file, each with the property of the device that gives it."""
+_DEVICE_FIELDS = frozenset({"gpu_name", "compute_capability", "sm_count", "smem_per_block_optin_bytes", "source"})
+"""Fields of a key that the device of a file gives."""
 
-_Content = TypeVar("_Content")
+Schema = TypeVar("Schema")
+
+
+class _Entry(ResultDocument):
+    """One winner: its key without the fields of the device, and its result."""
+
+    kernel: Name
+    template_hash: Name
+    space_hash: Name
+    options: tuple[Text, ...]
+    dtype: Name
+    sizes: dict[Name, Count]
+    nvrtc_version: Name
+    l2_mode: L2Mode
+
+    def winner(self, device: DeviceProperties) -> Winner:
+        """Return the winner on the device of its file."""
+        key = TuningKey.for_device(
+            Problem(self.kernel, self.sizes, self.dtype),
+            device,
+            template_hash=self.template_hash,
+            space_hash=self.space_hash,
+            options=self.options,
+            nvrtc_version=self.nvrtc_version,
+            l2_mode=self.l2_mode,
+        )
+        return self.winner_of(key, device, shipped=False)
+
+
+class _WinnersDocument(msgspec.Struct):
+    """Schema of a file of winners, besides its format."""
+
+    device: DeviceProperties
+    winners: tuple[_Entry, ...]
+
+
+class _RulesDocument(msgspec.Struct):
+    """Schema of a file of rules, besides its format."""
+
+    rules: tuple[RuleDocument, ...]
 
 
 def shipped_winners(kernel: str, dtype: str) -> list[Winner]:
@@ -49,7 +86,10 @@ def shipped_winners(kernel: str, dtype: str) -> list[Winner]:
         A file is damaged.
     """
     files = sorted(data_folder("tuned").glob("*.json"))
-    return [winner for path in files for winner in _shipped_in(path, kernel, dtype)]
+    found = (winner for path in files for winner in _cached_winners(path))
+    return [
+        replace(winner, shipped=True) for winner in found if (winner.key.kernel, winner.key.dtype) == (kernel, dtype)
+    ]
 
 
 def shipped_rules(kernel: str, dtype: str) -> list[StoredRule]:
@@ -73,7 +113,8 @@ def read_winners(path: Path) -> list[Winner]:
     InputError
         The file cannot be read, is damaged, or was written by a newer autotile.
     """
-    return _decode(path, "winners", _read(path, "winners", _WINNERS_FORMAT), _winners)
+    document = _read(path, "winners", _WINNERS_FORMAT, _WinnersDocument)
+    return [entry.winner(document.device) for entry in document.winners]
 
 
 def write_winners(path: Path, winners: Iterable[Winner]) -> int:
@@ -89,8 +130,8 @@ def write_winners(path: Path, winners: Iterable[Winner]) -> int:
     device = devices.pop() if len(devices) == 1 else None
     if device is None:
         raise InputError(f"a file of winners holds those of one known GPU; got {len(devices)} GPUs")
-    lines = ",\n".join(json.dumps(_entry(winner)) for winner in ordered)
-    head = json.dumps({"format": _WINNERS_FORMAT, "device": device.to_json()}, indent=1)[:-2]
+    lines = ",\n".join(encode_json(_entry(winner)) for winner in ordered)
+    head = encode_json({"format": _WINNERS_FORMAT, "device": device.to_json()}, indent=1)[:-2]
     text = f'{head},\n "winners": [\n{lines}\n ]\n}}\n'
     _write(path, "winners", text)
     return len(ordered)
@@ -105,11 +146,11 @@ def read_rules(path: Path) -> tuple[StoredRule, ...]:
     InputError
         The file cannot be read, is damaged, or was written by a newer autotile.
     """
-
-    def rules(document: Mapping[str, Any]) -> tuple[StoredRule, ...]:
-        return tuple(StoredRule.from_json(entry) for entry in document["rules"])
-
-    return _decode(path, "rules", _read(path, "rules", _RULES_FORMAT), rules)
+    document = _read(path, "rules", _RULES_FORMAT, _RulesDocument)
+    try:
+        return tuple(entry.stored_rule() for entry in document.rules)
+    except DataError as error:
+        raise _damaged(path, "rules", error) from None
 
 
 def write_rules(path: Path, rules: Iterable[StoredRule]) -> int:
@@ -121,68 +162,34 @@ def write_rules(path: Path, rules: Iterable[StoredRule]) -> int:
         The file cannot be written.
     """
     entries = [rule.to_json() for rule in rules]
-    _write(path, "rules", json.dumps({"format": _RULES_FORMAT, "rules": entries}, indent=1) + "\n")
+    _write(path, "rules", encode_json({"format": _RULES_FORMAT, "rules": entries}, indent=1) + "\n")
     return len(entries)
 
 
-def _shipped_in(path: Path, kernel: str, dtype: str) -> list[Winner]:
-    """Return the winners of a kernel in a shipped file; entries of other kernels are not decoded."""
-
-    def winners(document: Mapping[str, Any]) -> list[Winner]:
-        return _winners(document, lambda entry: (entry["kernel"], entry["dtype"]) == (kernel, dtype), shipped=True)
-
-    return _decode(path, "winners", _cached_winners_document(path), winners)
-
-
 @lru_cache
-def _cached_winners_document(path: Path) -> Mapping[str, Any]:
-    return _read(path, "winners", _WINNERS_FORMAT)
-
-
-def _winners(
-    document: Mapping[str, Any], selects: Callable[[Mapping[str, Any]], bool] = lambda _: True, *, shipped: bool = False
-) -> list[Winner]:
-    device = DeviceProperties.from_json(document["device"])
-    common = {name: getattr(device, attribute) for name, attribute in _DEVICE_FIELDS.items()} | {"source": "cuda"}
-    return [
-        Winner.from_result_json(entry, TuningKey.from_json({**entry, **common}), device, shipped=shipped)
-        for entry in document["winners"]
-        if selects(entry)
-    ]
+def _cached_winners(path: Path) -> Sequence[Winner]:
+    return read_winners(path)
 
 
 def _entry(winner: Winner) -> dict[str, Any]:
-    omitted = {*_DEVICE_FIELDS, "source"}
-    key = {name: value for name, value in winner.key.to_json().items() if name not in omitted}
+    key = {name: value for name, value in winner.key.to_json().items() if name not in _DEVICE_FIELDS}
     return key | winner.result_to_json()
 
 
-def _read(path: Path, content: str, expected_format: int) -> Mapping[str, Any]:
-    """Read a JSON object and check its ``format``; ``content`` names what the file holds, for messages."""
+def _read(path: Path, content: str, expected_format: int, schema: type[Schema]) -> Schema:
+    """Read a JSON file of a known ``format``; ``content`` names what the file holds, for messages."""
     try:
-        document: dict[str, Any] = json.loads(read_regular(path, _MAX_BYTES))
-        found = document["format"]
+        text = read_regular(path, _MAX_BYTES)
+        found = decode_json(text, Format).format
+        if found == expected_format:
+            return decode_json(text, schema)
     except OSError as error:
         raise InputError(f"cannot read the {content} in {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except DataError as error:
         raise _damaged(path, content, error) from None
-    if found != expected_format:
-        raise InputError(
-            f"{path} has format {found!r}, this version of autotile reads {expected_format}: upgrade autotile"
-        )
-    return document
-
-
-def _decode(
-    path: Path, content: str, document: Mapping[str, Any], decode: Callable[[Mapping[str, Any]], _Content]
-) -> _Content:
-    """Apply ``decode`` to the document of a file; raise InputError if the file is damaged."""
-    try:
-        return decode(document)
-    except InputError:
-        raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, content, error) from None
+    raise DataError(
+        f"{path} has format {found!r:.40}, this version of autotile reads {expected_format}: upgrade autotile"
+    )
 
 
 def _write(path: Path, content: str, text: str) -> None:
@@ -193,6 +200,5 @@ def _write(path: Path, content: str, text: str) -> None:
         raise InputError(f"cannot write the {content} to {path}: {error.strerror}; name another file") from None
 
 
-def _damaged(path: Path, content: str, error: Exception) -> InputError:
-    fault = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-    return InputError(f"{path} is not a file of {content}: {fault}; fetch it again or delete it")
+def _damaged(path: Path, content: str, error: DataError) -> DataError:
+    return DataError(f"{path} is not a file of {content}: {error}; fetch it again or delete it")

@@ -5,7 +5,6 @@ The schema is defined in https://github.com/odgaard/TuningSchema (branch T4), wh
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from autotile import __version__
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import encode_json
 from autotile.core.model import Outcome, Trial
 from autotile.database.paths import atomic_write
 from autotile.database.trials import StoredTrial
@@ -75,7 +75,7 @@ def write_t4(path: Path, trials: Iterable[StoredTrial], device: DeviceProperties
     """
     metadata = path.with_name(f"{path.stem}-metadata{path.suffix}")
     for target, document in ((path, t4_results(trials)), (metadata, t4_metadata(device))):
-        write_text(target, json.dumps(document, indent=1) + "\n")
+        write_text(target, encode_json(document, indent=1) + "\n")
     return path, metadata
 
 

@@ -10,13 +10,15 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
+from autotile.core.documents import Count, Name, convert
 from autotile.core.frozen import dataclass
-from autotile.errors import ProblemError
+from autotile.errors import DataError, ProblemError
 from autotile.kernel.spec import KernelSpec
 
 _MAX_SIZE = 2**31 - 1
@@ -77,15 +79,29 @@ class Family:
         return {name: [list(part) for part in extent.parts] for name, extent in self.extents.items()}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Family:
+    def from_json(cls, data: Any) -> Family:
         """Invert `to_json`.
 
         Raises
         ------
-        ValueError
-            A part is not a pair of integers, smaller one first.
+        DataError
+            ``data`` is not what `to_json` returns.
         """
-        return cls({str(name): Extent(tuple(_part(part) for part in parts)) for name, parts in data.items()})
+        return cls({name: Extent(_ordered(name, parts)) for name, parts in convert(data, _Parts).items()})
+
+
+_Parts = Annotated[
+    dict[Name, Annotated[tuple[tuple[Count, Count], ...], Meta(min_length=1, max_length=1000)]],
+    Meta(min_length=1, max_length=100),
+]
+"""JSON of a family."""
+
+
+def _ordered(name: str, parts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    ends = [end for part in parts for end in part]
+    if ends != sorted(ends):
+        raise DataError(f"expected parts in ascending order, got {parts}", field=name)
+    return parts
 
 
 def parse_family(spec: KernelSpec, words: Iterable[str]) -> Family:
@@ -178,13 +194,6 @@ def _text(name: str, value: object) -> str:
             raise ProblemError(f"{name}={value!r}, expected a range of step 1 that is not empty")
         return f"{value[0]}..{value[-1]}"
     return ",".join(map(str, value)) if isinstance(value, Sequence) else str(value)
-
-
-def _part(part: Any) -> tuple[int, int]:
-    low, high = part
-    if not (type(low) is type(high) is int and 0 <= low <= high):
-        raise ValueError(f"{part!r} is not a part of an extent, expected two whole numbers, the smaller one first")
-    return low, high
 
 
 _CANDIDATES = 1024

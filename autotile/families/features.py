@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import Count, Name, convert
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config
+from autotile.errors import DataError
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names
 from autotile.kernel.spec import KernelSpec
@@ -92,14 +94,13 @@ class Feature:
 
         Raises
         ------
-        ValueError
+        DataError
             The value is not a feature of these sizes and configurations.
         """
-        is_plain = isinstance(data, Mapping) and all(isinstance(value, str | int) for value in data.values())
-        known = _by_json(tuple(sizes), configs).get(frozenset(data.items())) if is_plain else None
-        if known is not None:
-            return known
-        raise ValueError(f"{data} is not a feature of a problem")
+        known = _by_json(tuple(sizes), configs).get(frozenset(convert(data, dict[str, Name | Count]).items()))
+        if known is None:
+            raise DataError(f"{data} is not a feature of a problem")
+        return known
 
 
 @dataclass(frozen=True)

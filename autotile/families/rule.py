@@ -8,11 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import Count, Finite, Format, Name, NonNegative, TimeUs, convert
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Resources, config_key
+from autotile.errors import DataError
 from autotile.families.family import Family
 from autotile.families.features import Feature, Traits
 from autotile.kernel.problem import size_distance
@@ -20,6 +25,8 @@ from autotile.kernel.spec import KernelSpec
 
 _MAX_DEPTH = 32
 """Maximum number of splits above a leaf of a tree that is read from a file."""
+_MAX_CONFIGS = 64
+"""Maximum number of configurations of a rule that is read from a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,41 +58,44 @@ class Split:
 Tree = Leaf | Split
 
 
-def tree_from_json(data: Any, sizes: Sequence[str], configs: int, depth: int = 0) -> Tree:
-    """Invert ``to_json``.
+class TreeDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """JSON of a tree: ``serve`` of a leaf, or the other fields of a split."""
 
-    Parameters
-    ----------
-    data
-        The JSON value.
-    sizes
-        Names of the sizes and flags.
-    configs
-        Number of configurations.
-    depth
-        Number of splits above it.
+    serve: list[Count] | None = None
+    feature: dict[str, Any] | None = msgspec.field(default=None, name="if")
+    at_most: Finite | None = None
+    then: TreeDocument | None = None
+    otherwise: TreeDocument | None = msgspec.field(default=None, name="else")
 
-    Raises
-    ------
-    ValueError
-        The value is not a tree over these sizes and configurations.
-    """
-    if not isinstance(data, Mapping) or depth > _MAX_DEPTH:
-        raise ValueError("a rule's tree is damaged")
-    if "serve" in data:
-        order = data["serve"]
-        if not isinstance(order, list) or sorted(order) != list(range(configs)):
-            raise ValueError(f"a leaf serves {order}, expected every number below {configs} once")
-        return Leaf(tuple(order))
-    threshold = data["at_most"]
-    if not isinstance(threshold, int | float) or not math.isfinite(threshold):
-        raise ValueError(f"{threshold!r} is not a threshold")
-    return Split(
-        Feature.from_json(data["if"], sizes, configs),
-        float(threshold),
-        tree_from_json(data["then"], sizes, configs, depth + 1),
-        tree_from_json(data["else"], sizes, configs, depth + 1),
-    )
+    def tree(self, sizes: Sequence[str], configs: int, depth: int = 0) -> Tree:
+        """Return the tree.
+
+        Parameters
+        ----------
+        sizes
+            Names of the sizes and flags.
+        configs
+            Number of configurations.
+        depth
+            Number of splits above it.
+
+        Raises
+        ------
+        DataError
+            It is not a tree over these sizes and configurations.
+        """
+        if self.serve is not None:
+            if sorted(self.serve) != list(range(configs)):
+                raise DataError(f"a leaf serves {self.serve}, expected every number below {configs} once")
+            return Leaf(tuple(self.serve))
+        if self.at_most is None or self.then is None or self.otherwise is None or depth > _MAX_DEPTH:
+            raise DataError("a node of the tree is neither a leaf nor a split, or is nested too deeply")
+        return Split(
+            Feature.from_json(self.feature, sizes, configs),
+            self.at_most,
+            self.then.tree(sizes, configs, depth + 1),
+            self.otherwise.tree(sizes, configs, depth + 1),
+        )
 
 
 def find_leaf(tree: Tree, problem: Traits) -> Leaf:
@@ -114,7 +124,7 @@ class RuleConfig:
 
     config: Config
     resources: Resources | None
-    blocks_per_sm: int
+    blocks_per_sm: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +146,11 @@ class RulePoint:
         Loss of a rule that was learned without the point; None for a single point.
     """
 
-    sizes: Mapping[str, int]
-    times_us: tuple[tuple[float, float, float] | None, ...]
-    best_us: float
-    loss: float
-    held_out: float | None
+    sizes: Mapping[Name, Count]
+    times_us: tuple[tuple[TimeUs, NonNegative, NonNegative] | None, ...]
+    best_us: TimeUs
+    loss: Finite
+    held_out: Finite | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,47 +225,29 @@ class FamilyRule:
 
         Raises
         ------
-        ValueError
+        DataError
             The value is damaged, or a rule of another format.
         """
-        try:
-            if data["format"] != _FORMAT:
-                raise ValueError(f"a rule of format {data['format']!r}, expected {_FORMAT}")
-            family = Family.from_json(data["family"])
-            configs = tuple(_config(entry) for entry in data["configs"])
-            tree = tree_from_json(data["tree"], tuple(family.extents), len(configs))
-            points = tuple(_point(entry, len(configs)) for entry in data["points"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"a family's rule is damaged: {error!r}") from None
-        if not configs or not points or len({config_key(one.config) for one in configs}) < len(configs):
-            raise ValueError("a family's rule is damaged: it needs points and configurations, each of these once")
-        return cls(family, configs, tree, points)
+        found = convert(data, Format).format
+        if found != _FORMAT:
+            raise DataError(f"a rule of format {found!r}, expected {_FORMAT}", field="format")
+        document = convert(data, _RuleDocument)
+        family, configs = Family.from_json(document.family), document.configs
+        if len({config_key(one.config) for one in configs}) < len(configs):
+            raise DataError("a configuration is listed twice", field="configs")
+        for point in document.points:
+            if point.sizes.keys() != family.extents.keys() or len(point.times_us) != len(configs):
+                raise DataError("a point has other sizes than the family, or other configurations", field="points")
+        return cls(family, configs, document.tree.tree(tuple(family.extents), len(configs)), document.points)
 
 
-def _config(entry: Mapping[str, Any]) -> RuleConfig:
-    resources, blocks_per_sm = entry["resources"], entry["blocks_per_sm"]
-    if type(blocks_per_sm) is not int or blocks_per_sm < 0:
-        raise ValueError(f"{blocks_per_sm!r} is not a number of blocks")
-    return RuleConfig(dict(entry["config"]), Resources(**resources) if resources is not None else None, blocks_per_sm)
+class _RuleDocument(msgspec.Struct):
+    """JSON of a rule."""
 
-
-def _point(entry: Mapping[str, Any], configs: int) -> RulePoint:
-    times_us = tuple(None if time is None else _interval(time) for time in entry["times_us"])
-    if len(times_us) != configs:
-        raise ValueError(f"a point has {len(times_us)} times, expected {configs}")
-    held_out = entry["held_out"]
-    return RulePoint(
-        {str(name): int(value) for name, value in entry["sizes"].items()},
-        times_us,
-        float(entry["best_us"]),
-        float(entry["loss"]),
-        float(held_out) if held_out is not None else None,
-    )
-
-
-def _interval(entry: Sequence[float]) -> tuple[float, float, float]:
-    time_us, low_us, high_us = map(float, entry)
-    return time_us, low_us, high_us
+    family: Any
+    configs: Annotated[tuple[RuleConfig, ...], Meta(min_length=1, max_length=_MAX_CONFIGS)]
+    tree: TreeDocument
+    points: Annotated[tuple[RulePoint, ...], Meta(min_length=1)]
 
 
 def _lines(tree: Tree, indent: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from autotile.core.documents import Name
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument, WorkspaceArgument, arguments_of_kind
@@ -19,7 +20,7 @@ from autotile.kernel.tensor_maps import TensorMapArgument
 class Parameter(NamedTuple):
     """A tunable parameter; its value is passed to the template as ``-DNAME=VALUE``."""
 
-    name: str
+    name: Name
     values: tuple[Value, ...]
 
 

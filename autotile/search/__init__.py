@@ -2,7 +2,7 @@
 
 ==================================== =================================================================================
 `autotile.search.search`             `Search`: a sampler with its study
-`autotile.search.shortlist`          `Shortlist`: the compiled candidates that wait, and the choice among them
+`autotile.search.shortlist`          `Shortlist`: the candidates that compile, wait, and are being measured
 `autotile.search.samplers`           the samplers by name with their traits: `SAMPLERS`, `make_sampler`
 `autotile.search.row_sampler`        `RowSampler`, the base class, and the baseline samplers: uniform, and in order
 `autotile.search.gp_sampler`         `FeasibleGPSampler`, the default: expected improvement under a Gaussian process

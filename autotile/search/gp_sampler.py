@@ -96,21 +96,15 @@ class FeasibleGPSampler(RankingSampler):
         self._embedded: Floats | None = None
         """Coordinates of all rows of a small space, since looking them up is faster."""
         self._history = History()
-        self._unguided = History() if self._prior is not None else self._history
-        """The trials of the proposals that did not follow the prior; all trials without one."""
-        self._unguided_index: dict[int, int] = {}
-        """Index in it of each of these trials, by that in the whole history."""
-        self._guided: set[int] = set()
-        """Rows that were offered at a turn of the prior."""
-        self._begun_rows: dict[int, int] = {}
-        """Index in the history of the trial of a row."""
-        self._results: dict[int, tuple[Result, float]] = {}
-        """Result and relative error of the trials that are in the whole history only, by their index in it."""
         self._indices: dict[int, int] = {}
         """Index in the history of each trial of the study that has not ended, by its number."""
         self._measured: dict[int, int] = {}
         """The same of the rows that are measured and have no trial in the study yet."""
         self._told: set[int] = set()
+        self._unguided = _Unguided() if self._prior is not None else None
+        """The part of the history that proposals beside the prior depend on; None without a prior, where it is all."""
+        self._guided: set[int] = set()
+        """Rows that were offered at a turn of the prior."""
         self._features: dict[int, Floats] = {}
         self._offered: dict[int, None] = {}
         """Rows that were proposed or nominated, in that order."""
@@ -118,8 +112,8 @@ class FeasibleGPSampler(RankingSampler):
         self._models: dict[tuple[bool, TransferPrior | None], Surrogate] = {}
         """Model by whether it has resources as features, and by the prior that it uses."""
         self._rankings: dict[bool, tuple[tuple[int, int], _Ranking]] = {}
-        """Gains of the rows as of the last proposal with and without the prior, and the numbers of trials that had
-        begun and ended then."""
+        """Gains of the rows as of the last proposal, by whether it followed the prior, after the numbers of trials that
+        they depend on: those that had begun and ended."""
 
     def nominate(self, study: Study, row: int | None = None) -> int:
         """Choose a free row to compile, or take note that ``row`` was chosen; return it."""
@@ -143,14 +137,14 @@ class FeasibleGPSampler(RankingSampler):
         """Take note that a nominated row is being measured."""
         with self._lock:
             self._observe(study)
-            self._measured[row] = self._begin_trial(row)
+            self._measured[row] = self._record_begin(row)
 
     def tell(self, study: Study, row: int, result: tuple[float, ...] | None, error: float) -> None:
         """Learn the values of a nominated row, None for a failure, and the relative standard error of the first."""
         with self._lock:
             self._observe(study)
             measured = self._measured.pop(row, None)
-            self._end_trial(self._begin_trial(row) if measured is None else measured, result, error)
+            self._record_end(self._record_begin(row) if measured is None else measured, row, result, error)
             self._told.add(row)
 
     def select(self, study: Study, rows: Sequence[int]) -> int:
@@ -189,27 +183,25 @@ class FeasibleGPSampler(RankingSampler):
                 self._next(study, rng)  # to share the rows that the original choice has shared
             self._offer(row)
         measured = self._measured.pop(row, None)
-        self._indices[number] = self._begin_trial(row) if measured is None else measured
+        self._indices[number] = self._record_begin(row) if measured is None else measured
 
     def _learn(self, trial: FrozenTrial) -> None:
         index = self._indices.pop(trial.number, None)
         if index is not None and trial.state is not TrialState.FAIL:
-            self._end_trial(index, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
+            row = int(self._history.rows(np.array([index]))[0])
+            self._record_end(index, row, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
 
-    def _begin_trial(self, row: int) -> int:
-        index = self._history.begin(row)
-        if self._prior is not None:
-            self._begun_rows[row] = index
-            if row not in self._guided:
-                self._unguided_index[index] = self._unguided.begin(row)
-        return index
+    def _record_begin(self, row: int) -> int:
+        """Record that the trial of a row begins; return its index in the history."""
+        if self._unguided is not None:
+            self._unguided.begin(row, is_shared=row not in self._guided)
+        return self._history.begin(row)
 
-    def _end_trial(self, index: int, result: Result, error: float) -> None:
+    def _record_end(self, index: int, row: int, result: Result, error: float) -> None:
+        """Record the result of a trial."""
+        if self._unguided is not None:
+            self._unguided.end(row, result, error)
         self._history.end(index, result, error)
-        if index in self._unguided_index:
-            self._unguided.end(self._unguided_index[index], result, error)
-        elif self._prior is not None:
-            self._results[index] = (result, error)
 
     def _offer(self, row: int) -> None:
         """Take note of a row that was proposed or nominated; the turn, not its origin, decides whether it is guided."""
@@ -222,28 +214,21 @@ class FeasibleGPSampler(RankingSampler):
         return self._prior is not None and self._prior.leads(turn, *self._history.successes(), self._history.since_best)
 
     def _trials(self, guided: bool) -> History:
-        return self._history if guided else self._unguided
+        """Return the trials that a choice depends on."""
+        return self._history if guided or self._unguided is None else self._unguided.history
 
     def _next(self, study: Study, rng: np.random.Generator) -> int:
         """Return the row to propose."""
         turn = len(self._offered)
-        if self._prior is None or self._is_guided(turn):
+        if self._unguided is None or self._is_guided(turn):
             return self._propose(study, rng, turn, guided=self._prior is not None)
         while True:  # as a search without a prior, which finds the results of the rows that it shares with the other
             turn = len(self._offered) - len(self._guided)
             row = self._propose(study, np.random.default_rng((self._seed, turn)), turn, guided=False)
             if row not in self._guided:
                 return row
-            self._share(row)
-
-    def _share(self, row: int) -> None:
-        """Add a guided row to those of the search without a prior, with its trial if it has begun or ended."""
-        self._guided.remove(row)
-        index = self._begun_rows.get(row)
-        if index is not None:
-            self._unguided_index[index] = self._unguided.begin(row)
-            if index in self._results:
-                self._unguided.end(self._unguided_index[index], *self._results.pop(index))
+            self._guided.remove(row)
+            self._unguided.share(row)
 
     def _propose(self, study: Study, rng: np.random.Generator, turn: int, *, guided: bool) -> int:
         """Return the row that the search with the prior proposes, or that without, which may be a guided row."""
@@ -257,17 +242,8 @@ class FeasibleGPSampler(RankingSampler):
         ranking.chosen = self._best(ranking, free, turn)
         return ranking.chosen
 
-    @property
-    def _untaken(self) -> NDArray[np.bool_]:
-        """Whether each row is free for a search without a prior, shape (rows,)."""
-        untaken = self.candidates.free
-        if self._guided:
-            untaken = untaken.copy()
-            untaken[list(self._guided)] = True
-        return untaken
-
     def _ranked(self, study: Study, guided: bool, rng: np.random.Generator) -> _Ranking:
-        """Return the gains of the rows; those of the last such proposal, if no trial has begun or ended since."""
+        """Return the gains of the rows; those of the last proposal, if no trial has begun or ended since."""
         history = self._trials(guided)
         state = (history.begun, history.ended)
         known, ranking = self._rankings.get(guided, (None, None))
@@ -275,10 +251,19 @@ class FeasibleGPSampler(RankingSampler):
             model = self._model(study, guided=guided)
             speed = speed_of_loss(history.values(history.ended), study.directions)
             ranking = _Ranking(model, model.predict(history, _weights(study, rng)), speed)
-            self._rankings[guided] = (state, ranking)
+            self._rankings[guided] = state, ranking
         elif ranking.chosen is not None:
             ranking.expect(ranking.chosen)
         return ranking
+
+    @property
+    def _untaken(self) -> NDArray[np.bool_]:
+        """Whether each row is free for a search without a prior, shape (rows,)."""
+        if not self._guided:
+            return self.candidates.free
+        untaken = self.candidates.free.copy()
+        untaken[list(self._guided)] = True
+        return untaken
 
     def _first(self, rng: np.random.Generator) -> int:
         """Return one of the first rows that follow the prior: its best, with both values of each switch."""
@@ -295,7 +280,7 @@ class FeasibleGPSampler(RankingSampler):
             and all(codes[row, index] == codes[order[0], index] for row in self._offered)
         ]
         flipped = [np.argmax(codes[free, index] != codes[order[0], index]) for index in untried]
-        flip = len(self._guided) % 2 == 1
+        flip = len(self._offered) % 2 == 1
         return int(free[min(flipped)]) if flipped and flip else int(free[0])
 
     def _farthest(self, rng: np.random.Generator) -> int:
@@ -364,6 +349,48 @@ class FeasibleGPSampler(RankingSampler):
 def _is_starting(history: History) -> bool:
     """Return whether there are too few results for a model."""
     return history.ended < STARTUP or history.first_success == history.ended
+
+
+class _Unguided:
+    """The trials of the proposals beside a prior, and of the rows that they share with those that followed it.
+
+    Attributes
+    ----------
+    history
+        These trials.
+    """
+
+    def __init__(self) -> None:
+        self.history = History()
+        self._indices: dict[int, int] = {}
+        """Index in the history, by row."""
+        self._others: set[int] = set()
+        """Rows of the other trials, which began and are not shared."""
+        self._results: dict[int, tuple[Result, float]] = {}
+        """Results of these, with the relative standard error."""
+
+    def begin(self, row: int, *, is_shared: bool) -> None:
+        """Take note of a trial that begins."""
+        if is_shared:
+            self._indices[row] = self.history.begin(row)
+        else:
+            self._others.add(row)
+
+    def end(self, row: int, result: Result, error: float) -> None:
+        """Take note of the result of a trial."""
+        if row in self._indices:
+            self.history.end(self._indices[row], result, error)
+        else:
+            self._results[row] = result, error
+
+    def share(self, row: int) -> None:
+        """Add a row that both searches propose, with its trial if that has begun or ended."""
+        if row not in self._others:
+            return
+        self._others.remove(row)
+        self.begin(row, is_shared=True)
+        if row in self._results:
+            self.end(row, *self._results.pop(row))
 
 
 def _weights(study: Study, rng: np.random.Generator) -> Floats:

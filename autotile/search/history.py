@@ -87,14 +87,14 @@ class History:
     @property
     def since_best(self) -> int:
         """Number of trials that ended since the one with the lowest first value; 0 if there is none."""
-        values = self._values[: self.ended, 0]
-        return self.ended - 1 - int(np.nanargmin(values)) if self.first_success < self.ended else 0
+        first = self._values[: self.ended, 0]
+        return self.ended - 1 - int(np.argmin(np.where(np.isnan(first), np.inf, first))) if self.ended else 0
 
     def successes(self) -> tuple[Rows, Floats]:
         """Return the rows of the successful trials, in the order in which they ended, and their first values."""
-        values = self._values[: self.ended, 0]
-        ran = ~np.isnan(values)
-        return self._rows[self._order[: self.ended][ran]], values[ran]
+        first = self._values[: self.ended, 0]
+        ran = ~np.isnan(first)
+        return self._rows[self._order[: self.ended][ran]], first[ran]
 
     def noise(self, count: int, directions: Sequence[StudyDirection]) -> Floats:
         """Return the variance of each of `losses` due to the measurement error, of the first trials that ended."""

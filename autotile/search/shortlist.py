@@ -1,4 +1,4 @@
-"""The choice of the next candidate of a search to measure, among those that are compiled."""
+"""The candidates of a search that are compiled and wait to be measured."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -16,8 +15,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
+from autotile.core.documents import decode_json, encode_json
 from autotile.errors import InputError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.settings import child_environment
+from autotile.workers.protocol import Answer
 
 _CHUNK_BYTES = 1 << 16
 _MAX_UNREAD_BYTES = 1 << 24
@@ -212,7 +213,7 @@ class Child:
             error: Exception | None = None
             try:
                 self._check_open()
-                line = json.dumps({"id": self._requests, "request": message}).encode() + b"\n"
+                line = encode_json({"id": self._requests, "request": message}).encode() + b"\n"
                 self._pipe.send(line, sent_at + deadline_s)
             except (TimeoutError, EOFError, ConnectionError, ValueError) as reason:
                 error = reason
@@ -232,21 +233,20 @@ class Child:
                 self._check_open()
                 while True:
                     line = self._pipe.receive(max(sent.at, self._replied_at) + deadline_s)
-                    match json.loads(line):
-                        case {"id": sent.number, "reply": dict(reply)}:
-                            self._replied_at = time.monotonic()
-                            return reply
-                        case {"id": sent.number, "stage": str(stage)}:
-                            line = b""
-                        case _:
-                            raise ValueError("not a reply to this request")
+                    answer = decode_json(line, Answer)
+                    if answer.id != sent.number or (answer.reply is None) == (answer.stage is None):
+                        raise ValueError("not a reply to this request")
+                    if answer.reply is not None:
+                        self._replied_at = time.monotonic()
+                        return answer.reply
+                    stage, line = answer.stage or "", b""
             except TimeoutError:
                 self.kill()
                 raise WorkerTimeoutError(f"no answer within {deadline_s:g} s", stage) from None
             except (EOFError, ConnectionError):
                 reason = self._describe_exit()
                 raise WorkerCrashError(reason, stage, killed=self._was_killed) from None
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 self.kill()
                 excerpt = f" ({line[:_EXCERPT_BYTES].decode(errors='replace')!r})" if line else ""
                 raise WorkerError(f"malformed reply from {self.module}: {error}{excerpt}", stage) from None

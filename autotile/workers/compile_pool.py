@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotile.core.model import Outcome, Resources
+from autotile.core.documents import convert
+from autotile.core.model import Outcome
 from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CachedCubin, CompileJob, CubinCache
-from autotile.errors import InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
+from autotile.errors import DataError, InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.settings import Settings, available_cores
 from autotile.workers.child import Child
-from autotile.workers.protocol import memory_share_bytes
+from autotile.workers.protocol import CompiledCubin, ErrorReply, memory_share_bytes
 from autotile.workers.worker_pool import WorkerPool
 
 _WORKER_MODULE = "autotile.workers.compile_worker"
@@ -272,12 +273,14 @@ def compile_in_worker(job: CompileJob, settings: Settings, deadline_s: float) ->
 
 def _compiled(reply: Mapping[str, Any]) -> Compiled:
     try:
-        if reply.get("kind") == "setup":
-            raise ToolchainError(reply["error"])
-        if reply.get("kind") == "input":
-            raise InputError(reply["error"])
-        if "error" in reply:
-            return Compiled(None, outcome=Outcome.COMPILE_FAILED, reason=str(reply["error"]))
-        return Compiled(CachedCubin(Path(reply["path"]), reply["cubin_hash"], Resources(**reply["resources"])))
-    except (KeyError, TypeError) as error:
-        raise WorkerError(f"the worker's reply is malformed: {type(error).__name__}: {error}") from None
+        if "error" not in reply:
+            cubin = convert(reply, CompiledCubin)
+            return Compiled(CachedCubin(Path(cubin.path), cubin.cubin_hash, cubin.resources))
+        failed = convert(reply, ErrorReply)
+    except DataError as error:
+        raise WorkerError(f"the worker's reply is malformed: {error}") from None
+    if failed.kind == "setup":
+        raise ToolchainError(failed.error)
+    if failed.kind == "input":
+        raise InputError(failed.error)
+    return Compiled(None, outcome=Outcome.COMPILE_FAILED, reason=failed.error)

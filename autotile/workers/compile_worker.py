@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autotile.core.documents import convert
 from autotile.cuda.compiler import CompileJob, CubinCache
 from autotile.errors import CompileError, InputError, ToolchainError
 from autotile.workers.protocol import Stage, limit_memory, serve
@@ -29,7 +30,7 @@ class CompileWorker:
                 limit_memory(message["memory_bytes"])
                 self._is_limited = True
             cache = self._cache(message["cache"], message["limit_bytes"])
-            cubin = cache.get_or_compile(CompileJob.from_json(message["job"]))
+            cubin = cache.get_or_compile(convert(message["job"], CompileJob))
         except CompileError as error:
             return {"error": str(error), "kind": "compile"}
         except InputError as error:  # the cache cannot be written: not the candidate's failure

@@ -10,10 +10,20 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import convert
 from autotile.core.model import Outcome
-from autotile.errors import InputError, ToolchainError, WorkerError, WorkerTimeoutError
+from autotile.errors import DataError, InputError, ToolchainError, WorkerError, WorkerTimeoutError
 from autotile.workers.child import Child
-from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Workload
+from autotile.workers.protocol import (
+    Candidate,
+    DriverOccupancy,
+    ErrorReply,
+    Evaluation,
+    Opened,
+    Race,
+    RaceTimes,
+    Workload,
+)
 from autotile.workers.worker_pool import WorkerPool
 
 _WORKER_MODULE = "autotile.workers.gpu_worker"
@@ -202,7 +212,7 @@ class Gpu:
     def driver_blocks_per_sm(self, candidate: Candidate) -> int:
         """Return the occupancy that the driver computes for a candidate, in blocks per SM."""
         request = {"op": "occupancy", **candidate.to_json()}
-        return self._request(request, self._deadline_s, lambda reply: int(reply["blocks_per_sm"]))
+        return self._request(request, self._deadline_s, lambda reply: convert(reply, DriverOccupancy).blocks_per_sm)
 
     def close(self) -> None:
         """Release the worker to the pool, or end it."""
@@ -230,7 +240,7 @@ class Gpu:
         try:
             evaluation = self._request(request, self._deadline_s, _evaluation)
             if evaluation is None:  # the worker's data were overwritten, by this candidate or an earlier one
-                evaluation = self._request(request, self._deadline_s, Evaluation.from_json)
+                evaluation = self._request(request, self._deadline_s, _certain_evaluation)
             return evaluation
         except WorkerTimeoutError as error:
             return Evaluation(Outcome.TIMED_OUT, f"{error} while in stage {error.stage or 'start'}", error.stage)
@@ -289,7 +299,7 @@ class Gpu:
             self._child = self._start()
         try:
             reply = self._child.receive(_OPEN_DEADLINE_S)
-            return _parsed(reply, lambda reply: DeviceProperties.from_json(reply["device"]))
+            return _parsed(reply, lambda reply: convert(reply, Opened).device)
         except BaseException as error:  # Ctrl-C, too, must not leave the worker behind
             self._drop_child()
             if isinstance(error, WorkerError):
@@ -341,19 +351,23 @@ def _parsed(reply: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _T]) -
     WorkerError
         The worker reports another error, or the reply is malformed.
     """
-    if "error" in reply:
-        kinds = {"input": InputError, "toolchain": ToolchainError}
-        raise kinds.get(str(reply.get("kind")), WorkerError)(reply["error"])
     try:
-        return read(reply)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise WorkerError(f"the worker's reply is malformed: {type(error).__name__}: {error}") from None
+        if "error" not in reply:
+            return read(reply)
+        failed = convert(reply, ErrorReply)
+    except DataError as error:
+        raise WorkerError(f"the worker's reply is malformed: {error}") from None
+    raise {"input": InputError, "toolchain": ToolchainError}.get(failed.kind, WorkerError)(failed.error)
 
 
 def _evaluation(reply: Mapping[str, Any]) -> Evaluation | None:
     """Parse an evaluation; None if the candidate is to be evaluated again in a new worker."""
-    return None if reply.get("again") else Evaluation.from_json(reply)
+    return None if reply.get("again") else _certain_evaluation(reply)
+
+
+def _certain_evaluation(reply: Mapping[str, Any]) -> Evaluation:
+    return convert(reply, Evaluation)
 
 
 def _raced(reply: Mapping[str, Any]) -> list[RaceTimes]:
-    return [RaceTimes.from_json(row) for row in reply["raced"]]
+    return convert(reply, Race).raced

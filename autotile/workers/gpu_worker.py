@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autotile.core.documents import convert
 from autotile.core.model import Config, Outcome, config_text
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
@@ -286,7 +287,7 @@ class GpuWorker:
             bench.set_verify_seed(workload["verify_seed"])
         else:
             bench = None  # frees its memory
-            bench = Workbench(Workload(**workload))
+            bench = Workbench(convert(workload, Workload))
         self._bench, self._workload = bench, workload
         return bench
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import select
@@ -16,7 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotile.core.model import Config, L2Mode, Measurement, Outcome
+import msgspec
+
+from autotile.core.device import DeviceProperties
+from autotile.core.documents import Count, Finite, Name, NonNegative, Text, TimeUs, Whole, decode_json, encode_json
+from autotile.core.model import Config, L2Mode, Measurement, Outcome, Resources
 
 _MAX_FILE_BYTES = 1 << 30
 """Limit of each file that a worker writes, such as the output of a kernel that prints without end; a cubin is a
@@ -70,14 +73,14 @@ class Workload:
 
     spec_text: str
     spec_source: str
-    sizes: Mapping[str, int]
-    dtype: str
+    sizes: Mapping[Name, Count]
+    dtype: Name
     l2: L2Mode
     cache: str
-    cache_limit_bytes: int
-    sample_limit_s: float
-    device_index: int = 0
-    verify_sizes: tuple[Mapping[str, int], ...] = ()
+    cache_limit_bytes: Whole
+    sample_limit_s: NonNegative
+    device_index: Count = 0
+    verify_sizes: tuple[Mapping[Name, Count], ...] = ()
     """Sizes at which a candidate is verified besides the ragged and the tuned ones."""
     energy: bool = False
     """Whether the energy of a launch is measured, too."""
@@ -94,25 +97,17 @@ class Evaluation:
     """Result of running one candidate on the device."""
 
     outcome: Outcome
-    reason: str = ""
-    stage: str = ""
+    reason: Text = ""
+    stage: Name = ""
     measurement: Measurement | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    telemetry: Mapping[str, float | int | str] = field(default_factory=dict)
-    began_at: float = 0.0
+    seconds: Mapping[Name, NonNegative] = field(default_factory=dict)
+    telemetry: Mapping[Name, Finite | Whole | Text] = field(default_factory=dict)
+    began_at: NonNegative = 0.0
     """Start in the worker, by `time.perf_counter`, which all processes of a machine share; 0 if it is not known."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
-        """Build an evaluation from the result of `to_json`."""
-        measurement = data["measurement"]
-        if measurement is not None:
-            measurement = Measurement(**{**measurement, "samples_us": tuple(measurement["samples_us"])})
-        return cls(**{**data, "outcome": Outcome(data["outcome"]), "measurement": measurement})
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +122,13 @@ class RaceTimes:
         The verdict, and the reason unless it is ``OK``.
     """
 
-    times_us: tuple[float, ...]
+    times_us: tuple[TimeUs, ...]
     outcome: Outcome = Outcome.OK
-    reason: str = ""
+    reason: Text = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RaceTimes:
-        """Invert `to_json`."""
-        return cls(tuple(float(time) for time in data["times_us"]), Outcome(data["outcome"]), str(data["reason"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +141,60 @@ class Candidate:
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
         return {"config": dict(self.config), "cubin_path": self.cubin_path}
+
+
+class ErrorReply(msgspec.Struct):
+    """Reply to a request that failed."""
+
+    error: Text
+    kind: Name = ""
+
+
+class Opened(msgspec.Struct):
+    """Reply of the GPU worker to ``open``."""
+
+    device: DeviceProperties
+
+
+class Race(msgspec.Struct):
+    """Reply of the GPU worker to ``race``."""
+
+    raced: list[RaceTimes]
+
+
+class DriverOccupancy(msgspec.Struct):
+    """Reply of the GPU worker to ``occupancy``."""
+
+    blocks_per_sm: Count
+
+
+class CompiledCubin(msgspec.Struct):
+    """Reply of a compile worker."""
+
+    path: str
+    cubin_hash: Name
+    resources: Resources
+
+
+class SanitizerRequest(msgspec.Struct):
+    """Request of a run under compute-sanitizer."""
+
+    workload: Workload
+    candidate: Candidate
+    max_s: Count
+
+
+class _Request(msgspec.Struct):
+    id: int
+    request: dict[str, Any]
+
+
+class Answer(msgspec.Struct):
+    """Line that a worker writes: the reply to a request, or the stage that it enters."""
+
+    id: int
+    reply: dict[str, Any] | None = None
+    stage: Name | None = None
 
 
 Stage = Callable[[str], None]
@@ -189,10 +233,9 @@ class Channel:
         if not line:
             return None
         _truncate_standard_error()
-        message: Mapping[str, Any] = json.loads(line)
-        self._request_id = message["id"]
-        request: Mapping[str, Any] = message["request"]
-        return request
+        message = decode_json(line, _Request)
+        self._request_id = message.id
+        return message.request
 
     def enter(self, stage: str) -> None:
         """Tell the parent which stage of the request follows."""
@@ -203,7 +246,7 @@ class Channel:
         self._write({"id": self._request_id, "reply": reply})
 
     def _write(self, message: Mapping[str, Any]) -> None:
-        self._output.write(json.dumps(message).encode() + b"\n")
+        self._output.write(encode_json(message).encode() + b"\n")
         self._output.flush()
 
 

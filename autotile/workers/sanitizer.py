@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -22,6 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, get_args
 
+from autotile.core.documents import encode_json
 from autotile.errors import ToolchainError
 from autotile.settings import child_environment, toolkit_folders
 from autotile.workers.protocol import Candidate, Workload
@@ -256,7 +256,7 @@ class Sanitizer:
         request, output, errors = (folder / name for name in ("request.json", "output", "errors"))
         max_s = math.ceil(self._deadline_s) + _GRACE_S
         message = {"workload": self._workload.to_json(), "candidate": candidate.to_json(), "max_s": max_s}
-        request.write_text(json.dumps(message), encoding="utf-8")
+        request.write_text(encode_json(message), encoding="utf-8")
         try:
             with output.open("wb") as stdout, errors.open("wb") as stderr:
                 process = subprocess.Popen(

@@ -6,7 +6,6 @@ uninitialized, so that reads of them are detected. Results are not verified.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from autotile.core.documents import decode_json
 from autotile.core.dtypes import DTYPES
 from autotile.cuda.buffers import make_input
 from autotile.cuda.driver import live_device
@@ -25,7 +25,7 @@ from autotile.kernel.arguments import BufferArgument, Workspace
 from autotile.kernel.launch import LaunchData, known_names, launch_geometry
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
-from autotile.workers.protocol import Candidate, Workload, exit_with_parent, limit_disk_use
+from autotile.workers.protocol import Candidate, SanitizerRequest, Workload, exit_with_parent, limit_disk_use
 from autotile.workers.sanitizer import Notice, format_notice
 
 Notify = Callable[[Notice, str], None]
@@ -77,10 +77,10 @@ def main() -> None:
     notify = _open_output()
     limit_disk_use()
     exit_with_parent()
-    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    signal.alarm(request["max_s"])  # ends the process even if its parent was killed
+    request = decode_json(Path(sys.argv[1]).read_bytes(), SanitizerRequest)
+    signal.alarm(request.max_s)  # ends the process even if its parent was killed
     try:
-        _run(Workload(**request["workload"]), Candidate(**request["candidate"]), notify)
+        _run(request.workload, request.candidate, notify)
     except AutotileError as error:
         _exit(notify, error)
     notify(Notice.DONE, "")

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from autotile.api import results
+from autotile.api import database_check, results
 from autotile.api.listings import FamilyList, TunedFamily
 from autotile.core.device import device_profile
 from autotile.core.display import Displayed
+from autotile.core.documents import convert
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import key_of
-from autotile.database.winners import StoredRule
+from autotile.database.winners import RuleDocument
 from autotile.errors import InputError, ProblemError, UnknownKernelError
 from autotile.kernel.library import load_kernel
 from autotile.settings import child_environment, data_folder, read_settings
@@ -103,8 +104,8 @@ class TestLists:
         assert results.list().studies == ()
         assert results.families().families == ()
         assert results.misses().misses == ()
-        assert results.db_check().check is None
-        assert "does not exist yet" in repr(results.db_check())
+        assert database_check.db_check().check is None
+        assert "does not exist yet" in repr(database_check.db_check())
 
     def test_recordings(self) -> None:
         found = results.recordings("sgemm_2d")
@@ -115,7 +116,7 @@ class TestLists:
 
     def test_families(self) -> None:
         file = data_folder("tuned") / "families" / "nvidia-h200.sgemm.json"
-        rule = StoredRule.from_json(json.loads(file.read_text())["rules"][0])
+        rule = convert(json.loads(file.read_text())["rules"][0], RuleDocument).stored_rule()
         replayed = replace(rule, key=replace(rule.key, source="replayed"))
         found = FamilyList((TunedFamily(replayed, in_force=True),), "t.db")
         assert repr(found) == "<FamilyList: 1 family (replayed) in t.db>"
@@ -162,15 +163,15 @@ class TestLists:
 class TestDatabase:
     def test_check(self, stored: Any) -> None:
         stored(4096, FAST)
-        found = results.db_check()
+        found = database_check.db_check()
         assert found.whole
         assert repr(found) == f"<CheckResult: {read_settings().database}: whole>"
         assert "<td>studies</td><td>1</td>" in html(found)
 
     def test_path(self, tmp_path: Path) -> None:
-        assert results.db_path() == str(tmp_path / "tuning.db")
-        assert results.db_path(tmp_path / "other.db") == str(tmp_path / "other.db")
-        assert "secret" not in results.db_path("postgresql://me:secret@host/tuning")
+        assert database_check.db_path() == str(tmp_path / "tuning.db")
+        assert database_check.db_path(tmp_path / "other.db") == str(tmp_path / "other.db")
+        assert "secret" not in database_check.db_path("postgresql://me:secret@host/tuning")
 
 
 @pytest.mark.parametrize("module", ["results", "listings", "databases", "verification"])

@@ -48,6 +48,7 @@ COMMANDS = [
     "clean",
     "db",
     "db check",
+    "db restore",
     "db path",
 ]
 

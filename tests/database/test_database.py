@@ -11,9 +11,10 @@ from autotile import __version__
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome, Problem, Trial, config_key
 from autotile.database.database import Database
-from autotile.database.fast_access import SCHEMA_REVISION, read_winners_fast
+from autotile.database.fast_access import read_winners_fast
 from autotile.database.keys import TuningKey
 from autotile.database.schema import RUNS, TRIALS
+from autotile.database.structure import SCHEMA_REVISION
 from autotile.errors import DatabaseError
 
 Maker = Callable[..., Trial]

@@ -13,9 +13,9 @@ import pytest
 from autotile.core.model import Trial
 from autotile.database.database import Database
 from autotile.database.engine import ServerLocation, parse_location
-from autotile.database.fast_access import SCHEMA_REVISION
 from autotile.database.keys import TuningKey
 from autotile.database.paths import network_file_system
+from autotile.database.structure import SCHEMA_REVISION
 from autotile.errors import DatabaseError
 
 

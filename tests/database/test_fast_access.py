@@ -15,13 +15,13 @@ from autotile.database.family_store import rules_query
 from autotile.database.fast_access import (
     CHECKS_SQL,
     RULES_SQL,
-    VERSION_TABLE,
     WINNERS_SQL,
     read_checks_fast,
     read_winners_fast,
 )
 from autotile.database.keys import TuningKey
 from autotile.database.schema import STUDIES
+from autotile.database.structure import VERSION_TABLE
 from autotile.database.studies import WINNER_SELECTION, best_query, checks_query
 
 

@@ -10,7 +10,8 @@ import pytest
 from autotile.core.model import Problem
 from autotile.database import fast_access
 from autotile.database.database import Database
-from autotile.database.fast_access import VERSION_TABLE, Miss, add_misses_fast
+from autotile.database.fast_access import Miss, add_misses_fast
+from autotile.database.structure import VERSION_TABLE
 
 FIRST = Problem("sgemm", {"M": 1, "N": 2}, "float32")
 SECOND = Problem("sgemm", {"M": 3, "N": 2}, "float32")

@@ -16,10 +16,10 @@ from autotile.core.model import Trial
 from autotile.database import schema, upgrade
 from autotile.database.database import Database
 from autotile.database.family_store import FamilyState, FamilyStore
-from autotile.database.fast_access import SCHEMA_REVISION, VERSION_TABLE
 from autotile.database.keys import TuningKey
 from autotile.database.migrations.versions.v0002_refused import BEST_VIEW as VIEW_BY_DATE
 from autotile.database.schema import RUNS
+from autotile.database.structure import SCHEMA_REVISION, VERSION_TABLE
 from autotile.families.family import Extent, Family
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint
 

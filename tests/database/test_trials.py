@@ -10,17 +10,18 @@ from autotile.database.keys import TuningKey
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
 NUMBERS = st.integers(0, 2**31 - 1)
-FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+FLOATS = st.floats(0.0, 1e18)
+TIMES = st.floats(1e-6, 1e15)
 TRIPLES = st.tuples(*[st.integers(1, 2**31 - 1)] * 3)
 VALUES = st.one_of(st.booleans(), st.integers(-(2**53), 2**53), TEXT)
 MEASUREMENTS = st.builds(
-    Measurement, FLOATS, FLOATS, FLOATS, st.lists(FLOATS, max_size=5).map(tuple), st.sampled_from(["cold", "hot"])
+    Measurement, TIMES, FLOATS, FLOATS, st.lists(FLOATS, max_size=5).map(tuple), st.sampled_from(["cold", "hot"])
 )
 OCCUPANCIES = st.builds(
     Occupancy,
     NUMBERS,
     NUMBERS,
-    FLOATS,
+    st.floats(0.0, 1.0),
     st.lists(TEXT, max_size=2).map(tuple),
     st.dictionaries(TEXT, NUMBERS, max_size=3),
 )

@@ -220,17 +220,17 @@ class TestImport:
     @pytest.mark.parametrize(
         ("old", "new", "message"),
         [
-            ('"tune_params_keys"', '"other"', "lacks 'tune_params_keys'"),
-            ('"kernel_name": "add"', '"kernel_name": 3', "'kernel_name' is not a string"),
-            ("4096,", '"4096",', "'problem_size' is"),
-            ("32,\n64,", "0.5,\n64,", "block_size_x has the value 0.5, expected integers"),
+            ('"tune_params_keys"', '"other"', "object missing required field tune_params_keys"),
+            ('"kernel_name": "add"', '"kernel_name": 3', "kernel_name: expected str, got int"),
+            ("4096,", '"4096",', "problem_size[0]: expected int"),
+            ("32,\n64,", "0.5,\n64,", "tune_params[...][0]: expected bool | int | str, got float"),
             ('"kind": [', '"sort": [', "lacks values for 'kind'"),
             ('"block_size_x": 32, "v', '"block_size_x": 48, "v', "lacks a listed value of 'block_size_x'"),
             ('"vector": true, "kind"', '"vector": 1, "kind"', "lacks a listed value of 'vector'"),
-            ('"time": 0.5', '"time": NaN', "entry '32,True,a' has the time nan, expected milliseconds"),
-            ('"time": 0.5', '"seconds": 0.5', "entry '32,True,a' has the time None"),
-            ('"time": 0.5', '"time": "__import__(\'os\')"', "has the time \"__import__"),
-            ('"32,True,a": {', '"32,True,a": 3, "x": {', "entry '32,True,a' is not an object"),
+            ('"time": 0.5', '"time": NaN', "it is not a JSON object"),
+            ('"time": 0.5', '"seconds": 0.5', "entry '32,True,a': object missing required field time"),
+            ('"time": 0.5', '"time": "__import__(\'os\')"', "entry '32,True,a': time: expected float, got str"),
+            ('"32,True,a": {', '"32,True,a": 3, "x": {', "cache[...]: expected object, got int"),
         ],
     )  # fmt: skip
     def test_a_malformed_file_says_where(self, theirs: Path, old: str, new: str, message: str) -> None:

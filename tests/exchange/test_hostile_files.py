@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotile.core.model import canonical_json
+from autotile.core.documents import canonical_json
 from autotile.database.database import Database
 from autotile.database.paths import check_readable
 from autotile.errors import BundleError, InputError, RecordingError

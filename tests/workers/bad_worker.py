@@ -169,7 +169,6 @@ DEEDS: dict[str, Deed] = {
     "no_keys": answering({}),
     "unknown_outcome": answering({**EVALUATION, "outcome": "splendid"}),
     "measurement_of_wrong_shape": answering({**EVALUATION, "measurement": [1, 2]}),
-    "unknown_key": answering({**EVALUATION, "mood": "good"}),
     "error_of_no_kind": answering({"error": "something"}),
     "setup_error": answering({"error": "too large", "kind": "input"}),
     # replies of a compile worker, valid and malformed

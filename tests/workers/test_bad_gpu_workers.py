@@ -68,11 +68,10 @@ def test_a_healthy_worker_serves_all_candidates(start: Callable[..., Gpu], tmp_p
         ("not_json", Outcome.CRASHED, "", "malformed reply from bad_worker: .*hello"),
         ("binary", Outcome.CRASHED, "", "malformed reply"),
         ("no_reply", Outcome.CRASHED, "", "not a reply to this request"),
-        ("reply_of_wrong_shape", Outcome.CRASHED, "", "not a reply to this request"),
-        ("no_keys", Outcome.CRASHED, "", "is malformed: KeyError: 'measurement'"),
-        ("unknown_outcome", Outcome.CRASHED, "", "'splendid' is not a valid Outcome"),
-        ("measurement_of_wrong_shape", Outcome.CRASHED, "", "is malformed: TypeError"),
-        ("unknown_key", Outcome.CRASHED, "", "unexpected keyword argument 'mood'"),
+        ("reply_of_wrong_shape", Outcome.CRASHED, "", "reply: expected object"),
+        ("no_keys", Outcome.CRASHED, "", "is malformed: object missing required field"),
+        ("unknown_outcome", Outcome.CRASHED, "", "outcome: invalid enum value 'splendid'"),
+        ("measurement_of_wrong_shape", Outcome.CRASHED, "", "is malformed: measurement: expected object"),
         ("error_of_no_kind", Outcome.CRASHED, "", "something in stage start"),
         ("assertion", Outcome.CRASHED, "verify", "ASSERT: faults.cu:7: Assertion `i < n` failed"),
         ("spent", Outcome.OUT_OF_BOUNDS, "verify", ""),
@@ -94,7 +93,8 @@ def test_a_bad_end_is_an_outcome_and_the_next_candidate_finds_a_fresh_worker(
 
 def test_an_uncertain_result_is_repeated_in_a_new_worker(start: Callable[..., Gpu], tmp_path: Path) -> None:
     gpu = start()
-    assert "KeyError" in run(gpu, "again").reason  # the new worker asks for another one, which is an error
+    reason = run(gpu, "again").reason  # the new worker asks for another one, which is an error
+    assert "missing required field" in reason
     assert openings(tmp_path) == 2
     assert run(gpu, "ok").outcome is Outcome.OK
 

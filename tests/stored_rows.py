@@ -1,0 +1,142 @@
+"""A database with rows in every table, and everything that reads it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import autotile
+from autotile.core.device import device_profile
+from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, Trial, config_key
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.database import Database
+from autotile.database.family_store import FamilyState, FamilyStore
+from autotile.database.keys import TuningKey, key_of
+from autotile.database.study_times import study_times
+from autotile.errors import InputError
+from autotile.families.family import Extent, Family
+from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint
+from autotile.kernel.library import load_kernel
+
+DEVICE = replace(device_profile("h200"), source="cuda")
+KERNEL = "sgemm_2d"
+SIZES = {"M": 512, "N": 512, "K": 512}
+
+
+def make_database(path: Path) -> Path:
+    """Make a database of three problems of a kernel, with runs, trials, finals, misses and families."""
+    kernel = load_kernel(KERNEL)
+    configs = [{p.name: p.values[n % len(p.values)] for p in kernel.spec.parameters} for n in range(4)]
+    configs.insert(0, dict(kernel.spec.default))
+    with Database.open(path) as database:
+        for size in (512, 1024, 2048):
+            problem = Problem(KERNEL, {**SIZES, "M": size}, "float32")
+            key = key_of(kernel, problem, DEVICE, nvrtc_version=nvrtc_version(), l2_mode="cold")
+            study = database.study(key, DEVICE)
+            run = database.start_run(study, sampler="tpe", seed=1, settings={"trials": 5}, driver="13.0", host="host")
+            for number, config in enumerate(configs):
+                database.add_trial(study, run, _trial(config, 10.0 + number))
+            database.add_trial(study, run, Trial(configs[1], Outcome.COMPILE_FAILED, 'error: "x"', "compile"))
+            for rank, config in enumerate(configs[:2], 1):
+                database.add_trial(study, run, _trial(config, 9.0 + rank), phase="final", rank=rank)
+            database.end_run(run, {"trials": 5})
+        database.record_miss(Problem(KERNEL, {**SIZES, "M": 700}, "float32"), DEVICE.name, "nearest", 7)
+        database.record_miss(Problem(KERNEL, {**SIZES, "M": 900}, "float32"), DEVICE.name, "default")
+        _add_families(database, replace(key, sizes={}), configs)
+    return path
+
+
+def _trial(config: dict[str, int | bool | str], time_us: float) -> Trial:
+    return Trial(
+        config,
+        Outcome.OK,
+        stage="measure",
+        geometry=LaunchGeometry((16, 16, 1), (256, 1, 1), 0),
+        resources=Resources(64, 0, 0, 0, 8192),
+        occupancy=Occupancy(4, 32, 0.5, ("registers",), {"registers": 4, "threads": 8}),
+        measurement=Measurement(time_us, time_us - 0.1, time_us + 0.1, (time_us, time_us)),
+        seconds={"compile": 0.1},
+        telemetry={"clock_mhz": 1980, "max_error": 1e-6},
+    )
+
+
+def _add_families(database: Database, key: TuningKey, configs: list[dict[str, int | bool | str]]) -> None:
+    for top in (4096, 8192):
+        family = Family({"M": Extent(((1, top),)), "N": Extent(((512, 512),)), "K": Extent(((512, 512),))})
+        points = tuple(
+            RulePoint({**SIZES, "M": m}, ((9.0, 8.9, 9.1), (8.0, 7.9, 8.1)), 8.0, 0.1, 0.2) for m in (1, 900, top)
+        )
+        rule_configs = tuple(RuleConfig(config, Resources(64, 0, 0, 0, 8192), 4) for config in configs[:2])
+        FamilyStore(database).save_state(key, family, DEVICE, FamilyState({"points": []}, 1, 1, 2.0))
+        FamilyStore(database).save_rule(key, DEVICE, FamilyRule(family, rule_configs, Leaf((1, 0)), points))
+    family = Family({"M": Extent(((1, 2),)), "N": Extent(((512, 512),)), "K": Extent(((512, 512),))})
+    FamilyStore(database).save_state(key, family, DEVICE, FamilyState({"points": []}, 1, 0, 2.0))
+
+
+def sweep(path: Path, folder: Path) -> Iterator[tuple[str, Exception]]:
+    """Read a database in every way; yield the errors, with the name of the reader.
+
+    Bad rows are skipped, so only an export may fail, of a problem that has no usable row any more.
+    """
+    for name, read in _readers(path, folder).items():
+        try:
+            read()
+        except Exception as error:
+            if not (name == "export" and isinstance(error, InputError)):
+                yield name, error
+
+
+def _readers(path: Path, folder: Path) -> dict[str, Callable[[], object]]:
+    def resume() -> None:
+        with Database.open(path) as database:
+            for study in database.studies():
+                for stored in database.stored_trials(study.study_id):
+                    config_key(stored.trial.config)
+                database.runs(study.study_id)
+                database.tried(study.study_id)
+            study_times(database, KERNEL)
+
+    def merge() -> None:
+        for old in folder.glob("merged.db*"):
+            old.unlink()
+        autotile.merge([path], folder / "merged.db")
+        assert autotile.db_check(folder / "merged.db").whole
+
+    def merge_into() -> None:
+        target = folder / "target.db"
+        for old in folder.glob("target.db*"):
+            old.unlink()
+        shutil.copy(path, target)
+        autotile.merge([folder / "template.db"], target)
+
+    def export() -> None:
+        for kind in ("t4", "kernel-tuner", "recording"):
+            autotile.export(KERNEL, SIZES, output=folder / f"out-{kind}.npz", format=kind, database=path)
+
+    def serve(m: int) -> Callable[[], object]:
+        return lambda: autotile.get_best_kernel(KERNEL, M=m, N=512, K=512, device="h200", database=path)
+
+    def check() -> None:
+        found = autotile.db_check(path, quarantine=True)
+        assert found.check is not None
+        assert not found.check.bad_rows
+
+    return {
+        "list": lambda: repr(autotile.list(database=path)) + autotile.list(database=path)._repr_html_(),
+        "trials": lambda: repr(autotile.trials(KERNEL, database=path)),
+        "best": lambda: autotile.best(KERNEL, SIZES, device="h200", database=path),
+        "misses": lambda: repr(autotile.misses(database=path)),
+        "families": lambda: repr(autotile.families(database=path)),
+        "get_best_kernel": serve(512),
+        "get_best_kernel, family": serve(900),
+        "get_best_kernel, nearest": serve(9999),
+        "resume": resume,
+        "merge": merge,
+        "merge_into": merge_into,
+        "diff": lambda: autotile.diff(path, folder / "template.db"),
+        "export": export,
+        "clean": lambda: autotile.clean(database=path, stale=True, dry_run=True),
+        "db_check": check,
+    }
