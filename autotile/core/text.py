@@ -25,7 +25,6 @@ def shown_text(text: str, *, lines: bool = False) -> str:
     lines
         Whether line breaks are kept, as in a message of several lines.
     """
-
     if text.isprintable():
         return text
     kept = "\n" if lines else ""

@@ -110,8 +110,8 @@ def _execute(connection: Connection) -> Execute:
 
 def _refused(location: Location | str, fault: str) -> DatabaseError:
     return DatabaseError(
-        f"the database {location} was changed by another program: {fault}; remove it with sqlite3, restore a copy of the "
-        "file, or name another database"
+        f"the database {location} was changed by another program: {fault}; remove it with sqlite3, restore a copy of "
+        "the file, or name another database"
     )
 
 
