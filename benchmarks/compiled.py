@@ -31,7 +31,8 @@ from autotile.exchange.recording import Recording, read_recording
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import load_kernel
 from autotile.search.samplers import Lookahead
-from autotile.search.search import Search, Shortlist
+from autotile.search.search import Search
+from autotile.search.shortlist import Shortlist
 from autotile.space.limits import compiled_occupancy
 from autotile.space.search_space import SearchSpace
 

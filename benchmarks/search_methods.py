@@ -1,9 +1,9 @@
 """Search methods replayed on a recorded space: the samplers of autotile and Optuna, and Kernel Tuner's strategies.
 
-A method is ``NAME`` or ``autotile:NAME`` (a sampler of autotile, through its `Search`), ``measured:NAME`` (the same, where
-failures do not count), ``session:NAME`` (as a tuning session asks it, with look-ahead and queue; failures, which take no
-GPU time, do not count), ``optuna:NAME`` (Optuna's sampler on its own study over all combinations; invalid and repeated
-ones are redrawn without counting), ``optuna-counted:NAME`` (the same, but they count as measurements) or
+A method is ``NAME`` or ``autotile:NAME`` (a sampler of autotile, through its `Search`), ``measured:NAME`` (the same,
+where failures do not count), ``session:NAME`` (as a tuning session asks it, with look-ahead and queue; failures, which
+take no GPU time, do not count), ``optuna:NAME`` (Optuna's sampler on its own study over all combinations; repeated and
+invalid ones are redrawn without counting), ``optuna-counted:NAME`` (the same, but they count as measurements) or
 ``kernel-tuner:STRATEGY`` (with a fresh `Searchspace`; repeated proposals are answered and do not count).
 """
 
@@ -32,7 +32,7 @@ from autotile.kernel.spec import Parameter
 from autotile.space.search_space import SearchSpace
 
 if TYPE_CHECKING:
-    from autotile.search.search import Shortlist
+    from autotile.search.shortlist import Shortlist
 
 _REDRAWS = 200
 """Maximum draws of an Optuna sampler per measurement; after that, the measurement is lost."""
@@ -137,7 +137,8 @@ SESSION_WORKERS = 16
 
 def _session(name: str, recorded: RecordedSpace, seed: int, budget: int, batch: int) -> list[int]:
     from autotile.search.samplers import lookahead_of
-    from autotile.search.search import Search, Shortlist
+    from autotile.search.search import Search
+    from autotile.search.shortlist import Shortlist
 
     lookahead = lookahead_of(name, SESSION_WORKERS)
     shortlist = Shortlist(Search(recorded.space, name, seed, ahead=lookahead.compiling), lookahead)
@@ -149,7 +150,7 @@ def _session(name: str, recorded: RecordedSpace, seed: int, budget: int, batch: 
 def session(shortlist: Shortlist, trial_of: Callable[[int], Trial]) -> Iterator[tuple[int, Trial]]:
     """Yield the rows and trials of a session in the order in which they end, until no row is left.
 
-    The session chooses a trial whenever it may, as `autotile.search.search.Shortlist` describes: while one runs and
+    The session chooses a trial whenever it may, as `autotile.search.shortlist.Shortlist` describes: while one runs and
     `Lookahead.queued` wait for the GPU, it waits for the oldest. A candidate that does not compile ends at once.
 
     Parameters

@@ -1,6 +1,6 @@
 """Stopping point of a search with ``--until``: trials used, and loss against the fastest configuration.
 
-    python benchmarks/until.py [--seeds 10] [--limit 300] [--output until.json]
+    python benchmarks/until.py [--seeds 10] [--limit 300] [--processes N] [--output until.json]
 
 Replays the search, as a session asks it, on the recordings that ship with autotile. Each search runs to the limit
 once; the trial at which each gain would have stopped it follows from the expected gain after each trial.
@@ -24,7 +24,8 @@ from provenance import provenance
 from search_methods import session
 
 from autotile.search.samplers import DEFAULT, lookahead_of
-from autotile.search.search import Search, Shortlist
+from autotile.search.search import Search
+from autotile.search.shortlist import Shortlist
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "recordings"
 GAINS = (0.01, 0.02, 0.05)
@@ -35,11 +36,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--limit", type=int, default=300, help="maximum trials per search")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--output", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
     paths = sorted(RECORDINGS.glob(f"{KERNEL}-*.npz"))
     jobs = [(path, seed) for path in paths for seed in range(arguments.seeds)]
-    with get_context("fork").Pool() as pool:
+    with get_context("fork").Pool(arguments.processes) as pool:
         searches = pool.starmap(partial(search, limit=arguments.limit), jobs)
     rows = [summary(gain, [ended[gain] for ended in searches]) for gain in GAINS]
     print("gain   trials, median (min to max)   loss, mean (max)   within the gain")

@@ -217,6 +217,8 @@ def _search_facts(result: TuneResult) -> Iterator[tuple[str, str]]:
         yield "drift", _drift(result.drift)
     if result.learnt_from:
         yield "learnt", f"from {'; '.join(result.learnt_from)}"
+    if result.not_learnt_from:
+        yield "not learnt", f"from {'; '.join(map(str, result.not_learnt_from))}"
     if result.load is not None:
         yield "busy", _load(result.load)
     yield "gates", funnel_text(result.gates, result.outcomes)

@@ -1,7 +1,8 @@
 """The search: samplers for Optuna that propose the valid configurations of a search space, each at most once.
 
 ==================================== =================================================================================
-`autotile.search.search`             `Search`: a sampler with its study; `Shortlist`: the compiled candidates that wait
+`autotile.search.search`             `Search`: a sampler with its study
+`autotile.search.shortlist`          `Shortlist`: the candidates that compile, wait, and are being measured
 `autotile.search.samplers`           the samplers by name with their traits: `SAMPLERS`, `make_sampler`
 `autotile.search.row_sampler`        `RowSampler`, the base class, and the baseline samplers: uniform, and in order
 `autotile.search.gp_sampler`         `FeasibleGPSampler`, the default: expected improvement under a Gaussian process

@@ -11,20 +11,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotile.search.embedding import Embedding
 from autotile.search.gaussian_process import Floats, log_expected_improvement, one_blas_thread
-from autotile.search.history import History, result_of, speed_of_loss
+from autotile.search.history import History, Result, result_of, speed_of_loss
 from autotile.search.refits import STARTUP, Refits
 from autotile.search.row_sampler import RankingSampler, Rows, rows_to_evaluate
 from autotile.search.study import RELATIVE_ERROR
 from autotile.search.surrogate import Prediction, Surrogate
-from autotile.search.transfer import TransferPrior
+from autotile.search.transfer import MisleadingSource, TransferPrior
 from autotile.space.search_space import SearchSpace
-
-_HEDGE_EVERY = 2
-"""Period of the proposals that ignore the prior from other studies, which may be wrong for this space."""
-
-_SPREAD_TURNS = range(12, 32)
-"""Proposals among which those that ignore the prior are spread over the space, as the first ones without a prior are:
-the results known by then lie where the prior is high."""
 
 _PRIOR_ROWS = 512
 """Number of the best rows by the prior, which a model always evaluates."""
@@ -34,6 +27,9 @@ _SWITCH_VALUES = 2
 
 _SPREAD_DRAWS = 200
 """Number of rows drawn for each of the first proposals; the row farthest from those proposed before is taken."""
+
+_MAX_EMBEDDED_ROWS = 1 << 16
+"""Number of rows of the largest space of which the coordinates are kept, some 10 MB."""
 
 _MIN_UNEXPLAINED = 1e-4
 """Smallest share of a variance that the result of another row is assumed to leave."""
@@ -60,8 +56,10 @@ class FeasibleGPSampler(RankingSampler):
     space, seed, available
         As for `RowSampler`.
     prior
-        Expected speeds from other studies. The search begins with the best rows by the prior, and then models the
-        difference between this space and the prior.
+        Expected speeds from other studies. Some proposals follow it: the best rows by the prior at first, and then by a
+        model of the difference between this space and the prior, fitted to all trials. The others are those of a search
+        without a prior, and depend only on each other's results. A prior that misleads therefore costs no more than the
+        proposals that followed it.
 
     Examples
     --------
@@ -95,22 +93,27 @@ class FeasibleGPSampler(RankingSampler):
         super().__init__(space, seed, available)
         self._prior = prior or None
         self._embedding = Embedding(space.parameters)
+        self._embedded: Floats | None = None
+        """Coordinates of all rows of a small space, since looking them up is faster."""
         self._history = History()
         self._indices: dict[int, int] = {}
         """Index in the history of each trial of the study that has not ended, by its number."""
         self._measured: dict[int, int] = {}
         """The same of the rows that are measured and have no trial in the study yet."""
         self._told: set[int] = set()
+        self._unguided = _Unguided() if self._prior is not None else None
+        """The part of the history that proposals beside the prior depend on; None without a prior, where it is all."""
+        self._guided: set[int] = set()
+        """Rows that were offered at a turn of the prior."""
         self._features: dict[int, Floats] = {}
         self._offered: dict[int, None] = {}
         """Rows that were proposed or nominated, in that order."""
         self._refits: dict[tuple[bool, TransferPrior | None], Refits] = {}
         self._models: dict[tuple[bool, TransferPrior | None], Surrogate] = {}
         """Model by whether it has resources as features, and by the prior that it uses."""
-        self._ranking: _Ranking | None = None
-        """Gains of the rows as of the last proposal."""
-        self._ranked_state = (False, 0, 0)
-        """What they depend on: whether there was no prior, and the trials that had begun and ended."""
+        self._rankings: dict[bool, tuple[tuple[int, int], _Ranking]] = {}
+        """Gains of the rows as of the last proposal, by whether it followed the prior, after the numbers of trials that
+        they depend on: those that had begun and ended."""
 
     def nominate(self, study: Study, row: int | None = None) -> int:
         """Choose a free row to compile, or take note that ``row`` was chosen; return it."""
@@ -118,25 +121,30 @@ class FeasibleGPSampler(RankingSampler):
             self._observe(study)
             chosen = self._next(study, np.random.default_rng((self._seed, len(self._offered)))) if row is None else row
             self.candidates.take(chosen)
-            self._offered[chosen] = None
+            self._offer(chosen)
         return chosen
 
     def describe(self, row: int, features: Floats) -> None:
         """Take note of the resources of a compiled row."""
         self._features[row] = features
 
+    def prepare(self) -> None:
+        """Fit hyperparameters that are due, and that are used when more trials have ended."""
+        for refits in list(self._refits.values()):
+            refits.prepare()
+
     def begin(self, study: Study, row: int) -> None:
         """Take note that a nominated row is being measured."""
         with self._lock:
             self._observe(study)
-            self._measured[row] = self._history.begin(row)
+            self._measured[row] = self._record_begin(row)
 
     def tell(self, study: Study, row: int, result: tuple[float, ...] | None, error: float) -> None:
         """Learn the values of a nominated row, None for a failure, and the relative standard error of the first."""
         with self._lock:
             self._observe(study)
             measured = self._measured.pop(row, None)
-            self._history.end(self._history.begin(row) if measured is None else measured, result, error)
+            self._record_end(self._record_begin(row) if measured is None else measured, row, result, error)
             self._told.add(row)
 
     def select(self, study: Study, rows: Sequence[int]) -> int:
@@ -144,73 +152,126 @@ class FeasibleGPSampler(RankingSampler):
         with self._lock, one_blas_thread():
             self._observe(study)
             ended = self._history.ended
-            if self._starting or len(rows) == 1:
+            guided = self._is_guided(ended)
+            rows = [row for row in rows if (row in self._guided) is guided] or rows
+            history = self._trials(guided)
+            if _is_starting(history) or len(rows) == 1:
                 return rows[0]
-            model = self._model(study, ignore_prior=ended % _HEDGE_EVERY == 0, compiled=True)
+            model = self._model(study, guided=guided, compiled=True)
             model.set_rows(np.array(rows))
             rng = np.random.default_rng((self._seed, ended))
-            ranking = _Ranking(model, model.predict(self._history, _weights(study, rng)))
-            return self._best(ranking, np.ones(len(rows), np.bool_), study, turn=ended)
+            ranking = _Ranking(model, model.predict(history, _weights(study, rng)))
+            return self._best(ranking, np.ones(len(rows), np.bool_), turn=ended)
+
+    def misleading_sources(self, study: Study) -> tuple[MisleadingSource, ...]:
+        """Return the sources that the prior ignores, as the results of the study contradict them."""
+        with self._lock:
+            self._observe(study)
+            return self._prior.misleading(*self._history.successes()) if self._prior is not None else ()
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
         row = self._next(study, rng)
+        self._offer(row)
         self._adopt(study, number, row, rng)
         return row
 
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
         if row in self._told:
             return
+        if row not in self._offered:
+            if self._prior is not None and self.candidates.remaining and not self._is_guided(len(self._offered)):
+                self._next(study, rng)  # to share the rows that the original choice has shared
+            self._offer(row)
         measured = self._measured.pop(row, None)
-        self._indices[number] = self._history.begin(row) if measured is None else measured
-        self._offered[row] = None
+        self._indices[number] = self._record_begin(row) if measured is None else measured
 
     def _learn(self, trial: FrozenTrial) -> None:
         index = self._indices.pop(trial.number, None)
         if index is not None and trial.state is not TrialState.FAIL:
-            self._history.end(index, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
+            row = int(self._history.rows(np.array([index]))[0])
+            self._record_end(index, row, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
 
-    @property
-    def _starting(self) -> bool:
-        """Whether there are too few results for a model."""
-        ended = self._history.ended
-        return ended < STARTUP or self._history.first_success == ended
+    def _record_begin(self, row: int) -> int:
+        """Record that the trial of a row begins; return its index in the history."""
+        if self._unguided is not None:
+            self._unguided.begin(row, is_shared=row not in self._guided)
+        return self._history.begin(row)
+
+    def _record_end(self, index: int, row: int, result: Result, error: float) -> None:
+        """Record the result of a trial."""
+        if self._unguided is not None:
+            self._unguided.end(row, result, error)
+        self._history.end(index, result, error)
+
+    def _offer(self, row: int) -> None:
+        """Take note of a row that was proposed or nominated; the turn, not its origin, decides whether it is guided."""
+        if self._is_guided(len(self._offered)):
+            self._guided.add(row)
+        self._offered[row] = None
+
+    def _is_guided(self, turn: int) -> bool:
+        """Return whether the choice of a turn follows the prior."""
+        return self._prior is not None and self._prior.leads(turn, *self._history.successes(), self._history.since_best)
+
+    def _trials(self, guided: bool) -> History:
+        """Return the trials that a choice depends on."""
+        return self._history if guided or self._unguided is None else self._unguided.history
 
     def _next(self, study: Study, rng: np.random.Generator) -> int:
         """Return the row to propose."""
-        if self._starting:
-            return self._first(rng)
         turn = len(self._offered)
-        ignore_prior = turn % _HEDGE_EVERY == 0
-        if ignore_prior and self._prior is not None and turn in _SPREAD_TURNS:
-            return self._farthest(rng)
-        ranking = self._ranked(study, ignore_prior, rng)
-        free = self.candidates.free[ranking.rows]
+        if self._unguided is None or self._is_guided(turn):
+            return self._propose(study, rng, turn, guided=self._prior is not None)
+        while True:  # as a search without a prior, which finds the results of the rows that it shares with the other
+            turn = len(self._offered) - len(self._guided)
+            row = self._propose(study, np.random.default_rng((self._seed, turn)), turn, guided=False)
+            if row not in self._guided:
+                return row
+            self._guided.remove(row)
+            self._unguided.share(row)
+
+    def _propose(self, study: Study, rng: np.random.Generator, turn: int, *, guided: bool) -> int:
+        """Return the row that the search with the prior proposes, or that without, which may be a guided row."""
+        if _is_starting(self._trials(guided)):
+            return self._first(rng) if guided else self._farthest(rng)
+        ranking = self._ranked(study, guided, rng)
+        free = (self.candidates.free if guided else self._untaken)[ranking.rows]
         self.expected_gain = None
         if not free.any():
             return self.candidates.uniform(rng)
-        ranking.chosen = self._best(ranking, free, study, turn)
+        ranking.chosen = self._best(ranking, free, turn)
         return ranking.chosen
 
-    def _ranked(self, study: Study, ignore_prior: bool, rng: np.random.Generator) -> _Ranking:
+    def _ranked(self, study: Study, guided: bool, rng: np.random.Generator) -> _Ranking:
         """Return the gains of the rows; those of the last proposal, if no trial has begun or ended since."""
-        history = self._history
-        state = (ignore_prior or self._prior is None, history.begun, history.ended)
-        if self._ranking is None or self._ranked_state != state or len(study.directions) > 1:
-            model = self._model(study, ignore_prior=ignore_prior)
-            self._ranking = _Ranking(model, model.predict(history, _weights(study, rng)))
-            self._ranked_state = state
-        elif self._ranking.chosen is not None:
-            self._ranking.expect(self._ranking.chosen)
-        return self._ranking
+        history = self._trials(guided)
+        state = (history.begun, history.ended)
+        known, ranking = self._rankings.get(guided, (None, None))
+        if ranking is None or known != state or len(study.directions) > 1:
+            model = self._model(study, guided=guided)
+            speed = speed_of_loss(history.values(history.ended), study.directions)
+            ranking = _Ranking(model, model.predict(history, _weights(study, rng)), speed)
+            self._rankings[guided] = state, ranking
+        elif ranking.chosen is not None:
+            ranking.expect(ranking.chosen)
+        return ranking
+
+    @property
+    def _untaken(self) -> NDArray[np.bool_]:
+        """Whether each row is free for a search without a prior, shape (rows,)."""
+        if not self._guided:
+            return self.candidates.free
+        untaken = self.candidates.free.copy()
+        untaken[list(self._guided)] = True
+        return untaken
 
     def _first(self, rng: np.random.Generator) -> int:
-        """Return one of the first rows: the best by the prior, with both values of each switch; else a distant one."""
-        if self._prior is None:
-            return self._farthest(rng)
+        """Return one of the first rows that follow the prior: its best, with both values of each switch."""
+        assert self._prior is not None
         order = self._prior.best
         free = order[self.candidates.free[order]]
         if not len(free):
-            return self._farthest(rng)
+            return self.candidates.uniform(rng)
         codes = self.candidates.space.codes
         untried = [
             index
@@ -224,38 +285,39 @@ class FeasibleGPSampler(RankingSampler):
 
     def _farthest(self, rng: np.random.Generator) -> int:
         """Return a row far from those proposed before, so that the first results show the effect of each parameter."""
-        drawn = np.array([self.candidates.uniform(rng)])
-        offered = np.array(list(self._offered), np.int64)
+        untaken = self._untaken
+        drawn = np.flatnonzero(untaken)[[rng.integers(np.count_nonzero(untaken))]]
+        offered = np.array([row for row in self._offered if row not in self._guided], np.int64)
         if not len(offered):
             return int(drawn[0])
         drawn = np.append(drawn, rng.integers(len(self.candidates.space), size=_SPREAD_DRAWS))
-        drawn = drawn[self.candidates.free[drawn]]
+        drawn = drawn[untaken[drawn]]
         codes = self.candidates.space.codes
         distances = (
             self._embedding.of_each(codes[drawn])[:, None, :] - self._embedding.of_each(codes[offered])[None, :, :]
         )
         return int(drawn[np.argmax(np.square(distances).sum(axis=2).min(axis=1))])
 
-    def _best(self, ranking: _Ranking, free: NDArray[np.bool_], study: Study, turn: int) -> int:
+    def _best(self, ranking: _Ranking, free: NDArray[np.bool_], turn: int) -> int:
         """Return the row with the largest expected improvement; without progress, sometimes that of the lowest mean."""
         gain = np.where(free, ranking.gain, -np.inf)
-        speed = speed_of_loss(self._history.values(self._history.ended), study.directions)
-        self.expected_gain = float(np.exp(gain.max())) * speed if speed is not None else None
+        best = int(np.argmax(gain))
+        self.expected_gain = float(np.exp(gain[best])) * ranking.speed if ranking.speed is not None else None
         if ranking.since_best >= _PATIENCE and turn % _GREEDY_EVERY == 0:
             return int(ranking.rows[np.argmin(np.where(free, ranking.mean, np.inf))])
-        return int(ranking.rows[np.argmax(gain)])
+        return int(ranking.rows[best])
 
-    def _model(self, study: Study, *, ignore_prior: bool, compiled: bool = False) -> Surrogate:
+    def _model(self, study: Study, *, guided: bool, compiled: bool = False) -> Surrogate:
         """Return the model with the newest hyperparameters that may be used.
 
         A model of ``compiled`` rows has their resources as features; its rows are set by the caller.
         """
-        prior = None if ignore_prior else self._prior
+        prior, history = self._prior if guided else None, self._trials(guided)
         if (compiled, prior) not in self._refits:
             self._refits[compiled, prior] = Refits(
                 self._points,
                 self._embedding.groups,
-                self._history,
+                history,
                 directions=study.directions,
                 prior=prior,
                 features=self._features if compiled else None,
@@ -263,25 +325,78 @@ class FeasibleGPSampler(RankingSampler):
         fit = self._refits[compiled, prior].usable()
         model = self._models.get((compiled, prior))
         if model is None or model.fit is not fit:
-            model = Surrogate(fit, self._history, directions=study.directions, prior=prior)
+            model = Surrogate(fit, history, directions=study.directions, prior=prior)
             if not compiled:
-                model.set_rows(self._rows_to_evaluate(model))
+                model.set_rows(self._rows_to_evaluate(model, history))
             self._models[compiled, prior] = model
         return model
 
-    def _rows_to_evaluate(self, model: Surrogate) -> Rows:
+    def _rows_to_evaluate(self, model: Surrogate, history: History) -> Rows:
         rng = np.random.default_rng((self._seed, model.fit.trials))
-        tried = self._history.rows(self._history.first_ended(model.fit.trials))
+        tried = history.rows(history.first_ended(model.fit.trials))
         rows = rows_to_evaluate(self.candidates, model.best, tried, rng)
         return rows if model.prior is None else np.union1d(rows, model.prior.best[:_PRIOR_ROWS])
 
     def _points(self, rows: Rows) -> Floats:
-        return self._embedding.of(self.candidates.space.codes[rows])
+        codes = self.candidates.space.codes
+        if len(codes) > _MAX_EMBEDDED_ROWS:
+            return self._embedding.of(codes[rows])
+        if self._embedded is None:
+            self._embedded = self._embedding.of(codes)
+        return self._embedded[rows]
+
+
+def _is_starting(history: History) -> bool:
+    """Return whether there are too few results for a model."""
+    return history.ended < STARTUP or history.first_success == history.ended
+
+
+class _Unguided:
+    """The trials of the proposals beside a prior, and of the rows that they share with those that followed it.
+
+    Attributes
+    ----------
+    history
+        These trials.
+    """
+
+    def __init__(self) -> None:
+        self.history = History()
+        self._indices: dict[int, int] = {}
+        """Index in the history, by row."""
+        self._others: set[int] = set()
+        """Rows of the other trials, which began and are not shared."""
+        self._results: dict[int, tuple[Result, float]] = {}
+        """Results of these, with the relative standard error."""
+
+    def begin(self, row: int, *, is_shared: bool) -> None:
+        """Take note of a trial that begins."""
+        if is_shared:
+            self._indices[row] = self.history.begin(row)
+        else:
+            self._others.add(row)
+
+    def end(self, row: int, result: Result, error: float) -> None:
+        """Take note of the result of a trial."""
+        if row in self._indices:
+            self.history.end(self._indices[row], result, error)
+        else:
+            self._results[row] = result, error
+
+    def share(self, row: int) -> None:
+        """Add a row that both searches propose, with its trial if that has begun or ended."""
+        if row not in self._others:
+            return
+        self._others.remove(row)
+        self.begin(row, is_shared=True)
+        if row in self._results:
+            self.end(row, *self._results.pop(row))
 
 
 def _weights(study: Study, rng: np.random.Generator) -> Floats:
     """Draw the weights of the objectives."""
-    return rng.dirichlet(np.ones(len(study.directions)))
+    objectives = len(study.directions)
+    return rng.dirichlet(np.ones(objectives)) if objectives > 1 else np.ones(1)
 
 
 class _Ranking:
@@ -297,11 +412,14 @@ class _Ranking:
         Predicted loss, shape (n,).
     since_best
         Number of trials that ended since the best one.
+    speed
+        Speed relative to the fastest trial of one unit of the loss; None if losses are not speeds.
     chosen
         Row that was proposed last; None for none.
     """
 
-    def __init__(self, model: Surrogate, prediction: Prediction) -> None:
+    def __init__(self, model: Surrogate, prediction: Prediction, speed: float | None = None) -> None:
+        self.speed = speed
         self.rows = prediction.rows
         self.mean = prediction.mean
         self.since_best = prediction.since_best

@@ -84,6 +84,18 @@ class History:
         """Return the values of the first trials that ended, shape (count, objectives); NaN for failures."""
         return self._values[: min(count, self.ended)]
 
+    @property
+    def since_best(self) -> int:
+        """Number of trials that ended since the one with the lowest first value; 0 if there is none."""
+        first = self._values[: self.ended, 0]
+        return self.ended - 1 - int(np.argmin(np.where(np.isnan(first), np.inf, first))) if self.ended else 0
+
+    def successes(self) -> tuple[Rows, Floats]:
+        """Return the rows of the successful trials, in the order in which they ended, and their first values."""
+        first = self._values[: self.ended, 0]
+        ran = ~np.isnan(first)
+        return self._rows[self._order[: self.ended][ran]], first[ran]
+
     def noise(self, count: int, directions: Sequence[StudyDirection]) -> Floats:
         """Return the variance of each of `losses` due to the measurement error, of the first trials that ended."""
         values = self.values(count)

@@ -94,18 +94,23 @@ class Refits:
         return max(STARTUP, self._history.first_success + 1)
 
     def _fit(self, due: int) -> Fit:
-        if due in self._fits:
-            return self._fits[due]
-        for count in range(self._first, due + 1):
-            if count in self._fits or max(due_fit(count), self._first) != count:
-                continue
-            previous = self._fits[max(self._fits)].parameters if self._fits else None
-            points, groups = self._coordinates(count)
-            parameters = fitted_parameters(
-                points, groups, self._history, count, directions=self._directions, prior=self._prior, start=previous
-            )
-            self._fits[count] = Fit(count, points, parameters)
+        """Return the fit of a number of trials, after those before it, at which it begins."""
+        previous: Fit | None = None
+        for count in range(self._first, due + 1) if due not in self._fits else ():
+            if max(due_fit(count), self._first) == count:
+                previous = self._fits[count] = self._fits.get(count) or self._fitted(count, previous)
         return self._fits[due]
+
+    def _fitted(self, count: int, previous: Fit | None) -> Fit:
+        points, groups = self._coordinates(count)
+        start = previous.parameters if previous is not None else None
+        return Fit(
+            count,
+            points,
+            fitted_parameters(
+                points, groups, self._history, count, directions=self._directions, prior=self._prior, start=start
+            ),
+        )
 
     def _coordinates(self, count: int) -> tuple[Callable[[Rows], Floats], NDArray[np.int64]]:
         """Return the coordinates after a number of trials had ended, and their groups."""

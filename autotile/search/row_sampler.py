@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,9 @@ from autotile.search.gaussian_process import one_blas_thread
 from autotile.search.study import distributions_of
 from autotile.space.enumeration import rank
 from autotile.space.search_space import SearchSpace
+
+if TYPE_CHECKING:
+    from autotile.search.transfer import MisleadingSource
 
 Rows = NDArray[np.int64]
 
@@ -239,6 +242,10 @@ class RowSampler(BaseSampler):
     def close(self) -> None:
         """Release the resources of the sampler, which is not used again."""
 
+    def misleading_sources(self, study: Study) -> tuple[MisleadingSource, ...]:
+        """Return the other studies that it ignores, as the results of this study contradict them."""
+        return ()
+
     def remaining(self, study: Study) -> int:
         """Return the number of rows that can still be proposed in a study."""
         with self._lock:
@@ -330,6 +337,9 @@ class RankingSampler(RowSampler):
     @abstractmethod
     def describe(self, row: int, features: NDArray[np.float64]) -> None:
         """Take note of the resources of a compiled row, see `autotile.search.embedding.features_of`."""
+
+    def prepare(self) -> None:
+        """Do ahead of time what a later choice needs; another thread may call this while the search goes on."""
 
     @abstractmethod
     def begin(self, study: Study, row: int) -> None:

@@ -37,7 +37,7 @@ _AHEAD = 16
 proposal lacks, so it must not depend on the machine's cores."""
 RANKED_AHEAD = 32
 """The same where compiled candidates are ranked: the newest ones, which have until then to compile. Also the number of
-the newest proposals whose expected gains are summed up."""
+further trials whose expected gains are summed up."""
 _PER_MEASURED = 2
 """Candidates proposed per measured one where they are ranked; figures for both are in docs/search.md."""
 _MIN_DELAY = 2

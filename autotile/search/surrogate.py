@@ -15,14 +15,14 @@ from autotile.search.history import History, losses, standardized
 from autotile.search.row_sampler import Rows
 from autotile.search.transfer import TransferPrior
 
-_MAX_FITTED = int(__import__("os").environ.get("MAXFIT", 160))
+_MAX_FITTED = 160
 """Maximum number of trials that hyperparameters are fitted to."""
 
 _MAX_FIRST = 384
 """Maximum number of the trials before the last fit that a model uses."""
 
 _FIRST_STEPS = 30
-_LATER_STEPS = int(__import__("os").environ.get("STEPS", 8))
+_LATER_STEPS = 8
 """Maximum numbers of optimiser steps of the first fit and of later ones, which begin at the previous one."""
 
 _BEST = 10

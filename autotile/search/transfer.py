@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,17 @@ _PRIOR_TRIALS = 4
 _PRIOR_CORRELATION = 0.7
 """Rank correlation of a source with this study that is assumed without trials. Over 800 configurations of five recorded
 kernels, each on two GPUs of seven pairs, it is 0.47, 0.65, 0.75, 0.85, 0.90, 0.92 and 1.00."""
+_MIN_CORRELATION = 0.5
+"""Estimate of the rank correlation below which a source is ignored."""
+_TESTED_TRIALS = 16
+"""Number of the first successful trials that test the sources: later ones lie where the models expect fast rows, over
+which the correlation is low even if the source is right."""
+_FIRST_TURNS = 12
+"""Number of proposals among which most follow the sources, unless these are ignored."""
+_PERIODS = ((5, 2), (10, 5))
+_LAST_PERIOD = 12
+"""Periods of the proposals that follow the sources after the first ones, each up to a number of trials since the best
+one. A right source leads to the best rows soon; one that is right in general but not about the best rows stagnates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,32 @@ class Source:
     name: str
     configs: Sequence[Config]
     times_us: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class MisleadingSource:
+    """A source that the results of a study contradict.
+
+    Attributes
+    ----------
+    name
+        Name of the source.
+    correlation
+        Rank correlation of the speeds that it predicts with those measured, -1 to 1.
+    trials
+        Number of trials that the correlation was computed from.
+    """
+
+    name: str
+    correlation: float
+    trials: int
+
+    def __str__(self) -> str:
+        return f"{self.name} (rank correlation {self.correlation:.1f} over {self.trials} trials)"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        return {"study": self.name, "rank_correlation": round(self.correlation, 3), "trials": self.trials}
 
 
 class TransferPrior:
@@ -70,7 +108,9 @@ class TransferPrior:
     def __init__(self, space: SearchSpace, sources: Sequence[Source]) -> None:
         self.rows: Rows = _rows_to_predict(space, sources)
         with one_blas_thread():
-            speeds = [found for source in sources if (found := _speeds(space, self.rows, source)) is not None]
+            found = [(source.name, _speeds(space, self.rows, source)) for source in sources]
+        speeds = [each for _, each in found if each is not None]
+        self._names = [name for name, each in found if each is not None]
         self._speeds: Floats = np.array(speeds).reshape(len(speeds), len(self.rows))
         untried = self._weights(np.zeros(0, np.int64), np.zeros(0)) @ self._speeds
         self.best: Rows = self.rows[np.argsort(-untried, kind="stable")]
@@ -117,18 +157,61 @@ class TransferPrior:
         slope = min(max(slope, 0.0), 2 * usual_slope)
         return np.asarray(losses.mean() - slope * (of_rows - of_tried.mean()))
 
+    def leads(self, turn: int, tried: Rows, times_us: Floats, since_best: int) -> bool:
+        """Return whether a proposal should follow the sources.
+
+        The first one does, as any first row without sources is arbitrary. The second does not: its result and that of
+        the first are the first test of the sources.
+
+        Parameters
+        ----------
+        turn
+            Number of earlier proposals.
+        tried, times_us
+            Successful rows of this study and their times, in the order in which they ended.
+        since_best
+            Number of trials that ended since the best one.
+        """
+        estimate = float(self._estimates(tried, times_us).max())
+        if turn == 0 or estimate < _MIN_CORRELATION:
+            return turn == 0
+        if turn < _FIRST_TURNS:
+            return turn % 4 != 1
+        period = next((period for patience, period in _PERIODS if since_best < patience), _LAST_PERIOD)
+        return turn % period == 0
+
+    def misleading(self, tried: Rows, times_us: Floats) -> tuple[MisleadingSource, ...]:
+        """Return the sources that are ignored, given the successful rows of this study and their times."""
+        correlations, count = self._correlations(tried, times_us)
+        estimates = self._estimates(tried, times_us)
+        return tuple(
+            MisleadingSource(name, float(correlation), count)
+            for name, correlation, estimate in zip(self._names, correlations, estimates, strict=True)
+            if estimate < _MIN_CORRELATION
+        )
+
     def _weights(self, tried: Rows, times_us: Floats) -> Floats:
-        """Return the weight of each source, by its rank correlation with the results of this study."""
-        indices, known = self._indices(tried)
-        count = int(np.count_nonzero(known))
-        weights = np.full(len(self._speeds), _PRIOR_CORRELATION)
-        if count > 2:
-            measured = _ranks(-times_us[known])
-            for index, speeds in enumerate(self._speeds[:, indices[known]]):
-                correlation = _correlation(_ranks(speeds), measured)
-                weights[index] = (_PRIOR_TRIALS * _PRIOR_CORRELATION + count * correlation) / (_PRIOR_TRIALS + count)
-        weights = np.square(np.maximum(weights, 1e-3))
+        """Return the weight of each source; that of an ignored one is 0 unless all are."""
+        estimates = self._estimates(tried, times_us)
+        right = estimates >= _MIN_CORRELATION
+        weights = np.square(np.maximum(estimates, 1e-3)) * (right if right.any() else 1.0)
         return np.asarray(weights / weights.sum())
+
+    def _estimates(self, tried: Rows, times_us: Floats) -> Floats:
+        """Estimate the rank correlation of each source: the mean of the measured and the prior one by their trials."""
+        correlations, count = self._correlations(tried, times_us)
+        prior = _PRIOR_TRIALS * _PRIOR_CORRELATION
+        return np.asarray((prior + count * correlations) / (_PRIOR_TRIALS + count))
+
+    def _correlations(self, tried: Rows, times_us: Floats) -> tuple[Floats, int]:
+        """Return the rank correlation of each source with the first results, and their number; 0 for less than two."""
+        indices, known = self._indices(tried)
+        tested = np.flatnonzero(known)[:_TESTED_TRIALS]
+        if len(tested) < 2:
+            return np.zeros(len(self._speeds)), 0
+        measured = _ranks(-times_us[tested])
+        correlations = [_correlation(_ranks(speeds), measured) for speeds in self._speeds[:, indices[tested]]]
+        return np.array(correlations), len(tested)
 
     def _indices(self, rows: Rows) -> tuple[Rows, NDArray[np.bool_]]:
         """Return the index of each row among the predicted ones, and whether it is one of them."""

@@ -21,7 +21,7 @@ from autotile.workers.protocol import Candidate, Evaluation
 
 
 class Proposer(Protocol):
-    """Source of candidates, see `autotile.search.search.Shortlist`.
+    """Source of candidates, see `autotile.search.shortlist.Shortlist`.
 
     A row that was chosen, or was ready and failed before it could be measured, is told to the proposer when its trial
     has ended.

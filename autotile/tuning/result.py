@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
 from autotile.core.display import Displayed
@@ -16,6 +16,9 @@ from autotile.tuning.finals import Finals
 from autotile.tuning.parameter_effects import ParameterEffects
 from autotile.tuning.pipeline import Load
 from autotile.tuning.stopping import Stopped
+
+if TYPE_CHECKING:
+    from autotile.search.transfer import MisleadingSource  # imports Optuna
 
 _EFFECT_KEYS = ("importance", "thresholds", "insight")
 """Keys of `ParameterEffects.to_json`, stated for an aborted session too."""
@@ -177,6 +180,8 @@ class TuneResult(Displayed):
         Finalists that failed the checks.
     learnt_from
         Other studies that the search learned from, nearest first.
+    not_learnt_from
+        Other studies that the search ignored, as its first trials contradict them.
     load
         Utilization of the GPU and the compilers; None for fewer than two trials.
     drift
@@ -209,6 +214,7 @@ class TuneResult(Displayed):
     phases: Mapping[str, float] = field(default_factory=dict)
     refused: tuple[Trial, ...] = ()
     learnt_from: tuple[str, ...] = ()
+    not_learnt_from: tuple[MisleadingSource, ...] = ()
     load: Load | None = None
     drift: Drift | None = None
     front: Front | None = None
@@ -270,6 +276,7 @@ class TuneResult(Displayed):
                 {"config": dict(t.config), "outcome": str(t.outcome), "reason": t.reason} for t in self.refused
             ],
             "learnt_from": list(self.learnt_from),
+            "not_learnt_from": [source.to_json() for source in self.not_learnt_from],
             "load": self.load.to_json() if self.load is not None else None,
             "drift": self.drift.to_json() if self.drift is not None else None,
             "stopped": self.stopped.to_json() if self.stopped is not None else None,

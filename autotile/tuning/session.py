@@ -37,7 +37,7 @@ from autotile.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
-    from autotile.search.search import Shortlist
+    from autotile.search.shortlist import Shortlist
 
 
 Observer = Callable[[Progress], None]
@@ -362,6 +362,7 @@ class Session:
             bytes=int(work.bytes.evaluate(sizes)) if work.bytes is not None else None,
             notices=self._notices,
             learnt_from=self._plan.learnt_from,
+            not_learnt_from=self._plan.misleading_sources,
         )
 
     def _report(self, phase: str, last: Trial | None = None) -> None:

@@ -26,8 +26,9 @@ from autotile.tuning.trial_log import TrialLog
 if TYPE_CHECKING:
     from autotile.database.database import Database
     from autotile.database.studies import StudySummary
-    from autotile.search.search import Shortlist
-    from autotile.search.transfer import Source
+    from autotile.search.search import Search
+    from autotile.search.shortlist import Shortlist
+    from autotile.search.transfer import MisleadingSource, Source
 
 
 _MAX_SOURCES = 4
@@ -238,8 +239,6 @@ class SearchPlan:
         Best configuration of earlier sessions; None where there is none.
     max_trials
         Maximum number of trials that the study can hold.
-    learnt_from
-        Names of the studies that the search learns from; empty before `begin`.
     """
 
     def __init__(
@@ -265,11 +264,22 @@ class SearchPlan:
         self.default: Config = dict(kernel.spec.default)
         self.incumbent = prior.incumbent
         self.max_trials = min(candidates, options.trial_target or candidates)
-        self.learnt_from: tuple[str, ...] = ()
+        self._search: Search | None = None
+
+    @property
+    def learnt_from(self) -> tuple[str, ...]:
+        """Names of the studies that the search learns from; empty before `begin`."""
+        return self._search.learnt_from if self._search is not None else ()
+
+    @property
+    def misleading_sources(self) -> tuple[MisleadingSource, ...]:
+        """The studies that the search ignores, as its results contradict them; empty before `begin`."""
+        return self._search.misleading_sources if self._search is not None else ()
 
     def begin(self, log: TrialLog) -> Shortlist:
         """Return the search, which has learned from the trials of earlier sessions."""
-        from autotile.search.search import Search, Shortlist
+        from autotile.search.search import Search
+        from autotile.search.shortlist import Shortlist
 
         search = Search(
             self._space,
@@ -282,5 +292,5 @@ class SearchPlan:
             objectives=self._options.objectives,
             sources=self._sources,
         )
-        self.learnt_from = search.learnt_from
+        self._search = search
         return Shortlist(search, self._lookahead, self._sm_count, earlier=log.trials)

@@ -79,7 +79,7 @@ class StopRequest:
 Rule = Literal["interrupt", "trials", "budget", "until", "settled", "space"]
 
 _SETTLED_GAIN = 1e-3
-"""Expected gain of the last 192 proposals together below which a search ends before its limits: 0.1 %, a fifth of what
+"""Expected gain of the last 256 proposals together below which a search ends before its limits: 0.1 %, a fifth of what
 the interval of a measurement resolves."""
 _SETTLED_TRIALS = 50
 """Minimum number of trials before that."""
@@ -132,16 +132,12 @@ class StoppingRules:
         Number of trials that have begun and have not ended.
     expected_gain
         Expected gain of the search, see `autotile.search.search.Search`; it ends a search only if ``until`` is set.
-        Replayed over the seven recorded spaces with 10 seeds and up to 300 trials, a search until 1 % took 90 trials
-        (median), ended 0.1 % off the fastest on average, and within 1 % of it in all cases; until 2 %, 70 trials, 0.2 %
-        and 96 %; until 5 %, 53 trials, 0.5 % and 99 %. The sum is over the newest 32 proposals: over 16, searches until
-        1 % ended 0.4 % off.
+        Where such searches end is in ``benchmarks/results/until.json``.
     settled_gain
         Expected gain over many trials, see `autotile.search.search.Search`; it ends a search before its limits unless
-        ``until`` or ``spend`` is set. Replayed over eleven recorded spaces, four seeds, up to 300 trials, 32 of 44
-        searches ended earlier, after 153 trials at the earliest and 245 in the median of all. They ended 0.03 % behind
-        the searches that went on, on average; one ended 1.3 % behind, and all others found nothing later. The model is
-        overconfident: by the last 128 proposals, three searches would have ended 1 to 7 % behind.
+        ``until`` or ``spend`` is set. Replayed over eleven recorded spaces, four seeds, up to 300 trials, 19 of 44
+        searches ended earlier, after 161 trials at the earliest, and none of them found anything in the trials that it
+        was spared (docs/search.md).
     """
 
     def __init__(self, options: TuneOptions, log: TrialLog, clock: Clock, stop: StopRequest) -> None:

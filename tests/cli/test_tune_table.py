@@ -11,6 +11,7 @@ from autotile.core.model import Measurement, Outcome, Problem, Trial
 from autotile.core.statistics import Interval
 from autotile.kernel.workrate import Workrate
 from autotile.search.importance import Effect
+from autotile.search.transfer import MisleadingSource
 from autotile.tuning.parameter_effects import ParameterEffects, Threshold
 from autotile.tuning.result import TuneResult
 from autotile.tuning.stopping import Stopped
@@ -66,6 +67,12 @@ class TestTable:
 
     def test_a_default_that_wins_is_no_speed_up(self):
         assert "the default configuration is the winner" in shown(replace(RESULT, default=RESULT.winner))
+
+    def test_studies_that_mislead_are_named(self):
+        found = replace(RESULT, learnt_from=("n=1",), not_learnt_from=(MisleadingSource("n=512", -0.13, 12),))
+        text = shown(found)
+        assert "from n=1\n" in "\n".join(line.rstrip() for line in text.splitlines())
+        assert "from n=512 (rank correlation -0.1 over 12 trials)" in text
 
     def test_few_ties_are_listed_and_many_counted(self):
         assert "1 configuration cannot be told apart" in shown(replace(RESULT, ties=({"BM": 256},)))

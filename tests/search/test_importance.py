@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from rows import make_space, ok
 
 from autotile.core.model import Config
-from autotile.kernel.spec import Parameter
 from autotile.search.importance import Effect, Importance, importance_of
 from autotile.search.search import Search
 from autotile.space.search_space import SearchSpace
@@ -128,22 +126,3 @@ def test_what_was_not_varied_is_not_judged() -> None:
 
 def test_the_same_trials_give_the_same_answer() -> None:
     assert drawn(six(), additive, 100) == drawn(six(), additive, 100)
-
-
-def test_a_thousand_trials_of_twelve_parameters_take_little_time() -> None:
-    parameters = tuple(Parameter(f"P{index}", (1, 2, 4, 8)) for index in range(12))
-    codes = np.unique(np.random.default_rng(0).integers(0, 4, (5000, 12)), axis=0)
-    space = SearchSpace(
-        parameters,
-        np.asfortranarray(codes.astype(np.uint8)),
-        combinations=4**12,
-        rules=(),
-        limits=(),
-        seconds=0.0,
-    )
-    rows = np.arange(0, 4000, 4)
-    times = np.exp(space.codes[rows, 0] + 0.5 * space.codes[rows, 7])
-    importance_of(space, rows, times)
-    start = time.process_time()
-    importance_of(space, rows, times)
-    assert time.process_time() - start < 0.5

@@ -83,3 +83,19 @@ def test_several_objectives_are_refused_by_samplers_of_one(name: str, monkeypatc
 def test_listing_the_samplers_does_not_load_optuna() -> None:
     code = "import sys, autotile.search.samplers; sys.exit('optuna' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_choice_among_ranked_candidates_lacks_a_bounded_share_of_the_results() -> None:
+    lookahead = lookahead_of("feasible", 16)
+    nominated = [lookahead.nominated(begun) for begun in range(700)]
+    compiled = [lookahead.compiled(begun) for begun in range(700)]
+    assert compiled[:7] == list(range(1, 8))  # the first ones in the order of the proposals
+    assert nominated == sorted(nominated)
+    assert compiled == sorted(compiled)
+    for begun in range(7, 700):
+        assert begun < compiled[begun] <= nominated[begun]
+        delay = next(count for count in range(begun) if nominated[begun - count] <= compiled[begun])
+        assert delay <= max(2, begun // 6, 0)
+        assert delay <= 16
+        assert nominated[begun] - compiled[begun] <= lookahead.compiling
+    assert nominated[699] - nominated[698] == 2

@@ -148,5 +148,5 @@ def test_the_gain_of_many_proposals_is_known_when_all_had_a_model() -> None:
         search.tell(row, ok(config, 100.0 + told % 7))
     gains = list(search._gains)
     assert search.expected_gain == pytest.approx(sum(gains[-4:]))
-    search._gains.extend([0.25] * 192)
-    assert search.settled_gain == pytest.approx(48)
+    search._gains.extend([0.25] * 256)
+    assert search.settled_gain == pytest.approx(64)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import optuna
 import pytest
+from rows import advance_ahead, ok
 
+from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.kernel.spec import Parameter
 from autotile.search.gp_sampler import FeasibleGPSampler
+from autotile.search.samplers import Lookahead
+from autotile.search.search import Search
+from autotile.search.shortlist import Shortlist
 from autotile.search.study import distributions_of
 from autotile.search.transfer import Source, TransferPrior
 from autotile.space.search_space import SearchSpace
@@ -104,6 +110,85 @@ def test_a_source_that_misleads_costs_little() -> None:
     sampler = FeasibleGPSampler(SPACE, 0, prior=TransferPrior(SPACE, [misleading]))
     times = search(sampler, time_us, 40)
     assert min(times) == 10.0
+
+
+def resistant(config: Mapping[str, Any]) -> float:
+    return 1000.0 / time_us(config)
+
+
+def test_a_source_that_misleads_is_dropped_and_named() -> None:
+    searching = Search(SPACE, "feasible", 0, sources=[source_of(SPACE, resistant)])
+    assert searching.learnt_from == ("another",)
+    told = advance(searching, 4)
+    assert searching.learnt_from == ()
+    (misleading,) = searching.misleading_sources
+    assert misleading.correlation < -0.5
+    assert str(misleading).startswith("another (rank correlation -")
+    assert misleading.to_json()["trials"] == len(told) == 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_source_that_misleads_costs_the_proposals_that_followed_it_only(seed: int) -> None:
+    """The others are those of a search without it, in the same order."""
+    rows = advance(Search(SPACE, "feasible", seed, sources=[source_of(SPACE, resistant)]), 30)
+    alone = advance(Search(SPACE, "feasible", seed), 30)
+    assert all(row in rows for row in alone[: len(rows) - 2])
+
+
+def test_a_search_with_a_right_source_holds_the_one_without() -> None:
+    """A row that both want is measured once, for both."""
+    rows = advance(Search(SPACE, "feasible", 1, sources=[source_of(SPACE, every=1)]), 40)
+    alone = advance(Search(SPACE, "feasible", 1), 20)
+    assert all(row in rows for row in alone)
+
+
+def test_a_right_source_is_kept_beside_one_that_misleads() -> None:
+    wrong = source_of(SPACE, resistant)
+    sources = [replace(wrong, name="wrong"), replace(source_of(SPACE), name="right")]
+    searching = Search(SPACE, "feasible", 0, sources=sources)
+    advance(searching, 25)
+    assert searching.learnt_from == ("right",)
+    assert [source.name for source in searching.misleading_sources] == ["wrong"]
+
+
+@pytest.mark.parametrize("time_of", [time_us, resistant], ids=["right", "misleading"])
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_a_resumed_search_repeats_the_proposals(time_of: TimeOf, ahead: int) -> None:
+    def searching() -> Search:
+        return Search(SPACE, "feasible", 3, ahead=ahead, sources=[source_of(SPACE, time_of)])
+
+    whole = advance_ahead(searching(), 40, lambda config: ok(config, time_us(config)), ahead)
+    for done in (1, 7, 25):
+        resumed = searching()
+        resumed.replay(whole[:done])
+        rest = advance_ahead(resumed, 40 - done, lambda config: ok(config, time_us(config)), ahead)
+        known = {config_key(trial.config) for trial in whole[:done]}
+        assert [trial.config for trial in rest] == [t.config for t in whole if config_key(t.config) not in known]
+
+
+@pytest.mark.parametrize("time_of", [time_us, resistant], ids=["right", "misleading"])
+def test_a_killed_session_goes_on_as_if_it_had_not_been_killed(time_of: TimeOf) -> None:
+    def session(earlier: list[Trial], count: int) -> list[Config]:
+        searching = Search(SPACE, "feasible", 2, ahead=6, sources=[source_of(SPACE, time_of)])
+        shortlist = Shortlist(searching, Lookahead(6, per_measured=2), earlier=earlier)
+        found = []
+        while len(found) < count:
+            while shortlist.propose() is not None:
+                pass
+            row = shortlist.choose({row: Trial(SPACE.config(row), Outcome.OK, "", "") for row in shortlist.ready()})
+            found.append(SPACE.config(row))
+            shortlist.tell(row, ok(found[-1], time_us(found[-1])))
+        return found
+
+    whole = session([], 40)
+    for done in (1, 9, 30):
+        earlier = [ok(config, time_us(config)) for config in whole[:done]]
+        assert session(earlier, 40 - done) == whole[done:]
+
+
+def advance(searching: Search, trials: int) -> list[int]:
+    done = advance_ahead(searching, trials, lambda config: ok(config, time_us(config)), 1)
+    return [int(SPACE.row_of(trial.config) or 0) for trial in done]
 
 
 def test_proposals_are_repeatable_and_distinct() -> None:

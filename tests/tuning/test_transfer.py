@@ -43,6 +43,19 @@ def test_what_was_learnt_from_is_told(bench: Any) -> None:
     assert bench.tune(bench.record(n=256), n=256, trials=6, sampler="random").learnt_from == ()
 
 
+def test_a_study_that_misleads_is_named(bench: Any, judges: dict[str, Any]) -> None:
+    def fewest_threads_win(config: Any) -> Any:
+        return judges["timed"](config, float(config["THREADS"] * config["WORK"]))
+
+    bench.tune(bench.record(fewest_threads_win, n=1024), n=1024, sampler="brute-force")
+    found = bench.tune(bench.record(), sampler="feasible", trials=8)
+    assert found.learnt_from == ()
+    (misleading,) = found.not_learnt_from
+    assert misleading.name == "n=1024"
+    assert found.to_json()["not_learnt_from"] == [misleading.to_json()]
+    assert misleading.correlation < 0
+
+
 def test_a_taught_session_finds_the_best_at_once(bench: Any) -> None:
     bench.tune(bench.record(n=1024), n=1024, sampler="brute-force")
     taught = bench.tune(bench.record(), trials=3, sampler="feasible")
