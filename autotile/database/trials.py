@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import msgspec
 from sqlalchemy import Connection, select
 
-from autotile.core.documents import Count, Moment, Whole, storable
+from autotile.core.documents import Count, Moment, NonNegative, Whole, storable
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial, config_key
 from autotile.database.rows import Row, bad_row, parse_row, parsed_rows
 from autotile.database.schema import TRIALS
-from autotile.database.winners import RESOURCE_COLUMNS, measured_parts, part_of
+from autotile.database.winners import MEASUREMENT_COLUMNS, RESOURCE_COLUMNS, part_of
 from autotile.errors import DataError
 
 Phase = Literal["search", "final"]
@@ -59,6 +60,19 @@ def trial_row(trial: Trial) -> dict[str, Any]:
     }
 
 
+class _Figures(msgspec.Struct):
+    """Telemetry that other modules calculate with."""
+
+    energy_mj: NonNegative | None = None
+    max_error: NonNegative | None = None
+    reference_us: NonNegative | None = None
+    repeats: NonNegative | None = None
+
+
+class _TrialRow(msgspec.Struct):
+    telemetry: _Figures
+
+
 def stored_trial(row: Row) -> StoredTrial:
     """Invert `trial_row`, for a complete row of the table.
 
@@ -67,14 +81,16 @@ def stored_trial(row: Row) -> StoredTrial:
     BadRowError
         It does not match the schema.
     """
-    columns = {**row, "samples_us": row["samples_us"] or ()}
+    columns = {**row, "samples_us": row["samples_us"] if row["samples_us"] is not None else ()}
     parts = {
-        **measured_parts(columns),
+        "resources": part_of(row, RESOURCE_COLUMNS),
+        "measurement": columns if part_of(row, ("samples_us", *MEASUREMENT_COLUMNS)) else None,
         "geometry": part_of(row, ("grid", "block", "dynamic_smem_bytes")),
         "occupancy": part_of(row, _OCCUPANCY_COLUMNS),
     }
     value = {**columns, "trial_id": row["id"], "trial": {**columns, **parts}}
     found = parse_row("trials", row["id"], value, StoredTrial)
+    parse_row("trials", row["id"], row, _TrialRow)
     if row["config_key"] != config_key(found.trial.config):
         raise bad_row("trials", row["id"], DataError("it is not that of the configuration", field="config_key"))
     return found

@@ -23,6 +23,7 @@ from autotile.errors import DataError
 if TYPE_CHECKING:
     from autotile.families.rule import FamilyRule
 
+MEASUREMENT_COLUMNS = ("time_us", "low_us", "high_us", "l2")
 RESOURCE_COLUMNS = tuple(field.name for field in fields(Resources))
 
 WINNER_COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -111,23 +112,17 @@ class Winner:
         driver = convert(row["driver"], str)
         if device is not None and driver and driver != device.driver:
             device = replace(device, driver=driver)
-        parts = {"config": row["config"], "tuned_at": row["created_at"], **measured_parts(row)}
+        parts = {
+            "config": row["config"],
+            "tuned_at": row["created_at"],
+            "resources": part_of(row, RESOURCE_COLUMNS),
+            "measurement": part_of(row, MEASUREMENT_COLUMNS),
+        }
         return replace(convert({"key": row, "device": None, **parts}, cls), device=device)
 
 
-def measured_parts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of the resources and of the measurement in a row of ``trials``; None where all are null.
-
-    The names of the columns are those of the fields.
-    """
-    return {
-        "resources": part_of(row, RESOURCE_COLUMNS),
-        "measurement": part_of(row, ("time_us", "low_us", "high_us", "l2")),
-    }
-
-
 def part_of(row: Mapping[str, Any], columns: Iterable[str]) -> Mapping[str, Any] | None:
-    """Return a row if one of some columns is not null, else None."""
+    """Return a row if one of some columns, whose names are those of the fields, is not null, else None."""
     return row if any(row[name] is not None for name in columns) else None
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -28,7 +28,7 @@ from autotile.errors import BundleError, DataError, InputError
 from autotile.exchange.archive import ARCHIVE_FAULTS, open_archive, read_member
 from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.problem import capability_of
+from autotile.kernel.problem import ARCHITECTURE
 
 BUNDLE_FORMAT = 1
 MANIFEST = "manifest.json"
@@ -56,7 +56,7 @@ class BundledCubin:
         Name of the cubin's member in the bundle.
     """
 
-    target: Name
+    target: Annotated[str, msgspec.Meta(pattern=rf"\A(?:{ARCHITECTURE})\Z")]
     dtype: Name
     flags: Mapping[Name, Count]
     config: Config
@@ -291,8 +291,6 @@ def _read_kernel(bundle: Bundle, name: str) -> BundledKernel:
         document = decode_json(bundle.read(_kernel_member(name)), _KernelDocument)
         text = bundle.read(_space_member(name)).decode()
         spec = parse_spec(text, f"{bundle.path}:{_space_member(name)}")
-        for cubin in document.cubins:
-            capability_of(cubin.target)  # raises if it is not a target
         winners = tuple(entry.winner() for entry in document.winners)
         rules = tuple(entry.stored_rule() for entry in document.rules)
         kernel = Kernel(spec, "", bundle.path, document.source_hash)

@@ -24,9 +24,7 @@ ODD = "a\nb\x1b[31m\x1b]0;t\x07\u202ec\u2066\u200b\r\x9b31m\u2028"
 
 
 def is_plain(text: str) -> bool:
-    return all(
-        character == "\n" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for character in text
-    )
+    return all(one == "\n" or unicodedata.category(one) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for one in text)
 
 
 @pytest.fixture
@@ -42,9 +40,7 @@ def odd(tmp_path: Path, key: TuningKey) -> Path:
     return tmp_path / "tuning.db"
 
 
-@pytest.mark.parametrize(
-    "command", [["list"], ["trials", ODD], ["misses"], ["db", "check"], ["clean", "--older-than", "0d", "--dry-run"]]
-)
+@pytest.mark.parametrize("command", [["list"], ["trials", ODD], ["misses"], ["db", "check"]])
 def test_a_table_is_not_broken_and_the_terminal_sees_no_control(run: Any, odd: Path, command: list[str]) -> None:
     answer = run(*command)
     assert is_plain(answer.out)
