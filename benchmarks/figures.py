@@ -224,6 +224,24 @@ def unseen() -> str:
     return linked(table(("mean and largest loss", *ways.values()), rows), "guide")
 
 
+def load() -> str:
+    """Return the load of the compilers and the GPU in sessions of five kernels, with that of an earlier version."""
+    found = record("h200/load")
+    rows = []
+    for name in dict.fromkeys(row["kernel"] for row in found["sessions"]):
+        sides = [
+            {row["side"]: row for row in found["sessions"] if row["kernel"] == name}[s] for s in ("before", "after")
+        ]
+        busy = (
+            f"{side['compilers_busy']:.0%} / {side['gpu_busy']:.0%}" if "gpu_busy" in side else "" for side in sides
+        )
+        rates, times = ([f"{side[key]:.1f}" for side in sides] for key in ("trials_per_s", "time_us"))
+        rows.append((f"`{name}`", " -> ".join(rates), " -> ".join(busy), " -> ".join(times)))
+    shown = table(("kernel", "trials a second", "compilers / GPU busy", "best time, us"), rows)
+    text = f"{found['cores']} cores, {found['budget_s']:.0f} s a session, each in a fresh process with empty caches."
+    return linked(f"{shown}\n\n{text} {source('h200/load')}", "guide")
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "ladder": ladder,
     "gemm": gemm,
@@ -232,6 +250,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "enumeration": enumeration,
     "occupancy": occupancy,
     "until": until,
+    "load": load,
     "dispatch": dispatch,
     "unseen": unseen,
 }
