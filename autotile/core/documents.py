@@ -138,5 +138,6 @@ def _data_error(error: Exception) -> DataError:
     message = str(error)
     place = _PLACE.search(message)
     fault = (message[: place.start()] if place else message).replace("`", "")[:_SHOWN_CHARACTERS]
+    fault = fault.replace(f"got {NotJson.__name__}", "got something that is not JSON")
     field = (f"a key of {place[2]}" if place[1] else place[2]) if place else ""
     return DataError(fault[:1].lower() + fault[1:], field=field[:_SHOWN_CHARACTERS])

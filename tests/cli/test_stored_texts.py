@@ -74,7 +74,7 @@ def test_bad_rows_are_remarked_once_listed_moved_and_put_back(run: Any, odd: Pat
     found = run("db", "check", "--json")
     assert found.code == 1
     assert found.document["bad_rows"] == [
-        {"table": "trials", "id": 1, "field": "config", "reason": "expected object, got NotJson"}
+        {"table": "trials", "id": 1, "field": "config", "reason": "expected object, got something that is not JSON"}
     ]
     assert "--quarantine" in run("db", "check").out
     moved = run("db", "check", "--quarantine", "--json")
