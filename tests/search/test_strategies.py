@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import subprocess
 import sys
@@ -50,11 +51,12 @@ def advance(search: Search, trials: int, ahead: int = 1) -> list[Trial]:
 
 
 def child_pids() -> set[int]:
-    """Return the ids of the strategies' processes."""
+    """Return the ids of the strategies' processes that this process started."""
     pids = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"strategy_worker" in path.read_bytes():
+            parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
+            if b"strategy_worker" in path.read_bytes() and parent == os.getpid():
                 pids.add(int(path.parent.name))
         except OSError:  # the process ended meanwhile
             continue
