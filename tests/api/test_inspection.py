@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import os
 import subprocess
 import sys
 import time
@@ -161,12 +160,10 @@ class TestExplain:
         with pytest.raises(ProblemError, match="does not support dtype 'float16'"):
             inspection.explain(scale_toml, device="h200", dtype="float16")
 
-    @pytest.mark.parametrize("bomb", [MACRO_BOMB, '#include "pipe.cuh"\n'], ids=["macros", "a pipe"])
-    def test_a_compilation_that_does_not_end_is_stopped(self, scale_toml, bomb, monkeypatch):
+    def test_a_compilation_that_does_not_end_is_stopped(self, scale_toml, monkeypatch):
         monkeypatch.setattr("autotile.tuning.options.TuneOptions", lambda: TuneOptions(compile_deadline_s=1.0))
-        os.mkfifo(scale_toml.parent / "pipe.cuh")
         template = scale_toml.parent / "scale.cu"
-        template.write_text(bomb + template.read_text())
+        template.write_text(MACRO_BOMB + template.read_text())
         start = time.monotonic()
         found = inspection.explain(scale_toml, device="h200")
         assert time.monotonic() - start < 10

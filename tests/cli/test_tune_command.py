@@ -67,7 +67,7 @@ class TestReplay:
 
     def test_the_document_says_what_matters_and_why_the_search_ended(self, tune):
         found = tune("--until", "1%", "--json").document
-        assert found["stopped"] == {"rule": "space", "expected_gain": None}
+        assert found["stopped"] == {"rule": "space", "expected_gain": None, "more_trials": None}
         assert found["importance"] == []
         assert found["insight"] == "11 times are too few to tell what matters: 30 are needed"
 

@@ -1,8 +1,10 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from autotile.core.documents import convert
 from autotile.core.model import Resources
 from autotile.cuda.compiler import CompileJob, compile_cubin, compile_job, macro_options, parse_resources
 from autotile.errors import CompileError, ToolchainError
@@ -78,7 +80,7 @@ def test_the_key_changes_with_all_that_changes_the_cubin() -> None:
 
 
 def test_a_job_survives_the_way_to_a_worker() -> None:
-    assert CompileJob.from_json(JOB.to_json()) == JOB
+    assert convert(json.loads(json.dumps(JOB.to_json())), CompileJob) == JOB
 
 
 def test_macros() -> None:

@@ -37,7 +37,7 @@ def fake_backend(
 def _no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr("autotile.tuning.session.choose_backend", fake_backend)
-    monkeypatch.setattr("faults.fault_session.RUN_DEADLINE_S", 1.0)
+    monkeypatch.setattr("faults.fault_session.RUN_DEADLINE_S", 3.0)
     monkeypatch.setattr("faults.fault_session.COMPILE_DEADLINE_S", 3.0)
 
 

@@ -159,7 +159,7 @@ def test_a_worker_that_still_compiles_is_killed(worker_pool: WorkerPool, started
     while not pool._compiling:
         assert not future.done()
     pool.close()
-    assert future.result().outcome is Outcome.COMPILE_FAILED
+    assert future.result().outcome is Outcome.NOT_COMPILED
     assert not started[0].is_running()
     assert compile_in(worker_pool, tmp_path, "compiled")[0].outcome is Outcome.OK
     assert len(started) == 2
