@@ -12,8 +12,8 @@ from autotile.core.documents import Name
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument, WorkspaceArgument, arguments_of_kind
-from autotile.kernel.array_expressions import ArrayExpression
 from autotile.kernel.expressions import Expression
+from autotile.kernel.reference import Reference
 from autotile.kernel.tensor_maps import TensorMapArgument
 
 
@@ -57,16 +57,6 @@ class Limits:
 
     min_occupancy: float
     max_spill_bytes: int | None
-
-
-class Reference(NamedTuple):
-    """Computation of the expected outputs, in float64."""
-
-    outputs: Mapping[str, ArrayExpression]
-    reduction: Expression
-    """Number of terms summed into each output element; the tolerance grows with its square root."""
-    tolerance: float | None
-    """Tolerance that replaces the one computed from dtypes and ``reduction``."""
 
 
 class Work(NamedTuple):
