@@ -10,6 +10,7 @@ from autotile.core.dtypes import DTYPES
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
 from autotile.kernel.arguments import parse_arguments
+from autotile.kernel.computed import PREFIX, Computed, ConfigFunction
 from autotile.kernel.nodes import Kind
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, target_conflict
 from autotile.kernel.reference import parse_reference
@@ -28,6 +29,7 @@ SECTIONS = (
     "arguments",
     "reference",
     "work",
+    "computed",
 )
 
 _FORMER_HEURISTICS = "pruning"
@@ -54,7 +56,7 @@ _RAGGED_PRIMES = (389, 277, 149, 101, 67, 43, 29, 19, 13, 11, 7, 5, 3)
 _RAGGED_FIRST: Mapping[int, tuple[int, ...]] = {1: (100_003, 10_007, 1009, 613), 2: (1009, 613)}
 
 
-def parse_spec(text: str, source: str) -> KernelSpec:
+def parse_spec(text: str, source: str, *, functions: Mapping[str, ConfigFunction] | None = None) -> KernelSpec:
     """Parse and check a search-space file.
 
     Parameters
@@ -63,6 +65,8 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         Text of the file.
     source
         Path of the file, as the user gave it.
+    functions
+        Functions of ``[computed]`` by name, for a kernel that is written in Python; None where they are not known.
 
     Raises
     ------
@@ -87,6 +91,8 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         **problem.kinds,
         **{f"device.{name}": "number" for name in EXPRESSION_NAMES},
     }
+    computed = _computed(document.table("computed", optional=True), functions or {})
+    launch_kinds = {**all_kinds, **{each.name: each.kind for each in computed}}
     rules = _rules(document.table("rules", optional=True), all_kinds)
     heuristics = _rules(_heuristics_table(document), all_kinds, taken=rules, are_heuristics=True)
     arguments = parse_arguments(document.table("arguments"), problem, all_kinds, taken)
@@ -108,13 +114,14 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         default=_default(document.table("default"), parameters, (*rules, *heuristics), problem.sizes),
         rules=rules,
         heuristics=heuristics,
-        launch=_launch(document.table("launch"), all_kinds),
+        launch=_launch(document.table("launch"), launch_kinds),
         limits=_limits(document.table("limits", optional=True)),
         arguments=arguments,
         reference=parse_reference(document.table("reference"), arguments, problem),
         work=parse_work(document.table("work", optional=True), problem),
         source=source,
         text=text,
+        computed=computed,
     )
     for argument in arguments:
         argument.check_ragged({**spec.ragged, **spec.default}, dtypes, document.table("arguments").table(argument.name))
@@ -199,6 +206,22 @@ def _kind(value: Value) -> Kind:
     if isinstance(value, str):
         return "string"
     return "boolean" if isinstance(value, bool) else "number"
+
+
+_COMPUTED_KINDS: Mapping[str, Kind] = {"number": "number", "string": "string"}
+
+
+def _computed(table: Table, functions: Mapping[str, ConfigFunction]) -> tuple[Computed, ...]:
+    """Parse the names and kinds of computed values."""
+    found = []
+    for name in table.data:
+        if not is_c_identifier(name):
+            raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
+        kind = table.text(name)
+        if kind not in _COMPUTED_KINDS:
+            raise table.error(name, f"expected 'number' or 'string', got {describe(kind)}")
+        found.append(Computed(PREFIX + name, _COMPUTED_KINDS[kind], functions.get(name), table.location(name)))
+    return tuple(found)
 
 
 def _rules(
