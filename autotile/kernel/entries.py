@@ -6,7 +6,7 @@ import re
 
 _MAX_CHARACTERS = 1000
 _QUALIFIED = r"(?a:(?:::\s*)?[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*)"
-_CAST = rf"\(\s*void\s*\(\s*\*\s*\)\s*\((?P<types>[^;{{}}]*?)\)\s*\)\s*&?"
+_CAST = r"\(\s*void\s*\(\s*\*\s*\)\s*\((?P<types>[^;{}]*?)\)\s*\)\s*&?"
 """An overloaded function with its type."""
 _OTHER = re.compile(r"[^\w\s:,<>()\[\]*&+\-/%!=|^~.?']|//|/\*|\n", re.ASCII)
 """What is part of no template argument."""

@@ -107,8 +107,8 @@ class ExpressionParser:
                 node = self._constant(tree)
             case ast.Name(id=name):
                 node = self._name(tree, name)
-            case ast.Attribute(value=ast.Name(id="device"), attr=name):
-                node = self._name(tree, f"device.{name}")
+            case ast.Attribute(value=ast.Name(id="device" | "computed" as group), attr=name):
+                node = self._name(tree, f"{group}.{name}")
             case ast.BinOp():
                 node = self._binary(tree)
             case ast.UnaryOp():

@@ -9,6 +9,7 @@ from autotile.core.frozen import dataclass
 from autotile.core.model import Config, LaunchGeometry, Value
 from autotile.errors import ConfigError, ProblemError
 from autotile.kernel.arguments import Workspace
+from autotile.kernel.computed import computed_values
 from autotile.kernel.expressions import Expression
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.tensor_maps import TensorMap
@@ -33,14 +34,19 @@ def fixed_names(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProper
 def known_names(
     spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties
 ) -> dict[str, Value]:
-    """Return the value of every name that an expression may use: sizes, flags, parameters and ``device.*``.
+    """Return the value of every name that an expression may use.
+
+    These are sizes, flags, parameters, ``device.*`` and ``computed.*``.
 
     Raises
     ------
     ProblemError
         A size of the kernel is missing.
+    SpecError
+        A computed value has none for the configuration.
     """
-    return {**fixed_names(spec, sizes, device), **config}
+    computed = computed_values(spec.computed, config) if spec.computed else {}
+    return {**fixed_names(spec, sizes, device), **config, **computed}
 
 
 def launch_geometry(

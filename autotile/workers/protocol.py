@@ -140,10 +140,13 @@ class Candidate:
     cubin_path: str
     symbols: Mapping[str, str] = field(default_factory=dict)
     """Name in the cubin of each entry; one that is not listed has its own name."""
+    computed: Config = field(default_factory=dict)
+    """Computed values, which the worker has no functions for."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return {"config": dict(self.config), "cubin_path": self.cubin_path, "symbols": dict(self.symbols)}
+        """Return a plain dictionary, whose configuration includes the computed values."""
+        config = {**self.config, **self.computed}
+        return {"config": config, "cubin_path": self.cubin_path, "symbols": dict(self.symbols)}
 
 
 class ErrorReply(msgspec.Struct):
