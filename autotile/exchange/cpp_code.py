@@ -16,6 +16,7 @@ from autotile.kernel.argument_kind import PROBLEM_DTYPE, ElementType
 from autotile.kernel.arguments import BufferArgument, Number, ScalarArgument, WorkspaceArgument
 from autotile.kernel.expressions import Expression
 from autotile.kernel.spec import KernelSpec
+from autotile.kernel.structures import StructArgument
 from autotile.kernel.tensor_maps import TensorMapArgument
 
 _ARITHMETIC: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
@@ -175,14 +176,15 @@ def argument_fields(spec: KernelSpec, dtype: str) -> Iterator[str]:
 def launch_values(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> dict[str, str]:
     """Return the local variables of a launch, and the pointers to all arguments in order."""
     lines: list[str] = []
-    pointers: list[str] = []
+    pointed_to = {target for a in spec.arguments if isinstance(a, StructArgument) for target in a.targets}
     for argument in spec.arguments:
         name = argument.name
-        if not argument.is_passed:
-            continue
         match argument:
             case BufferArgument():
-                lines.append(f"CUdeviceptr value_{name} = arguments.{name};")
+                if argument.is_passed or name in pointed_to:
+                    lines.append(f"CUdeviceptr value_{name} = arguments.{name};")
+            case StructArgument():
+                continue  # below, as it may point to any of the others
             case ScalarArgument():
                 kind, bound = c_type(argument.element_type(dtype)), argument.binding
                 value = f"arguments.{name}" if bound is None else f"static_cast<{kind}>({to_cpp(bound, symbols)})"
@@ -193,7 +195,10 @@ def launch_values(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> d
                 lines += _tensor_map(argument, dtype, symbols)
             case _:
                 assert_never(argument)
-        pointers.append(f"&value_{name}")
+    for argument in spec.arguments:
+        if isinstance(argument, StructArgument):
+            lines += _struct(argument, dtype, symbols)
+    pointers = [f"&value_{argument.name}" for argument in spec.arguments if argument.is_passed]
     return {"values": "\n".join(f"        {line}" for line in lines), "value_pointers": ", ".join(pointers)}
 
 
@@ -289,6 +294,26 @@ def _workspace(argument: WorkspaceArgument, dtype: str, symbols: Mapping[str, st
     yield f"    {' * '.join([*factors, _element_bytes(argument.dtype, dtype, symbols)])};"
     zeroed = "true" if argument.zeroed else "false"
     yield f'CUdeviceptr value_{name} = workspace(stream, "{name}", static_cast<std::size_t>(bytes_{name}), {zeroed});'
+
+
+def _struct(argument: StructArgument, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:
+    """Yield the code that fills the bytes of a struct."""
+    name, layout = argument.name, argument.layout(dtype)
+    yield f"alignas(16) unsigned char value_{name}[{layout.size_bytes}] = {{}};"
+    for offset, member, values in layout.scalars:
+        count, part = _parts(member)
+        written = [_member(value, part or member, symbols) for value in values]
+        value = f"{{{', '.join(written)}}}" if count else written[0]
+        yield f"const {c_type(member)} {name}_{offset} = {value};"
+        yield f"std::memcpy(value_{name} + {offset}, &{name}_{offset}, sizeof {name}_{offset});"
+    for offset, target in layout.pointers:
+        yield f"std::memcpy(value_{name} + {offset}, &value_{target}, sizeof value_{target});"
+
+
+def _member(value: Expression | float, dtype: str, symbols: Mapping[str, str]) -> str:
+    if isinstance(value, Expression):
+        return f"static_cast<{c_type(dtype)}>({to_cpp(value, symbols)})"
+    return _constant(value, dtype)
 
 
 def _tensor_map(argument: TensorMapArgument, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:
