@@ -9,15 +9,23 @@ from typing import assert_never
 import numpy as np
 
 from autotile.core.dtypes import DTYPES
-from autotile.exchange.cpp_expressions import to_cpp
+from autotile.exchange.cpp_expressions import literal, to_cpp
 from autotile.kernel.argument_kind import PROBLEM_DTYPE, ElementType
-from autotile.kernel.arguments import BufferArgument, ScalarArgument, WorkspaceArgument
+from autotile.kernel.arguments import BufferArgument, Number, ScalarArgument, WorkspaceArgument
 from autotile.kernel.expressions import Expression
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.tensor_maps import TensorMapArgument
 
-_C_TYPES = {"float32": "float", "float64": "double", "float16": "std::uint16_t", "bfloat16": "std::uint16_t"}
-_MAP_TYPES = {"int8": "UINT8", "int16": "UINT16"}
+_BITS = {
+    "float16": "std::uint16_t",
+    "bfloat16": "std::uint16_t",
+    "float8_e4m3fn": "std::uint8_t",
+    "float8_e5m2": "std::uint8_t",
+}
+"""C++ types of the bits of element types that C++ does not have."""
+_C_TYPES = {"float32": "float", "float64": "double", "bool": "bool", **_BITS}
+_COMPLEX_PARTS = {"complex64": "float32", "complex128": "float64"}
+_MAP_TYPES = {"int8": "UINT8", "int16": "UINT16", **dict.fromkeys(("bool", "float8_e4m3fn", "float8_e5m2"), "UINT8")}
 """Driver types of dtypes that lack their own; copies preserve bits, so the unsigned type is equivalent."""
 
 
@@ -29,7 +37,7 @@ def argument_fields(spec: KernelSpec, dtype: str) -> Iterator[str]:
     for scalar in spec.scalars:
         if scalar.default is not None:
             name = scalar.element_type(dtype)
-            bits = f"  ///< the bits of a {name}" if name in ("float16", "bfloat16") else ""
+            bits = f"  ///< the bits of a {name}" if DTYPES[name].component.name in _BITS else ""
             yield f"{c_type(name)} {scalar.name} = {_constant(scalar.default, name)};{bits}"
 
 
@@ -97,17 +105,33 @@ _WORKSPACE_METHOD = """
 
 def c_type(dtype: str) -> str:
     """Return the C++ type that holds a value of an element type."""
-    return _C_TYPES.get(dtype) or f"std::{dtype}_t"
+    count, part = _parts(dtype)
+    return f"std::array<{c_type(part)}, {count}>" if count else _C_TYPES.get(dtype) or f"std::{dtype}_t"
+
+
+def _parts(dtype: str) -> tuple[int, str]:
+    """Return the number of parts of a vector or complex number and their type; 0 and "" for any other type."""
+    if DTYPES[dtype].is_complex:
+        return 2, _COMPLEX_PARTS[dtype]
+    return DTYPES[dtype].components, DTYPES[dtype].component_name
 
 
 def _named(kind: ElementType, dtype: str) -> str:
     return str(kind).replace(PROBLEM_DTYPE, dtype)
 
 
-def _constant(value: float, name: str) -> str:
+def _constant(value: Number, name: str) -> str:
     dtype = DTYPES[name]
-    if name in ("float16", "bfloat16"):
-        return f"0x{int(dtype.encode(np.array([float(value)])).view(np.uint16)[0]):04x}"
+    count, part = _parts(name)
+    if count:
+        values = value if isinstance(value, tuple) else (value, 0.0)  # a real number of a complex type
+        return f"{{{', '.join(_constant(one, part) for one in values)}}}"
+    assert not isinstance(value, tuple)
+    if name in _BITS:
+        stored = dtype.encode(np.array([float(value)]))
+        return f"0x{int(stored.view(f'uint{8 * stored.itemsize}')[0]):0{2 * stored.itemsize}x}"
+    if name == "bool":
+        return literal(bool(value))
     if dtype.is_integer:
         return str(int(value))
     if not math.isfinite(value):

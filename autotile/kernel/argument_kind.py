@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.dtypes import DTYPES
+from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
@@ -80,7 +80,7 @@ def parse_element_type(text: str, flags: Mapping[str, Kind], location: Location)
         The text is not a type, or its condition is not a condition over flags.
     """
     if " " not in text.strip():
-        return ElementType(_known(text, location))
+        return ElementType(known_type(text, location))
     source = ExpressionText(one_line(text))
     try:
         tree = source.parse()
@@ -92,14 +92,22 @@ def parse_element_type(text: str, flags: Mapping[str, Kind], location: Location)
     condition = parse_expression(test, flags, location)
     if condition.kind != "boolean":
         raise location.error(f"expected a flag or another condition, but {test} is {NOUNS[condition.kind]}")
-    return ElementType(_known(chosen, location), condition, _known(otherwise, location))
+    return ElementType(known_type(chosen, location), condition, known_type(otherwise, location))
 
 
-def _known(name: str, location: Location) -> str:
-    if name not in _NAMES:
+def known_type(name: str, location: Location) -> str:
+    """Return the canonical name of an element type, or `PROBLEM_DTYPE`.
+
+    Raises
+    ------
+    SpecError
+        There is no such type.
+    """
+    known = canonical_dtype(name)
+    if known not in _NAMES:
         hint = f"{nearest(name, _NAMES)} (known: {listing(_NAMES)})"
         raise location.error(f"the string {name[:60]!r} is not accepted{hint}")
-    return name
+    return known
 
 
 Column = NDArray[np.int64]
@@ -175,7 +183,7 @@ class ArgumentKind:
         """All of its expressions."""
         return ()
 
-    def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly | float:
+    def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly | float | complex:
         """Return its value in a reference; for an array, the shape.
 
         Parameters

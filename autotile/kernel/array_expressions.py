@@ -382,8 +382,13 @@ class _Parser:
 
 
 def _as_float64(value: Any) -> Any:
-    """Return an array in float64, on its device; anything else as a NumPy scalar, which all array libraries accept."""
-    return value.astype(np.float64, copy=False) if np.ndim(value) else np.float64(value)
+    """Return an array in float64, on its device; anything else as a NumPy scalar, which all array libraries accept.
+
+    Complex values become complex128.
+    """
+    is_complex = isinstance(value, complex) or getattr(getattr(value, "dtype", None), "kind", "") == "c"
+    wide = np.complex128 if is_complex else np.float64
+    return value.astype(wide, copy=False) if np.ndim(value) else wide(value)
 
 
 def _is_negation(tree: ast.expr) -> TypeGuard[ast.UnaryOp]:

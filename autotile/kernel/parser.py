@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from autotile.core.device import EXPRESSION_NAMES
-from autotile.core.dtypes import DTYPES
+from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
 from autotile.kernel.arguments import parse_arguments
@@ -79,7 +79,7 @@ def parse_spec(text: str, source: str) -> KernelSpec:
     sizes = _sizes(problem_table, taken)
     flags = _flags(problem_table, taken)
     parameters = _parameters(document.table("parameters"), taken)
-    dtypes = _listed(problem_table, "dtypes", tuple(DTYPES)) or ("float32",)
+    dtypes = _dtypes(problem_table)
     ragged = _ragged(problem_table, sizes)
     problem = ProblemSection({**sizes, **flags}, {**ragged, **flags}, tuple(flags), dtypes)
     all_kinds: dict[str, Kind] = {
@@ -278,6 +278,23 @@ def _listed(table: Table, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
         if text not in known:
             raise table.error(name, f"{text[:60]!r} is not accepted{nearest(text, known)} (known: {listing(known)})")
     return chosen
+
+
+def _dtypes(table: Table) -> tuple[str, ...]:
+    """Return the element types of problems, which are no vectors: an argument's shape must not depend on them."""
+    scalars = tuple(name for name, dtype in DTYPES.items() if not dtype.components)
+    chosen = tuple(map(canonical_dtype, table.texts("dtypes", optional=True)))
+    for name in chosen:
+        if name in DTYPES and name not in scalars:
+            hint = "use the type of its components here, and declare buffers of vectors with their type"
+            raise table.error("dtypes", f"{name!r} is a vector; {hint}")
+        if name not in scalars:
+            raise table.error(
+                "dtypes", f"{name[:60]!r} is not accepted{nearest(name, scalars)} (known: {listing(scalars)})"
+            )
+        if chosen.count(name) > 1:
+            raise table.error("dtypes", f"{name!r} is listed twice; remove one")
+    return chosen or ("float32",)
 
 
 def parse_work(table: Table, problem: ProblemSection) -> Work:

@@ -92,7 +92,7 @@ class CallArguments:
         self._problem = problem
         self.geometry = geometry
         self._device_index = device_index
-        self._shapes = {b.name: b.extents(sizes) for b in spec.buffers}
+        self._shapes = {b.name: b.array_shape(sizes) for b in spec.buffers}
         self._element_types = {b.name: b.element_type(dtype, sizes) for b in spec.buffers}
         self._scalars = scalars
         self._data = data

@@ -94,7 +94,9 @@ class StreamWorkspaces:
     def _allocate(self, stream: Any) -> WorkspaceSet:
         cupy = load_cupy()
         arrays = {
-            w.name: (cupy.zeros if w.zeroed else cupy.empty)(w.shape, DTYPES[w.dtype].storage)
+            w.name: (cupy.zeros if w.zeroed else cupy.empty)(
+                DTYPES[w.dtype].array_shape(w.shape), DTYPES[w.dtype].storage
+            )
             for w in self._workspaces
             if w.size_bytes
         }
