@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
 from autotile.kernel.arguments import parse_arguments
+from autotile.kernel.default import derived_default
 from autotile.kernel.nodes import Kind
+from autotile.kernel.predicates import Predicate, parse_predicate
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, target_conflict
 from autotile.kernel.reference import parse_reference
 from autotile.kernel.spec import KernelSpec, Launch, Limits, Parameter, Rule, Work
@@ -54,7 +56,13 @@ _RAGGED_PRIMES = (389, 277, 149, 101, 67, 43, 29, 19, 13, 11, 7, 5, 3)
 _RAGGED_FIRST: Mapping[int, tuple[int, ...]] = {1: (100_003, 10_007, 1009, 613), 2: (1009, 613)}
 
 
-def parse_spec(text: str, source: str) -> KernelSpec:
+def parse_spec(
+    text: str,
+    source: str,
+    *,
+    predicates: Mapping[str, Predicate] | None = None,
+    heuristic_predicates: Mapping[str, Predicate] | None = None,
+) -> KernelSpec:
     """Parse and check a search-space file.
 
     Parameters
@@ -62,7 +70,9 @@ def parse_spec(text: str, source: str) -> KernelSpec:
     text
         Text of the file.
     source
-        Path of the file, as the user gave it.
+        Path of the file, as the user gave it; for a kernel that is written in Python, `python_source`.
+    predicates, heuristic_predicates
+        Rules and heuristics of such a kernel that are functions, by their names; see `parse_predicate`.
 
     Raises
     ------
@@ -87,8 +97,12 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         **problem.kinds,
         **{f"device.{name}": "number" for name in EXPRESSION_NAMES},
     }
-    rules = _rules(document.table("rules", optional=True), all_kinds)
-    heuristics = _rules(_heuristics_table(document), all_kinds, taken=rules, are_heuristics=True)
+    names = [parameter.name for parameter in parameters]
+    rules = _rules(document.table("rules", optional=True), all_kinds, predicates or {}, names)
+    heuristics = _rules(
+        _heuristics_table(document), all_kinds, heuristic_predicates or {}, names, taken=rules, are_heuristics=True
+    )
+    launch = _launch(document.table("launch"), all_kinds)
     arguments = parse_arguments(document.table("arguments"), problem, all_kinds, taken)
     spec = KernelSpec(
         name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', starting with a letter"),
@@ -105,10 +119,10 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         ragged=problem.ragged,
         dtypes=dtypes,
         parameters=parameters,
-        default=_default(document.table("default"), parameters, (*rules, *heuristics), problem.sizes),
+        default=_default(document, parameters, (*rules, *heuristics), problem.sizes, launch),
         rules=rules,
         heuristics=heuristics,
-        launch=_launch(document.table("launch"), all_kinds),
+        launch=launch,
         limits=_limits(document.table("limits", optional=True)),
         arguments=arguments,
         reference=parse_reference(document.table("reference"), arguments, problem),
@@ -202,19 +216,42 @@ def _kind(value: Value) -> Kind:
 
 
 def _rules(
-    table: Table, kinds: Mapping[str, Kind], *, taken: tuple[Rule, ...] = (), are_heuristics: bool = False
+    table: Table,
+    kinds: Mapping[str, Kind],
+    predicates: Mapping[str, Predicate],
+    parameters: Sequence[str],
+    *,
+    taken: tuple[Rule, ...] = (),
+    are_heuristics: bool = False,
 ) -> tuple[Rule, ...]:
-    for name in table.data:
+    for name in (*table.data, *predicates):
         if not is_c_identifier(name):
             raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
         if any(rule.name == name for rule in taken):
             raise table.error(name, f"{name!r} already names a rule; use another name")
-    return tuple(Rule(name, table.expression(name, kinds, "boolean"), are_heuristics) for name in table.data)
+    expressions = {name: table.expression(name, kinds, "boolean") for name in table.data}
+    for name, function in predicates.items():
+        expressions[name] = parse_predicate(function, parameters, table.location(name))
+    return tuple(Rule(name, expression, are_heuristics) for name, expression in expressions.items())
 
 
 def _default(
-    table: Table, parameters: tuple[Parameter, ...], rules: tuple[Rule, ...], sizes: Mapping[str, int]
+    document: Table,
+    parameters: tuple[Parameter, ...],
+    rules: tuple[Rule, ...],
+    sizes: Mapping[str, int],
+    launch: Launch,
 ) -> dict[str, Value]:
+    table = document.table("default", optional=True)
+    if not table.data:
+        derived = derived_default(parameters, rules, launch.block, sizes)
+        if derived is None:
+            raise document.error(
+                "default",
+                "no configuration that meets the rules at the default sizes, with a block of at most 1024 threads, was "
+                "found to be the default; declare one, or relax the rules",
+            )
+        return derived
     table.allow(parameter.name for parameter in parameters)
     default: dict[str, Value] = {}
     for parameter in parameters:

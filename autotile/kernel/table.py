@@ -13,7 +13,7 @@ from autotile.errors import SpecError, listing, nearest
 from autotile.kernel.array_expressions import ARRAY_FUNCTIONS
 from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.nodes import NOUNS, Kind
-from autotile.kernel.syntax import Location
+from autotile.kernel.syntax import Location, is_python_source
 
 MAX_BYTES = 2**20
 """Maximum size of a file."""
@@ -208,7 +208,7 @@ def read_document(text: str, source: str) -> Table:
         data = parse_toml(text)
     except ValueError as error:
         raise _not_toml(str(error), source) from None
-    document = Document(source, _key_lines(text))
+    document = Document(source, {} if is_python_source(source) else _key_lines(text))
     _check_keys(data, document)
     return Table(document, "", data)
 

@@ -329,7 +329,7 @@ def refusal_of_minimal(old: str, new: str) -> SpecError:
     return caught.value
 
 
-@pytest.mark.parametrize("section", ["kernel", "problem", "parameters", "default", "launch", "arguments", "reference"])
+@pytest.mark.parametrize("section", ["kernel", "problem", "parameters", "launch", "arguments", "reference"])
 def test_sections_that_must_be_there(section: str) -> None:
     lines = SGEMM.split("\n\n")
     without = "\n\n".join(block for block in lines if not block.startswith(f"[{section}]"))
