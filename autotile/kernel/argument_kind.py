@@ -15,7 +15,7 @@ from autotile.core.model import Value
 from autotile.errors import listing, nearest
 from autotile.kernel.array_expressions import ShapeOnly
 from autotile.kernel.expressions import Expression, parse_expression
-from autotile.kernel.nodes import Kind
+from autotile.kernel.nodes import NOUNS, Kind
 from autotile.kernel.syntax import ExpressionError, ExpressionText, Location, one_line
 from autotile.kernel.table import ProblemSection, Table
 
@@ -92,7 +92,7 @@ def parse_element_type(text: str, flags: Mapping[str, Kind], location: Location)
         raise location.error(error.problem, column=error.column, expression=source.text) from None
     condition = parse_expression(test, flags, location)
     if condition.kind != "boolean":
-        raise location.error(f"expected a flag or another condition, but {test} is a {condition.kind}")
+        raise location.error(f"expected a flag or another condition, but {test} is {NOUNS[condition.kind]}")
     return ElementType(known_type(chosen, location), condition, known_type(otherwise, location))
 
 
