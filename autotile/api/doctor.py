@@ -15,7 +15,8 @@ from autotile.core.text import bytes_text, device_text, plural
 from autotile.cuda.compiler import CompileJob
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import device_count, driver_version, live_device
-from autotile.cuda.toolchain import INSTALL_WHEELS, include_folders, load_cupy, nvrtc_version
+from autotile.cuda.headers import include_folders
+from autotile.cuda.toolchain import INSTALL_WHEELS, load_cupy, nvrtc_version
 from autotile.database.database import Database
 from autotile.database.engine import parse_location
 from autotile.database.paths import check_writable
