@@ -142,9 +142,7 @@ def space_hash(spec: KernelSpec) -> str:
         "grid": [e.canonical for e in launch.grid],
         "dynamic_smem_bytes": launch.dynamic_smem_bytes.canonical if launch.dynamic_smem_bytes else "0",
         "arguments": [argument.meaning() for argument in spec.arguments],
-        "outputs": {name: e.canonical for name, e in spec.reference.outputs.items()},
-        "reduction": spec.reference.reduction.canonical,
-        "tolerance": spec.reference.tolerance,
+        **spec.reference.meaning(),
         **({"architecture": spec.architecture} if spec.architecture is not None else {}),
     }
     return hashlib.sha256(canonical_json(meaning).encode(errors="surrogatepass")).hexdigest()
