@@ -12,6 +12,7 @@ from autotile.errors import listing, nearest
 from autotile.kernel.arguments import parse_arguments
 from autotile.kernel.computed import PREFIX, Computed, ConfigFunction
 from autotile.kernel.default import derived_default
+from autotile.kernel.entries import is_entry
 from autotile.kernel.nodes import Kind
 from autotile.kernel.predicates import Predicate, parse_predicate
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, target_conflict
@@ -327,8 +328,12 @@ def _optional(table: Table, name: str, pattern: str, expected: str) -> str | Non
 
 def _entry(kernel: Table) -> str:
     entry = kernel.text("entry")
-    if not is_c_identifier(entry):
-        raise kernel.error("entry", f'expected the name of an extern "C" function; got {describe(entry)}')
+    if not is_entry(entry):
+        raise kernel.error(
+            "entry",
+            "expected the C++ name of a __global__ function, such as 'softmax', 'space::softmax' or "
+            f"'softmax<BLOCK, float>'; got {describe(entry)}",
+        )
     return entry
 
 
