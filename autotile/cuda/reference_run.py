@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype
 from autotile.cuda.buffers import GuardedBuffer
@@ -44,6 +43,7 @@ class ReferenceRun:
         spec: KernelSpec,
         sizes: Mapping[str, int],
         dtype: str,
+        *,
         function: Function,
         device: DeviceProperties,
         support: SupportKernels,

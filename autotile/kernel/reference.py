@@ -26,6 +26,14 @@ class Tolerance(NamedTuple):
     absolute: float = 0.0
     is_elementwise: bool = False
 
+    def text(self, scale: float) -> str:
+        """Return the criterion for outputs of the given scale as text."""
+        largest = "|expected|" if self.is_elementwise else f"max(|expected|, {scale:.3g})"
+        parts = [f"{self.absolute:.2g}"] if self.absolute else []
+        if self.relative or not parts:
+            parts.append(f"{self.relative:.2g} of {largest}")
+        return " and ".join(parts)
+
     def meaning(self) -> Any:
         """Return its part of the space hash."""
         return {"absolute": self.absolute, "relative": self.relative} if self.is_elementwise else self.relative
