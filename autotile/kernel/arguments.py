@@ -32,8 +32,7 @@ from autotile.kernel.argument_kind import (
 )
 from autotile.kernel.array_expressions import ShapeOnly
 from autotile.kernel.expressions import Expression
-from autotile.kernel.nodes import Kind
-from autotile.kernel.table import ProblemSection, Table, check_array_names, check_names, describe
+from autotile.kernel.table import Table, check_array_names, check_names, describe
 from autotile.kernel.tensor_maps import TensorMapArgument
 
 Access = Literal["in", "out", "inout"]
@@ -155,14 +154,14 @@ class BufferArgument(ArgumentKind):
 
 @dataclass(frozen=True, slots=True)
 class ScalarArgument(ArgumentKind):
-    """A value passed by the launch: bound by the problem (``M``), or a default that a caller may override (``alpha``).
+    """A value passed by the launch: bound (``M``, ``2 ** step``), or a default that a caller may override (``alpha``).
 
     Attributes
     ----------
     dtype
         Name of an element type, or `PROBLEM_DTYPE`.
     value
-        Expression that binds it, or its default.
+        Expression that binds it, over sizes, flags, parameters, ``device.*`` and ``step``; or its default.
     check_value
         Value at the ragged sizes in verification (``beta`` other than 0); None for the default.
     """
@@ -171,6 +170,8 @@ class ScalarArgument(ArgumentKind):
     dtype: str
     value: Expression | float
     check_value: float | None
+    is_per_launch: bool = False
+    """Whether its value depends on more than the problem: on parameters, ``device.*`` or ``step``."""
 
     @classmethod
     def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
@@ -180,7 +181,9 @@ class ScalarArgument(ArgumentKind):
         if isinstance(table.require("value"), str):
             if "check" in table.data:
                 raise table.error("check", "a value that is bound by the sizes takes no second one; remove check")
-            expression = table.expression("value", scope.problem.kinds, "number")
+            expression = table.expression("value", scope.launch_kinds, "number")
+            if expression.names - scope.problem.sizes.keys():
+                return cls(name, dtype, expression, None, is_per_launch=True)
             for sizes in (scope.problem.sizes, scope.problem.ragged):
                 expression.evaluate(sizes)
             return cls(name, dtype, expression, None)
@@ -194,7 +197,7 @@ class ScalarArgument(ArgumentKind):
 
     @property
     def binding(self) -> Expression | None:
-        """Expression over sizes and flags that gives its value; None if a caller may set it."""
+        """Expression that gives its value; None if a caller may set it."""
         return self.value if isinstance(self.value, Expression) else None
 
     @property
@@ -205,7 +208,7 @@ class ScalarArgument(ArgumentKind):
     @property
     def is_operand(self) -> bool:
         """Whether references may use it."""
-        return True
+        return not self.is_per_launch
 
     def operand(self, sizes: Mapping[str, int], *, check: bool) -> float:
         """Return the value at the given sizes and flags; with ``check``, the check value if there is one."""
@@ -290,19 +293,15 @@ _KINDS: Mapping[str, type[Argument]] = {
 _Kind = TypeVar("_Kind", bound=Argument)
 
 
-def parse_arguments(
-    table: Table, problem: ProblemSection, kinds: Mapping[str, Kind], taken: Mapping[str, str]
-) -> tuple[Argument, ...]:
+def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]) -> tuple[Argument, ...]:
     """Parse ``[arguments]``, in the order of the kernel's parameters.
 
     Parameters
     ----------
     table
         The section.
-    problem
-        Sizes and flags.
-    kinds
-        Kind of each size, flag, parameter and ``device.*``.
+    scope
+        Names that the arguments may refer to, without the buffers.
     taken
         Names of sizes, flags and parameters. A scalar may have the name of the size that it passes.
 
@@ -311,12 +310,11 @@ def parse_arguments(
     SpecError
         An argument is malformed, or no buffer is written.
     """
-    sizes = problem.sizes.keys() - problem.flags  # a flag is a macro, which would replace the name of a parameter
+    sizes = scope.problem.sizes.keys() - scope.problem.flags  # a flag is a macro, which would replace the name of a parameter
     check_names(table, what="an argument", taken={name: what for name, what in taken.items() if name not in sizes})
     check_array_names(table)
     entries = {name: table.table(name) for name in table.data}
     kind_of = {name: _kind(entry) for name, entry in entries.items()}
-    scope = ArgumentScope(problem, kinds, {})
     buffers = {
         name: BufferArgument.parse(entries[name], name, scope)
         for name, kind in kind_of.items()

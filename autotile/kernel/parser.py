@@ -12,11 +12,13 @@ from autotile.core.dtypes import DTYPES
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
 from autotile.kernel.arguments import Argument, BufferArgument, arguments_of_kind, parse_arguments
+from autotile.kernel.argument_kind import ArgumentScope
 from autotile.kernel.array_expressions import parse_array_expression
 from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.nodes import Kind
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, target_conflict
-from autotile.kernel.spec import KernelSpec, Launch, Limits, Parameter, Reference, Rule, Work
+from autotile.kernel.spec import KernelSpec, Limits, Parameter, Reference, Rule, Work
+from autotile.kernel.steps import launch_kinds, parse_steps
 from autotile.kernel.table import ProblemSection, Table, check_names, describe, is_c_identifier, read_document
 
 SECTIONS = (
@@ -27,6 +29,7 @@ SECTIONS = (
     "rules",
     "heuristics",
     "launch",
+    "steps",
     "limits",
     "arguments",
     "reference",
@@ -44,8 +47,6 @@ ALLOWED_OPTIONS = (
     *(f"--std=c++{year}" for year in (14, 17, 20)),
 )
 """NVRTC options that a file may set: those that affect the code of its kernel only."""
-
-MAX_DIMENSIONS = 3
 
 # Patterns are compiled only when a file has the entries that they check.
 _TEMPLATE = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cu"
@@ -92,12 +93,12 @@ def parse_spec(text: str, source: str) -> KernelSpec:
     }
     rules = _rules(document.table("rules", optional=True), all_kinds)
     heuristics = _rules(_heuristics_table(document), all_kinds, taken=rules, are_heuristics=True)
-    arguments = parse_arguments(document.table("arguments"), problem, all_kinds, taken)
+    scope = ArgumentScope(problem, all_kinds, launch_kinds(document, all_kinds))
+    arguments = parse_arguments(document.table("arguments"), scope, taken)
     spec = KernelSpec(
         name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', starting with a letter"),
         summary=kernel.text("summary", ""),
         template=_matching(kernel, "template", _TEMPLATE, "a bare file name that ends in .cu, without directories"),
-        entry=_entry(kernel),
         options=_listed(kernel, "options", ALLOWED_OPTIONS),
         architecture=_optional(kernel, "architecture", ARCHITECTURE, "a target such as 'sm_90a'"),
         minimum_compute_capability=_optional(
@@ -111,7 +112,7 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         default=_default(document.table("default"), parameters, (*rules, *heuristics), problem.sizes),
         rules=rules,
         heuristics=heuristics,
-        launch=_launch(document.table("launch"), all_kinds),
+        steps=parse_steps(document, arguments, all_kinds),
         limits=_limits(document.table("limits", optional=True)),
         arguments=arguments,
         reference=parse_reference(document.table("reference"), arguments, problem),
@@ -235,19 +236,6 @@ def _default(
     return default
 
 
-def _launch(table: Table, kinds: Mapping[str, Kind]) -> Launch:
-    table.allow(("block", "grid", "cluster", "dynamic_smem_bytes", "static_smem_bytes", "min_registers"))
-    has_cluster = "cluster" in table.data
-    return Launch(
-        block=table.expressions("block", kinds, max_length=MAX_DIMENSIONS),
-        grid=table.expressions("grid", kinds, max_length=MAX_DIMENSIONS),
-        cluster=table.expressions("cluster", kinds, max_length=MAX_DIMENSIONS) if has_cluster else (),
-        dynamic_smem_bytes=table.optional_expression("dynamic_smem_bytes", kinds),
-        static_smem_bytes=table.optional_expression("static_smem_bytes", kinds),
-        min_registers=table.optional_expression("min_registers", kinds),
-    )
-
-
 def _limits(table: Table) -> Limits:
     table.allow(("min_occupancy", "max_spill_bytes"))
     min_occupancy = table.number("min_occupancy") if "min_occupancy" in table.data else 0.0
@@ -266,13 +254,6 @@ def _matching(table: Table, name: str, pattern: str, expected: str) -> str:
 
 def _optional(table: Table, name: str, pattern: str, expected: str) -> str | None:
     return _matching(table, name, pattern, expected) if name in table.data else None
-
-
-def _entry(kernel: Table) -> str:
-    entry = kernel.text("entry")
-    if not is_c_identifier(entry):
-        raise kernel.error("entry", f'expected the name of an extern "C" function; got {describe(entry)}')
-    return entry
 
 
 def _listed(table: Table, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
