@@ -310,7 +310,9 @@ def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]
     SpecError
         An argument is malformed, or no buffer is written.
     """
-    sizes = scope.problem.sizes.keys() - scope.problem.flags  # a flag is a macro, which would replace the name of a parameter
+    sizes = (
+        scope.problem.sizes.keys() - scope.problem.flags
+    )  # a flag is a macro, which would replace the name of a parameter
     check_names(table, what="an argument", taken={name: what for name, what in taken.items() if name not in sizes})
     check_array_names(table)
     entries = {name: table.table(name) for name in table.data}

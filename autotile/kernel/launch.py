@@ -63,9 +63,7 @@ class LaunchPlan:
     launches: tuple[StepLaunch, ...]
 
     @classmethod
-    def of(
-        cls, spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties
-    ) -> LaunchPlan:
+    def of(cls, spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> LaunchPlan:
         """Evaluate the conditions, the repetitions and the geometry of every step.
 
         Undeclared dimensions are 1. The limits of the device are not checked.
@@ -79,7 +77,7 @@ class LaunchPlan:
         """
         names = known_names(spec, config, sizes, device)
         if spec.has_one_launch:
-            return cls((_step_launch(spec, 0, {**names, STEP: 0}, {}),))
+            return cls((_step_launch(spec, 0, {STEP: 0, **names}, {}),))
         counts = [repetitions(step, names) for step in spec.steps]
         if not 0 < sum(counts) <= MAX_LAUNCHES:
             raise ConfigError(
@@ -90,7 +88,7 @@ class LaunchPlan:
         memory: dict[str, str] = {}
         for index, (step, count) in enumerate(zip(spec.steps, counts, strict=True)):
             for number in range(count):
-                launches.append(_step_launch(spec, index, {**names, STEP: number}, memory))
+                launches.append(_step_launch(spec, index, {STEP: number, **names}, memory))
                 if step.swap:
                     first, second = step.swap
                     memory |= {first: memory.get(second, second), second: memory.get(first, first)}
@@ -123,9 +121,7 @@ def repetitions(step: Step, names: Mapping[str, Value]) -> int:
     return max(0, int(step.times.evaluate(names))) if step.times is not None else 1
 
 
-def _step_launch(
-    spec: KernelSpec, index: int, names: Mapping[str, Value], memory: Mapping[str, str]
-) -> StepLaunch:
+def _step_launch(spec: KernelSpec, index: int, names: Mapping[str, Value], memory: Mapping[str, str]) -> StepLaunch:
     step = spec.steps[index]
     geometry = LaunchGeometry(
         grid=_dimensions(step.launch.grid, names),

@@ -12,8 +12,8 @@ from autotile.core.documents import Name
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument, WorkspaceArgument, arguments_of_kind
-from autotile.kernel.array_expressions import ArrayExpression
 from autotile.kernel.expressions import Expression
+from autotile.kernel.reference import Reference
 from autotile.kernel.tensor_maps import TensorMapArgument
 
 
@@ -84,16 +84,6 @@ class Limits:
     max_spill_bytes: int | None
 
 
-class Reference(NamedTuple):
-    """Computation of the expected outputs, in float64."""
-
-    outputs: Mapping[str, ArrayExpression]
-    reduction: Expression
-    """Number of terms summed into each output element; the tolerance grows with its square root."""
-    tolerance: float | None
-    """Tolerance that replaces the one computed from dtypes and ``reduction``."""
-
-
 class Work(NamedTuple):
     """Minimum operations and bytes of the problem, for TFLOP/s and GB/s."""
 
@@ -141,6 +131,11 @@ class KernelSpec:
     def has_one_launch(self) -> bool:
         """Whether a call is one launch, in every configuration."""
         return len(self.steps) == 1 and self.steps[0].is_always_once
+
+    @property
+    def entry(self) -> str:
+        """The function of the first step."""
+        return self.steps[0].entry
 
     @property
     def entries(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from autotile.core.dtypes import DTYPES
 from autotile.cuda.buffers import GuardedBuffer
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
-from autotile.cuda.instance import ReferenceSolution
+from autotile.cuda.reference_solution import ReferenceSolution
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.telemetry import Telemetry
 from autotile.cuda.timing import DriftProbe, Timer

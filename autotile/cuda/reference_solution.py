@@ -1,0 +1,131 @@
+"""The expected outputs of a problem, computed on the device in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autotile.core.dtypes import Array
+from autotile.cuda.support import SupportKernels
+from autotile.cuda.toolchain import load_cupy
+from autotile.errors import InputError, ToolchainError
+from autotile.kernel.array_expressions import ArrayExpression, Matmul, ShapeOnly
+
+_SMALL_ELEMENTS = 1 << 20
+_SMALL_FLOPS = 1 << 26
+"""Up to these sizes, of intermediate arrays too, NumPy computes a reference in a few milliseconds, as a check of the
+device."""
+_AGREEMENT = 1e-9
+"""NumPy and the device add in different orders, so a sum of 1e8 terms differs by about 1e-16 sqrt(1e8) = 1e-12."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceOutput:
+    """Expected values of an output.
+
+    Attributes
+    ----------
+    values
+        float64 array on the device, C-contiguous.
+    scale
+        Root mean square of the values.
+    """
+
+    values: Any
+    scale: float
+
+
+class ReferenceSolution:
+    """Evaluates the array expressions of a reference on the device.
+
+    Small ones are also computed by NumPy, and both results must agree. This validates the device's arithmetic on the
+    ragged shape before it is relied on for the tuned one.
+
+    Parameters
+    ----------
+    environment
+        float64 device arrays and numbers by name.
+    support
+        Support kernels of the worker.
+    """
+
+    def __init__(self, environment: Mapping[str, Any], support: SupportKernels) -> None:
+        self._environment = environment
+        self._support = support
+        self._largest_product_flops = 0
+
+    def output(self, name: str, expression: ArrayExpression, shape: tuple[int, ...], place: str) -> ReferenceOutput:
+        """Compute the expected values of an output.
+
+        Parameters
+        ----------
+        name, shape
+            Name and shape of the output.
+        expression
+            Expression of its values.
+        place
+            Position of the expression in the search-space file and problem sizes, for error messages.
+
+        Raises
+        ------
+        InputError
+            The expression cannot be evaluated, its shape is not the output's, or its value is not finite.
+        ToolchainError
+            The results of the device and of NumPy differ.
+        """
+        values = self._evaluate(expression, place)
+        if values.shape != shape:
+            raise InputError(f"{place} has shape {values.shape}, but the argument {name} has {shape}")
+        values = load_cupy().ascontiguousarray(values)
+        unfinite, squares = self._support.summarise(values.data.ptr, values.size)
+        if unfinite:
+            raise InputError(f"{place} is not finite; choose inputs (init) for which it is")
+        scale = math.sqrt(squares / values.size)
+        if self._is_small(expression):
+            self._check(values, scale, expression, place)
+        return ReferenceOutput(values, scale)
+
+    def _evaluate(self, expression: ArrayExpression, place: str) -> Any:
+        """Evaluate on the device; with NumPy if CuPy cannot compile its kernels or the memory does not suffice."""
+        cupy = load_cupy()
+        try:
+            return cupy.asarray(_guarded(expression, self._environment, self._product, place))
+        except (cupy.cuda.compiler.CompileException, cupy.cuda.memory.OutOfMemoryError):
+            return cupy.asarray(_guarded(expression, self._on_host(), np.matmul, place))
+
+    def _product(self, a: Any, b: Any) -> Any:
+        if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
+            return a @ b
+        product = self._support.matmul(a, b)
+        self._largest_product_flops = max(self._largest_product_flops, 2 * product.size * a.shape[-1])
+        return product
+
+    def _is_small(self, expression: ArrayExpression) -> bool:
+        shapes = {
+            name: ShapeOnly(value.shape) if np.ndim(value) else value for name, value in self._environment.items()
+        }
+        largest = getattr(expression.evaluate(shapes), "largest", 1)
+        return largest <= _SMALL_ELEMENTS and self._largest_product_flops <= _SMALL_FLOPS
+
+    def _check(self, values: Any, scale: float, expression: ArrayExpression, place: str) -> None:
+        expected = _guarded(expression, self._on_host(), np.matmul, place)
+        error = np.abs(values.get() - expected) > _AGREEMENT * np.maximum(np.abs(expected), scale)
+        if error.any():
+            raise ToolchainError(
+                f"{place}: {np.count_nonzero(error)} of {values.size} values differ between the device and NumPy; "
+                "see `autotile doctor`"
+            )
+
+    def _on_host(self) -> dict[str, Any]:
+        return {name: value.get() if np.ndim(value) else value for name, value in self._environment.items()}
+
+
+def _guarded(expression: ArrayExpression, environment: Mapping[str, Any], matmul: Matmul, place: str) -> Array:
+    try:
+        return expression.evaluate(environment, matmul)
+    except (ValueError, TypeError, IndexError, ArithmeticError) as error:
+        raise InputError(f"{place}: {error}") from None
