@@ -294,8 +294,9 @@ def meets_heuristics(spec: KernelSpec, config: Config, sizes: Mapping[str, int],
 
 def _domain_violation(spec: KernelSpec, config: Config) -> str:
     known = {parameter.name: parameter.values for parameter in spec.parameters}
+    computed = {each.name for each in spec.computed}
     for name in config:
-        if name not in known:
+        if name not in known and name not in computed:
             return f"{name} is not a parameter of {spec.name}{nearest(name, known)}"
     for name, values in known.items():
         if name not in config:

@@ -137,10 +137,12 @@ class Candidate:
 
     config: Config
     cubin_path: str
+    computed: Config = field(default_factory=dict)
+    """Computed values, which the worker has no functions for."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return {"config": dict(self.config), "cubin_path": self.cubin_path}
+        """Return a plain dictionary, whose configuration includes the computed values."""
+        return {"config": {**self.config, **self.computed}, "cubin_path": self.cubin_path}
 
 
 class ErrorReply(msgspec.Struct):

@@ -192,7 +192,7 @@ def test_the_hash_covers_a_step(old: str, new: str) -> None:
         ('swap = ["a", "b"]', 'swap = ["a"]', "steps[1].swap", "expected the names of two arrays, got 1"),
         ('times = "ROUNDS"', 'times = "step"', "steps[1].times", "unknown name 'step'"),
         ('times = "ROUNDS"', "tines = 3", "steps[1].tines", "did you mean 'times'?"),
-        ('when = "ROUNDS > 0"', 'when = "ROUNDS"', "steps[2].when", "expected a boolean"),
+        ('when = "ROUNDS > 0"', 'when = "ROUNDS"', "steps[2].when", "expected a condition"),
         ('entry = "sweep"\n', "", "steps[1]", "the key 'entry' is missing"),
     ],
 )
