@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from autotile.errors import listing, nearest
 from autotile.kernel.arguments import Argument, BufferArgument, WorkspaceArgument
+from autotile.kernel.entries import is_entry
 from autotile.kernel.nodes import Kind
 from autotile.kernel.spec import STEP, Launch, Step
-from autotile.kernel.table import Table, describe, is_c_identifier
+from autotile.kernel.table import Table, describe
 
 MAX_DIMENSIONS = 3
 
@@ -110,8 +111,12 @@ def _launch(table: Table, kinds: Mapping[str, Kind]) -> Launch:
 
 def _entry(table: Table) -> str:
     entry = table.text("entry")
-    if not is_c_identifier(entry):
-        raise table.error("entry", f'expected the name of an extern "C" function; got {describe(entry)}')
+    if not is_entry(entry):
+        raise table.error(
+            "entry",
+            "expected the C++ name of a __global__ function, such as 'softmax', 'space::softmax' or "
+            f"'softmax<BLOCK, float>'; got {describe(entry)}",
+        )
     return entry
 
 

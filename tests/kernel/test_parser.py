@@ -166,7 +166,7 @@ KERNEL = [
     ('"sgemm.cu"', '"/etc/x.cu"', "kernel.template", ["without directories"]),
     ('"sgemm.cu"', '"a\\\\b.cu"', "kernel.template", ["without directories"]),
     ('"sgemm.cu"', '".."', "kernel.template", ["ends in .cu"]),
-    ('entry = "sgemm"', 'entry = "a-b"', "kernel.entry", ["extern"]),
+    ('entry = "sgemm"', 'entry = "a-b"', "kernel.entry", ["expected the C++ name of a __global__ function"]),
     ('"C = alpha A B + beta C"', '"two\\nlines"', "kernel.summary", ["one line"]),
     ("--use_fast_math", "--use_fastmath", "kernel.options", ["did you mean '--use_fast_math'?"]),
     ("--use_fast_math", "-I/etc", "kernel.options", ["'-I/etc' is not accepted"]),
