@@ -15,12 +15,14 @@ from autotile.core.device import DeviceProperties
 from autotile.core.frozen import cached_property
 from autotile.core.model import Config, Value, config_text
 from autotile.errors import EmptySpaceError, SpecError
+from autotile.kernel.computed import Computed, computed_values
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names
 from autotile.kernel.problem import check_device
 from autotile.kernel.spec import KernelSpec, Parameter
+from autotile.space.demand import Demand, Mask, demand_of
 from autotile.space.enumeration import Codes, SpaceStage, code_dtype, join, rank
-from autotile.space.limits import Demand, Limit, demand_of, limit_violation, limits_of
+from autotile.space.limits import Limit, limit_violation, limits_of
 
 MAX_COMBINATIONS = 2**63 - 1
 """Maximum number of combinations before the rules, so that a rank fits in int64."""
@@ -45,6 +47,8 @@ class SearchSpace:
     """Cumulative counts after each limit of the device; empty before they are applied."""
     seconds: float
     """Wall time of the enumeration, in seconds."""
+    computed: tuple[Computed, ...] = ()
+    """Values that functions compute from a configuration."""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -129,6 +133,11 @@ class SearchSpace:
         SpecError
             The expression has no value in some row.
         """
+        if computed := [each for each in self.computed if each.name in expression.names]:
+            columns = {each.name: self.column(each.name) for each in self.parameters}
+            return np.asarray(
+                expression.evaluate({**fixed, **columns, **{each.name: each.column(columns) for each in computed}})
+            )
         named = [parameter for parameter in self.parameters if parameter.name in expression.names]
         if not named:
             return np.full(len(self), expression.evaluate(fixed))
@@ -198,6 +207,7 @@ def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DevicePr
         rules=tuple(stages),
         limits=(),
         seconds=time.perf_counter() - started,
+        computed=spec.computed,
     )
 
 
@@ -256,7 +266,8 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
     if not stages[-1].remaining:
         name, hint, before = _first_empty(limits, stages, len(space))
         config = space.config(example[name])
-        violation = limit_violation(demand_of(spec, {**fixed, **config}, sizes, dtype or spec.dtypes[0]), device, spec)
+        names = {**fixed, **config, **computed_values(spec.computed, config)}
+        violation = limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
         raise EmptySpaceError(
             f"the limit {name} of {device.name} leaves none of the {before:,} configurations that meet the rules and "
             f"the limits before it; for example, {config_text(config)}: {violation.partition(': ')[2]}; {hint}",
@@ -266,11 +277,24 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
     return replace(space.select(fits, stages), seconds=time.perf_counter() - started)
 
 
-def _column(space: SearchSpace, fixed: Mapping[str, Value], expression: Expression) -> NDArray[np.int64]:
-    """Return the value of an expression in every row, shape (rows,); shape (1,) if it contains no parameter."""
-    if expression.names.isdisjoint(parameter.name for parameter in space.parameters):
+def _column(
+    space: SearchSpace, fixed: Mapping[str, Value], expression: Expression, extra: Mapping[str, Value], rows: Mask
+) -> NDArray[np.int64]:
+    """Return the value of an expression in the given rows, 1 in others; shape (1,) if it contains no parameter.
+
+    Parameters are those of `autotile.space.demand.EvaluateWhere`.
+    """
+    if not rows.any():
+        return np.ones(1, np.int64)
+    fixed = {**extra, **fixed}
+    varying = {*(each.name for each in space.parameters), *(each.name for each in space.computed)}
+    if expression.names.isdisjoint(varying):
         return np.array([int(expression.evaluate(fixed))])
-    return space.evaluate(expression, fixed).astype(np.int64, copy=False)
+    if rows.all():
+        return space.evaluate(expression, fixed).astype(np.int64, copy=False)
+    column = np.ones(len(space), np.int64)
+    column[rows] = space.select(rows).evaluate(expression, fixed)
+    return column
 
 
 def _first_empty(limits: tuple[Limit, ...], stages: tuple[SpaceStage, ...], before: int) -> tuple[str, str, int]:
