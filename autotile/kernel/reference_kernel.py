@@ -133,7 +133,7 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
     if kernel.element_type is not None:
         arguments = [_widened(argument, dtype, sizes) for argument in arguments]
     launch = replace(
-        spec.launch,
+        spec.steps[0].launch,
         block=kernel.block,
         grid=kernel.grid,
         cluster=(),
@@ -141,7 +141,9 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
         static_smem_bytes=None,
         min_registers=None,
     )
-    return replace(spec, entry=kernel.entry, launch=launch, arguments=tuple(arguments))
+    passed = tuple(argument.name for argument in arguments if argument.is_passed)
+    step = replace(spec.steps[0], entry=kernel.entry, launch=launch, arguments=passed, when=None, times=None, swap=())
+    return replace(spec, steps=(step,), arguments=tuple(arguments))
 
 
 def wide_type(dtype: str) -> str:
