@@ -81,7 +81,7 @@ def _entry_error(job: CompileJob, error: str) -> str:
 def _cure(error: str) -> str:
     """Return the remedy of an error; "" if none is known."""
     if match := _MISSING_HEADER.search(error):
-        return _header_cure(match[1] or match[2])
+        return header_cure(match[1] or match[2])
     if match := _UNDEFINED.search(error):
         name = match[1]
         if name.startswith("cuda") and name[4:5].isupper():
@@ -93,12 +93,13 @@ def _cure(error: str) -> str:
     return ""
 
 
-def _header_cure(name: str) -> str:
+def header_cure(name: str) -> str:
+    """Return how to provide a header that is missing."""
     package = next((package for pattern, package in _PACKAGES.items() if re.match(pattern, name)), None)
     if package is not None:
         return f"{name} comes with the wheel {package} (pip install {package}) or a CUDA toolkit (set CUDA_HOME)"
     return (
-        f"if {name} is in a folder of yours, name the folder: [kernel] include = [\"path/to/folder\"], or set "
+        f'if {name} is in a folder of yours, name the folder: [kernel] include = ["path/to/folder"], or set '
         "AUTOTILE_INCLUDE"
     )
 

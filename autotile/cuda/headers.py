@@ -49,7 +49,7 @@ def header_folders() -> HeaderFolders:
 
 
 def include_folders() -> tuple[str, ...]:
-    """Return the folders of the toolkit's headers, such as ``cuda_fp16.h`` and ``cuda/std``, and of the standard ones."""
+    """Return the folders of the toolkit's headers, such as ``cuda_fp16.h`` ``cuda/std``, and of the standard ones."""
     return header_folders().folders
 
 
@@ -68,7 +68,7 @@ def _wheel_folders() -> list[Path]:
     for library in _LIBRARIES:
         try:
             folder = find_nvidia_header_directory(library)
-        except Exception:  # noqa: S112 - an older version, which does not know the library
+        except Exception:
             continue
         found += [Path(folder)] if folder else []
     return found
