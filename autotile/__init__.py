@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from autotile.api.inspection import explain as explain
     from autotile.api.inspection import occupancy as occupancy
     from autotile.api.inspection import space as space
+    from autotile.api.judging import CandidateCheck as CandidateCheck
+    from autotile.api.judging import check as check
     from autotile.api.listings import FamilyList as FamilyList
     from autotile.api.listings import ListedMiss as ListedMiss
     from autotile.api.listings import MissList as MissList
@@ -202,6 +204,10 @@ _NAMES = {
         "explain",
         "occupancy",
         "space",
+    ),
+    "api.judging": (
+        "CandidateCheck",
+        "check",
     ),
     "api.listings": (
         "FamilyList",

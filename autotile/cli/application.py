@@ -48,6 +48,7 @@ COMMANDS = (
     ("trials", RESULTS),
     ("misses", RESULTS),
     ("verify", RESULTS),
+    ("check", RESULTS),
     ("record", EXCHANGE),
     ("export", EXCHANGE),
     ("import_", EXCHANGE),
