@@ -30,6 +30,7 @@ COMMANDS = [
     "tune-family",
     "tune-misses",
     "verify",
+    "check",
     "best",
     "list",
     "misses",
