@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from autotile.api.listings import StudyTrial as StudyTrial
     from autotile.api.listings import TrialList as TrialList
     from autotile.api.listings import TunedFamily as TunedFamily
+    from autotile.api.new_kernel import NewKernel as NewKernel
+    from autotile.api.new_kernel import new as new
     from autotile.api.results import BestResult as BestResult
     from autotile.api.results import best as best
     from autotile.api.results import families as families
@@ -218,6 +220,10 @@ _NAMES = {
         "StudyTrial",
         "TrialList",
         "TunedFamily",
+    ),
+    "api.new_kernel": (
+        "NewKernel",
+        "new",
     ),
     "api.results": (
         "BestResult",

@@ -35,6 +35,7 @@ EVERYDAY, RESULTS, EXCHANGE, CARE = "Everyday", "Results", "Exchange", "Care"
 """Panels of commands in the help."""
 
 COMMANDS = (
+    ("new", EVERYDAY),
     ("tune", EVERYDAY),
     ("tune_family", EVERYDAY),
     ("tune_misses", EVERYDAY),

@@ -55,7 +55,7 @@ def check(
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Judge a rewritten kernel: whether it is right, and how fast it is beside the winner.
+    """Judge a rewritten kernel: is it right, and how fast beside the winner.
 
     It is compiled, launched and verified in place of the kernel's own source, with everything that a finalist goes
     through, and timed interleaved with the winner. The exit code is 0 if it is right and not slower, 1 if it is wrong,

@@ -27,6 +27,7 @@ HEAVY = ("optuna", "kernel_tuner", "cupy", "sqlalchemy", "torch")
 
 COMMANDS = [
     "tune",
+    "new",
     "tune-family",
     "tune-misses",
     "verify",
