@@ -11,12 +11,13 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
-from autotile.cuda.buffers import GuardedBuffer, make_input
+from autotile.cuda.buffers import GuardedBuffer
 from autotile.cuda.packing import decode_scalar, pack_arguments, scalar_value
 from autotile.cuda.reference_solution import ReferenceOutput, ReferenceSolution
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.arguments import BufferArgument, Workspace
+from autotile.kernel.inputs import InputMaker
 from autotile.kernel.launch import LaunchData, known_names
 from autotile.kernel.spec import KernelSpec
 
@@ -94,6 +95,7 @@ class ProblemInstance:
         self._spec = spec
         self._dtype = dtype
         self._support = support
+        self._check = check
         self._scalars = {a.name: scalar_value(a, sizes, dtype, check=check) for a in spec.scalars}
         self._buffers: dict[str, GuardedBuffer] = {}
         for buffer in spec.buffers:
@@ -149,7 +151,7 @@ class ProblemInstance:
             if name not in bound.zeroed:
                 workspace.poison()
         for buffer in self._spec.buffers:
-            if not buffer.is_read:
+            if not buffer.is_initialized:
                 self._buffers[buffer.name].poison()
             elif buffer.is_written:
                 self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
@@ -199,11 +201,11 @@ class ProblemInstance:
 
     def _new_inputs(self, seed: int) -> _InputSet:
         pristine: dict[str, GuardedBuffer] = {}
+        inputs = InputMaker(self._spec, self.sizes, self._dtype, seed=seed, check=self._check)
         for buffer in self._spec.buffers:
-            if buffer.is_read:
+            if buffer.is_initialized:
                 pristine[buffer.name] = self._new_buffer(buffer)
-                element_type = buffer.element_type(self._dtype, self.sizes)
-                pristine[buffer.name].write(make_input(buffer, buffer.array_shape(self.sizes), element_type, seed))
+                pristine[buffer.name].write(inputs.stored(buffer.name))
         return _InputSet(pristine, self._compute_reference(pristine))
 
     def _compute_reference(self, inputs: Mapping[str, GuardedBuffer]) -> dict[str, ReferenceOutput]:

@@ -62,6 +62,7 @@ def parse_spec(
     text: str,
     source: str,
     *,
+    folder: str = "",
     predicates: Mapping[str, Predicate] | None = None,
     heuristic_predicates: Mapping[str, Predicate] | None = None,
     functions: Mapping[str, ConfigFunction] | None = None,
@@ -74,6 +75,8 @@ def parse_spec(
         Text of the file.
     source
         Path of the file, as the user gave it; for a kernel that is written in Python, `python_source`.
+    folder
+        Folder of the files that the arguments name; that of ``source`` if empty.
     predicates, heuristic_predicates
         Rules and heuristics of such a kernel that are functions, by their names; see `parse_predicate`.
     functions
@@ -109,7 +112,7 @@ def parse_spec(
         _heuristics_table(document), all_kinds, heuristic_predicates or {}, names, taken=rules, are_heuristics=True
     )
     launch = _launch(document.table("launch"), {**all_kinds, **{each.name: each.kind for each in computed}})
-    arguments = parse_arguments(document.table("arguments"), problem, all_kinds, taken)
+    arguments = parse_arguments(document.table("arguments"), problem, all_kinds, taken, folder)
     spec = KernelSpec(
         name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', starting with a letter"),
         summary=kernel.text("summary", ""),
@@ -136,6 +139,7 @@ def parse_spec(
         source=source,
         text=text,
         computed=computed,
+        folder=folder,
     )
     for argument in arguments:
         argument.check_ragged({**spec.ragged, **spec.default}, dtypes, document.table("arguments").table(argument.name))

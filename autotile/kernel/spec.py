@@ -104,6 +104,8 @@ class KernelSpec:
     """Text of the file."""
     computed: tuple[Computed, ...] = ()
     """Values that functions compute from the configuration."""
+    folder: str = ""
+    """Folder of the files that the arguments name."""
 
     def is_optional(self, name: str) -> bool:
         """Whether a size or flag may be omitted from a problem: flags, and sizes with a default of 1."""
