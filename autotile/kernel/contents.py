@@ -284,6 +284,9 @@ def check_contents(buffers: Iterable[BufferArgument], operands: Mapping[str, Any
     contents = {b.name: b.content for b in buffers if isinstance(b.content, InputExpression)}
     for name, content in contents.items():
         _check_independent(name, contents, location)
+        for used in sorted(content.inputs - operands.keys()):
+            problem = f"the value of {used} depends on the configuration; use sizes and other inputs"
+            raise content.expression.location.error(problem, expression=content.text)
         shape = next(b for b in buffers if b.name == name).array_shape(operands)
         found = content.shape(operands, shape)
         if found not in ((), shape):
