@@ -69,7 +69,10 @@ class KernelReader:
         text, shown = read_text(path, "search-space file"), str(path)
         path = path.absolute()  # the template is compiled later, maybe from another working directory
         last = self._last.get(path)
-        spec = last.spec if last is not None and last.spec.text == text else parse_spec(text, shown)
+        if last is not None and last.spec.text == text:
+            spec = last.spec
+        else:
+            spec = parse_spec(text, shown, folder=str(path.parent))
         kernel = make_kernel(spec, _template_path(path, spec), folder=path.parent)
         if last is not None and last.spec is spec and last == kernel:
             return last
