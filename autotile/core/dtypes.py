@@ -53,6 +53,11 @@ class Dtype:
         return min(self.size_bytes, _MAX_ALIGNMENT_BYTES)
 
     @property
+    def parts(self) -> int:
+        """How many real numbers a value consists of: the components of a vector, the two parts of a complex number."""
+        return 2 if self.is_complex else self.components or 1
+
+    @property
     def component(self) -> Dtype:
         """Type of the components of a vector; the type itself if it is no vector."""
         return DTYPES[self.component_name] if self.component_name else self

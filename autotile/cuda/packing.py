@@ -1,4 +1,4 @@
-"""Pack the arguments of a launch: pointers, scalars and tensor maps."""
+"""Pack the arguments of a launch: pointers, scalars, structs and tensor maps."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from autotile.errors import ArgumentError, ToolchainError
 from autotile.kernel.arguments import BufferArgument, ScalarArgument, WorkspaceArgument
 from autotile.kernel.launch import LaunchData
 from autotile.kernel.spec import KernelSpec
+from autotile.kernel.structures import StructArgument, StructValue
 from autotile.kernel.tensor_maps import UNIT_BYTES, TensorMap, TensorMapArgument
 
 
@@ -96,6 +97,7 @@ def decode_scalar(scalar: ScalarArgument, stored: Any, problem_dtype: str) -> An
     return decoded if dtype.components else decoded[0].item()
 
 
+_POINTER_BYTES = 8
 _MAP_BYTES = 128
 """``sizeof(CUtensorMap)``, cuda.h."""
 
@@ -201,6 +203,36 @@ def by_value(stored: Any) -> Any:
     return stored.view((np.void, stored.nbytes)) if np.ndim(stored) else stored
 
 
+def encode_struct(struct: StructValue, addresses: Mapping[str, int]) -> NDArray[Any]:
+    """Encode a struct.
+
+    Parameters
+    ----------
+    struct
+        The struct without the addresses in it.
+    addresses
+        Device address of each buffer and workspace.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (1,), one element of the struct's size.
+
+    Raises
+    ------
+    ArgumentError
+        A value does not fit in its type.
+    """
+    memory = np.zeros(struct.size_bytes, np.uint8)
+    for offset, name, values in struct.scalars:
+        value = values if len(values) > 1 else values[0]
+        stored = np.atleast_1d(encode_value(f"a member of {struct.name}", value, DTYPES[name])).view(np.uint8)
+        memory[offset : offset + stored.size] = stored
+    for offset, target in struct.pointers:
+        memory[offset : offset + _POINTER_BYTES].view(np.uint64)[:] = addresses[target]
+    return memory.view((np.void, struct.size_bytes))
+
+
 def pack_arguments(
     spec: KernelSpec,
     data: LaunchData,
@@ -216,7 +248,7 @@ def pack_arguments(
     spec
         The kernel.
     data
-        Workspaces and tensor maps of the configuration.
+        Workspaces, tensor maps and structs of the configuration.
     pointers
         Device address of each buffer; the caller keeps the buffers alive.
     scalars
@@ -232,6 +264,7 @@ def pack_arguments(
         The driver refuses a tensor map.
     """
     maps = {tensor_map.name: tensor_map for tensor_map in data.tensor_maps}
+    structs = {struct.name: struct for struct in data.structs}
     packed: list[Any] = []
     for argument in spec.arguments:
         if not argument.is_passed:
@@ -243,6 +276,8 @@ def pack_arguments(
                 packed.append(by_value(scalars[argument.name]))
             case WorkspaceArgument():
                 packed.append(np.uint64(workspaces[argument.name]))
+            case StructArgument():
+                packed.append(encode_struct(structs[argument.name], {**pointers, **workspaces}))
             case TensorMapArgument():
                 packed.append(encode_tensor_map(maps[argument.name], pointers[argument.described_buffer]))
             case _:

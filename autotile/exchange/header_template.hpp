@@ -11,10 +11,12 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -108,6 +110,23 @@ constexpr std::int64_t power(std::int64_t base, std::int64_t exponent) {
     for (; exponent > 0; --exponent) product *= base;
     return product;
 }
+constexpr std::int64_t absolute(std::int64_t a) { return a < 0 ? -a : a; }
+constexpr std::int64_t shift_left(std::int64_t a, std::int64_t bits) { return a * (std::int64_t{1} << bits); }
+constexpr std::int64_t shift_right(std::int64_t a, std::int64_t bits) {
+    return floor_div(a, std::int64_t{1} << bits);
+}
+constexpr std::int64_t ceil_log2(std::int64_t a) {
+    std::int64_t bits = 0;
+    for (--a; a > 0; a /= 2) ++bits;
+    return bits;
+}
+constexpr bool is_power_of_two(std::int64_t a) { return a > 0 && (a & (a - 1)) == 0; }
+inline double floor_mod_real(double a, double b) {
+    const double rest = std::fmod(a, b);
+    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+inline double floor_div_real(double a, double b) { return std::nearbyint((a - floor_mod_real(a, b)) / b); }
+inline std::int64_t whole(double (*round)(double), double a) { return static_cast<std::int64_t>(round(a)); }
 
 }  // namespace detail
 

@@ -15,12 +15,13 @@ from autotile.core.model import Value
 from autotile.errors import listing, nearest
 from autotile.kernel.array_expressions import ShapeOnly
 from autotile.kernel.expressions import Expression, parse_expression
-from autotile.kernel.nodes import Kind
+from autotile.kernel.nodes import NOUNS, Kind
 from autotile.kernel.syntax import ExpressionError, ExpressionText, Location, one_line
 from autotile.kernel.table import ProblemSection, Table
 
 if TYPE_CHECKING:
     from autotile.kernel.arguments import BufferArgument, MemoryDemand, Workspace
+    from autotile.kernel.structures import StructValue
     from autotile.kernel.tensor_maps import TensorMap, TensorMapDemand
 
 
@@ -91,7 +92,7 @@ def parse_element_type(text: str, flags: Mapping[str, Kind], location: Location)
         raise location.error(error.problem, column=error.column, expression=source.text) from None
     condition = parse_expression(test, flags, location)
     if condition.kind != "boolean":
-        raise location.error(f"expected a flag or another condition, but {test} is a {condition.kind}")
+        raise location.error(f"expected a flag or another condition, but {test} is {NOUNS[condition.kind]}")
     return ElementType(known_type(chosen, location), condition, known_type(otherwise, location))
 
 
@@ -122,6 +123,8 @@ class ArgumentScope(NamedTuple):
     kinds: Mapping[str, Kind]
     """Kind of each size, flag, parameter and ``device.*``."""
     buffers: Mapping[str, BufferArgument]
+    workspaces: tuple[str, ...] = ()
+    """Names of the workspaces."""
 
 
 class ArgumentKind:
@@ -167,6 +170,11 @@ class ArgumentKind:
     def described_buffer(self) -> str:
         """Name of the buffer that the argument describes to the kernel; "" if there is none."""
         return ""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the buffers and workspaces to which it gives the kernel access."""
+        return (self.described_buffer,) if self.described_buffer else ()
 
     @property
     def repeats_size(self) -> bool:
@@ -219,6 +227,10 @@ class ArgumentKind:
 
     def tensor_map(self, problem_dtype: str, names: Mapping[str, Value]) -> TensorMap | None:
         """Return the tensor map that a launch encodes for it, given the value of every name; None if none."""
+        return None
+
+    def structure(self, problem_dtype: str, names: Mapping[str, Value]) -> StructValue | None:
+        """Return the struct that a launch passes for it, given the value of every name; None if none."""
         return None
 
     def memory_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> MemoryDemand | None:

@@ -34,6 +34,7 @@ from autotile.kernel.argument_kind import (
 from autotile.kernel.array_expressions import ShapeOnly
 from autotile.kernel.expressions import Expression
 from autotile.kernel.nodes import Kind
+from autotile.kernel.structures import StructArgument
 from autotile.kernel.table import ProblemSection, Table, check_array_names, check_names, describe
 from autotile.kernel.tensor_maps import TensorMapArgument
 
@@ -189,8 +190,10 @@ class ScalarArgument(ArgumentKind):
         if isinstance(table.require("value"), str):
             if "check" in table.data:
                 raise table.error("check", "a value that is bound by the sizes takes no second one; remove check")
-            if dtype != PROBLEM_DTYPE and _parts(dtype) > 1:
-                raise table.error("value", f"expected a list of {_parts(dtype)} numbers for {dtype}, not an expression")
+            if dtype != PROBLEM_DTYPE and DTYPES[dtype].parts > 1:
+                raise table.error(
+                    "value", f"expected a list of {DTYPES[dtype].parts} numbers for {dtype}, not an expression"
+                )
             expression = table.expression("value", scope.problem.kinds, "number")
             for sizes in (scope.problem.sizes, scope.problem.ragged):
                 expression.evaluate(sizes)
@@ -263,21 +266,24 @@ class WorkspaceArgument(ArgumentKind):
     dtype: ElementType
     shape: tuple[Expression, ...]
     zeroed: bool
+    is_passed: bool = True
+    """Whether the kernel takes its address; False for a workspace to which only a struct points."""
 
     @classmethod
     def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
         """Parse ``{ workspace = "float32", shape = [...], init = "zeros" }``."""
-        table.allow(("workspace", "shape", "init"))
+        table.allow(("workspace", "shape", "init", "pass"))
         if "init" in table.data and table.text("init") != "zeros":
             raise table.error("init", f'{describe(table.text("init"))} is not accepted; expected "zeros", or no init')
         dtype = parse_element_type(table.text("workspace"), scope.problem.flag_kinds, table.location("workspace"))
         shape = table.expressions("shape", scope.kinds, max_length=MAX_AXES)
-        return cls(name, dtype, shape, "init" in table.data)
+        return cls(name, dtype, shape, "init" in table.data, table.boolean("pass", default=True))
 
     def meaning(self) -> dict[str, Any]:
         """Return the workspace's part of the space hash."""
         shape = canonical_texts(self.shape)
-        return {"workspace": self.name, "dtype": str(self.dtype), "shape": shape, "zeroed": self.zeroed}
+        meaning = {"workspace": self.name, "dtype": str(self.dtype), "shape": shape, "zeroed": self.zeroed}
+        return meaning if self.is_passed else {**meaning, "pass": False}
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
@@ -295,13 +301,14 @@ class WorkspaceArgument(ArgumentKind):
         return MemoryDemand(self.name, tuple(map(evaluate, self.shape)), element_bytes, is_workspace=True)
 
 
-Argument = BufferArgument | ScalarArgument | WorkspaceArgument | TensorMapArgument
+Argument = BufferArgument | ScalarArgument | WorkspaceArgument | TensorMapArgument | StructArgument
 
 _KINDS: Mapping[str, type[Argument]] = {
     "buffer": BufferArgument,
     "scalar": ScalarArgument,
     "workspace": WorkspaceArgument,
     "tensor_map": TensorMapArgument,
+    "struct": StructArgument,
 }
 """Kinds of arguments by the key that identifies their tables."""
 
@@ -342,7 +349,8 @@ def parse_arguments(
     }
     if not any(buffer.is_written for buffer in buffers.values()):
         raise table.error("", 'no buffer is written; give one access = "out" or "inout"')
-    scope = scope._replace(buffers=buffers)
+    workspaces = tuple(name for name, kind in kind_of.items() if issubclass(kind, WorkspaceArgument))
+    scope = scope._replace(buffers=buffers, workspaces=workspaces)
     arguments = tuple(
         buffers[name] if name in buffers else kind_of[name].parse(entry, name, scope) for name, entry in entries.items()
     )
@@ -368,11 +376,12 @@ def _kind(entry: Table) -> type[Argument]:
 
 def _check_reachable(table: Table, arguments: Sequence[Argument]) -> None:
     """Raise if the kernel is not given access to a buffer."""
-    described = {argument.described_buffer for argument in arguments}
+    described = {target for argument in arguments for target in argument.targets}
     for argument in arguments:
         if not argument.is_passed and argument.name not in described:
             hint = f'add {argument.name}_map = {{ tensor_map = "{argument.name}", ... }}, or remove pass'
-            raise table.error(argument.name, f"{argument.name!r} is neither passed nor has a tensor map; {hint}")
+            what = f"{argument.name!r} is not passed, has no tensor map, and no struct points to it"
+            raise table.error(argument.name, f"{what}; {hint}")
 
 
 def _constant(table: Table, name: str, dtype: str) -> Number:
@@ -380,7 +389,7 @@ def _constant(table: Table, name: str, dtype: str) -> Number:
     given = table.require(name)
     if dtype == "bool" and isinstance(given, bool):
         return float(given)
-    parts = 1 if dtype == PROBLEM_DTYPE else _parts(dtype)
+    parts = 1 if dtype == PROBLEM_DTYPE else DTYPES[dtype].parts
     if parts == 1:
         return _number(table, name, dtype)
     if not isinstance(given, list) or len(given) != parts:
@@ -393,11 +402,6 @@ def _number(table: Table, name: str, dtype: str) -> float:
     if dtype in DTYPES and DTYPES[dtype].is_integer and not value.is_integer():
         raise table.error(name, f"expected a whole number for {dtype}, got {value}")
     return value
-
-
-def _parts(dtype: str) -> int:
-    """Return how many numbers a value of a type is written with."""
-    return 2 if DTYPES[dtype].is_complex else DTYPES[dtype].components or 1
 
 
 def _one_of(table: Table, name: str, known: tuple[_Text, ...]) -> _Text:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from autotile.core.frozen import dataclass
 from autotile.errors import listing, nearest
 from autotile.kernel.expressions import ExpressionParser
-from autotile.kernel.nodes import EvaluationError, Kind
+from autotile.kernel.nodes import Kind
 from autotile.kernel.syntax import UNKNOWN_LOCATION, ExpressionError, ExpressionText, Location, canonical_text, one_line
+from autotile.kernel.whole_numbers import EvaluationError
 
 _CLIPPING = (np.maximum, np.minimum)
 """Operations whose result may be finite although an operand is infinite."""

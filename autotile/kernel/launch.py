@@ -12,6 +12,7 @@ from autotile.kernel.arguments import Workspace
 from autotile.kernel.computed import computed_values
 from autotile.kernel.expressions import Expression
 from autotile.kernel.spec import KernelSpec
+from autotile.kernel.structures import StructValue
 from autotile.kernel.tensor_maps import TensorMap
 
 
@@ -89,10 +90,11 @@ def _dimensions(expressions: Sequence[Expression], names: Mapping[str, Value]) -
 
 @dataclass(frozen=True, slots=True)
 class LaunchData:
-    """Workspaces and tensor maps of one configuration, in the order of the arguments; compares by value."""
+    """Workspaces, tensor maps and structs of one configuration, in the order of the arguments; compares by value."""
 
     workspaces: tuple[Workspace, ...]
     tensor_maps: tuple[TensorMap, ...]
+    structs: tuple[StructValue, ...] = ()
 
     @classmethod
     def of(cls, spec: KernelSpec, dtype: str, names: Mapping[str, Value]) -> LaunchData:
@@ -112,7 +114,8 @@ class LaunchData:
         """
         workspaces = [argument.workspace(dtype, names) for argument in spec.arguments]
         tensor_maps = [argument.tensor_map(dtype, names) for argument in spec.arguments]
-        data = cls(tuple(filter(None, workspaces)), tuple(filter(None, tensor_maps)))
+        structs = [argument.structure(dtype, names) for argument in spec.arguments]
+        data = cls(tuple(filter(None, workspaces)), tuple(filter(None, tensor_maps)), tuple(filter(None, structs)))
         for workspace in data.workspaces:
             if min(workspace.shape) < 0:
                 raise ConfigError(

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from autotile.errors import SpecError, listing, nearest
 from autotile.kernel.expressions import Expression
-from autotile.kernel.nodes import Environment, Kind, Operand, Rows
+from autotile.kernel.nodes import Environment, Kind
 from autotile.kernel.syntax import Location
+from autotile.kernel.whole_numbers import Operand, Rows
 
 Predicate = Callable[..., Any]
 """A rule as a function of arrays of parameter values, or of one configuration; see `parse_predicate`."""

@@ -106,3 +106,41 @@ def test_an_element_type_is_served(tmp_path: Path, case: str) -> None:
     expected: dict[str, Any] = {"bool": lambda v: ~v, "complex64": lambda v: v + 1, "float3": lambda v: -v}
     for _ in range(4):
         np.testing.assert_array_equal(kernel(x).get(), expected[case](x.get()))
+
+
+STRUCT_TEMPLATE = """
+struct P { int n; const float4* x; float scale[2]; };
+extern "C" __global__ void __launch_bounds__(BLOCK) map(float4* y, P p) {
+    const int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < p.n) {
+        const float4 v = p.x[i];
+        y[i] = make_float4(p.scale[1] * v.x, p.scale[1] * v.y, p.scale[1] * v.z, p.scale[1] * v.w);
+    }
+}
+"""
+
+STRUCT_ARGUMENTS = """
+x = { buffer = "float4", shape = ["N"], access = "in", pass = false }
+y = { buffer = "float4", shape = ["N"], access = "out" }
+
+[arguments.p.struct]
+n = { scalar = "int32", value = "N" }
+x = { pointer = "x" }
+scale = { scalar = "float32", value = [7, 3] }
+"""
+
+
+def test_a_struct_by_value(tmp_path: Path) -> None:
+    import cupy
+
+    head, _, tail = SPACE.partition("[arguments]")
+    _, _, reference = tail.partition("[reference]")
+    space = f"{head}[arguments]{STRUCT_ARGUMENTS}[reference]{reference.replace('@reference', '3 * x')}"
+    toml = write_kernel(tmp_path, STRUCT_TEMPLATE, space)
+    evaluation = evaluate(toml)
+    assert evaluation.outcome is Outcome.OK, evaluation.reason
+    kernel = get_best_kernel(str(toml), N=1000)
+    for number in range(6):  # other arrays, and the same again, which become graphs
+        x = cupy.full((1000, 4), number % 2 + 1, cupy.float32)
+        np.testing.assert_array_equal(kernel(x).get(), 3 * x.get())
+        np.testing.assert_array_equal(kernel(x).get(), 3 * x.get())

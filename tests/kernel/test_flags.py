@@ -99,7 +99,7 @@ def test_a_flag_may_be_passed_on_as_a_number() -> None:
         ),
         ("float32 if OUT_FP32", "floate32 if OUT_FP32", "arguments.C.buffer", "did you mean 'float32'"),
         ("float32 if OUT_FP32", "float32 if M > 1", "arguments.C.buffer", "unknown name 'M'"),
-        ("float32 if OUT_FP32", "float32 if OUT_FP32 + 1", "arguments.C.buffer", "is a number"),
+        ("float32 if OUT_FP32", "float32 if OUT_FP32 + 1", "arguments.C.buffer", "is a whole number"),
         ("float32 if OUT_FP32 else dtype", "float32 or dtype", "arguments.C.buffer", "expected a type, or two as in"),
         ("transpose(A) if TRANS_A", "transpose(A) if TURN_A", "reference.outputs.C", "unknown name 'TURN_A'"),
         ("transpose(A) if TRANS_A", "transpose(A) if A", "reference.outputs.C", "unknown name 'A'"),
