@@ -8,7 +8,7 @@ fast host, 2.5 instead of 4.8 on a slow one; the GPU executes both equally fast.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -65,10 +65,11 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class PackedCubin:
-    """A cubin inside another file: its resources, and a function that reads its bytes."""
+    """A cubin inside another file: its resources, a function that reads its bytes, and the symbols of its entries."""
 
     resources: Resources
     read: Callable[[], bytes]
+    symbols: Mapping[str, str]
 
 
 class Module:
@@ -82,7 +83,7 @@ class Module:
             self._module.load_file(str(image))
 
     def function(self, name: str) -> Function:
-        """Return an ``extern "C"`` function by name."""
+        """Return a function by its symbol: the mangled name, or that of an ``extern "C"`` function."""
         return Function(self._module.get_function(name))
 
 

@@ -64,6 +64,7 @@ struct Cubin {
     int registers;              ///< per thread
     int static_smem_bytes;
 @@cubin_flags@@    const char* file;
+    const char* symbol;  ///< of the kernel's function
 };
 
 enum class Tier {
@@ -331,7 +332,7 @@ private:
     CUfunction function(const Cubin& cubin, std::int64_t dynamic_smem_bytes) {
         const std::lock_guard<std::mutex> lock(mutex_);
         auto found = loaded_.find(cubin.file);
-        if (found == loaded_.end()) found = loaded_.emplace(cubin.file, load(cubin.file)).first;
+        if (found == loaded_.end()) found = loaded_.emplace(cubin.file, load(cubin)).first;
         Loaded& loaded = found->second;
         if (dynamic_smem_bytes > loaded.dynamic_smem_bytes) {
             detail::check(cuFuncSetAttribute(loaded.function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -342,14 +343,14 @@ private:
         return loaded.function;
     }
 
-    Loaded load(const std::string& file) const {
-        const std::string path = folder_ + "/" + file;
+    Loaded load(const Cubin& cubin) const {
+        const std::string path = folder_ + "/" + cubin.file;
         std::ifstream stream(path, std::ios::binary);
         const std::string image((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
         if (image.empty()) throw std::runtime_error("@@name@@: cannot read " + path);
         Loaded loaded{};
         detail::check(cuModuleLoadData(&loaded.module, image.data()), "loading " + path);
-        detail::check(cuModuleGetFunction(&loaded.function, loaded.module, "@@entry@@"), "the entry of " + path);
+        detail::check(cuModuleGetFunction(&loaded.function, loaded.module, cubin.symbol), "the entry of " + path);
         return loaded;
     }
 @@workspace_methods@@

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from autotile.core.model import SAME_CODE, Config, LaunchGeometry, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.timeline import NO_TIMELINE, Timeline
-from autotile.cuda.compiler import CachedCubin, CompileJob, compile_job
+from autotile.cuda.compiler import CompileJob, compile_job
+from autotile.cuda.cubin_cache import CachedCubin
 from autotile.kernel.computed import computed_values
 from autotile.kernel.launch import LaunchData, known_names, launch_geometry
 from autotile.kernel.library import Kernel
@@ -221,7 +222,7 @@ class Pipeline:
 
     def _candidate(self, trial: Trial, cubin: CachedCubin) -> Candidate:
         computed = computed_values(self._kernel.spec.computed, trial.config)
-        return Candidate(trial.config, str(cubin.path), computed)
+        return Candidate(trial.config, str(cubin.path), cubin.symbols, computed)
 
     def _compiled_rows(self, proposer: Proposer) -> list[int]:
         """Return the rows to choose among; on a GPU, after as many have compiled as are ready."""

@@ -42,7 +42,8 @@ class Launcher:
         cuda.Device(workload.device_index).use()
         cuda.set_allocator(None)  # no pool
         self._device = live_device(workload.device_index)
-        self._function = Module(Path(candidate.cubin_path)).function(self._spec.entry)
+        symbol = candidate.symbols.get(self._spec.entry, self._spec.entry)
+        self._function = Module(Path(candidate.cubin_path)).function(symbol)
 
     def problems(self) -> Iterator[tuple[Mapping[str, int], bool]]:
         """Yield the sizes that the rules allow, and whether the scalars take their values for verification there."""

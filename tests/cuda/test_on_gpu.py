@@ -7,7 +7,7 @@ import pytest
 
 from autotile.core.dtypes import DTYPES
 from autotile.cuda.buffers import GuardedBuffer
-from autotile.cuda.compiler import CubinCache
+from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.reference_solution import ReferenceSolution
 from autotile.cuda.support import SupportKernels
