@@ -6,12 +6,13 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from autotile.core.frozen import dataclass
+from autotile.core.model import Config
 from autotile.errors import InputError, SpecError, UnknownKernelError
 from autotile.kernel.includes import check_include, is_permitted, permitted_folders
 from autotile.kernel.parser import parse_spec
@@ -54,6 +55,14 @@ _NOT_CODE = (".md", ".rst", ".txt", ".py", ".sh", ".json", ".yaml", ".yml")
 """Endings of files whose paths are not operands of an ``#include``; as files they count."""
 
 
+class Variant(NamedTuple):
+    """What one configuration compiles, for a kernel whose source a function makes."""
+
+    source: str
+    options: tuple[str, ...] = ()
+    """Compiler options besides those of the search space."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A search space with the text of its template.
@@ -68,12 +77,16 @@ class Kernel:
         SHA-256 of the template and of the author's files that it includes, directly or indirectly. Comments and
         indentation are ignored, so that editing a comment does not invalidate measurements. Where a macro names the
         included file, all text files below the template's folder count.
+    variant
+        Function that makes the source of a configuration, which then has no macros for its parameters; None if the
+        source is the template.
     """
 
     spec: KernelSpec
     source: str
     template_path: Path
     source_hash: str
+    variant: Callable[[Config], Variant] | None = None
 
     @property
     def name(self) -> str:

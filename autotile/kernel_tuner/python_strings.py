@@ -57,33 +57,31 @@ _PLAIN: Mapping[str, Callable[..., Any]] = {
     **{"int": int, "float": float, "bool": bool, "str": str, "abs": abs, "round": round, "len": len},
     **{"min": min, "max": max, "sum": sum, "any": any, "all": all, "sorted": sorted, "set": set, "list": list},
 }
+_NUMPY_NAMES = (
+    *(
+        "ceil",
+        "floor",
+        "sqrt",
+        "log",
+        "log2",
+        "log10",
+        "exp",
+        "power",
+        "abs",
+        "sum",
+        "prod",
+        "mean",
+        "median",
+        "average",
+    ),
+    *("min", "max", "amin", "amax", "minimum", "maximum", "std", "var", "array", "round", "pi", "any", "all"),
+    *("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint32", "uint64"),
+)
+_NUMPY = {name: getattr(np, name) for name in _NUMPY_NAMES}
 _MODULES: Mapping[str, Mapping[str, Any]] = {
     "math": {name: getattr(math, name) for name in dir(math) if not name.startswith("_")},
-    **dict.fromkeys(
-        ("np", "numpy"),
-        {
-            name: getattr(np, name)
-            for name in (
-                *(
-                    "ceil",
-                    "floor",
-                    "sqrt",
-                    "log",
-                    "log2",
-                    "log10",
-                    "exp",
-                    "power",
-                    "abs",
-                    "sum",
-                    "prod",
-                    "mean",
-                    "median",
-                ),
-                *("average", "min", "max", "amin", "amax", "minimum", "maximum", "std", "var", "array", "round", "pi"),
-                *("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint32", "uint64", "any", "all"),
-            )
-        },
-    ),
+    "np": _NUMPY,
+    "numpy": _NUMPY,
 }
 _METHODS = frozenset({"startswith", "endswith", "lower", "upper", "split", "strip", "count", "index", "get"})
 """Methods of strings, lists and dictionaries that may be called."""

@@ -20,6 +20,7 @@ class ErrorConfig(str):
     __slots__ = ()
 
     def __new__(cls) -> ErrorConfig:
+        """Return the mark."""
         return super().__new__(cls, cls.__name__)
 
     def __repr__(self) -> str:
