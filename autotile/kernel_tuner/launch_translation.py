@@ -38,7 +38,8 @@ def block_names(given: Sequence[str] | None, parameters: Iterable[str]) -> tuple
     if given is not None:
         if not isinstance(given, list | tuple) or len(given) > 3 or not all(isinstance(name, str) for name in given):
             raise InputError(f"block_size_names is {given!r}, expected a list of at most three names")
-        x, y, z = [*given, *default_block_size_names[len(given) :]]
+        names: list[str] = list(given)
+        x, y, z = names + default_block_size_names[len(names) :]
         return x, y, z
     names = list(parameters)
     spelled = {name.lower(): name for name in names if name.lower() not in names}
