@@ -6,10 +6,14 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config
@@ -63,6 +67,41 @@ class Variant(NamedTuple):
     """Compiler options besides those of the search space."""
 
 
+class Inspection(NamedTuple):
+    """A check of outputs by a function, in the process that tunes.
+
+    Attributes
+    ----------
+    buffers
+        Names of the buffers whose content is checked.
+    check
+        Called with a configuration and the content of each buffer after a launch, in the type that it is stored in.
+        Returns what is wrong, empty if nothing is, and further telemetry of the trial.
+    folder
+        Folder through which the contents reach this process.
+    """
+
+    buffers: tuple[str, ...]
+    check: Callable[[Config, Mapping[str, NDArray[Any]]], tuple[str, Mapping[str, float | str]]]
+    folder: str
+
+    def inspect(self, config: Config, folder: Path) -> tuple[str, Mapping[str, float | str]]:
+        """Check the contents in a folder, which is then removed.
+
+        Raises
+        ------
+        InputError
+            A content cannot be read.
+        """
+        try:
+            contents = {name: np.load(folder / f"{name}.npy", allow_pickle=False) for name in self.buffers}
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read what a kernel wrote from {folder}: {error}") from None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return self.check(config, contents)
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A search space with the text of its template.
@@ -80,6 +119,8 @@ class Kernel:
     variant
         Function that makes the source of a configuration, which then has no macros for its parameters; None if the
         source is the template.
+    inspection
+        Check of the outputs by a function; None if the reference is all.
     """
 
     spec: KernelSpec
@@ -87,6 +128,7 @@ class Kernel:
     template_path: Path
     source_hash: str
     variant: Callable[[Config], Variant] | None = None
+    inspection: Inspection | None = None
 
     @property
     def name(self) -> str:

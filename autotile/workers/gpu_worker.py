@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from autotile.core.documents import convert
 from autotile.core.model import Config, Outcome, config_text
@@ -56,8 +59,10 @@ class Workbench:
         def instance_of(sizes: Mapping[str, int], *, check: bool) -> ProblemInstance:
             return ProblemInstance(self._spec, sizes, workload.dtype, support, check=check, references=references)
 
-        self._ragged = instance_of(self._spec.ragged_sizes(workload.sizes), check=True)
+        ragged = self._spec.ragged_sizes(workload.sizes)
         self._tuned = instance_of(workload.sizes, check=False)
+        is_same = ragged == dict(workload.sizes) and all(scalar.check_value is None for scalar in self._spec.scalars)
+        self._ragged = None if is_same else instance_of(ragged, check=True)
         self._others = [instance_of(sizes, check=True) for sizes in workload.verify_sizes]
         self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
         self._dtype = workload.dtype
@@ -67,6 +72,7 @@ class Workbench:
         self._event_floor_us: float | None = None
         self._verify_seed = 0
         self.set_verify_seed(workload.verify_seed)
+        self._captured, self._capture_folder, self._captures = workload.captured, workload.capture_folder, 0
         self._known_good: tuple[Function, Config] | None = None
         """Newest candidate that passed verification."""
         self.fresh = True
@@ -84,6 +90,7 @@ class Workbench:
         timer.end("verify")
         if verdict.outcome is not Outcome.OK:
             return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=timer.seconds, began_at=timer.began_at)
+        captured = self._capture()
         stage("measure")
         bound = self._tuned.bind(config, self.device)
         evaluation = self._measure(self._launch(function, config, self._tuned, bound), best_us, bound)
@@ -91,7 +98,20 @@ class Workbench:
         if evaluation.outcome.has_time:
             self._known_good = (function, config)
         telemetry = {**evaluation.telemetry, "max_error": verdict.max_error}
-        return replace(evaluation, seconds=timer.seconds, telemetry=telemetry, began_at=timer.began_at)
+        return replace(
+            evaluation, seconds=timer.seconds, telemetry=telemetry, captured=captured, began_at=timer.began_at
+        )
+
+    def _capture(self) -> str:
+        """Save what the verified launch wrote at the tuned sizes, if that is asked for; return the folder."""
+        if not self._captured:
+            return ""
+        self._captures += 1
+        folder = Path(self._capture_folder) / f"{os.getpid()}-{self._captures}"
+        folder.mkdir()
+        for name in self._captured:
+            np.save(folder / f"{name}.npy", self._tuned.content(name), allow_pickle=False)
+        return str(folder)
 
     def verify(self, candidate: Candidate, repeats: int, limit_s: float, stage: Stage) -> Evaluation:
         """Verify up to ``repeats`` times, but once in any case, alternately with a plain launch and as for timing.
@@ -185,7 +205,7 @@ class Workbench:
     def _verify(self, function: Function, config: Config, *, as_measured: bool = False) -> Verdict:
         """Verify at the ragged sizes if the rules allow them there, at the tuned sizes, and at the extra ones."""
         max_error = 0.0
-        for instance in (self._ragged, self._tuned, *self._others):
+        for instance in filter(None, (self._ragged, self._tuned, *self._others)):
             broken_rule = check_config(self._spec, config, instance.sizes, self.device, self._dtype)
             if broken_rule and instance is self._ragged:
                 continue
