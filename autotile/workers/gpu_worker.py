@@ -24,6 +24,7 @@ from autotile.cuda.telemetry import EnergyMeter, Telemetry
 from autotile.cuda.timing import DriftProbe, Launch, Timer, discard_reason
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError
+from autotile.kernel.inputs import missing_input
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
@@ -39,7 +40,7 @@ class Workbench:
     """
 
     def __init__(self, workload: Workload) -> None:
-        self._spec = parse_spec(workload.spec_text, workload.spec_source)
+        self._spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
         self.device = live_device(workload.device_index)
         load_cupy().cuda.Device(workload.device_index).use()
         cache = CubinCache(Path(workload.cache), workload.cache_limit_bytes)
@@ -60,9 +61,10 @@ class Workbench:
             return ProblemInstance(self._spec, sizes, workload.dtype, support, check=check, references=references)
 
         ragged = self._spec.ragged_sizes(workload.sizes)
-        self._tuned = instance_of(workload.sizes, check=False)
         is_same = ragged == dict(workload.sizes) and all(scalar.check_value is None for scalar in self._spec.scalars)
-        self._ragged = None if is_same else instance_of(ragged, check=True)
+        has_ragged = not is_same and not missing_input(self._spec, ragged, workload.dtype)
+        self._ragged = instance_of(ragged, check=True) if has_ragged else None
+        self._tuned = instance_of(workload.sizes, check=False)
         self._others = [instance_of(sizes, check=True) for sizes in workload.verify_sizes]
         self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
         self._dtype = workload.dtype
