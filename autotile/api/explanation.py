@@ -16,6 +16,7 @@ from autotile.kernel.arguments import Workspace
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, launch_geometry, value_or_zero
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import unsupported_reason
+from autotile.kernel.signature import signature_fault
 from autotile.kernel.spec import STEP, KernelSpec, Rule
 from autotile.kernel.tensor_maps import TensorMap
 from autotile.settings import read_settings
@@ -294,7 +295,12 @@ class _Candidate:
             return None, "", str(error)
         if compiled.cubin is None:
             return None, f"it does not compile: {compiled.reason}", "the compiler refuses it"
-        return compiled.cubin.resources, "", ""
+        taken = {entry: function.parameter_bytes for entry, function in compiled.cubin.functions.items()}
+        faults = (
+            signature_fault(self.spec, step, self.problem.dtype, taken.get(step.entry), self.kernel.source)
+            for step in self.spec.steps
+        )
+        return compiled.cubin.resources, next(filter(None, faults), ""), ""
 
     def block(self, geometry: LaunchGeometry, resources: Resources | None) -> BlockResources:
         """Return the resources of a block as compiled, or else as declared in the search-space file."""

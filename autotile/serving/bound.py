@@ -441,11 +441,13 @@ class BoundKernel:
 
     def _compiled(self) -> CachedCubin:
         from autotile.cuda.compiler import compile_job
-        from autotile.cuda.cubin_cache import CubinCache
+        from autotile.cuda.cubin_cache import CubinCache, check_signatures
 
         if self._cubin is None:
             settings = read_settings()
             problem = self.problem
             job = compile_job(self.definition, self.config, problem.dtype, self.device.architecture, problem.sizes)
-            self._cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
+            cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
+            check_signatures(self.definition, problem.dtype, cubin)
+            self._cubin = cubin
         return self._cubin
