@@ -117,7 +117,9 @@ class ExpectedOutputs:
         self, sizes: Mapping[str, int], inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], at: str
     ) -> dict[str, ReferenceOutput]:
         environment: dict[str, Any] = {**sizes, **scalars}
-        environment |= {name: self._element_type(name, sizes).decode(b.array) for name, b in inputs.items()}
+        for name, buffer in inputs.items():  # whole numbers stay whole, and exact
+            kind = self._element_type(name, sizes)
+            environment[name] = buffer.array if kind.component.is_integer else kind.decode(buffer.array)
         solution = ReferenceSolution(environment, self._support)
         return {
             name: solution.output(

@@ -287,7 +287,6 @@ ARGUMENTS = [
     ("check = 0.75", "check = inf", "arguments.alpha.check", ["expected a finite number"]),
     ('"float32", value = 1.0', '"int32", value = 1.5', "arguments.alpha.value", ["a whole number for int32"]),
     ("alpha = {", "BM = {", "arguments.BM", ["already names a parameter"]),
-    ("alpha = {", "sum = {", "arguments.sum", ["already names a function"]),
     ("alpha = {", "const = {", "arguments.const", ["keyword"]),
     ("alpha = {", "K = {", "arguments.K", ["already names a size"]),
 ]
