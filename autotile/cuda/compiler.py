@@ -109,7 +109,8 @@ def compile_job(
         source=kernel.source,
         source_hash=kernel.source_hash,
         template_path=str(kernel.template_path),
-        entry=kernel.spec.entry,
+        entry=kernel.spec.entries[0],
+        further_entries=kernel.spec.entries[1:],
         architecture=kernel.spec.architecture or architecture,
         options=(*kernel.spec.options, *macro_options({**config, **flags}, dtype)),
     )
