@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from autotile.api.inspection import explain as explain
     from autotile.api.inspection import occupancy as occupancy
     from autotile.api.inspection import space as space
+    from autotile.api.judging import CandidateCheck as CandidateCheck
+    from autotile.api.judging import check as check
     from autotile.api.listings import FamilyList as FamilyList
     from autotile.api.listings import ListedMiss as ListedMiss
     from autotile.api.listings import MissList as MissList
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from autotile.api.listings import StudyTrial as StudyTrial
     from autotile.api.listings import TrialList as TrialList
     from autotile.api.listings import TunedFamily as TunedFamily
+    from autotile.api.new_kernel import NewKernel as NewKernel
+    from autotile.api.new_kernel import new as new
     from autotile.api.results import BestResult as BestResult
     from autotile.api.results import best as best
     from autotile.api.results import families as families
@@ -65,6 +69,8 @@ if TYPE_CHECKING:
     from autotile.api.results import misses as misses
     from autotile.api.results import recordings as recordings
     from autotile.api.results import trials as trials
+    from autotile.api.stepping import TuningSession as TuningSession
+    from autotile.api.stepping import session as session
     from autotile.api.tunable import TunableKernel as TunableKernel
     from autotile.api.tunable import kernel as kernel
     from autotile.api.tuning import TunedMisses as TunedMisses
@@ -201,6 +207,10 @@ _NAMES = {
         "occupancy",
         "space",
     ),
+    "api.judging": (
+        "CandidateCheck",
+        "check",
+    ),
     "api.listings": (
         "FamilyList",
         "ListedMiss",
@@ -211,6 +221,10 @@ _NAMES = {
         "TrialList",
         "TunedFamily",
     ),
+    "api.new_kernel": (
+        "NewKernel",
+        "new",
+    ),
     "api.results": (
         "BestResult",
         "best",
@@ -219,6 +233,10 @@ _NAMES = {
         "misses",
         "recordings",
         "trials",
+    ),
+    "api.stepping": (
+        "TuningSession",
+        "session",
     ),
     "api.tunable": (
         "TunableKernel",

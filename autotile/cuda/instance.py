@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
-from autotile.cuda.buffers import GuardedBuffer, make_input
+from autotile.cuda.buffers import GuardedBuffer
+from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.packing import decode_scalar, pack_launches, problem_scalars
-from autotile.cuda.reference_solution import ReferenceOutput, ReferenceSolution
+from autotile.cuda.reference_solution import ReferenceOutput
 from autotile.cuda.support import SupportKernels
-from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.arguments import BufferArgument, Workspace
+from autotile.kernel.inputs import InputMaker
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
+from autotile.kernel.reference import Tolerance
 from autotile.kernel.spec import KernelSpec
 
 
@@ -80,6 +83,8 @@ class ProblemInstance:
         Support kernels of the worker.
     check
         Whether to use the check values of scalars that have one (for example, a nonzero ``beta``).
+    references
+        Source of the expected outputs; None if they are expressions.
 
     Raises
     ------
@@ -91,12 +96,21 @@ class ProblemInstance:
     """
 
     def __init__(
-        self, spec: KernelSpec, sizes: Mapping[str, int], dtype: str, support: SupportKernels, *, check: bool
+        self,
+        spec: KernelSpec,
+        sizes: Mapping[str, int],
+        dtype: str,
+        support: SupportKernels,
+        *,
+        check: bool,
+        references: ExpectedOutputs | None = None,
     ) -> None:
         self.sizes = dict(sizes)
         self._spec = spec
         self._dtype = dtype
         self._support = support
+        self._check = check
+        self._references = references or ExpectedOutputs(spec, dtype, support)
         self._scalars = problem_scalars(spec, sizes, dtype, check=check)
         self._buffers: dict[str, GuardedBuffer] = {}
         for buffer in spec.buffers:
@@ -155,7 +169,7 @@ class ProblemInstance:
             if name not in bound.zeroed:
                 workspace.poison()
         for buffer in self._spec.buffers:
-            if not buffer.is_read:
+            if not buffer.is_initialized:
                 self._buffers[buffer.name].poison()
             elif buffer.is_written:
                 self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
@@ -185,60 +199,52 @@ class ProblemInstance:
             max_error = max(max_error, verdict.max_error)
         return Verdict(Outcome.OK, max_error=max_error)
 
+    def content(self, name: str) -> NDArray[Any]:
+        """Return the content of a buffer, in the type that it is stored in."""
+        stored: NDArray[Any] = self._buffers[name].array.get()
+        return stored
+
     def _compare(self, name: str, expected: ReferenceOutput) -> Verdict:
         output = self._buffers[name]
         dtype, tolerance, scale = self._element_type(name), self._tolerance(name), expected.scale
         wrong, first, max_error = self._support.compare(
-            output.pointer, expected.values.data.ptr, output.elements, dtype, tolerance=tolerance, scale=scale
+            output.pointer, expected.values, output.elements, dtype, tolerance=tolerance, scale=scale
         )
         if not wrong:
             return Verdict(Outcome.OK, max_error=max_error)
         index = np.unravel_index(first, output.array.shape)
-        got = dtype.decode(output.array.ravel()[first : first + 1].get())[0]
+        stored = output.array.ravel()[first : first + 1].get()
+        got = stored[0] if dtype.component.is_integer else dtype.decode(stored)[0]
         want = expected.values.ravel()[first : first + 1].get()[0]
         place = ", ".join(str(int(i)) for i in index)
         return Verdict(
             Outcome.WRONG_RESULT,
             f"{wrong} of {output.elements} elements of {name} are wrong at {self._sizes_text()}: "
-            f"{name}[{place}] is {got:.9g}, expected {want:.9g} within {tolerance:.2g} of max(|expected|, {scale:.3g})",
+            f"{name}[{place}] is {_shown(got)}, expected {_shown(want)} within {tolerance.text(scale)}",
         )
 
     def _new_inputs(self, seed: int) -> _InputSet:
         pristine: dict[str, GuardedBuffer] = {}
+        inputs = InputMaker(self._spec, self.sizes, self._dtype, seed=seed, check=self._check)
         for buffer in self._spec.buffers:
-            if buffer.is_read:
+            if buffer.is_initialized:
                 pristine[buffer.name] = self._new_buffer(buffer)
-                element_type = buffer.element_type(self._dtype, self.sizes)
-                pristine[buffer.name].write(make_input(buffer, buffer.array_shape(self.sizes), element_type, seed))
-        return _InputSet(pristine, self._compute_reference(pristine))
-
-    def _compute_reference(self, inputs: Mapping[str, GuardedBuffer]) -> dict[str, ReferenceOutput]:
-        """Compute the expected values of every output from the inputs on the device."""
-        environment: dict[str, Any] = dict(self.sizes)
+                pristine[buffer.name].write(inputs.stored(buffer.name))
         operands = [scalar for scalar in self._spec.scalars if scalar.is_operand]
-        environment |= {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in operands}
-        environment |= {name: self._element_type(name).decode(b.array) for name, b in inputs.items()}
-        solution = ReferenceSolution(environment, self._support)
-        expected = {
-            name: solution.output(
-                name,
-                expression,
-                self._buffers[name].array.shape,
-                self._element_type(name),
-                f"{self._spec.source}: [reference] outputs.{name} at {self._sizes_text()}",
-            )
-            for name, expression in self._spec.reference.outputs.items()
-        }
-        del environment, solution  # which hold float64 copies of all inputs
-        load_cupy().get_default_memory_pool().free_all_blocks()
-        return expected
+        scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in operands}
+        expected = self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check)
+        return _InputSet(pristine, expected)
 
-    def _tolerance(self, name: str) -> float:
-        if self._spec.reference.tolerance is not None:
-            return self._spec.reference.tolerance
+    def _tolerance(self, name: str) -> Tolerance:
+        reference = self._spec.reference
+        if name in reference.tolerances:
+            return reference.tolerances[name]
+        if reference.tolerance is not None:
+            return Tolerance(reference.tolerance)
         inputs = [self._element_type(b.name) for b in self._spec.buffers]
-        reduction = int(self._spec.reference.reduction.evaluate(self.sizes))
-        return output_tolerance(self._element_type(name), inputs, reduction)
+        return Tolerance(
+            output_tolerance(self._element_type(name), inputs, int(reference.reduction.evaluate(self.sizes)))
+        )
 
     def _new_buffer(self, buffer: BufferArgument) -> GuardedBuffer:
         return GuardedBuffer(buffer.extents(self.sizes), self._element_type(buffer.name), self._support)
@@ -254,3 +260,8 @@ class ProblemInstance:
 
     def _sizes_text(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.sizes.items())
+
+
+def _shown(value: Any) -> str:
+    """Return a value as text; of a whole number all digits."""
+    return str(value) if value.dtype.kind in "biu" else f"{value:.9g}"

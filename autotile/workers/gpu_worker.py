@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,10 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from autotile.core.documents import convert
 from autotile.core.model import Config, Outcome, config_text
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
+from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.instance import BoundArguments, ProblemInstance, Verdict
 from autotile.cuda.sequence import LaunchSequence, StepFunctions
 from autotile.cuda.support import SupportKernels
@@ -20,6 +24,7 @@ from autotile.cuda.telemetry import EnergyMeter, Telemetry
 from autotile.cuda.timing import DriftProbe, Timer, discard_reason
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError
+from autotile.kernel.inputs import missing_input
 from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
@@ -35,16 +40,30 @@ class Workbench:
     """
 
     def __init__(self, workload: Workload) -> None:
-        self._spec = parse_spec(workload.spec_text, workload.spec_source)
+        self._spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
         self.device = live_device(workload.device_index)
         load_cupy().cuda.Device(workload.device_index).use()
         cache = CubinCache(Path(workload.cache), workload.cache_limit_bytes)
         support = SupportKernels(cache, self.device.architecture)
 
-        def instance_of(sizes: Mapping[str, int], *, check: bool) -> ProblemInstance:
-            return ProblemInstance(self._spec, sizes, workload.dtype, support, check=check)
+        source = workload.reference_source
+        references = ExpectedOutputs(
+            self._spec,
+            workload.dtype,
+            support,
+            device=self.device,
+            cache=cache,
+            source=(source.text, Path(source.path), source.digest) if source else None,
+            folder=Path(workload.reference_folder) if workload.reference_folder else None,
+        )
 
-        self._ragged = instance_of(self._spec.ragged_sizes(workload.sizes), check=True)
+        def instance_of(sizes: Mapping[str, int], *, check: bool) -> ProblemInstance:
+            return ProblemInstance(self._spec, sizes, workload.dtype, support, check=check, references=references)
+
+        ragged = self._spec.ragged_sizes(workload.sizes)
+        is_same = ragged == dict(workload.sizes) and all(scalar.check_value is None for scalar in self._spec.scalars)
+        has_ragged = not is_same and not missing_input(self._spec, ragged, workload.dtype)
+        self._ragged = instance_of(ragged, check=True) if has_ragged else None
         self._tuned = instance_of(workload.sizes, check=False)
         self._others = [instance_of(sizes, check=True) for sizes in workload.verify_sizes]
         self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
@@ -55,6 +74,7 @@ class Workbench:
         self._event_floor_us: float | None = None
         self._verify_seed = 0
         self.set_verify_seed(workload.verify_seed)
+        self._captured, self._capture_folder, self._captures = workload.captured, workload.capture_folder, 0
         self._known_good: tuple[StepFunctions, Config] | None = None
         """Newest candidate that passed verification."""
         self.fresh = True
@@ -72,6 +92,7 @@ class Workbench:
         timer.end("verify")
         if verdict.outcome is not Outcome.OK:
             return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=timer.seconds, began_at=timer.began_at)
+        captured = self._capture()
         stage("measure")
         bound = self._tuned.bind(config, self.device)
         evaluation = self._measure(_sequence(functions, bound), best_us, bound)
@@ -79,7 +100,20 @@ class Workbench:
         if evaluation.outcome.has_time:
             self._known_good = (functions, config)
         telemetry = {**evaluation.telemetry, "max_error": verdict.max_error}
-        return replace(evaluation, seconds=timer.seconds, telemetry=telemetry, began_at=timer.began_at)
+        return replace(
+            evaluation, seconds=timer.seconds, telemetry=telemetry, captured=captured, began_at=timer.began_at
+        )
+
+    def _capture(self) -> str:
+        """Save what the verified launch wrote at the tuned sizes, if that is asked for; return the folder."""
+        if not self._captured:
+            return ""
+        self._captures += 1
+        folder = Path(self._capture_folder) / f"{os.getpid()}-{self._captures}"
+        folder.mkdir()
+        for name in self._captured:
+            np.save(folder / f"{name}.npy", self._tuned.content(name), allow_pickle=False)
+        return str(folder)
 
     def verify(self, candidate: Candidate, repeats: int, limit_s: float, stage: Stage) -> Evaluation:
         """Verify up to ``repeats`` times, but once in any case, alternately with a plain launch and as for timing.
@@ -182,7 +216,7 @@ class Workbench:
     def _verify(self, functions: StepFunctions, config: Config, *, as_measured: bool = False) -> Verdict:
         """Verify at the ragged sizes if the rules allow them there, at the tuned sizes, and at the extra ones."""
         max_error = 0.0
-        for instance in (self._ragged, self._tuned, *self._others):
+        for instance in filter(None, (self._ragged, self._tuned, *self._others)):
             broken_rule = check_config(self._spec, config, instance.sizes, self.device, self._dtype)
             if broken_rule and instance is self._ragged:
                 continue
