@@ -14,7 +14,7 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import ToolchainError
 
 if TYPE_CHECKING:
-    from autotile.kernel.library import Kernel
+    from autotile.kernel.library import Kernel, Variant
 
 _ENTRY = r"Compiling entry function '([^']+)'"
 _FRAME = r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
@@ -105,6 +105,8 @@ def compile_job(
     """
     sizes = sizes if sizes is not None else kernel.spec.sizes
     flags = {name: sizes[name] for name in kernel.spec.flags}
+    if kernel.variant is not None:
+        return _variant_job(kernel, kernel.variant(config), architecture)
     return CompileJob(
         source=kernel.source,
         source_hash=kernel.source_hash,
@@ -112,6 +114,18 @@ def compile_job(
         entry=kernel.spec.entry,
         architecture=kernel.spec.architecture or architecture,
         options=(*kernel.spec.options, *macro_options({**config, **flags}, dtype)),
+    )
+
+
+def _variant_job(kernel: Kernel, variant: Variant, architecture: str) -> CompileJob:
+    digest = hashlib.sha256(f"{kernel.source_hash}\0{variant.source}".encode(errors="surrogatepass")).hexdigest()
+    return CompileJob(
+        source=variant.source,
+        source_hash=digest,
+        template_path=str(kernel.template_path),
+        entry=kernel.spec.entry,
+        architecture=kernel.spec.architecture or architecture,
+        options=(*kernel.spec.options, *variant.options),
     )
 
 

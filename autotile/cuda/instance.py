@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
@@ -191,6 +192,11 @@ class ProblemInstance:
                 return verdict
             max_error = max(max_error, verdict.max_error)
         return Verdict(Outcome.OK, max_error=max_error)
+
+    def content(self, name: str) -> NDArray[Any]:
+        """Return the content of a buffer, in the type that it is stored in."""
+        stored: NDArray[Any] = self._buffers[name].array.get()
+        return stored
 
     def _compare(self, name: str, expected: ReferenceOutput) -> Verdict:
         output = self._buffers[name]

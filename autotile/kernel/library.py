@@ -6,12 +6,17 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autotile.core.frozen import dataclass
+from autotile.core.model import Config
 from autotile.errors import InputError, SpecError, UnknownKernelError
 from autotile.kernel.includes import check_include, is_permitted, permitted_folders
 from autotile.kernel.parser import parse_spec
@@ -54,6 +59,49 @@ _NOT_CODE = (".md", ".rst", ".txt", ".py", ".sh", ".json", ".yaml", ".yml")
 """Endings of files whose paths are not operands of an ``#include``; as files they count."""
 
 
+class Variant(NamedTuple):
+    """What one configuration compiles, for a kernel whose source a function makes."""
+
+    source: str
+    options: tuple[str, ...] = ()
+    """Compiler options besides those of the search space."""
+
+
+class Inspection(NamedTuple):
+    """A check of outputs by a function, in the process that tunes.
+
+    Attributes
+    ----------
+    buffers
+        Names of the buffers whose content is checked.
+    check
+        Called with a configuration and the content of each buffer after a launch, in the type that it is stored in.
+        Returns what is wrong, empty if nothing is, and further telemetry of the trial.
+    folder
+        Folder through which the contents reach this process.
+    """
+
+    buffers: tuple[str, ...]
+    check: Callable[[Config, Mapping[str, NDArray[Any]]], tuple[str, Mapping[str, float | str]]]
+    folder: str
+
+    def inspect(self, config: Config, folder: Path) -> tuple[str, Mapping[str, float | str]]:
+        """Check the contents in a folder, which is then removed.
+
+        Raises
+        ------
+        InputError
+            A content cannot be read.
+        """
+        try:
+            contents = {name: np.load(folder / f"{name}.npy", allow_pickle=False) for name in self.buffers}
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read what a kernel wrote from {folder}: {error}") from None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return self.check(config, contents)
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A search space with the text of its template.
@@ -68,12 +116,19 @@ class Kernel:
         SHA-256 of the template and of the author's files that it includes, directly or indirectly. Comments and
         indentation are ignored, so that editing a comment does not invalidate measurements. Where a macro names the
         included file, all text files below the template's folder count.
+    variant
+        Function that makes the source of a configuration, which then has no macros for its parameters; None if the
+        source is the template.
+    inspection
+        Check of the outputs by a function; None if the reference is all.
     """
 
     spec: KernelSpec
     source: str
     template_path: Path
     source_hash: str
+    variant: Callable[[Config], Variant] | None = None
+    inspection: Inspection | None = None
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from autotile.core.model import SAME_CODE, Config, LaunchGeometry, Outcome, Problem, Trial, config_key, config_text
@@ -204,8 +205,20 @@ class Pipeline:
             seconds={**candidate.trial.seconds, **evaluation.seconds},
             telemetry=evaluation.telemetry,
         )
+        if evaluation.captured:
+            trial = self._inspected(trial, Path(evaluation.captured))
         self.remember([trial])
         return candidate, trial
+
+    def _inspected(self, trial: Trial, folder: Path) -> Trial:
+        """Return a trial after the check of its outputs by a function of the user's."""
+        assert self._kernel.inspection is not None
+        with self._timeline.span("session", "inspect"):
+            wrong, telemetry = self._kernel.inspection.inspect(trial.config, folder)
+        trial = replace(trial, telemetry={**trial.telemetry, **telemetry})
+        if not wrong:
+            return trial
+        return replace(trial, outcome=Outcome.WRONG_RESULT, reason=wrong, stage="verify", measurement=None)
 
     def recompile(self, trials: Sequence[Trial]) -> list[tuple[Trial, Candidate]]:
         """Return finished trials with their compiled candidates; trials that no longer compile are left out.

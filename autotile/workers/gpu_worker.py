@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from autotile.core.documents import convert
 from autotile.core.model import Config, Outcome, config_text
@@ -58,7 +61,8 @@ class Workbench:
             return ProblemInstance(self._spec, sizes, workload.dtype, support, check=check, references=references)
 
         ragged = self._spec.ragged_sizes(workload.sizes)
-        has_ragged = not missing_input(self._spec, ragged, workload.dtype)
+        is_same = ragged == dict(workload.sizes) and all(scalar.check_value is None for scalar in self._spec.scalars)
+        has_ragged = not is_same and not missing_input(self._spec, ragged, workload.dtype)
         self._ragged = instance_of(ragged, check=True) if has_ragged else None
         self._tuned = instance_of(workload.sizes, check=False)
         self._others = [instance_of(sizes, check=True) for sizes in workload.verify_sizes]
@@ -70,6 +74,7 @@ class Workbench:
         self._event_floor_us: float | None = None
         self._verify_seed = 0
         self.set_verify_seed(workload.verify_seed)
+        self._captured, self._capture_folder, self._captures = workload.captured, workload.capture_folder, 0
         self._known_good: tuple[Function, Config] | None = None
         """Newest candidate that passed verification."""
         self.fresh = True
@@ -87,6 +92,7 @@ class Workbench:
         timer.end("verify")
         if verdict.outcome is not Outcome.OK:
             return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=timer.seconds, began_at=timer.began_at)
+        captured = self._capture()
         stage("measure")
         bound = self._tuned.bind(config, self.device)
         evaluation = self._measure(self._launch(function, config, self._tuned, bound), best_us, bound)
@@ -94,7 +100,20 @@ class Workbench:
         if evaluation.outcome.has_time:
             self._known_good = (function, config)
         telemetry = {**evaluation.telemetry, "max_error": verdict.max_error}
-        return replace(evaluation, seconds=timer.seconds, telemetry=telemetry, began_at=timer.began_at)
+        return replace(
+            evaluation, seconds=timer.seconds, telemetry=telemetry, captured=captured, began_at=timer.began_at
+        )
+
+    def _capture(self) -> str:
+        """Save what the verified launch wrote at the tuned sizes, if that is asked for; return the folder."""
+        if not self._captured:
+            return ""
+        self._captures += 1
+        folder = Path(self._capture_folder) / f"{os.getpid()}-{self._captures}"
+        folder.mkdir()
+        for name in self._captured:
+            np.save(folder / f"{name}.npy", self._tuned.content(name), allow_pickle=False)
+        return str(folder)
 
     def verify(self, candidate: Candidate, repeats: int, limit_s: float, stage: Stage) -> Evaluation:
         """Verify up to ``repeats`` times, but once in any case, alternately with a plain launch and as for timing.
