@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import doctest
 import gc
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -281,6 +283,25 @@ class TestDisplay:
     def test_examples_in_docstrings_are_right(self, module):
         names = {"kernel": autotile.kernel, "Buffer": Buffer, "Scalar": Scalar}
         assert doctest.testmod(module, extraglobs=names).failed == 0
+
+
+def make_folder(parent: Path) -> Path:
+    """An empty folder with a name that no other has."""
+    folder = parent / f"{len(list(parent.iterdir()))}"
+    folder.mkdir()
+    return folder
+
+
+def test_the_notebook_runs_without_a_gpu(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.mkdtemp", lambda *_, **__: str(make_folder(tmp_path)))
+    monkeypatch.setattr(autotile, "devices", lambda: autotile.DeviceList((), {}))
+    notebook = Path(__file__).parents[2] / "examples" / "notebook" / "softmax.ipynb"
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        exec("".join(cell["source"]), names)
+    assert 'rule_1 = "BLOCK * UNROLL <= 4096"' in capsys.readouterr().out
+    assert names["softmax"].explain(BLOCK=512, UNROLL=4, device="h200").fault == ""
 
 
 def test_no_file_is_left_behind(tmp_path):
