@@ -40,6 +40,8 @@ class CompileJob:
     options: tuple[str, ...]
     further_entries: tuple[str, ...] = ()
     """Names of further functions that the same cubin holds."""
+    include_folders: tuple[str, ...] = ()
+    """The author's own folders of headers; ``source_hash`` covers what is included from them."""
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -111,9 +113,11 @@ def compile_job(
         source=kernel.source,
         source_hash=kernel.source_hash,
         template_path=str(kernel.template_path),
-        entry=kernel.spec.entry,
+        entry=kernel.spec.entries[0],
+        further_entries=kernel.spec.entries[1:],
         architecture=kernel.spec.architecture or architecture,
         options=(*kernel.spec.options, *macro_options({**config, **flags}, dtype)),
+        include_folders=tuple(map(str, kernel.include_folders)),
     )
 
 
