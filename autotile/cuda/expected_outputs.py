@@ -145,7 +145,7 @@ class ExpectedOutputs:
             return {name: expected_file(folder, name, sizes, seed, check=check) for name in written}
         if seed or dict(sizes) != dict(self._spec.sizes):
             return {}  # a file holds the outputs for one set of inputs
-        base = Path(self._spec.source).parent
+        base = Path(self._spec.folder) if self._spec.folder else Path(self._spec.source).parent
         return {name: base / file for name, file in reference.files.items()}
 
     def _reference_kernel(self, sizes: Mapping[str, int]) -> Function:

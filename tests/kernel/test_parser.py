@@ -185,7 +185,6 @@ PROBLEM = [
         "problem.sizes.M",
         ["from 1 to 2147483647"],
     ),
-    ("{ M = 4096, N = 4096, K = 4096 }", "{}", "problem.sizes", ["no size is declared"]),
     ("{ M = 4096, N = 4096, K = 4096 }", "[4096]", "problem.sizes", ["expected a table, got a list"]),
     ("{ M = 389 }", "{ m = 389 }", "problem.ragged.m", ["unknown key 'm'", "known: M, N, K"]),
     ("{ M = 389 }", "{ M = 0 }", "problem.ragged.M", ["whole number from 1"]),
