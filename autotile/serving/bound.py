@@ -313,7 +313,10 @@ class BoundKernel:
             The kernel was not returned by `get_best_kernel`.
         """
         if self.request is None:
-            raise TypeError(f"{self!r} was not returned by get_best_kernel, so it cannot be served again")
+            raise TypeError(
+                f"{self!r} cannot be served again: it was not returned by get_best_kernel, or is of a kernel that is "
+                "written in Python; save that one as a search-space file"
+            )
         return _serve_again, (self.request,)
 
     def __repr__(self) -> str:
