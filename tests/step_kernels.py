@@ -206,6 +206,55 @@ outputs = { y = "TERMS" }
 reduction = 8
 """.replace("TERMS", " + ".join(["x", *(f"shift(x, -{back})" for back in range(1, 8))]))
 
+TILED_TEMPLATE = """
+__global__ void advance(const float* x, float* y, float* rows, int N)
+{
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i >= N) return;
+    float value = x[i];
+    for (int step = 0; step < STEPS; ++step) {
+        value = 0.5f * value + 1.0f;
+        rows[step * N + i] = value;
+    }
+    y[i] = STEPS * x[i];
+}
+"""
+
+TILED_SPACE = """
+[kernel]
+name = "several_steps"
+template = "several_steps.cu"
+entry = "advance"
+
+[problem]
+sizes = { N = 100000 }
+
+[parameters]
+BLOCK = [128, 256]
+STEPS = [1, 2, 3]
+
+[default]
+BLOCK = 128
+STEPS = 1
+
+[launch]
+block = ["BLOCK"]
+grid = ["ceil_div(N, BLOCK)"]
+
+[arguments]
+x = { buffer = "float32", shape = ["N"], access = "in" }
+y = { buffer = "float32", shape = ["N"], access = "out" }
+rows = { buffer = "float32", shape = ["STEPS", "N"], access = "out" }
+N = { scalar = "int32", value = "N" }
+
+[reference]
+outputs = { y = "STEPS * x", rows = "ROWS" }
+reduction = "STEPS"
+
+[work]
+flops = "2 * N * STEPS"
+""".replace("ROWS", "(ONE if STEPS == 1 else TWO if STEPS == 2 else THREE)")
+
 KERNELS = {
     "two_step_sum": (SUM_TEMPLATE, SUM_SPACE),
     "split_rows": (SPLIT_TEMPLATE, SPLIT_SPACE),
