@@ -29,8 +29,8 @@ _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 class Function:
     """An entry function of a loaded module, which it keeps loaded.
 
-    It may be deleted at any time, even while a stream is being captured, when CUDA allows unloading a module only in
-    the relaxed mode.
+    It may be deleted at any time, even while a stream is being captured, when CUDA unloads a module only in the
+    relaxed mode.
     """
 
     def __init__(self, function: Any) -> None:

@@ -186,9 +186,7 @@ def _heuristics_table(document: Table) -> Table:
 
 
 def _sizes(problem: Table, taken: dict[str, str]) -> dict[str, int]:
-    table = problem.table("sizes")
-    if not table.data:
-        raise problem.error("sizes", "no size is declared; declare at least one, as in sizes = { N = 4096 }")
+    table = problem.table("sizes", optional=True)
     check_names(table, what="a size", taken=taken)
     return {name: table.whole_number(name, minimum=1) for name in table.data}
 

@@ -49,6 +49,20 @@ def test_a_kernel_from_python_is_tuned_and_served(scale: autotile.TunableKernel)
     assert bool((best(x) == 2 * x).all())
 
 
+def test_arrays_are_inputs_and_answers() -> None:
+    x = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
+    described: dict[str, Any] = {
+        "parameters": {"BLOCK": [64, 128], "WORK": [1, 2]},
+        "arguments": [x, Buffer("float32", x.shape, "out"), np.int32(x.size)],
+        "launch": ("BLOCK", f"ceil_div({x.size}, BLOCK * WORK)"),
+    }
+    right = autotile.kernel(CODE, "scale", reference=2 * x, **described).tune(options=OPTIONS, progress=False)
+    assert right.outcomes == {Outcome.OK: 4} or Outcome.WRONG_RESULT not in right.outcomes
+    wrong = autotile.kernel(CODE, "scale", reference=3 * x, **described)
+    with pytest.raises(autotile.InputError, match="no candidate agrees with the reference"):
+        wrong.tune(options=OPTIONS, progress=False)
+
+
 def test_a_search_of_the_callers_own(scale: autotile.TunableKernel) -> None:
     with autotile.session(scale, n=1 << 18, options=autotile.TuneOptions(finals=2)) as session:
         trials = session.evaluate([{"BLOCK": 64}, {"BLOCK": 256, "WORK": 4}, *session.ask(2)])
