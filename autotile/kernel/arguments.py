@@ -263,6 +263,10 @@ class ScalarArgument(ArgumentKind):
         """The expression that binds it."""
         return () if self.binding is None else (self.binding,)
 
+    def parameter_bytes(self, problem_dtype: str) -> int:
+        """See `ArgumentKind.parameter_bytes`."""
+        return DTYPES[self.element_type(problem_dtype)].size_bytes
+
     def element_type(self, problem_dtype: str) -> str:
         """Return the name of the type for a problem of the given dtype."""
         return problem_dtype if self.dtype == PROBLEM_DTYPE else self.dtype
