@@ -274,6 +274,13 @@ class BoundKernel:
         return self._plan.main.geometry
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each array, by its name. Shapes may depend on the configuration that is served."""
+        spec = self.definition.spec
+        names = spec.shaped_sizes(self.problem.sizes, self.config)
+        return {buffer.name: buffer.array_shape(names) for buffer in spec.buffers}
+
+    @property
     def launches(self) -> tuple[StepLaunch, ...]:
         """What a call launches, in order."""
         return self._plan.launches
@@ -439,6 +446,7 @@ class BoundKernel:
                 arguments = CallArguments(
                     self.definition.spec,
                     self.problem,
+                    self.config,
                     self._plan,
                     data=self._data,
                     scalars=self._scalars,
