@@ -30,26 +30,145 @@ KNOWN_OPTIONS = (
 """Options that a message suggests for one that is misspelled."""
 
 _FORBIDDEN = frozenset(
-    """
-    I include-path D define-macro U undefine-macro pre-include include isystem system-include x L l library library-path
-    pch create-pch use-pch pch-dir pch-messages instantiate-templates-in-pch time fdevice-time-trace options-file optf
-    output-file output-directory odir o keep keep-dir save-temps gpu-architecture arch gpu-code code gencode
-    generate-code dlink-time-opt dlto gen-opt-lto ltoir lto optix-ir relocatable-device-code rdc device-c dc device-link
-    dlink compile c cubin ptx fatbin lib link run run-args dryrun compiler-bindir ccbin compiler-options Xcompiler
-    linker-options Xlinker archive-options Xarchive nvlink-options Xnvlink forward-unknown-to-host-compiler
-    forward-unknown-opts forward-unknown-to-host-linker forward-slash-prefix-opts cudart cudadevrt libdevice-directory
-    ldir target-directory tdir input-drive-prefix idp dependency-drive-prefix ddp drive-prefix dp no-cache M MM MD MMD MF
-    MT MP generate-dependencies dependency-output version V help h clean-targets use-local-env threads t
-    input-as-string ias fdevice-syntax-only preprocess E machine m qpp-config config
-    """.split()
+    [
+        "I",
+        "include-path",
+        "D",
+        "define-macro",
+        "U",
+        "undefine-macro",
+        "pre-include",
+        "include",
+        "isystem",
+        "system-include",
+        "x",
+        "L",
+        "l",
+        "library",
+        "library-path",
+        "pch",
+        "create-pch",
+        "use-pch",
+        "pch-dir",
+        "pch-messages",
+        "instantiate-templates-in-pch",
+        "time",
+        "fdevice-time-trace",
+        "options-file",
+        "optf",
+        "output-file",
+        "output-directory",
+        "odir",
+        "o",
+        "keep",
+        "keep-dir",
+        "save-temps",
+        "gpu-architecture",
+        "arch",
+        "gpu-code",
+        "code",
+        "gencode",
+        "generate-code",
+        "dlink-time-opt",
+        "dlto",
+        "gen-opt-lto",
+        "ltoir",
+        "lto",
+        "optix-ir",
+        "relocatable-device-code",
+        "rdc",
+        "device-c",
+        "dc",
+        "device-link",
+        "dlink",
+        "compile",
+        "c",
+        "cubin",
+        "ptx",
+        "fatbin",
+        "lib",
+        "link",
+        "run",
+        "run-args",
+        "dryrun",
+        "compiler-bindir",
+        "ccbin",
+        "compiler-options",
+        "Xcompiler",
+        "linker-options",
+        "Xlinker",
+        "archive-options",
+        "Xarchive",
+        "nvlink-options",
+        "Xnvlink",
+        "forward-unknown-to-host-compiler",
+        "forward-unknown-opts",
+        "forward-unknown-to-host-linker",
+        "forward-slash-prefix-opts",
+        "cudart",
+        "cudadevrt",
+        "libdevice-directory",
+        "ldir",
+        "target-directory",
+        "tdir",
+        "input-drive-prefix",
+        "idp",
+        "dependency-drive-prefix",
+        "ddp",
+        "drive-prefix",
+        "dp",
+        "no-cache",
+        "M",
+        "MM",
+        "MD",
+        "MMD",
+        "MF",
+        "MT",
+        "MP",
+        "generate-dependencies",
+        "dependency-output",
+        "version",
+        "V",
+        "help",
+        "h",
+        "clean-targets",
+        "use-local-env",
+        "threads",
+        "t",
+        "input-as-string",
+        "ias",
+        "fdevice-syntax-only",
+        "preprocess",
+        "E",
+        "machine",
+        "m",
+        "qpp-config",
+        "config",
+    ]
 )
 """Options that read or write files, replace the input, or belong to autotile."""
 _FLAGS = frozenset(
-    """
-    use_fast_math lineinfo generate-line-info restrict extra-device-vectorization device-debug G minimal w
-    disable-warnings device-int128 device-float128 device-as-default-execution-space default-device
-    extended-lambda expt-extended-lambda expt-relaxed-constexpr brief-diagnostics device-stack-protector
-    """.split()
+    [
+        "use_fast_math",
+        "lineinfo",
+        "generate-line-info",
+        "restrict",
+        "extra-device-vectorization",
+        "device-debug",
+        "G",
+        "minimal",
+        "w",
+        "disable-warnings",
+        "device-int128",
+        "device-float128",
+        "device-as-default-execution-space",
+        "default-device",
+        "extended-lambda",
+        "expt-extended-lambda",
+        "expt-relaxed-constexpr",
+        "brief-diagnostics",
+        "device-stack-protector",
+    ]
 )
 """Options without a value; ``=true`` and ``=false``, as a boolean parameter gives them, set and omit them."""
 _NVCC_ONLY = frozenset(
@@ -61,8 +180,8 @@ _JOINED = {"Xptxas": "ptxas-options", "ptxas-options": "ptxas-options"}
 _CONTROLS = "apply-controls"
 """Option of the assembler that names a file of compiler controls."""
 _NOT_OWN = (
-    "options that read or write files, define macros, or choose the output or the target are not; use the keys defines, "
-    "include or architecture"
+    "options that read or write files, define macros, or choose the output or the target are not; use the keys "
+    "defines, include or architecture"
 )
 _ATTACHED = re.compile(r"-[IDULl](?!ineinfo\b)")
 """An option of one letter with its value attached."""
@@ -177,7 +296,9 @@ def parse_build(kernel: Table, kinds: Mapping[str, Kind], macros: Sequence[str])
 
 def _option(kernel: Table, text: str, kinds: Mapping[str, Kind]) -> OptionText:
     if len(text) > _MAX_TEXT or not text.isprintable():
-        raise kernel.error("options", f"{text[:60]!r} is not accepted: expected one line of at most {_MAX_TEXT} characters")
+        raise kernel.error(
+            "options", f"{text[:60]!r} is not accepted: expected one line of at most {_MAX_TEXT} characters"
+        )
     pieces: list[str | Expression] = []
     position = 0
     for match in _PLACEHOLDER.finditer(text):
