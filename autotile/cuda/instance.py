@@ -14,12 +14,12 @@ from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
 from autotile.cuda.buffers import GuardedBuffer
 from autotile.cuda.expected_outputs import ExpectedOutputs
-from autotile.cuda.packing import decode_scalar, pack_arguments, scalar_value
+from autotile.cuda.packing import decode_scalar, pack_launches, problem_scalars
 from autotile.cuda.reference_solution import ReferenceOutput
 from autotile.cuda.support import SupportKernels
 from autotile.kernel.arguments import BufferArgument, Workspace
 from autotile.kernel.inputs import InputMaker
-from autotile.kernel.launch import LaunchData, known_names
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.reference import Tolerance
 from autotile.kernel.spec import KernelSpec
 
@@ -43,19 +43,22 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BoundArguments:
-    """Launch arguments of a configuration on the buffers of a problem, and the workspaces of the configuration.
+    """Launches of a configuration on the buffers of a problem, and the workspaces of the configuration.
 
     Attributes
     ----------
+    plan
+        The launches.
     arguments
-        Launch arguments, in order.
+        Arguments of each launch, in order.
     workspaces
         Workspaces by name, except empty ones.
     zeroed
         Names of the workspaces that each launch must leave zeroed.
     """
 
-    arguments: tuple[Any, ...]
+    plan: LaunchPlan
+    arguments: tuple[tuple[Any, ...], ...]
     workspaces: Mapping[str, GuardedBuffer]
     zeroed: frozenset[str]
 
@@ -108,7 +111,7 @@ class ProblemInstance:
         self._support = support
         self._check = check
         self._references = references or ExpectedOutputs(spec, dtype, support)
-        self._scalars = {a.name: scalar_value(a, sizes, dtype, check=check) for a in spec.scalars}
+        self._scalars = problem_scalars(spec, sizes, dtype, check=check)
         self._buffers: dict[str, GuardedBuffer] = {}
         for buffer in spec.buffers:
             self._buffers[buffer.name] = self._new_buffer(buffer)
@@ -148,14 +151,17 @@ class ProblemInstance:
         names = known_names(self._spec, config, self.sizes, device)
         data = LaunchData.of(self._spec, self._dtype, names)
         workspaces = {w.name: self._new_workspace(w) for w in data.workspaces if w.size_bytes}
-        arguments = pack_arguments(
+        plan = LaunchPlan.of(self._spec, config, self.sizes, device)
+        arguments = pack_launches(
             self._spec,
+            plan,
             data,
+            self._dtype,
             pointers={name: buffer.pointer for name, buffer in self._buffers.items()},
             scalars=self._scalars,
             workspaces={w.name: workspaces[w.name].pointer if w.size_bytes else 0 for w in data.workspaces},
         )
-        return BoundArguments(arguments, workspaces, frozenset(w.name for w in data.workspaces if w.zeroed))
+        return BoundArguments(plan, arguments, workspaces, frozenset(w.name for w in data.workspaces if w.zeroed))
 
     def prepare(self, bound: BoundArguments) -> None:
         """Poison the buffers that the kernel must write, and restore those that it updates."""
@@ -224,7 +230,8 @@ class ProblemInstance:
             if buffer.is_initialized:
                 pristine[buffer.name] = self._new_buffer(buffer)
                 pristine[buffer.name].write(inputs.stored(buffer.name))
-        scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in self._spec.scalars}
+        operands = [scalar for scalar in self._spec.scalars if scalar.is_operand]
+        scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in operands}
         expected = self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check)
         return _InputSet(pristine, expected)
 

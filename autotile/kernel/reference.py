@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from autotile.errors import nearest
 from autotile.kernel.arguments import Argument, BufferArgument, arguments_of_kind
 from autotile.kernel.array_expressions import ArrayExpression, parse_array_expression
@@ -110,7 +108,7 @@ def check_reference(reference: Reference, arguments: tuple[Argument, ...], probl
     for sizes, check in _problems(problem):
         operands = {a.name: a.operand(sizes, check=check) for a in arguments if a.is_operand}
         for name, expression in reference.outputs.items():
-            shape, expected = np.shape(expression.evaluate({**sizes, **operands})), buffers[name].array_shape(sizes)
+            shape, expected = expression.shape({**sizes, **operands}), buffers[name].array_shape(sizes)
             if shape != expected:
                 at = " ".join(f"{size}={value}" for size, value in sizes.items())
                 problem_text = f"the result has the shape {shape}, but the buffer {name} has {expected}, at {at}"
@@ -217,7 +215,8 @@ def _outputs(
             if not files[name].endswith(".npy"):
                 raise entry.error("file", f"{describe(files[name])} is not accepted; expected a .npy file")
         else:
-            outputs[name] = parse_array_expression(table.text(name), known, problem.kinds, table.location(name))
+            text = "; ".join(table.texts(name)) if isinstance(table.data[name], list) else table.text(name)
+            outputs[name] = parse_array_expression(text, known, problem.kinds, table.location(name))
     return outputs, files
 
 

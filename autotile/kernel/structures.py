@@ -132,6 +132,10 @@ class StructArgument(ArgumentKind):
         evaluated = ((offset, dtype, tuple(_value_of(v, names) for v in values)) for offset, dtype, values in scalars)
         return StructValue(self.name, size_bytes, tuple(evaluated), pointers)
 
+    def parameter_bytes(self, problem_dtype: str) -> int:
+        """See `ArgumentKind.parameter_bytes`."""
+        return self.layout(problem_dtype).size_bytes
+
     def layout(self, problem_dtype: str) -> StructLayout:
         """Return the layout in C, for a problem of the given dtype."""
         layout = _Layout(problem_dtype)

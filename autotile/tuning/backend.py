@@ -15,6 +15,7 @@ from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import L2Mode, Outcome, Problem
 from autotile.core.objectives import ENERGY, ERROR
 from autotile.cuda.compiler import compile_job
+from autotile.cuda.cubin_cache import check_signatures
 from autotile.cuda.driver import device_count, has_driver, live_device
 from autotile.cuda.timing import DISCARD_RATIO, discard_reason
 from autotile.database.keys import space_hash
@@ -338,6 +339,7 @@ def check_without_gpu(kernel: Kernel, problem: Problem, settings: Settings, opti
         return
     if compiled.cubin is None:
         raise InputError(f"{kernel.spec.source}: the default configuration does not compile: {compiled.reason}")
+    check_signatures(kernel, problem.dtype, compiled.cubin)
 
 
 def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Workload:
