@@ -202,8 +202,8 @@ def _start_log(log: int | None, kernel_name: str) -> None:
 def _refuse_textures(texmem_args: Mapping[str, Any] | None) -> None:
     if texmem_args:
         raise InputError(
-            f"texmem_args ({', '.join(texmem_args)}): CUDA 12 removed texture references, so such code does not compile; "
-            "pass a texture object as an argument of an autotile.kernel, or read the array through a const pointer"
+            f"texmem_args ({', '.join(texmem_args)}): CUDA 12 removed texture references, so that such code "
+            "does not compile; use a texture object, or read the array through a const pointer"
         )
 
 
