@@ -29,8 +29,10 @@ _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 class Function:
     """An entry function of a loaded module."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, module: int) -> None:
         self._function = function
+        self.module = module
+        """Driver handle of the module, which the function keeps loaded."""
 
     @property
     def pointer(self) -> int:
@@ -84,7 +86,7 @@ class Module:
 
     def function(self, name: str) -> Function:
         """Return a function by its symbol: the mangled name, or that of an ``extern "C"`` function."""
-        return Function(self._module.get_function(name))
+        return Function(self._module.get_function(name), int(self._module.ptr))
 
 
 WORD_BYTES = 8

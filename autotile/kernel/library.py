@@ -15,7 +15,7 @@ from autotile.core.frozen import dataclass
 from autotile.errors import InputError, SpecError, UnknownKernelError
 from autotile.kernel.includes import check_include, is_permitted, permitted_folders
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.spec import KernelSpec
+from autotile.kernel.spec import KernelSpec, check_variables
 from autotile.settings import read_settings
 
 _SPLICE = "\\\n"
@@ -167,6 +167,7 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None) -> 
     """
     if source is None:
         source = _read_text(template, "template")
+    check_variables(spec, source)
     digest = _hash_with_includes(template, source)
     if (other := _reference_template(spec, template)) is not None:
         digest = hashlib.sha256(

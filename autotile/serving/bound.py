@@ -23,7 +23,7 @@ from autotile.space.limits import compiled_occupancy
 
 if TYPE_CHECKING:
     from autotile.cuda.cubin_cache import CachedCubin
-    from autotile.cuda.function import PackedCubin
+    from autotile.cuda.function import Function, PackedCubin
     from autotile.serving.launching import Launcher
 
 
@@ -418,25 +418,37 @@ class BoundKernel:
             )
         from autotile.cuda.function import Module
         from autotile.serving.launching import CallArguments, Launcher
+        from autotile.serving.preparation import Preparation
 
-        with_graphs = read_settings().graphs
+        with_graphs, spec = read_settings().graphs, self.definition.spec
+
+        def load() -> Function:
+            packed, entry = self._packed, spec.entry
+            image = packed.read() if packed is not None else self._compiled().path
+            symbols = packed.symbols if packed is not None else self._compiled().symbols
+            function = Module(image).function(symbols.get(entry, entry))
+            function.opt_in(self._geometry.dynamic_smem_bytes)
+            return function
+
         with self._lock:
             if self._launcher is None:
                 with load_cupy().cuda.Device(self._device_index), outside_of_captures():
-                    packed, entry = self._packed, self.definition.spec.entry
-                    image = packed.read() if packed is not None else self._compiled().path
-                    symbols = packed.symbols if packed is not None else self._compiled().symbols
-                    function = Module(image).function(symbols.get(entry, entry))
-                    function.opt_in(self._geometry.dynamic_smem_bytes)
+                    function = load()
                 arguments = CallArguments(
-                    self.definition.spec,
+                    spec,
                     self.problem,
                     self._geometry,
                     data=self._data,
                     scalars=self._scalars,
                     device_index=self._device_index,
                 )
-                self._launcher = Launcher(arguments, function, self._device_index, with_graphs=with_graphs)
+                self._launcher = Launcher(
+                    arguments,
+                    function,
+                    self._device_index,
+                    with_graphs=with_graphs,
+                    preparation=Preparation.of(spec, self.problem, self._geometry, load),
+                )
             return self._launcher
 
     def _compiled(self) -> CachedCubin:

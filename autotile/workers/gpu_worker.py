@@ -215,6 +215,7 @@ class Workbench:
     def _launch(self, function: Function, config: Config, instance: ProblemInstance, bound: BoundArguments) -> Launch:
         geometry = launch_geometry(self._spec, config, instance.sizes, self.device)
         function.opt_in(geometry.dynamic_smem_bytes)
+        instance.copy_constants(function.module)
 
         def launch() -> None:
             function.launch(geometry.grid, geometry.block, bound.arguments, geometry.dynamic_smem_bytes)

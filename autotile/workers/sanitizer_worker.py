@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from autotile.core.documents import decode_json
 from autotile.core.dtypes import DTYPES
+from autotile.cuda.constants import constant_copies, copy_constants
 from autotile.cuda.driver import live_device
 from autotile.cuda.function import Module
 from autotile.cuda.packing import pack_arguments, scalar_value
@@ -70,6 +71,8 @@ class Launcher:
             scalars={s.name: scalar_value(s, sizes, dtype, check=check) for s in self._spec.scalars},
             workspaces={w.name: workspaces[w.name].data.ptr if w.size_bytes else 0 for w in data.workspaces},
         )
+        pointers = {name: buffer.data.ptr for name, buffer in buffers.items()}
+        copy_constants(constant_copies(self._spec, self._function.module, sizes, dtype), pointers, 0)
         notify(Notice.AT, " ".join(f"{name}={value}" for name, value in sizes.items()))
         self._function.launch(geometry.grid, geometry.block, arguments, geometry.dynamic_smem_bytes)
         load_cupy().cuda.runtime.deviceSynchronize()
