@@ -31,12 +31,12 @@ from autotile.kernel.argument_kind import (
     known_type,
     parse_element_type,
 )
-from autotile.kernel.array_expressions import ShapeOnly
+from autotile.kernel.array_shapes import ShapeOnly
 from autotile.kernel.contents import Content, InputExpression, check_contents, declared_content
 from autotile.kernel.expressions import Expression
 from autotile.kernel.input_files import InputFile
 from autotile.kernel.structures import StructArgument
-from autotile.kernel.table import ProblemSection, Table, check_array_names, check_names, describe, is_c_identifier
+from autotile.kernel.table import ProblemSection, Table, check_names, describe, is_c_identifier
 from autotile.kernel.tensor_maps import TensorMapArgument
 
 Access = Literal["in", "out", "inout"]
@@ -369,7 +369,6 @@ def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]
         scope.problem.sizes.keys() - scope.problem.flags
     )  # a flag is a macro, which would replace the name of a parameter
     check_names(table, what="an argument", taken={name: what for name, what in taken.items() if name not in sizes})
-    check_array_names(table)
     entries = {name: table.table(name) for name in table.data}
     kind_of = {name: _kind(entry) for name, entry in entries.items()}
     scope = scope._replace(operands=_operands(entries, kind_of))

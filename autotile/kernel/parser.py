@@ -37,6 +37,9 @@ SECTIONS = (
     "computed",
 )
 
+_KERNEL_KEYS = (
+    *("name", "template", "entry", "summary", "options", "include", "architecture", "minimum_compute_capability"),
+)
 _FORMER_HEURISTICS = "pruning"
 """Deprecated name of the section ``[heuristics]``."""
 
@@ -91,7 +94,9 @@ def parse_spec(
     document = read_document(text, source)
     document.allow(SECTIONS, deprecated=(_FORMER_HEURISTICS,))
     kernel, problem_table = document.table("kernel"), document.table("problem")
-    kernel.allow(("name", "template", "entry", "summary", "options", "architecture", "minimum_compute_capability"))
+    kernel.allow(
+        ("name", "template", "entry", "summary", "options", "include", "architecture", "minimum_compute_capability")
+    )
     problem_table.allow(("sizes", "flags", "ragged", "dtypes"))
 
     taken: dict[str, str] = {}
@@ -121,6 +126,7 @@ def parse_spec(
         summary=kernel.text("summary", ""),
         template=_matching(kernel, "template", _TEMPLATE, "a bare file name that ends in .cu, without directories"),
         options=_listed(kernel, "options", ALLOWED_OPTIONS),
+        include=kernel.texts("include", optional=True),
         architecture=_optional(kernel, "architecture", ARCHITECTURE, "a target such as 'sm_90a'"),
         minimum_compute_capability=_optional(
             kernel, "minimum_compute_capability", CAPABILITY, "a compute capability such as '8.0'"
@@ -179,9 +185,7 @@ def _heuristics_table(document: Table) -> Table:
 
 
 def _sizes(problem: Table, taken: dict[str, str]) -> dict[str, int]:
-    table = problem.table("sizes")
-    if not table.data:
-        raise problem.error("sizes", "no size is declared; declare at least one, as in sizes = { N = 4096 }")
+    table = problem.table("sizes", optional=True)
     check_names(table, what="a size", taken=taken)
     return {name: table.whole_number(name, minimum=1) for name in table.data}
 

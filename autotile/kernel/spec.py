@@ -103,6 +103,8 @@ class KernelSpec:
     template: str
     """File name of the template."""
     options: tuple[str, ...]
+    include: tuple[str, ...]
+    """Folders of the author's headers, as written."""
     architecture: str | None
     """The only compilation target, such as ``sm_90a``; None for that of the device."""
     minimum_compute_capability: str | None

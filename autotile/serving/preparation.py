@@ -7,21 +7,21 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
-from autotile.core.model import LaunchGeometry, Problem
+from autotile.core.model import Problem
 from autotile.cuda.constants import ConstantCopy, constant_copies, copy_async
 from autotile.cuda.driver import outside_of_captures
-from autotile.cuda.function import Function, ParameterBlock, driver_launch
+from autotile.cuda.function import ParameterBlock
+from autotile.cuda.sequence import DriverLaunch, StepFunctions
 from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.inputs import InputMaker
+from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.spec import KernelSpec
-
-DriverLaunch = Callable[[int, int, int], None]
 
 
 class _Loaded(NamedTuple):
     """A module of its own, as two launches that overlap may need different contents of its constant memory."""
 
-    function: Function
+    functions: StepFunctions
     copies: tuple[ConstantCopy, ...]
 
 
@@ -30,18 +30,16 @@ class Preparation:
 
     Parameters
     ----------
-    spec, problem, geometry
-        The kernel, its problem and the geometry of its launches.
+    spec, problem, plan
+        The kernel, its problem and its launches.
     load
         Loads the kernel once more.
     """
 
-    def __init__(
-        self, spec: KernelSpec, problem: Problem, geometry: LaunchGeometry, load: Callable[[], Function]
-    ) -> None:
+    def __init__(self, spec: KernelSpec, problem: Problem, plan: LaunchPlan, load: Callable[[], StepFunctions]) -> None:
         self._spec = spec
         self._problem = problem
-        self._geometry = geometry
+        self._plan = plan
         self._load = load
         self._names = [buffer.name for buffer in spec.buffers]
         self._has_constants = any(buffer.constant for buffer in spec.buffers)
@@ -53,10 +51,10 @@ class Preparation:
 
     @classmethod
     def of(
-        cls, spec: KernelSpec, problem: Problem, geometry: LaunchGeometry, load: Callable[[], Function]
+        cls, spec: KernelSpec, problem: Problem, plan: LaunchPlan, load: Callable[[], StepFunctions]
     ) -> Preparation | None:
         """Return the preparation; None if the kernel needs none."""
-        made = cls(spec, problem, geometry, load)
+        made = cls(spec, problem, plan, load)
         return made if made._has_constants or made._filled else None
 
     def launch(self, plain: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], stream: int) -> DriverLaunch:
@@ -76,7 +74,7 @@ class Preparation:
         loaded = self._own.by_stream.get(stream)
         if loaded is None:
             loaded = self._own.by_stream[stream] = self._new_module()
-        return self._prepared(driver_launch(loaded.function.pointer, self._geometry), block, words, loaded.copies)
+        return self._prepared(loaded.functions.driver_launch(self._plan), block, words, loaded.copies)
 
     def bound_launch(
         self, plain: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], stream: int
@@ -89,7 +87,7 @@ class Preparation:
         with _uncaptured(stream) as side_stream:
             for copy in loaded.copies:
                 copy_async(copy.address, addresses[copy.buffer], copy.size_bytes, side_stream or stream)
-        return self._prepared(driver_launch(loaded.function.pointer, self._geometry), block, words, ()), loaded
+        return self._prepared(loaded.functions.driver_launch(self._plan), block, words, ()), loaded
 
     def _prepared(
         self, launch: DriverLaunch, block: ParameterBlock, words: tuple[int, ...], copies: tuple[ConstantCopy, ...]
@@ -127,9 +125,8 @@ class Preparation:
 
     def _new_module(self) -> _Loaded:
         with outside_of_captures():
-            function = self._load()
-            problem = self._problem
-            return _Loaded(function, constant_copies(self._spec, function.module, problem.sizes, problem.dtype))
+            functions, problem = self._load(), self._problem
+            return _Loaded(functions, constant_copies(self._spec, functions.module, problem.sizes, problem.dtype))
 
 
 class _OwnModules(threading.local):

@@ -185,7 +185,6 @@ PROBLEM = [
         "problem.sizes.M",
         ["from 1 to 2147483647"],
     ),
-    ("{ M = 4096, N = 4096, K = 4096 }", "{}", "problem.sizes", ["no size is declared"]),
     ("{ M = 4096, N = 4096, K = 4096 }", "[4096]", "problem.sizes", ["expected a table, got a list"]),
     ("{ M = 389 }", "{ m = 389 }", "problem.ragged.m", ["unknown key 'm'", "known: M, N, K"]),
     ("{ M = 389 }", "{ M = 0 }", "problem.ragged.M", ["whole number from 1"]),
@@ -286,7 +285,6 @@ ARGUMENTS = [
     ("check = 0.75", "check = inf", "arguments.alpha.check", ["expected a finite number"]),
     ('"float32", value = 1.0', '"int32", value = 1.5', "arguments.alpha.value", ["a whole number for int32"]),
     ("alpha = {", "BM = {", "arguments.BM", ["already names a parameter"]),
-    ("alpha = {", "sum = {", "arguments.sum", ["already names a function"]),
     ("alpha = {", "const = {", "arguments.const", ["keyword"]),
     ("alpha = {", "K = {", "arguments.K", ["already names a size"]),
 ]

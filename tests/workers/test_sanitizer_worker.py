@@ -45,10 +45,12 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
         set_allocator=lambda allocator: None,
         runtime=SimpleNamespace(deviceSynchronize=lambda: launches.append(("wait",))),
     )
-    function = SimpleNamespace(module=0, opt_in=lambda _: None, launch=lambda *launch: launches.append(launch))
+    function = SimpleNamespace(opt_in=lambda _: None, launch=lambda *launch: launches.append(launch))
     monkeypatch.setattr(sanitizer_worker, "load_cupy", lambda: SimpleNamespace(cuda=cuda, ndarray=RecordedArray))
     monkeypatch.setattr(sanitizer_worker, "live_device", lambda _: device_profile("h200"))
-    monkeypatch.setattr(sanitizer_worker, "Module", lambda _: SimpleNamespace(function=lambda _: function))
+    monkeypatch.setattr(
+        "autotile.cuda.sequence.Module", lambda _: SimpleNamespace(function=lambda _: function, pointer=1)
+    )
 
 
 def launcher(toml: Path, config: Config, *others: int) -> Launcher:
