@@ -371,7 +371,7 @@ class _Package(ModuleType):
     Python makes a subpackage an attribute of its package when it imports it. Without this, the function `space` would
     become the package ``autotile.space`` as soon as any of its modules was imported. Names of that package are imported
     by ``from autotile.space.search_space import SearchSpace``; ``import autotile.space.search_space as name`` fails, as
-    it looks for them in the function.
+    it looks for them in the function. The same holds for `kernel`.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotile.core.documents import Name, canonical_json
+from autotile.core.documents import Bytes, Name, canonical_json
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Resources, Value
+from autotile.cuda.elf import parameter_bytes
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import ToolchainError
 
@@ -68,6 +69,8 @@ class CompiledFunction:
     symbol: Name
     """Its name in the cubin: mangled, unless the function is ``extern "C"``."""
     resources: Resources
+    parameter_bytes: tuple[Bytes, ...] | None = None
+    """Size of each parameter; None if the cubin does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +151,13 @@ def compile_cubin(job: CompileJob) -> Compilation:
     return compile_with_nvrtc(job)
 
 
-def compiled_functions(log: str, symbols: Mapping[str, str]) -> dict[str, CompiledFunction]:
+def compiled_functions(cubin: bytes, log: str, symbols: Mapping[str, str]) -> dict[str, CompiledFunction]:
     """Return the functions of a cubin, with the resources that the assembler reported.
 
     Parameters
     ----------
+    cubin
+        The cubin.
     log
         The assembler's report.
     symbols
@@ -164,7 +169,10 @@ def compiled_functions(log: str, symbols: Mapping[str, str]) -> dict[str, Compil
         The report has an unknown format, or lacks a function.
     """
     reports = _reports(log)
-    return {entry: CompiledFunction(symbol, _resources(reports, symbol)) for entry, symbol in symbols.items()}
+    return {
+        entry: CompiledFunction(symbol, _resources(reports, symbol), parameter_bytes(cubin, symbol))
+        for entry, symbol in symbols.items()
+    }
 
 
 def reported_symbols(log: str) -> list[str]:

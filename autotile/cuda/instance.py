@@ -49,6 +49,8 @@ class BoundArguments:
 
     Attributes
     ----------
+    instance
+        The problem, whose buffers the arguments point to.
     plan
         The launches.
     arguments
@@ -59,6 +61,7 @@ class BoundArguments:
         Names of the workspaces that each launch must leave zeroed.
     """
 
+    instance: ProblemInstance
     plan: LaunchPlan
     arguments: tuple[tuple[Any, ...], ...]
     workspaces: Mapping[str, GuardedBuffer]
@@ -120,6 +123,13 @@ class ProblemInstance:
         self._sets = {0: self._new_inputs(0)}
         self.use_inputs(0)
 
+    @property
+    def size_bytes(self) -> int:
+        """Device memory of the buffers, the inputs and the expected outputs, without guard bands."""
+        kept = [*self._buffers.values(), *(b for one in self._sets.values() for b in one.pristine.values())]
+        expected = (output.values for one in self._sets.values() for output in one.expected.values())
+        return sum(int(b.array.nbytes) for b in kept) + sum(int(values.nbytes) for values in expected)
+
     def add_inputs(self, seed: int) -> None:
         """Draw a second set of inputs, and compute its reference; the set of seed 0 stays in use. See `use_inputs`.
 
@@ -163,7 +173,8 @@ class ProblemInstance:
             scalars=self._scalars,
             workspaces={w.name: workspaces[w.name].pointer if w.size_bytes else 0 for w in data.workspaces},
         )
-        return BoundArguments(plan, arguments, workspaces, frozenset(w.name for w in data.workspaces if w.zeroed))
+        zeroed = frozenset(w.name for w in data.workspaces if w.zeroed)
+        return BoundArguments(self, plan, arguments, workspaces, zeroed)
 
     def copy_constants(self, module: int) -> None:
         """Copy the inputs in use to the ``__constant__`` variables of a module, given by its driver handle."""

@@ -47,7 +47,7 @@ def compile_with_nvrtc(job: CompileJob) -> Compilation:
     if attempt.fault:
         raise compile_error(attempt.log or f"NVRTC returned {attempt.fault}", job)
     symbols = dict(zip(job.entries, attempt.symbols, strict=True))
-    return Compilation(attempt.cubin, compiled_functions(attempt.log, symbols))
+    return Compilation(attempt.cubin, compiled_functions(attempt.cubin, attempt.log, symbols))
 
 
 def known_architectures() -> tuple[str, ...]:

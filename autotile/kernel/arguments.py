@@ -72,6 +72,11 @@ class MemoryDemand(NamedTuple):
     is_workspace: bool
 
     @property
+    def min_extent(self) -> int:
+        """Smallest valid extent; a workspace may be empty."""
+        return 0 if self.is_workspace else 1
+
+    @property
     def size_bytes(self) -> NDArray[np.float64]:
         """Size in bytes as float64, as products of absurd extents exceed 64 bits; negative extents count as 0."""
         return reduce(np.multiply, [np.maximum(extent, 0.0) for extent in self.shape]) * self.element_bytes
@@ -186,7 +191,7 @@ class BufferArgument(ArgumentKind):
         return math.prod(self.extents(names)) * DTYPES[self.element_type(problem_dtype, names)].size_bytes
 
     def memory_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> MemoryDemand:
-        """Return the size of the array, the same in every configuration."""
+        """Return the size of the array in every configuration."""
         element_bytes = DTYPES[self.element_type(problem_dtype, sizes)].size_bytes
         return MemoryDemand(self.name, tuple(map(evaluate, self.shape)), element_bytes, is_workspace=False)
 
@@ -226,7 +231,7 @@ class ScalarArgument(ArgumentKind):
                     "value", f"expected a list of {DTYPES[dtype].parts} numbers for {dtype}, not an expression"
                 )
             expression = table.expression("value", scope.launch_kinds, "number")
-            if expression.names - scope.problem.sizes.keys():
+            if expression.names - scope.problem.own_names:
                 return cls(name, dtype, expression, None, is_per_launch=True)
             for sizes in (scope.problem.sizes, scope.problem.ragged):
                 expression.evaluate(sizes)
@@ -276,6 +281,10 @@ class ScalarArgument(ArgumentKind):
     def expressions(self) -> tuple[Expression, ...]:
         """The expression that binds it."""
         return () if self.binding is None else (self.binding,)
+
+    def parameter_bytes(self, problem_dtype: str) -> int:
+        """See `ArgumentKind.parameter_bytes`."""
+        return DTYPES[self.element_type(problem_dtype)].size_bytes
 
     def element_type(self, problem_dtype: str) -> str:
         """Return the name of the type for a problem of the given dtype."""
@@ -365,9 +374,8 @@ def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]
     SpecError
         An argument is malformed, or no buffer is written.
     """
-    sizes = (
-        scope.problem.sizes.keys() - scope.problem.flags
-    )  # a flag is a macro, which would replace the name of a parameter
+    problem = scope.problem
+    sizes = problem.own_names - {*problem.flags}  # a flag is a macro, which would replace the name of a parameter
     check_names(table, what="an argument", taken={name: what for name, what in taken.items() if name not in sizes})
     entries = {name: table.table(name) for name in table.data}
     kind_of = {name: _kind(entry) for name, entry in entries.items()}

@@ -137,6 +137,19 @@ class KernelSpec:
     """Folder of the files that the arguments name."""
 
     @property
+    def shaping(self) -> tuple[str, ...]:
+        """The parameters that the buffers, their contents or the reference depend on."""
+        used = {name for buffer in self.buffers for extent in buffer.shape for name in extent.names}
+        used |= {name for buffer in self.buffers for name in getattr(buffer.content, "inputs", ())}
+        used |= {name for expression in self.reference.outputs.values() for name in expression.names}
+        used |= self.reference.reduction.names
+        return tuple(parameter.name for parameter in self.parameters if parameter.name in used)
+
+    def shaped_sizes(self, sizes: Mapping[str, int], config: Mapping[str, Value]) -> dict[str, int]:
+        """Return sizes and flags with the values of the parameters that the buffers or the reference depend on."""
+        return {**sizes, **{name: int(config[name]) for name in self.shaping}}
+
+    @property
     def has_one_launch(self) -> bool:
         """Whether a call is one launch, in every configuration."""
         return len(self.steps) == 1 and self.steps[0].is_always_once

@@ -274,6 +274,13 @@ class BoundKernel:
         return self._plan.main.geometry
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each array, by its name. Shapes may depend on the configuration that is served."""
+        spec = self.definition.spec
+        names = spec.shaped_sizes(self.problem.sizes, self.config)
+        return {buffer.name: buffer.array_shape(names) for buffer in spec.buffers}
+
+    @property
     def launches(self) -> tuple[StepLaunch, ...]:
         """What a call launches, in order."""
         return self._plan.launches
@@ -313,7 +320,10 @@ class BoundKernel:
             The kernel was not returned by `get_best_kernel`.
         """
         if self.request is None:
-            raise TypeError(f"{self!r} was not returned by get_best_kernel, so it cannot be served again")
+            raise TypeError(
+                f"{self!r} cannot be served again: it was not returned by get_best_kernel, or is of a kernel that is "
+                "written in Python; save that one as a search-space file"
+            )
         return _serve_again, (self.request,)
 
     def __repr__(self) -> str:
@@ -442,6 +452,7 @@ class BoundKernel:
                 arguments = CallArguments(
                     spec,
                     self.problem,
+                    self.config,
                     self._plan,
                     data=self._data,
                     scalars=self._scalars,
@@ -458,11 +469,13 @@ class BoundKernel:
 
     def _compiled(self) -> CachedCubin:
         from autotile.cuda.compiler import compile_job
-        from autotile.cuda.cubin_cache import CubinCache
+        from autotile.cuda.cubin_cache import CubinCache, check_signatures
 
         if self._cubin is None:
             settings = read_settings()
             problem = self.problem
             job = compile_job(self.definition, self.config, problem.dtype, self.device.architecture, problem.sizes)
-            self._cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
+            cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
+            check_signatures(self.definition, problem.dtype, cubin)
+            self._cubin = cubin
         return self._cubin

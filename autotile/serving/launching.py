@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import Problem
+from autotile.core.model import Config, Problem
 from autotile.cuda.driver import device_count
 from autotile.cuda.function import WORD_BYTES, ParameterBlock
 from autotile.cuda.packing import encode_scalar, pack_launches
@@ -62,8 +62,8 @@ class CallArguments:
 
     Parameters
     ----------
-    spec, problem, plan
-        The kernel, its problem and the launches of a call.
+    spec, problem, config, plan
+        The kernel, its problem and configuration, and the launches of a call.
     data
         Workspaces and tensor maps of the configuration.
     scalars
@@ -75,6 +75,8 @@ class CallArguments:
     ----------
     plan
         As given.
+    shapes
+        Shape of each buffer, by its name.
     workspaces
         Workspaces of each stream.
     """
@@ -83,6 +85,7 @@ class CallArguments:
         self,
         spec: KernelSpec,
         problem: Problem,
+        config: Config,
         plan: LaunchPlan,
         *,
         data: LaunchData,
@@ -90,11 +93,13 @@ class CallArguments:
         device_index: int,
     ) -> None:
         sizes, dtype = problem.sizes, problem.dtype
+        shaped = spec.shaped_sizes(sizes, config)
         self._spec = spec
         self._problem = problem
+        self._shaping = {name: config[name] for name in spec.shaping}
         self.plan = plan
         self._device_index = device_index
-        self._shapes = {b.name: b.array_shape(sizes) for b in spec.buffers}
+        self.shapes = {b.name: b.array_shape(shaped) for b in spec.buffers}
         self._element_types = {b.name: b.element_type(dtype, sizes) for b in spec.buffers}
         self._scalars = scalars
         self._data = data
@@ -133,7 +138,7 @@ class CallArguments:
         given = iter(arrays)
         kept = [b for b in self._spec.buffers if b.access not in left_out]
         missing = (
-            len(self._shapes[b.name]) - len(getattr(array, "shape", self._shapes[b.name]))
+            len(self.shapes[b.name]) - len(getattr(array, "shape", self.shapes[b.name]))
             for b, array in zip(kept, arrays, strict=True)
         )
         dropped = min(missing, default=0)
@@ -169,7 +174,7 @@ class CallArguments:
     def array_specs(self, library: Library) -> tuple[ArraySpec, ...]:
         """Return what a library's arrays must be to be accepted on the fast path."""
         return tuple(
-            library.spec(_with_and_without_ones(self._shapes[b.name]), self._element_types[b.name])
+            library.spec(_with_and_without_ones(self.shapes[b.name]), self._element_types[b.name])
             for b in self._spec.buffers
         )
 
@@ -221,16 +226,18 @@ class CallArguments:
         raise ArgumentError(f"{self._spec.name} takes the arrays {expected}; got {count}. Outputs may be left out")
 
     def _new_output(self, buffer: BufferArgument, dropped: int, like: Any) -> Any:
-        shape, leading = self._shapes[buffer.name], 0
+        shape, leading = self.shapes[buffer.name], 0
         while leading < min(dropped, len(shape)) and shape[leading] == 1:
             leading += 1
         return new_array(like, shape[leading:], self._element_types[buffer.name], zeroed=buffer.access == "inout")
 
     def _checked(self, buffer: BufferArgument, array: Any) -> Any:
-        name, shape, element_type = buffer.name, self._shapes[buffer.name], self._element_types[buffer.name]
+        name, shape, element_type = buffer.name, self.shapes[buffer.name], self._element_types[buffer.name]
         view, dtype = as_bits(as_cupy(array, name), element_type), np.dtype(DTYPES[element_type].storage)
         if view.shape != shape and (1,) * (len(shape) - view.ndim) + view.shape != shape:
-            raise ArgumentError(f"{name} has shape {view.shape}, expected {shape} for {self._problem}")
+            with_values = " ".join(f"{name}={value}" for name, value in self._shaping.items())
+            served = f" with {with_values}; see the kernel's attribute shapes" if with_values else ""
+            raise ArgumentError(f"{name} has shape {view.shape}, expected {shape} for {self._problem}{served}")
         if view.dtype != dtype:
             raise ArgumentError(f"{name} has dtype {view.dtype}, expected {dtype}; convert it with astype")
         if not view.flags.c_contiguous:

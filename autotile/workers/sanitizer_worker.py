@@ -59,8 +59,9 @@ class Launcher:
         plan = LaunchPlan.of(self._spec, self._config, sizes, self._device)
         dtype = self._workload.dtype
         data = LaunchData.of(self._spec, dtype, known_names(self._spec, self._config, sizes, self._device))
-        inputs = InputMaker(self._spec, sizes, dtype, check=check)
-        buffers = {buffer.name: _buffer(buffer, sizes, dtype, inputs) for buffer in self._spec.buffers}
+        shaped = self._spec.shaped_sizes(sizes, self._config)
+        inputs = InputMaker(self._spec, shaped, dtype, check=check)
+        buffers = {buffer.name: _buffer(buffer, shaped, dtype, inputs) for buffer in self._spec.buffers}
         workspaces = {workspace.name: _workspace(workspace) for workspace in data.workspaces if workspace.size_bytes}
         arguments = pack_launches(
             self._spec,

@@ -264,6 +264,14 @@ class TestEveryFunction:
         assert first.best(n=1000).config == {"THREADS": 128, "WORK": 1}
         assert second.best(n=1000).config == {"THREADS": 64, "WORK": 2}
 
+    def test_replayed_results_are_bundled_and_cleaned(self, recording, tmp_path):
+        kernel = scale(parameters={"THREADS": [32, 64, 128, 256], "WORK": [1, 2, 4]})
+        options = autotile.TuneOptions(replay=recording, trials=3, finals=1)
+        assert kernel.tune(n=1048576, progress=False, options=options).winner is not None
+        written = autotile.bundle([(kernel, {"n": 1048576})], output=tmp_path / "a.bundle", architectures=["sm_90"])
+        assert "scale" in repr(written)
+        assert autotile.clean(kernel, stale=True, dry_run=True).studies == ()
+
     def test_it_is_not_found_by_its_name(self):
         scale()
         with pytest.raises(UnknownKernelError):
