@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from autotile.kernel.library import Kernel, load_kernel, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.python_document import PythonDocument, build_document
+from autotile.kernel.reference_function import Library, ReferenceFunction
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.syntax import python_source
 from autotile.settings import expand_path
@@ -43,6 +45,7 @@ def kernel(
     launch: Mapping[str, Any] | Sequence[Any] | None = None,
     steps: Sequence[Mapping[str, Any]] = (),
     reference: Any = None,
+    reference_on: Library = "numpy",
     tolerance: float | Mapping[str, Any] | None = None,
     sizes: Mapping[str, int] | None = None,
     rules: Mapping[str, Any] | Sequence[Any] = (),
@@ -90,6 +93,10 @@ def kernel(
         these for each output; the name of another ``__global__`` function of the source, with the same launch and
         arguments; a Python function; a table as in a search-space file. Or None: configurations are then compared with
         each other.
+    reference_on
+        Library whose arrays a Python function takes as its reference. Real numbers are passed in double precision. The
+        function runs in a child process for at most ten minutes; one over CuPy arrays runs in this process if CUDA is
+        already initialized here.
     tolerance
         Relative tolerance, or one for each output, as in ``[reference]``; None for that of the element type.
     sizes
@@ -177,7 +184,7 @@ def kernel(
         work={"flops": flops, "bytes": bytes},
         sections=_with_tolerance(sections or {}, tolerance),
     )
-    return TunableKernel(described)
+    return TunableKernel(described, reference_on)
 
 
 def _strings(given: Any) -> list[Any]:
@@ -203,8 +210,9 @@ class TunableKernel(Displayed):
         The search-space file that the kernel would have, without rules that are functions.
     """
 
-    def __init__(self, described: PythonDocument) -> None:
+    def __init__(self, described: PythonDocument, reference_on: Library = "numpy") -> None:
         self.document = described.document
+        self._function = ReferenceFunction(described.reference, reference_on) if described.reference else None
         self._described = described
         self._folder = _private_folder() if described.arrays or described.template is None else None
         for file, array in described.arrays.items():
@@ -214,7 +222,7 @@ class TunableKernel(Displayed):
         if template is None:
             template = Path(str(self._folder)) / spec.template
             template.write_text(str(described.source))
-        self._kernel = make_kernel(spec, template, described.source)
+        self._kernel = replace(make_kernel(spec, template, described.source), reference_function=self._function)
 
     def _parse(self) -> KernelSpec:
         return parse_spec(
@@ -229,7 +237,8 @@ class TunableKernel(Displayed):
     def definition(self) -> Kernel:
         """The kernel, with its source as it is now."""
         if self._described.source is None:
-            read = make_kernel(self._kernel.spec, self._kernel.template_path)
+            made = make_kernel(self._kernel.spec, self._kernel.template_path)
+            read = replace(made, reference_function=self._function)
             if read != self._kernel:
                 self._kernel = read
         return self._kernel

@@ -13,10 +13,12 @@ from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
 from autotile.cuda.buffers import GuardedBuffer
+from autotile.cuda.constants import constant_copies, copy_constants
 from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.packing import decode_scalar, pack_launches, problem_scalars
 from autotile.cuda.reference_solution import ReferenceOutput
 from autotile.cuda.support import SupportKernels
+from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.arguments import BufferArgument, Workspace
 from autotile.kernel.inputs import InputMaker
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
@@ -47,6 +49,8 @@ class BoundArguments:
 
     Attributes
     ----------
+    instance
+        The problem, whose buffers the arguments point to.
     plan
         The launches.
     arguments
@@ -57,6 +61,7 @@ class BoundArguments:
         Names of the workspaces that each launch must leave zeroed.
     """
 
+    instance: ProblemInstance
     plan: LaunchPlan
     arguments: tuple[tuple[Any, ...], ...]
     workspaces: Mapping[str, GuardedBuffer]
@@ -118,6 +123,13 @@ class ProblemInstance:
         self._sets = {0: self._new_inputs(0)}
         self.use_inputs(0)
 
+    @property
+    def size_bytes(self) -> int:
+        """Device memory of the buffers, the inputs and the expected outputs, without guard bands."""
+        kept = [*self._buffers.values(), *(b for one in self._sets.values() for b in one.pristine.values())]
+        expected = (output.values for one in self._sets.values() for output in one.expected.values())
+        return sum(int(b.array.nbytes) for b in kept) + sum(int(values.nbytes) for values in expected)
+
     def add_inputs(self, seed: int) -> None:
         """Draw a second set of inputs, and compute its reference; the set of seed 0 stays in use. See `use_inputs`.
 
@@ -161,7 +173,14 @@ class ProblemInstance:
             scalars=self._scalars,
             workspaces={w.name: workspaces[w.name].pointer if w.size_bytes else 0 for w in data.workspaces},
         )
-        return BoundArguments(plan, arguments, workspaces, frozenset(w.name for w in data.workspaces if w.zeroed))
+        zeroed = frozenset(w.name for w in data.workspaces if w.zeroed)
+        return BoundArguments(self, plan, arguments, workspaces, zeroed)
+
+    def copy_constants(self, module: int) -> None:
+        """Copy the inputs in use to the ``__constant__`` variables of a module, given by its driver handle."""
+        copies = constant_copies(self._spec, module, self.sizes, self._dtype)
+        pointers = {name: buffer.pointer for name, buffer in self._buffers.items()}
+        copy_constants(copies, pointers, load_cupy().cuda.get_current_stream().ptr)
 
     def prepare(self, bound: BoundArguments) -> None:
         """Poison the buffers that the kernel must write, and restore those that it updates."""

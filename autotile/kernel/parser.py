@@ -118,7 +118,8 @@ def parse_spec(
         _heuristics_table(document), all_kinds, heuristic_predicates or {}, names, taken=rules, are_heuristics=True
     )
     launched_kinds = {**all_kinds, **{each.name: each.kind for each in computed}}
-    scope = ArgumentScope(problem, all_kinds, launch_kinds(document, launched_kinds), folder=folder)
+    shaped = problem.with_parameters(*_shaping(document.table("default", optional=True), parameters))
+    scope = ArgumentScope(shaped, all_kinds, launch_kinds(document, launched_kinds), folder=folder)
     arguments = parse_arguments(document.table("arguments"), scope, taken)
     steps = parse_steps(document, arguments, launched_kinds)
     spec = KernelSpec(
@@ -142,8 +143,8 @@ def parse_spec(
         steps=steps,
         limits=_limits(document.table("limits", optional=True)),
         arguments=arguments,
-        reference=parse_reference(document.table("reference"), arguments, problem, all_kinds),
-        work=parse_work(document.table("work", optional=True), problem),
+        reference=parse_reference(document.table("reference"), arguments, shaped, all_kinds),
+        work=parse_work(document.table("work", optional=True), shaped),
         source=source,
         text=text,
         computed=computed,
@@ -224,6 +225,21 @@ def _values(table: Table, name: str) -> tuple[Value, ...]:
         if isinstance(value, str) and not re.fullmatch(_STRING_VALUE, value):
             raise table.error(name, f"{describe(value)} is neither a C identifier nor a C number")
     return tuple(values)
+
+
+def _shaping(default: Table, parameters: Sequence[Parameter]) -> tuple[dict[str, int], dict[str, Kind]]:
+    """Return the parameters that shapes and references may use: a value of each, and its kind.
+
+    The value is that of the default configuration if it is declared, else the first one.
+    """
+    values: dict[str, int] = {}
+    for parameter in parameters:
+        value = default.data.get(parameter.name, parameter.values[0])
+        value = value if value in parameter.values else parameter.values[0]
+        if isinstance(value, int):
+            values[parameter.name] = value
+    kinds = {name: _kind(value) for name, value in values.items()}
+    return values, kinds
 
 
 def _kind(value: Value) -> Kind:

@@ -269,7 +269,7 @@ def _scalar(table: Table, name: str, scope: ArgumentScope) -> ScalarMember:
 def _value(table: Table, entry: Any, scope: ArgumentScope) -> Expression | float:
     if isinstance(entry, str):
         expected = table.parse("value", entry, scope.kinds, "number")
-        if expected.names <= scope.problem.sizes.keys():
+        if expected.names <= scope.problem.own_names:
             for sizes in (scope.problem.sizes, scope.problem.ragged):
                 expected.evaluate(sizes)
         return expected

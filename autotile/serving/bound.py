@@ -274,6 +274,13 @@ class BoundKernel:
         return self._plan.main.geometry
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each array, by its name. Shapes may depend on the configuration that is served."""
+        spec = self.definition.spec
+        names = spec.shaped_sizes(self.problem.sizes, self.config)
+        return {buffer.name: buffer.array_shape(names) for buffer in spec.buffers}
+
+    @property
     def launches(self) -> tuple[StepLaunch, ...]:
         """What a call launches, in order."""
         return self._plan.launches
@@ -426,25 +433,38 @@ class BoundKernel:
             )
         from autotile.cuda.sequence import StepFunctions
         from autotile.serving.launching import CallArguments, Launcher
+        from autotile.serving.preparation import Preparation
 
-        with_graphs = read_settings().graphs
+        with_graphs, spec = read_settings().graphs, self.definition.spec
+
+        def load() -> StepFunctions:
+            packed = self._packed
+            image = packed.read() if packed is not None else self._compiled().path
+            symbols = packed.symbols if packed is not None else self._compiled().symbols
+            functions = StepFunctions(spec.steps, image, symbols)
+            functions.opt_in(self._plan)
+            return functions
+
         with self._lock:
             if self._launcher is None:
                 with load_cupy().cuda.Device(self._device_index), outside_of_captures():
-                    packed = self._packed
-                    image = packed.read() if packed is not None else self._compiled().path
-                    symbols = packed.symbols if packed is not None else self._compiled().symbols
-                    functions = StepFunctions(self.definition.spec.steps, image, symbols)
-                    functions.opt_in(self._plan)
+                    functions = load()
                 arguments = CallArguments(
-                    self.definition.spec,
+                    spec,
                     self.problem,
+                    self.config,
                     self._plan,
                     data=self._data,
                     scalars=self._scalars,
                     device_index=self._device_index,
                 )
-                self._launcher = Launcher(arguments, functions, self._device_index, with_graphs=with_graphs)
+                self._launcher = Launcher(
+                    arguments,
+                    functions,
+                    self._device_index,
+                    with_graphs=with_graphs,
+                    preparation=Preparation.of(spec, self.problem, self._plan, load),
+                )
             return self._launcher
 
     def _compiled(self) -> CachedCubin:

@@ -121,15 +121,16 @@ def _explain_occupancy(demand: LaunchDemand, device: DeviceProperties, spec: Ker
 
 
 def _memory_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    possible = [extent >= 0 for memory in demand.memory if memory.is_workspace for extent in memory.shape]
+    possible = [extent >= memory.min_extent for memory in demand.memory for extent in memory.shape]
     return reduce(np.logical_and, possible, demand.memory_bytes <= device.memory_bytes)
 
 
 def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
     workspaces = [memory for memory in demand.memory if memory.is_workspace]
-    for workspace in workspaces:
-        if any(_first(extent) < 0 for extent in workspace.shape):
-            return f"the workspace {workspace.name} would have the shape {_by(workspace.shape)}"
+    for memory in demand.memory:
+        if any(_first(extent) < memory.min_extent for extent in memory.shape):
+            what = "workspace" if memory.is_workspace else "array"
+            return f"the {what} {memory.name} would have the shape {_by(memory.shape)}"
     needed, available = demand.memory_bytes[0] / 2**30, device.memory_bytes / 2**30
     what = "arrays and workspaces" if workspaces else "arrays"
     return f"its {what} take {needed:,.1f} GiB, {device.name} has {available:,.1f} GiB"
