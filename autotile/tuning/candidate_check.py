@@ -104,7 +104,10 @@ def judge(
                 raise InputError(f"{what} cannot be launched: {reason}")
         limits = (settings.cache, settings.cache_limit_bytes, _WORKERS, options.compile_deadline_s)
         compile_pool = stack.enter_context(closing(CompilePool(*limits)))
-        pipelines = [Pipeline(each, problem, backend, compile_pool) for each in (candidate, kernel)]
+        pipelines = [
+            Pipeline(each, problem, backend, compile_pool, verify_sizes=options.verify_sizes)
+            for each in (candidate, kernel)
+        ]
         return Judge(backend, pipelines, options.seed).judge(configs)
 
 

@@ -176,7 +176,9 @@ class Session:
             timeline=self._timeline,
         )
         self._load = LoadMeter(self._compile_pool, workers)
-        self._pipeline = Pipeline(kernel, problem, backend, self._compile_pool, self._timeline)
+        self._pipeline = Pipeline(
+            kernel, problem, backend, self._compile_pool, self._timeline, verify_sizes=options.verify_sizes
+        )
         self._pipeline.remember(self._log.trials)
 
     @property
