@@ -14,10 +14,12 @@ from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
 from autotile.cuda.agreement import Agreement, launch_key
 from autotile.cuda.buffers import GuardedBuffer
+from autotile.cuda.constants import constant_copies, copy_constants
 from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.packing import decode_scalar, pack_launches, problem_scalars
 from autotile.cuda.reference_solution import ReferenceOutput, checked_output
 from autotile.cuda.support import SupportKernels
+from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError
 from autotile.kernel.arguments import BufferArgument, Workspace
 from autotile.kernel.inputs import InputMaker
@@ -181,6 +183,12 @@ class ProblemInstance:
         zeroed = frozenset(w.name for w in data.workspaces if w.zeroed)
         key = launch_key(self._spec, config, plan) if self._spec.reference.is_agreement else None
         return BoundArguments(self, plan, arguments, workspaces, zeroed, key)
+
+    def copy_constants(self, module: int) -> None:
+        """Copy the inputs in use to the ``__constant__`` variables of a module, given by its driver handle."""
+        copies = constant_copies(self._spec, module, self.sizes, self._dtype)
+        pointers = {name: buffer.pointer for name, buffer in self._buffers.items()}
+        copy_constants(copies, pointers, load_cupy().cuda.get_current_stream().ptr)
 
     def prepare(self, bound: BoundArguments) -> None:
         """Poison the buffers that the kernel must write, and restore those that it updates."""

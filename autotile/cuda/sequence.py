@@ -27,10 +27,16 @@ class StepFunctions:
         Cubin that holds their functions.
     symbols
         Name in the cubin of each entry; one that is not listed has its own name.
+
+    Attributes
+    ----------
+    module
+        Driver handle of the module, which the functions keep loaded.
     """
 
     def __init__(self, steps: Sequence[Step], image: Path | bytes, symbols: Mapping[str, str]) -> None:
         module = Module(image)
+        self.module = module.pointer
         self._entries = [step.entry for step in steps]
         self._functions = {entry: module.function(symbols.get(entry, entry)) for entry in self._entries}
 

@@ -433,18 +433,24 @@ class BoundKernel:
             )
         from autotile.cuda.sequence import StepFunctions
         from autotile.serving.launching import CallArguments, Launcher
+        from autotile.serving.preparation import Preparation
 
-        with_graphs = read_settings().graphs
+        with_graphs, spec = read_settings().graphs, self.definition.spec
+
+        def load() -> StepFunctions:
+            packed = self._packed
+            image = packed.read() if packed is not None else self._compiled().path
+            symbols = packed.symbols if packed is not None else self._compiled().symbols
+            functions = StepFunctions(spec.steps, image, symbols)
+            functions.opt_in(self._plan)
+            return functions
+
         with self._lock:
             if self._launcher is None:
                 with load_cupy().cuda.Device(self._device_index), outside_of_captures():
-                    packed = self._packed
-                    image = packed.read() if packed is not None else self._compiled().path
-                    symbols = packed.symbols if packed is not None else self._compiled().symbols
-                    functions = StepFunctions(self.definition.spec.steps, image, symbols)
-                    functions.opt_in(self._plan)
+                    functions = load()
                 arguments = CallArguments(
-                    self.definition.spec,
+                    spec,
                     self.problem,
                     self.config,
                     self._plan,
@@ -452,7 +458,13 @@ class BoundKernel:
                     scalars=self._scalars,
                     device_index=self._device_index,
                 )
-                self._launcher = Launcher(arguments, functions, self._device_index, with_graphs=with_graphs)
+                self._launcher = Launcher(
+                    arguments,
+                    functions,
+                    self._device_index,
+                    with_graphs=with_graphs,
+                    preparation=Preparation.of(spec, self.problem, self._plan, load),
+                )
             return self._launcher
 
     def _compiled(self) -> CachedCubin:

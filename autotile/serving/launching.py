@@ -31,13 +31,14 @@ from autotile.serving.arrays import (
     new_array,
     on_stream,
 )
+from autotile.serving.preparation import Preparation
 from autotile.serving.stream_state import (
+    DriverLaunch,
     ParameterLayout,
     StreamState,
     StreamWorkspaces,
     TensorMapPlace,
     ThreadStates,
-    WorkspaceSet,
 )
 
 
@@ -208,6 +209,13 @@ class CallArguments:
         places = tuple(word[b.name] for b in buffers)
         return ParameterLayout(places, tuple(map_places), (*repeated, *copies))
 
+    def place(self, block: ParameterBlock, views: Mapping[str, Any]) -> tuple[int, ...]:
+        """Write the addresses of the buffers to a block with spare words, and return the word of each."""
+        words = self.layout(block.starts, len(block.words)).words
+        for buffer, word in zip(self._spec.buffers, words, strict=True):
+            block.words[word] = int(views[buffer.name].data.ptr)
+        return words
+
     def _left_out(self, count: int) -> tuple[str, ...]:
         """Return the kinds of buffers that a call with ``count`` arrays leaves out."""
         buffers = self._spec.buffers
@@ -275,6 +283,8 @@ class Launcher:
         CUDA device.
     with_graphs
         Whether repeated launches may become CUDA graphs.
+    preparation
+        Work before each launch; None if there is none.
 
     Attributes
     ----------
@@ -283,12 +293,19 @@ class Launcher:
     """
 
     def __init__(
-        self, arguments: CallArguments, functions: StepFunctions, device_index: int, *, with_graphs: bool
+        self,
+        arguments: CallArguments,
+        functions: StepFunctions,
+        device_index: int,
+        *,
+        with_graphs: bool,
+        preparation: Preparation | None = None,
     ) -> None:
         self.arguments = arguments
         self._functions = functions
         self._device_index = device_index
         self._with_graphs = with_graphs
+        self._preparation = preparation
         self._one_device = device_count() == 1
         runtime = load_cupy().cuda.runtime
         self._current_device: Callable[[], int] = runtime.getDevice
@@ -389,12 +406,16 @@ class Launcher:
         workspaces = self.arguments.workspaces.current()
         values = self.arguments.pack(checked.views, scalars, workspaces.pointers)
         block = ParameterBlock(values, spare_words=len(checked.arrays))
-        self._launch(stream, block.address, 0)
+        launch = self._launch
+        if self._preparation is not None:
+            words = self.arguments.place(block, checked.views)
+            launch = self._preparation.launch(launch, block, words, stream)
+        launch(stream, block.address, 0)
         library = library_of(checked.arrays[0])
         if library is not None and not scalars:
             if stream not in self._states.by_stream:  # an existing state, with its graphs, stays valid
                 layout = self.arguments.layout(block.starts, len(block.words))
-                self._states.keep(stream, self._new_state(block, layout, workspaces))
+                self._states.keep(stream, self._new_state(launch, block, layout, workspaces))
             self._libraries.setdefault(
                 type(checked.arrays[0]), (library.stream, library.signature, self.arguments.array_specs(library))
             )
@@ -409,8 +430,16 @@ class Launcher:
             load_cupy().cuda.runtime.setDevice(index)  # it makes a context current
             with on_stream(checked.arrays):
                 workspaces = self.arguments.workspaces.current()
-            block = ParameterBlock(self.arguments.pack(checked.views, scalars, workspaces.pointers))
-            state = self._new_state(block, ParameterLayout((), (), ()), workspaces)
+            values = self.arguments.pack(checked.views, scalars, workspaces.pointers)
+            launch, own = self._launch, None
+            if self._preparation is None:
+                block = ParameterBlock(values)
+            else:
+                block = ParameterBlock(values, spare_words=len(checked.arrays))
+                launch, own = self._preparation.bound_launch(
+                    launch, block, self.arguments.place(block, checked.views), stream
+                )
+            state = self._new_state(launch, block, ParameterLayout((), (), ()), (workspaces, own))
             states.keep(stream, state)
             return state
 
@@ -431,8 +460,10 @@ class Launcher:
         new_state(current_stream(index))  # so that errors are raised here
         return launch if self._one_device else launch_on_device
 
-    def _new_state(self, block: ParameterBlock, layout: ParameterLayout, workspaces: WorkspaceSet) -> StreamState:
-        return StreamState(self._launch, block, layout, (self._functions, workspaces))
+    def _new_state(
+        self, launch: DriverLaunch, block: ParameterBlock, layout: ParameterLayout, memory: object
+    ) -> StreamState:
+        return StreamState(launch, block, layout, (self._functions, memory))
 
     def _launch_parameters(
         self, state: StreamState, stream: int, pointers: Pointers, signature: Signature, is_captured: bool

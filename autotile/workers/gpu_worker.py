@@ -104,7 +104,7 @@ class Workbench:
         captured = self._capture(instance)
         stage("measure")
         bound = instance.bind(config, self.device)
-        evaluation = self._measure(_sequence(functions, bound), best_us, bound)
+        evaluation = self._measure(_sequence(functions, instance, bound), best_us, bound)
         timer.end("measure")
         if evaluation.outcome.has_time:
             self._known_good = (functions, config)
@@ -171,7 +171,8 @@ class Workbench:
         pairs = list(zip(instances, candidates, strict=True))
         bounds = [instance.bind(candidate.config, self.device) for instance, candidate in pairs]
         launches = [
-            _sequence(self._load(candidate), bound) for candidate, bound in zip(candidates, bounds, strict=True)
+            _sequence(self._load(candidate), instance, bound)
+            for (instance, candidate), bound in zip(pairs, bounds, strict=True)
         ]
         verdicts: list[Verdict] = []
         self.fresh = False
@@ -240,7 +241,7 @@ class Workbench:
                 return Verdict(Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instances.sizes)}")
             instance = instances.of(config)
             bound = instance.bind(config, self.device)
-            launch = _sequence(functions, bound)
+            launch = _sequence(functions, instance, bound)
             instance.prepare(bound)
             self.fresh = False
             if as_measured:
@@ -257,7 +258,8 @@ class Workbench:
         return StepFunctions(self._spec.steps, Path(candidate.cubin_path), candidate.symbols)
 
 
-def _sequence(functions: StepFunctions, bound: BoundArguments) -> LaunchSequence:
+def _sequence(functions: StepFunctions, instance: ProblemInstance, bound: BoundArguments) -> LaunchSequence:
+    instance.copy_constants(functions.module)
     return LaunchSequence(functions, bound.plan, bound.arguments)
 
 

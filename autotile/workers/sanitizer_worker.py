@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from autotile.core.documents import decode_json
 from autotile.core.dtypes import DTYPES
+from autotile.cuda.constants import constant_copies, copy_constants
 from autotile.cuda.driver import live_device
 from autotile.cuda.packing import pack_launches, problem_scalars
 from autotile.cuda.sequence import LaunchSequence, StepFunctions
@@ -71,6 +72,8 @@ class Launcher:
             scalars=problem_scalars(self._spec, sizes, dtype, check=check),
             workspaces={w.name: workspaces[w.name].data.ptr if w.size_bytes else 0 for w in data.workspaces},
         )
+        pointers = {name: buffer.data.ptr for name, buffer in buffers.items()}
+        copy_constants(constant_copies(self._spec, self._functions.module, sizes, dtype), pointers, 0)
         notify(Notice.AT, " ".join(f"{name}={value}" for name, value in sizes.items()))
         LaunchSequence(self._functions, plan, arguments)()
         load_cupy().cuda.runtime.deviceSynchronize()

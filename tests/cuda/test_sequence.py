@@ -84,7 +84,7 @@ def test_one_block_of_parameters_serves_all_launches(scan: Kernel, monkeypatch: 
 
     monkeypatch.setattr(sequence, "driver_launch", driver_launch)
     monkeypatch.setattr(
-        sequence, "Module", lambda _: SimpleNamespace(function=lambda name: SimpleNamespace(pointer=name))
+        sequence, "Module", lambda _: SimpleNamespace(pointer=1, function=lambda name: SimpleNamespace(pointer=name))
     )
     plan, launches = packed(scan, N=300)
     functions = StepFunctions(scan.spec.steps, b"", {"sweep": "_Z5sweep"})
@@ -121,7 +121,7 @@ def test_a_function_gets_the_most_shared_memory_of_its_launches(monkeypatch: pyt
             opt_in=lambda smem_bytes: opted.append((name, smem_bytes)), launch=lambda *_: launched.append(name)
         )
 
-    monkeypatch.setattr(sequence, "Module", lambda _: SimpleNamespace(function=function))
+    monkeypatch.setattr(sequence, "Module", lambda _: SimpleNamespace(function=function, pointer=1))
     plan, launches = packed(scan, N=300)
     calls = LaunchSequence(StepFunctions(scan.spec.steps, b"", {}), plan, launches)
     calls()
