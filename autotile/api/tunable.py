@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 
 def kernel(
     source: str | os.PathLike[str],
-    entry: str,
+    entry: str | None = None,
     /,
     *,
     parameters: Mapping[str, Sequence[Any]],
     arguments: Mapping[str, Any] | Sequence[Any],
     launch: Mapping[str, Any] | Sequence[Any] | None = None,
+    steps: Sequence[Mapping[str, Any]] = (),
     reference: Any = None,
     reference_on: Library = "numpy",
     tolerance: float | Mapping[str, Any] | None = None,
@@ -54,12 +55,12 @@ def kernel(
     summary: str = "",
     flags: Mapping[str, int] | None = None,
     ragged: Mapping[str, int] | None = None,
-    dtypes: Sequence[str] = (),
+    dtypes: str | Sequence[str] = (),
     flops: int | str | None = None,
     bytes: int | str | None = None,
-    options: Sequence[str] = (),
+    options: str | Sequence[str] = (),
     defines: Mapping[str, Any] | None = None,
-    include: Sequence[str | os.PathLike[str]] = (),
+    include: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     compiler: str | None = None,
     architecture: str | None = None,
     minimum_compute_capability: str | None = None,
@@ -74,7 +75,7 @@ def kernel(
     source
         CUDA C++ code, or the path of a file that contains it. A text with a line break, a brace or a semicolon is code.
     entry
-        Name of the ``__global__`` function.
+        Name of the ``__global__`` function; left out with ``steps``.
     parameters
         Values of each tunable parameter, by name; each is passed to the code as a macro.
     arguments
@@ -84,6 +85,9 @@ def kernel(
     launch
         ``block``, ``grid``, ``dynamic_smem_bytes`` and the other keys of ``[launch]``, or a tuple of the first two or
         three: numbers or expressions, or lists of up to three.
+    steps
+        For a computation of several launches: a mapping for each with the keys of ``[[steps]]``, in place of ``entry``
+        and ``launch``.
     reference
         The expected outputs: an array expression of the only output, its values as an array, or a mapping of one of
         these for each output; the name of another ``__global__`` function of the source, with the same launch and
@@ -160,6 +164,7 @@ def kernel(
         parameters=parameters,
         arguments=arguments,
         launch=launch,
+        steps=steps,
         reference=reference,
         sizes=sizes,
         rules=rules,
@@ -168,18 +173,23 @@ def kernel(
         name=name,
         kernel={
             "summary": summary,
-            "options": options,
+            "options": _strings(options),
             "defines": defines,
-            "include": [str(Path(folder).absolute()) for folder in include],
+            "include": [str(Path(folder).expanduser().absolute()) for folder in _strings(include)],
             "compiler": compiler,
             "architecture": architecture,
             "minimum_compute_capability": minimum_compute_capability,
         },
-        problem={"flags": flags, "ragged": ragged, "dtypes": dtypes},
+        problem={"flags": flags, "ragged": ragged, "dtypes": _strings(dtypes)},
         work={"flops": flops, "bytes": bytes},
         sections=_with_tolerance(sections or {}, tolerance),
     )
     return TunableKernel(described, reference_on)
+
+
+def _strings(given: Any) -> list[Any]:
+    """Return the entries of a list; a single one may stand alone."""
+    return [given] if isinstance(given, str | os.PathLike) else list(given)
 
 
 def _with_tolerance(sections: Mapping[str, Any], tolerance: float | Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -148,6 +148,11 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
     return replace(spec, steps=(step,), arguments=tuple(arguments), default=default)
 
 
+def reference_config(spec: KernelSpec, names: Mapping[str, int]) -> dict[str, Value]:
+    """Return the parameters of a reference kernel: the default, except those in ``names``."""
+    return {name: names.get(name, value) for name, value in spec.default.items()}
+
+
 def wide_type(dtype: str) -> str:
     """Return the type of double precision for a floating-point type or vector; other types are returned unchanged."""
     kind = DTYPES[dtype]

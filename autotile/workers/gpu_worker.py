@@ -145,6 +145,8 @@ class Workbench:
             if verdict.outcome is not Outcome.OK:
                 break
         instance.use_inputs(0)
+        if verdict.outcome is Outcome.OK and instance.is_unconfirmed:
+            return Evaluation(Outcome.WRONG_RESULT, _UNCONFIRMED, "verify")
         if verdict.outcome is not Outcome.OK:
             return Evaluation(verdict.outcome, f"{verdict.reason}, in repeat {done} of {repeats}", "verify")
         self._known_good = (functions, config)
@@ -259,6 +261,12 @@ class Workbench:
 def _sequence(functions: StepFunctions, instance: ProblemInstance, bound: BoundArguments) -> LaunchSequence:
     instance.copy_constants(functions.module)
     return LaunchSequence(functions, bound.plan, bound.arguments)
+
+
+_UNCONFIRMED = (
+    "there is no reference, and no two configurations of different blocks or grids gave the same outputs; add a "
+    "reference"
+)
 
 
 class _StageTimer:
