@@ -173,6 +173,7 @@ def _launch(step: Step) -> dict[str, Any]:
         "block": [expression.canonical for expression in step.launch.block],
         "grid": [expression.canonical for expression in step.launch.grid],
         "dynamic_smem_bytes": smem_bytes.canonical if smem_bytes else "0",
+        **({"cooperative": True} if step.launch.is_cooperative else {}),
     }
 
 

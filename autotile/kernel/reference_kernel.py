@@ -137,6 +137,7 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
         block=kernel.block,
         grid=kernel.grid,
         cluster=(),
+        is_cooperative=False,
         dynamic_smem_bytes=kernel.dynamic_smem_bytes,
         static_smem_bytes=None,
         min_registers=None,

@@ -47,12 +47,14 @@ class Launch:
     block: tuple[Expression, ...]
     grid: tuple[Expression, ...]
     cluster: tuple[Expression, ...]
-    """Blocks of a cluster, as in the template's ``__cluster_dims__``; empty if the kernel has no clusters."""
+    """Blocks of a cluster; empty if the kernel has no clusters. A launch sets them unless the template does."""
     dynamic_smem_bytes: Expression | None
     static_smem_bytes: Expression | None
     """Shared memory that the template declares statically; the limits apply to it before compilation."""
     min_registers: Expression | None
     """Lower bound on the registers of a thread (its accumulators, for example)."""
+    is_cooperative: bool = False
+    """Whether all blocks must be resident at once, as they wait for each other."""
 
 
 STEP = "step"

@@ -174,7 +174,7 @@ class Workbench:
         ]
         verdicts: list[Verdict] = []
         self.fresh = False
-        self._timer.warm_up(launches[0])
+        self._timer.warm_up(launches[0], partial(bounds[0].instance.prepare, bounds[0]))
         times = self._timer.race(
             launches,
             rounds,
@@ -194,7 +194,7 @@ class Workbench:
 
     def _measure(self, launch: LaunchSequence, best_us: float | None, bound: BoundArguments) -> Evaluation:
         if self._event_floor_us is None:
-            self._timer.warm_up(launch)
+            self._timer.warm_up(launch, partial(bound.instance.prepare, bound))
             self._event_floor_us = round(self._timer.event_floor_us(), 3)
         timing = self._timer.measure(launch, best_us, partial(bound.instance.prepare, bound))
         verdict = self._verdict_on_timed(bound)
@@ -289,6 +289,8 @@ _REJECTED = {
     301: Outcome.CRASHED,  # CUDA_ERROR_FILE_NOT_FOUND: the cubin was trimmed from the cache
     500: Outcome.CRASHED,  # CUDA_ERROR_NOT_FOUND
     701: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    720: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+    912: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_INVALID_CLUSTER_SIZE
 }
 _LAUNCH_FAILED = 719
 _LAUNCH_FAILED_HINT = "a trap, or an address outside shared or local memory"
