@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import CompileError, InputError
 from autotile.kernel.contents import InputExpression
+from autotile.kernel.entries import names_in
 from autotile.kernel.expected_files import expected_file
 from autotile.kernel.launch import known_names
-from autotile.kernel.library import Kernel
+from autotile.kernel.library import make_kernel
 from autotile.kernel.reference_kernel import reference_config, reference_spec
 from autotile.kernel.spec import KernelSpec
 
@@ -167,8 +169,11 @@ class ExpectedOutputs:
         return {name: base / file for name, file in reference.files.items()}
 
     def _reference_kernel(self, sizes: Mapping[str, int]) -> Function:
-        """Compile and load the reference kernel for the flags of a problem."""
-        flags = tuple(sizes[name] for name in (*self._spec.flags, *self._spec.shaping))
+        """Compile and load the reference kernel for the flags of a problem, and for the sizes that are compiled in."""
+        declared = self._spec.reference.kernel
+        used = names_in(declared.entry) if declared is not None else ()
+        compiled = (*self._spec.compiled_names, *self._spec.shaping, *sorted(sizes.keys() & used))
+        flags = tuple(sizes[name] for name in compiled)
         if flags not in self._functions:
             self._functions[flags] = self._loaded(sizes)
         return self._functions[flags]
@@ -181,7 +186,9 @@ class ExpectedOutputs:
         spec = reference_spec(self._spec, self._dtype, sizes)
         chosen = reference_config(spec, sizes)
         names = known_names(spec, chosen, sizes, self._known_device)
-        kernel = Kernel(spec, *self._source)
+        text, path, digest = self._source
+        made = make_kernel(spec, path, text, folder=Path(spec.folder) if spec.folder else None)
+        kernel = replace(made, source_hash=digest)
         dtype = declared.element_type or self._dtype
         config = {**chosen, **declared.macros(names)}
         job = compile_job(kernel, config, dtype, self._known_device.architecture, sizes)
