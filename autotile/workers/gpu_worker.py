@@ -180,6 +180,7 @@ class Workbench:
             rounds,
             seed,
             prepares=[partial(bound.instance.prepare, bound) for bound in bounds],
+            weights=[candidate.weight for candidate in candidates],
             check=lambda index: verdicts.append(self._verdict_on_timed(bounds[index])),
         )
         return [RaceTimes(tuple(row), v.outcome, v.reason) for row, v in zip(times, verdicts, strict=True)]
@@ -388,7 +389,7 @@ class GpuWorker:
 
 
 def _candidate(message: Mapping[str, Any]) -> Candidate:
-    return Candidate(message["config"], message["cubin_path"], message["symbols"])
+    return Candidate(message["config"], message["cubin_path"], message["symbols"], weight=message["weight"])
 
 
 def _failed(request: str, stage: str, outcome: Outcome, reason: str) -> Mapping[str, Any]:
