@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
-from autotile.core.statistics import Interval, median_interval, paired_ratio, widen_by_session_spread
+from autotile.core.statistics import Interval
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
@@ -165,7 +165,7 @@ class Judge:
             if compiled is None or trial is None:
                 compiled, trial = pipeline.end_oldest()
             given.end(compiled.row)
-            candidate = _candidate(compiled)
+            candidate = _candidate(pipeline, compiled)
             if trial.outcome is Outcome.OK and candidate is not None:
                 working.append(candidate)
         checks = FinalistChecks(self._backend, working, hurried=False)
@@ -216,11 +216,11 @@ class Judge:
         trial = pipeline.begin(compiled, None)
         if trial is None:
             compiled, trial = pipeline.end_oldest()
-        return trial, _candidate(compiled)
+        return trial, _candidate(pipeline, compiled)
 
 
-def _candidate(compiled: CompiledCandidate) -> Candidate | None:
-    return Candidate(compiled.trial.config, str(compiled.cubin.path)) if compiled.cubin is not None else None
+def _candidate(pipeline: Pipeline, compiled: CompiledCandidate) -> Candidate | None:
+    return pipeline.candidate(compiled.trial, compiled.cubin) if compiled.cubin is not None else None
 
 
 def _with_times(trial: Trial, raced: dict[int, RaceTimes] | None, index: int) -> Trial:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -95,6 +95,8 @@ class Pipeline:
     verify_sizes
         Further problems on which candidates are verified. Where sizes are compiled in, each candidate is compiled for
         each of them.
+    score
+        Function that adds the objective and metrics to a trial that was measured.
     """
 
     def __init__(
@@ -106,7 +108,9 @@ class Pipeline:
         timeline: Timeline = NO_TIMELINE,
         *,
         verify_sizes: Sequence[Mapping[str, int]] = (),
+        score: Callable[[Trial], Trial] = lambda trial: trial,
     ) -> None:
+        self._score = score
         self._kernel = kernel
         self._problem = problem
         self._backend = backend
@@ -187,10 +191,10 @@ class Pipeline:
             return trial
         twin = self._measured.get(self._launch_of(trial)) if self._backend.source == "cuda" else None
         if twin is not None:
-            return _with_result_of(twin, trial)
+            return self._score(_with_result_of(twin, trial))
         if not cubin.path.exists():  # trimmed from the cache while the candidate waited
             cubin = self._submit(trial.config).result().cubin or cubin
-        self._backend.submit(self._candidate(trial, cubin), best_us)
+        self._backend.submit(self.candidate(trial, cubin), best_us)
         self._running.append(candidate)
         return None
 
@@ -218,6 +222,7 @@ class Pipeline:
         )
         if evaluation.captured:
             trial = self._inspected(trial, Path(evaluation.captured))
+        trial = self._score(trial)
         self.remember([trial])
         return candidate, trial
 
@@ -242,16 +247,17 @@ class Pipeline:
         compilations = [self._compile(trial.config) for trial in trials]
         cubins = [compilation.result().cubin for compilation in compilations]
         pairs = zip(trials, cubins, strict=True)
-        return [(trial, self._candidate(trial, cubin)) for trial, cubin in pairs if cubin is not None]
+        return [(trial, self.candidate(trial, cubin)) for trial, cubin in pairs if cubin is not None]
 
-    def _candidate(self, trial: Trial, cubin: CachedCubin) -> Candidate:
+    def candidate(self, trial: Trial, cubin: CachedCubin) -> Candidate:
+        """Return a compiled trial as the device takes it."""
         computed = computed_values(self._kernel.spec.computed, trial.config)
         others = tuple(
             SizedCubin(sizes, str(other.path), other.symbols)
             for sizes, compilation in self._others.get(config_key(trial.config), ())
             if (other := compilation.result().cubin) is not None
         )
-        return Candidate(trial.config, str(cubin.path), cubin.symbols, computed, others)
+        return Candidate(trial.config, str(cubin.path), cubin.symbols, computed, others=others)
 
     def _compiled_rows(self, proposer: Proposer) -> list[int]:
         """Return the rows to choose among; on a GPU, after as many have compiled as are ready."""

@@ -190,6 +190,7 @@ class Workbench:
             rounds,
             seed,
             prepares=[partial(bound.instance.prepare, bound) for bound in bounds],
+            weights=[candidate.weight for candidate in candidates],
             check=lambda index: verdicts.append(self._verdict_on_timed(bounds[index])),
         )
         return [RaceTimes(tuple(row), v.outcome, v.reason) for row, v in zip(times, verdicts, strict=True)]
@@ -399,7 +400,8 @@ class GpuWorker:
 
 def _candidate(message: Mapping[str, Any]) -> Candidate:
     others = convert(message.get("others", []), tuple[SizedCubin, ...])
-    return Candidate(message["config"], message["cubin_path"], message["symbols"], others=others)
+    path, weight = message["cubin_path"], message["weight"]
+    return Candidate(message["config"], path, message["symbols"], weight=weight, others=others)
 
 
 def _failed(request: str, stage: str, outcome: Outcome, reason: str) -> Mapping[str, Any]:

@@ -176,6 +176,8 @@ class Candidate:
     """Name in the cubin of each entry; one that is not listed has its own name."""
     computed: Config = field(default_factory=dict)
     """Computed values, which the worker has no functions for."""
+    weight: float = 1.0
+    """Ratio of what the search minimises to the time, by which a race compares it with others."""
     others: tuple[SizedCubin, ...] = ()
     """Cubins for the other problems of the verification, where sizes are compiled in."""
 
@@ -187,6 +189,7 @@ class Candidate:
             "config": config,
             "cubin_path": self.cubin_path,
             "symbols": dict(self.symbols),
+            "weight": self.weight,
             **({"others": others} if others else {}),
         }
 
