@@ -177,7 +177,7 @@ class ReferenceRun:
         else:
             scale = cupy.sqrt(cupy.mean(cupy.abs(first) ** 2))
             differ = ~(cupy.abs(first - second) <= _AGREEMENT * cupy.maximum(cupy.abs(first), scale))
-            differ &= ~(cupy.isnan(first) & cupy.isnan(second))  # reported as not finite
+            differ &= cupy.isfinite(first)  # what is not finite is reported as such
         if count := int(cupy.count_nonzero(differ)):
             raise InputError(
                 f"{self._place}: {count} of {first.size} elements of {name} differ between two launches of the "
