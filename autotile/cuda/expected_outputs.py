@@ -25,6 +25,7 @@ from autotile.kernel.expected_files import expected_file
 from autotile.kernel.launch import known_names
 from autotile.kernel.library import Kernel
 from autotile.kernel.reference_kernel import reference_config, reference_spec
+from autotile.kernel.signature import signature_fault
 from autotile.kernel.spec import KernelSpec
 
 
@@ -193,7 +194,12 @@ class ExpectedOutputs:
             raise InputError(
                 f"{self._spec.source}: the reference kernel {declared.entry} does not compile: {error}"
             ) from None
-        return Module(cubin.path).function(cubin.functions[job.entry].symbol)
+        function = cubin.functions[job.entry]
+        fault = signature_fault(spec, spec.steps[0], self._dtype, function.parameter_bytes, kernel.source)
+        if fault:
+            problem = fault.replace("[arguments]", "arguments of [reference]")
+            raise InputError(f"{self._spec.source}: [reference] kernel {declared.entry}: {problem}")
+        return Module(cubin.path).function(function.symbol)
 
     @property
     def _known_device(self) -> DeviceProperties:

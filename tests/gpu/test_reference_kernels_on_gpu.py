@@ -119,6 +119,12 @@ def test_faults_of_a_reference_are_told(tmp_path: Path, body: str, said: str) ->
         evaluate(written(tmp_path, reference="other", more='template = "other.cu"'))
 
 
+def test_arguments_that_a_reference_does_not_take(tmp_path: Path) -> None:
+    toml = written(tmp_path, reference="naive<float>", more='arguments = ["x", "y"]')
+    with pytest.raises(InputError, match="naive<float>"):
+        evaluate(toml)
+
+
 def test_tolerances_of_single_outputs(tmp_path: Path) -> None:
     toml = written(tmp_path, reference="naive<float>", more="tolerance = { y = { absolute = 1.5 } }")
     assert evaluate(toml, ERROR=1).outcome is Outcome.OK
