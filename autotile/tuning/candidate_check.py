@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
-from autotile.core.statistics import Interval
+from autotile.core.statistics import Interval, median_interval, paired_ratio, widen_by_session_spread
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
