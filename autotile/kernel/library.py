@@ -37,7 +37,8 @@ class Inspection(NamedTuple):
     Attributes
     ----------
     buffers
-        Names of the buffers whose content is checked.
+        Names of the buffers whose content is checked. ``"y.value"`` stands for the values of ``y``, decoded, and
+        ``"y.expected"`` for the expected ones.
     check
         Called with a configuration and the content of each buffer after a launch, in the type that it is stored in.
         Returns what is wrong, empty if nothing is, and further telemetry of the trial.

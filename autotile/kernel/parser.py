@@ -386,7 +386,10 @@ def _dtypes(table: Table) -> tuple[str, ...]:
 def parse_work(table: Table, problem: ProblemSection) -> Work:
     """Parse ``[work]``: the minimum operations and bytes of the problem."""
     table.allow(("flops", "bytes"))
-    flops, size_bytes = (table.optional_expression(name, problem.kinds) for name in ("flops", "bytes"))
+    flops, size_bytes = (
+        table.expression(name, problem.kinds, "real").rounded() if name in table.data else None
+        for name in ("flops", "bytes")
+    )
     for name, expression in (("flops", flops), ("bytes", size_bytes)):
         if expression is not None:
             problem.check_positive(table, name, [expression])

@@ -362,6 +362,11 @@ def check_without_gpu(kernel: Kernel, problem: Problem, settings: Settings, opti
 
 
 def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Workload:
+    if kernel.spec.reference.comparison is not None and kernel.inspection is None:
+        raise InputError(
+            f"{kernel.spec.source}: [reference] comparison {kernel.spec.reference.comparison!r} is a Python function; "
+            "tune the kernel from Python, with autotile.kernel(..., verify=...)"
+        )
     return Workload(
         spec_text=kernel.spec.text,
         spec_source=kernel.spec.source,
