@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from autotile.api.results import misses as misses
     from autotile.api.results import recordings as recordings
     from autotile.api.results import trials as trials
+    from autotile.api.tunable import TunableKernel as TunableKernel
+    from autotile.api.tunable import kernel as kernel
     from autotile.api.tuning import TunedMisses as TunedMisses
     from autotile.api.tuning import record as record
     from autotile.api.tuning import tune as tune
@@ -126,6 +128,9 @@ if TYPE_CHECKING:
     from autotile.families.rule import Split as Split
     from autotile.kernel.arguments import Workspace as Workspace
     from autotile.kernel.launch import LaunchData as LaunchData
+    from autotile.kernel.python_document import Buffer as Buffer
+    from autotile.kernel.python_document import Scalar as Scalar
+    from autotile.kernel.python_document import Scratch as Scratch
     from autotile.kernel.spec import Parameter as Parameter
     from autotile.kernel.tensor_maps import TensorMap as TensorMap
     from autotile.kernel.workrate import Workrate as Workrate
@@ -215,6 +220,10 @@ _NAMES = {
         "recordings",
         "trials",
     ),
+    "api.tunable": (
+        "TunableKernel",
+        "kernel",
+    ),
     "api.tuning": (
         "TunedMisses",
         "record",
@@ -294,6 +303,11 @@ _NAMES = {
     ),
     "kernel.arguments": ("Workspace",),
     "kernel.launch": ("LaunchData",),
+    "kernel.python_document": (
+        "Buffer",
+        "Scalar",
+        "Scratch",
+    ),
     "kernel.spec": ("Parameter",),
     "kernel.tensor_maps": ("TensorMap",),
     "kernel.workrate": ("Workrate",),

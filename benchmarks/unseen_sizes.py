@@ -33,7 +33,8 @@ from rich.table import Table
 
 from autotile.api.tuning import open_family, tune_loaded_family
 from autotile.core.model import Config, Outcome, Problem, config_key
-from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.cuda.compiler import compile_job
+from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database

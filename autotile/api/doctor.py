@@ -12,7 +12,8 @@ from typing import Literal
 
 from autotile.core.display import Displayed
 from autotile.core.text import bytes_text, device_text, plural
-from autotile.cuda.compiler import CompileJob, CubinCache
+from autotile.cuda.compiler import CompileJob
+from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import device_count, driver_version, live_device
 from autotile.cuda.toolchain import INSTALL_WHEELS, include_folders, load_cupy, nvrtc_version
 from autotile.database.database import Database

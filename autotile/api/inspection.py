@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from pathlib import Path
 from typing import Any
 
 from autotile.api.explanation import LIMIT_HEADINGS, BlockResources, Explanation, explain_config, limit_rows
@@ -15,7 +14,7 @@ from autotile.core.display import Displayed
 from autotile.core.model import Occupancy, Problem, Value
 from autotile.core.text import bytes_text, device_text, occupancy_text, plural, sizes_text
 from autotile.errors import ConfigError, InputError, nearest
-from autotile.kernel.library import load_kernel
+from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.kernel.workrate import bandwidth_text, flops_text
@@ -147,7 +146,7 @@ def device_row(device: DeviceProperties) -> tuple[str, ...]:
 
 
 def space(
-    kernel: str | Path,
+    kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
     /,
     *,
@@ -160,7 +159,7 @@ def space(
     Parameters
     ----------
     kernel
-        Name of a kernel, or path of a search-space file.
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
     sizes, **named_sizes
         Problem sizes and flags; missing ones are taken from the search-space file.
     dtype
@@ -197,7 +196,7 @@ def space(
 
 
 def explain(
-    kernel: str | Path,
+    kernel: KernelName,
     assignments: Mapping[str, Value] | None = None,
     /,
     *,
@@ -212,7 +211,7 @@ def explain(
     Parameters
     ----------
     kernel
-        Name of a kernel, or path of a search-space file.
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
     assignments, **named_assignments
         Values of parameters and problem sizes by name. Missing parameters are taken from the default configuration,
         missing sizes from the search-space file.
@@ -233,7 +232,7 @@ def explain(
     ('registers',)
     """
     target = resolve_device(device)
-    loaded = load_kernel(str(kernel))
+    loaded = load_kernel(kernel)
     given = _merge(assignments, named_assignments)
     config, sizes = _split(loaded.spec, given)
     problem = resolve_problem(loaded.spec, sizes, dtype, defaults=True)

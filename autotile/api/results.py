@@ -29,7 +29,7 @@ from autotile.database.studies import StudySummary
 from autotile.database.winners import StoredRule
 from autotile.errors import InputError, ProblemError
 from autotile.exchange.recording import list_recordings
-from autotile.kernel.library import load_kernel
+from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.workrate import Workrate
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_kernel
@@ -116,7 +116,7 @@ class BestResult(Displayed):
 
 
 def best(
-    kernel: str | Path,
+    kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
     /,
     *,
@@ -134,7 +134,7 @@ def best(
     Parameters
     ----------
     kernel
-        Name of a kernel, or path of a search-space file.
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
     sizes, **named_sizes
         Problem sizes and flags.
     dtype
@@ -163,16 +163,16 @@ def best(
         loaded, _ = open_problem(kernel, given, dtype)
         _check_readable(database, loaded.name)
     location = str(database_location(database))
-    return _best_result(find_best_kernel(str(kernel), dtype, served_for, location, given, bundle=bundle))
+    return _best_result(find_best_kernel(kernel, dtype, served_for, location, given, bundle=bundle))
 
 
-def list(kernel: str | Path | None = None, *, database: str | Path | None = None) -> StudyList:
+def list(kernel: KernelName | None = None, *, database: str | Path | None = None) -> StudyList:
     """Return the studies of a kernel, or of all kernels, each with its best configuration.
 
     Parameters
     ----------
     kernel
-        Name of a kernel, or path of a search-space file; None for all kernels.
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`; None for all kernels.
     database
         Path or URL; None for the user's own, which need not exist.
 
@@ -188,13 +188,13 @@ def list(kernel: str | Path | None = None, *, database: str | Path | None = None
         return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location)
 
 
-def families(kernel: str | Path | None = None, *, database: str | Path | None = None) -> FamilyList:
+def families(kernel: KernelName | None = None, *, database: str | Path | None = None) -> FamilyList:
     """Return the tuned families of a kernel, or of all kernels, each with its rule.
 
     Parameters
     ----------
     kernel
-        Name of a kernel, or path of a search-space file; None for all kernels.
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`; None for all kernels.
     database
         Path or URL; None for the user's own, which need not exist.
 
@@ -211,13 +211,13 @@ def families(kernel: str | Path | None = None, *, database: str | Path | None = 
         return FamilyList(tuple(TunedFamily(rule, _is_in_force(rule)) for rule in rules), opened.location)
 
 
-def recordings(kernel: str | Path | None = None) -> RecordingList:
+def recordings(kernel: KernelName | None = None) -> RecordingList:
     """Return the installed recordings of a kernel, or of all kernels, which a replay finds without a path.
 
     Parameters
     ----------
     kernel
-        Name of a kernel, or path of a search-space file; None for all kernels.
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`; None for all kernels.
 
     Raises
     ------
@@ -227,12 +227,12 @@ def recordings(kernel: str | Path | None = None) -> RecordingList:
     found = list_recordings(read_settings().recording_folders)
     if kernel is None:
         return RecordingList(tuple(found))
-    name = load_kernel(str(kernel)).name
+    name = load_kernel(kernel).name
     return RecordingList(tuple(one for one in found if one.header is not None and one.header.key.kernel == name))
 
 
 def trials(
-    kernel: str | Path,
+    kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
     /,
     *,
@@ -247,7 +247,7 @@ def trials(
     Parameters
     ----------
     kernel
-        Name of a kernel, or path of a search-space file.
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
     sizes, **named_sizes
         Problem sizes of the studies to include; sizes that are not given are not compared.
     dtype
@@ -271,7 +271,7 @@ def trials(
     given = merge_sizes(sizes, named_sizes)
     opened = open_for_reading(database)
     if opened is None:
-        load_kernel(str(kernel))  # a misspelt name is an error, not an empty list
+        load_kernel(kernel)  # a misspelt name is an error, not an empty list
         return TrialList(())
     with opened:
         studies = [study for study in rows_of_kernel(opened.studies, kernel) if dtype in (None, study.key.dtype)]
@@ -286,13 +286,13 @@ def trials(
     return TrialList(tuple(sorted(found, key=_by_time)[:limit]))
 
 
-def misses(kernel: str | Path | None = None, *, database: str | Path | None = None) -> MissList:
+def misses(kernel: KernelName | None = None, *, database: str | Path | None = None) -> MissList:
     """Return the problems that programs were served by a fallback, the costliest first.
 
     Parameters
     ----------
     kernel
-        Name of a kernel, or path of a search-space file; None for all kernels.
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`; None for all kernels.
     database
         Path or URL; None for the user's own, which need not exist.
 

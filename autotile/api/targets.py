@@ -12,7 +12,7 @@ from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Problem
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import InputError
-from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.settings import expand_path
 
@@ -40,14 +40,14 @@ class Target:
 
 
 def open_problem(
-    kernel: str | Path, sizes: Mapping[str, int], dtype: str | None = None, *, defaults: bool = False
+    kernel: KernelName, sizes: Mapping[str, int], dtype: str | None = None, *, defaults: bool = False
 ) -> tuple[Kernel, Problem]:
     """Load a kernel and validate a problem for it.
 
     Parameters
     ----------
     kernel
-        Name of a kernel, or path of a search-space file.
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
     sizes
         Problem sizes and flags.
     dtype
@@ -60,7 +60,7 @@ def open_problem(
     InputError
         The kernel is unknown, its file is malformed, or the kernel does not have a size or dtype.
     """
-    loaded = load_kernel(str(kernel))
+    loaded = load_kernel(kernel)
     return loaded, resolve_problem(loaded.spec, sizes, dtype, defaults=defaults)
 
 

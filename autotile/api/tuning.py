@@ -19,7 +19,7 @@ from autotile.cuda.driver import device_count
 from autotile.database.engine import parse_location
 from autotile.errors import AutotileError, InputError
 from autotile.families.family import Family, family_of, parse_family
-from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import find_best_kernel, forget_served
 from autotile.settings import expand_path, read_settings
@@ -37,7 +37,7 @@ FamilySize = int | str | Sequence[int] | range
 
 
 def tune(
-    kernel: str | Path,
+    kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
     /,
     *,
@@ -57,7 +57,7 @@ def tune(
     Parameters
     ----------
     kernel
-        Name of a kernel, or path of a search-space file.
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
     sizes, **named_sizes
         Problem sizes and flags, such as ``M=4096``.
     dtype
@@ -102,7 +102,7 @@ def tune(
 
 
 def tune_family(
-    kernel: str | Path,
+    kernel: KernelName,
     sizes: Mapping[str, FamilySize] | None = None,
     /,
     *,
@@ -120,7 +120,7 @@ def tune_family(
     Parameters
     ----------
     kernel
-        Name of a kernel, or path of a search-space file.
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
     sizes, **named_sizes
         The family: for each size a number, a list of numbers, a ``range``, or text such as ``"1..8192"``.
     dtype
@@ -153,7 +153,7 @@ def tune_family(
     0.021
     """
     chosen = _options(options, device, database)
-    loaded = load_kernel(str(kernel))
+    loaded = load_kernel(kernel)
     family = family_of(loaded.spec, merge_sizes(sizes, named_sizes))
     with family_observer(observe or progress, loaded.spec) as observer:
         return tune_loaded_family(loaded, family, dtype, chosen, plan=plan, observe=observer)
@@ -184,7 +184,7 @@ class TunedMisses(Displayed):
 
 
 def tune_misses(
-    kernel: str | Path | None = None,
+    kernel: KernelName | None = None,
     /,
     *,
     device: int | str | None = None,
@@ -200,7 +200,7 @@ def tune_misses(
     Parameters
     ----------
     kernel
-        Name of a kernel, or path of its search-space file; None for all kernels.
+        Name of a kernel, path of its search-space file, or a kernel from `autotile.kernel`; None for all kernels.
     device, database, options, progress, observe
         As for `tune`; the options hold for each problem.
 
@@ -214,14 +214,14 @@ def tune_misses(
     def observer(missed: MissedProblem) -> AbstractContextManager[Observer]:
         return session_observer(observe or progress, missed.kernel.spec, missed.problem)
 
-    outcomes = list(tune_missed_problems(str(kernel) if kernel is not None else None, chosen, observer))
+    outcomes = list(tune_missed_problems(kernel, chosen, observer))
     results = tuple(outcome for _, outcome in outcomes if isinstance(outcome, TuneResult))
     failed = tuple((missed.problem, outcome) for missed, outcome in outcomes if isinstance(outcome, AutotileError))
     return TunedMisses(results, failed)
 
 
 def record(
-    kernel: str | Path,
+    kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
     /,
     *,
@@ -292,13 +292,13 @@ def _served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Co
         return None
     location = options.database or read_settings().database
     try:
-        served = find_best_kernel(kernel.spec.source, problem.dtype, options.device_index, location, problem.sizes)
+        served = find_best_kernel(kernel, problem.dtype, options.device_index, location, problem.sizes)
     except InputError:  # the session reports it
         return None
     return dict(served.config) if served.tier != "default" else None
 
 
-def open_family(kernel: str | Path, words: Sequence[str]) -> tuple[Kernel, Family]:
+def open_family(kernel: KernelName, words: Sequence[str]) -> tuple[Kernel, Family]:
     """Load a kernel, and parse a family of its problems from words such as ``M=1..8192``.
 
     Raises
@@ -306,7 +306,7 @@ def open_family(kernel: str | Path, words: Sequence[str]) -> tuple[Kernel, Famil
     InputError
         The kernel is unknown, its file is malformed, or the family cannot be read.
     """
-    loaded = load_kernel(str(kernel))
+    loaded = load_kernel(kernel)
     return loaded, parse_family(loaded.spec, words)
 
 
@@ -333,7 +333,7 @@ def tune_loaded_family(
 
 
 def tune_missed_problems(
-    kernel: str | None,
+    kernel: KernelName | None,
     options: TuneOptions,
     observer: Callable[[MissedProblem], AbstractContextManager[Observer]],
 ) -> Iterator[tuple[MissedProblem, TuneResult | AutotileError]]:
@@ -344,7 +344,7 @@ def tune_missed_problems(
     Parameters
     ----------
     kernel
-        Name of a kernel, or path of its search-space file; None for all kernels.
+        Name of a kernel, path of its search-space file, or a kernel from `autotile.kernel`; None for all kernels.
     options
         Options of each session.
     observer

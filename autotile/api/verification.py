@@ -18,7 +18,7 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location
 from autotile.database.keys import key_of
 from autotile.errors import InputError
-from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_kernel, forget_served
@@ -115,7 +115,7 @@ class VerifyResult(Displayed):
 
 
 def verify(
-    kernel: str | Path,
+    kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
     /,
     *,
@@ -137,7 +137,7 @@ def verify(
     Parameters
     ----------
     kernel
-        Name of a kernel, or path of a search-space file.
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
     sizes, **named_sizes
         Sizes of the only problem to verify; none for all problems that are tuned on the GPU.
     aged
@@ -171,14 +171,14 @@ def verify(
     """
     options = _on_device(options or TuneOptions(), device)
     given = merge_sizes(sizes, named_sizes)
-    loaded = load_kernel(str(kernel))
+    loaded = load_kernel(kernel)
     asked = resolve_problem(loaded.spec, given, dtype) if given else None
     location = str(database_location(database if database is not None else options.database))
     options = replace(options, database=location)
     if served:
         if aged:
             raise InputError("--aged selects tuned problems and --served untuned ones; give one of them")
-        missed = [asked] if asked is not None else _missed(loaded, location, dtype, options)
+        missed = [asked] if asked is not None else _missed(kernel, location, dtype, options)
         return VerifyResult(tuple(_verify_served(kernel, loaded, missed, options, announce)))
     live = options.replay is None
     found = tuned_problems(
@@ -213,14 +213,14 @@ def _on_device(options: TuneOptions, device: int | str | None) -> TuneOptions:
     return options
 
 
-def _missed(loaded: Kernel, location: str, dtype: str | None, options: TuneOptions) -> list[Problem]:
+def _missed(kernel: KernelName, location: str, dtype: str | None, options: TuneOptions) -> list[Problem]:
     """Return the problems that were served by a fallback on the GPU, the most frequent first."""
     gpu_name = live_device(options.device_index).name if options.replay is None else None
     opened = Database.open_readonly(location)
     if opened is None:
         return []
     with opened:
-        assessed = assess_misses(opened, loaded.spec.source)
+        assessed = assess_misses(opened, kernel)
     wanted = [
         one.miss.problem
         for one in assessed
@@ -233,7 +233,7 @@ def _missed(loaded: Kernel, location: str, dtype: str | None, options: TuneOptio
 
 
 def _verify_served(
-    kernel: str | Path,
+    kernel: KernelName,
     loaded: Kernel,
     problems: Iterable[Problem],
     options: TuneOptions,
@@ -289,9 +289,9 @@ def _served_result(problem: Problem, before: BoundKernel, after: BoundKernel, ch
     )
 
 
-def _served(kernel: str | Path, problem: Problem, options: TuneOptions) -> BoundKernel:
+def _served(kernel: KernelName, problem: Problem, options: TuneOptions) -> BoundKernel:
     index = options.device_index if options.replay is None else None
-    return find_best_kernel(str(kernel), problem.dtype, index, str(options.database), problem.sizes)
+    return find_best_kernel(kernel, problem.dtype, index, str(options.database), problem.sizes)
 
 
 def _compare(problem: Problem, before: BoundKernel, after: BoundKernel, retimed: Retimed) -> VerifiedProblem:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,62 +17,218 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """An element type of buffers and scalars."""
+    """An element type of buffers and scalars.
+
+    A vector, such as ``float4``, is stored as a last axis of its components: see `array_shape`. Its encoding, its
+    tolerance and its comparison are those of the components, `component`.
+    """
 
     name: str
     c_type: str
-    """CUDA C++ type; the template itself includes ``cuda_fp16.h`` or ``cuda_bf16.h``."""
+    """CUDA C++ type; the template itself includes ``cuda_fp16.h``, ``cuda_bf16.h`` or ``cuda_fp8.h``."""
     storage: str
-    """NumPy dtype that holds the bits; ``uint16`` for bfloat16, which NumPy does not have."""
+    """NumPy dtype that holds the bits of a component; ``uint16`` and ``uint8`` for types that NumPy does not have."""
     unit_roundoff: float
     """Half the distance from 1 to the next larger value; 0 for integers."""
+    components: int = 0
+    """Number of components of a vector; 0 for any other type."""
+    component_name: str = ""
+    """Element type of the components of a vector."""
+
+    @property
+    def component_bytes(self) -> int:
+        """Size of a component in bytes; that of an element if the type is no vector."""
+        return np.dtype(self.storage).itemsize
 
     @property
     def size_bytes(self) -> int:
         """Size of an element in bytes."""
-        return np.dtype(self.storage).itemsize
+        return self.component_bytes * (self.components or 1)
+
+    @property
+    def alignment_bytes(self) -> int:
+        """Alignment of an element in CUDA C++ (CUDA C++ Programming Guide, built-in vector types)."""
+        if self.components == 3:
+            return self.component_bytes
+        return min(self.size_bytes, _MAX_ALIGNMENT_BYTES)
+
+    @property
+    def parts(self) -> int:
+        """How many real numbers a value consists of: the components of a vector, the two parts of a complex number."""
+        return 2 if self.is_complex else self.components or 1
+
+    @property
+    def component(self) -> Dtype:
+        """Type of the components of a vector; the type itself if it is no vector."""
+        return DTYPES[self.component_name] if self.component_name else self
 
     @property
     def is_integer(self) -> bool:
-        """Whether the type is an integer type, whose results are exact."""
+        """Whether the type is an integer type or bool, whose results are exact."""
         return self.unit_roundoff == 0.0
 
+    @property
+    def is_complex(self) -> bool:
+        """Whether values are complex."""
+        return self.storage.startswith("complex")
+
+    @property
+    def largest(self) -> float:
+        """Value to which larger ones are rounded: the largest finite one of an 8-bit float, else infinity."""
+        return _FP8_LARGEST.get(self.component.name, math.inf)
+
+    def array_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the array that holds elements of the given shape."""
+        return (*shape, self.components) if self.components else tuple(shape)
+
     def encode(self, values: Array) -> Array:
-        """Round values to this type, and return the stored bits."""
-        if self.name != "bfloat16":
-            return values.astype(self.storage)
-        bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-        rounded = (bits >> 16) & 1  # to nearest, ties to even; in place, as inputs are large
-        rounded += 0x7FFF
-        rounded += bits
-        rounded >>= 16
-        return rounded.astype(np.uint16)
+        """Round values to this type, and return the stored bits.
 
-    def decode(self, stored: Array) -> NDArray[np.float64]:
-        """Return the float64 values of stored bits, exact except for 64-bit integers above 2**53."""
-        if self.name != "bfloat16":
-            return stored.astype(np.float64)
-        return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        8-bit floats saturate as the constructors of ``cuda_fp8.h`` do: a value that is too large, or infinite, becomes
+        the largest finite one.
+        """
+        match self.component.name:
+            case "bfloat16":
+                return _encode_bfloat16(values)
+            case "float8_e4m3fn" | "float8_e5m2" as name:
+                return _encode_fp8(values, name)
+            case _:
+                return values.astype(self.storage)
+
+    def decode(self, stored: Array) -> Array:
+        """Return the values of stored bits as float64 or complex128, exact except for 64-bit integers above 2**53.
+
+        The array may be on a device.
+        """
+        match self.component.name:
+            case "bfloat16":
+                return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+            case "float8_e5m2":
+                return (stored.astype(np.uint16) << 8).view(np.float16).astype(np.float64)
+            case "float8_e4m3fn":
+                return _decode_e4m3(stored)
+            case _:
+                return stored.astype(np.complex128 if self.is_complex else np.float64)
 
 
-DTYPES = {
-    dtype.name: dtype
-    for dtype in (
-        Dtype("float16", "__half", "float16", 2.0**-11),
-        Dtype("bfloat16", "__nv_bfloat16", "uint16", 2.0**-8),
-        Dtype("float32", "float", "float32", 2.0**-24),
-        Dtype("float64", "double", "float64", 2.0**-53),
-        Dtype("int8", "signed char", "int8", 0.0),
-        Dtype("uint8", "unsigned char", "uint8", 0.0),
-        Dtype("int16", "short", "int16", 0.0),
-        Dtype("uint16", "unsigned short", "uint16", 0.0),
-        Dtype("int32", "int", "int32", 0.0),
-        Dtype("uint32", "unsigned int", "uint32", 0.0),
-        Dtype("int64", "long long", "int64", 0.0),
-        Dtype("uint64", "unsigned long long", "uint64", 0.0),
-    )
+_MAX_ALIGNMENT_BYTES = 16
+
+
+def _encode_bfloat16(values: Array) -> Array:
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = (bits >> 16) & 1  # to nearest, ties to even; in place, as inputs are large
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    return rounded.astype(np.uint16)
+
+
+def _decode_e4m3(stored: Array) -> Array:
+    """Decode through float16, whose exponents are larger by 8: the value is that of the shifted bits times 2**8."""
+    bits = stored.astype(np.uint16)
+    values = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).view(np.float16).astype(np.float64) * 256.0
+    values[(stored & 0x7F) == 0x7F] = np.nan
+    return values
+
+
+_FP8_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+"""Largest finite value: 1.75 * 2**8 and 1.75 * 2**15 (OCP 8-bit Floating Point Specification)."""
+_FP8_NAN = 0x7F
+_FP8_CHUNK = 1 << 20
+"""Number of values that are encoded at a time, to bound the memory."""
+_KEY_SHIFT = 48
+"""The upper 16 bits of a float64, with 4 bits of its fraction, hold every boundary between 8-bit floats; whether any
+lower bit is set tells the rest."""
+
+
+def _encode_fp8(values: Array, name: str) -> Array:
+    """Round to nearest, ties to even."""
+    table, flat = _fp8_table(name), values.reshape(-1)
+    encoded = np.empty(flat.size, np.uint8)
+    for start in range(0, flat.size, _FP8_CHUNK):
+        bits = flat[start : start + _FP8_CHUNK].astype(np.float64).view(np.uint64)
+        has_lower = (bits & np.uint64((1 << _KEY_SHIFT) - 1)) != 0
+        keys = ((bits >> np.uint64(_KEY_SHIFT)) << np.uint64(1)) | has_lower
+        encoded[start : start + _FP8_CHUNK] = table[keys]
+    return encoded.reshape(values.shape)
+
+
+@cache
+def _fp8_table(name: str) -> NDArray[np.uint8]:
+    """Return the rounded bits of each key of `_encode_fp8`."""
+    keys = np.arange(1 << 17, dtype=np.uint64)
+    values = ((keys >> np.uint64(1)) << np.uint64(_KEY_SHIFT) | (keys & np.uint64(1))).view(np.float64)
+    finite = DTYPES[name].decode(np.arange(_FP8_NAN, dtype=np.uint8))
+    finite = finite[np.isfinite(finite)]
+    middles, magnitudes = (finite[1:] + finite[:-1]) / 2, np.abs(values)
+    below, above = (np.searchsorted(middles, magnitudes, side) for side in ("left", "right"))
+    code = np.where(below % 2, above, below)  # the two differ for a tie only
+    code[np.isnan(values)] = _FP8_NAN
+    table: NDArray[np.uint8] = (code | (np.signbit(values) << 7)).astype(np.uint8)
+    return table
+
+
+_SCALARS = (
+    Dtype("float16", "__half", "float16", 2.0**-11),
+    Dtype("bfloat16", "__nv_bfloat16", "uint16", 2.0**-8),
+    Dtype("float32", "float", "float32", 2.0**-24),
+    Dtype("float64", "double", "float64", 2.0**-53),
+    Dtype("int8", "signed char", "int8", 0.0),
+    Dtype("uint8", "unsigned char", "uint8", 0.0),
+    Dtype("int16", "short", "int16", 0.0),
+    Dtype("uint16", "unsigned short", "uint16", 0.0),
+    Dtype("int32", "int", "int32", 0.0),
+    Dtype("uint32", "unsigned int", "uint32", 0.0),
+    Dtype("int64", "long long", "int64", 0.0),
+    Dtype("uint64", "unsigned long long", "uint64", 0.0),
+    Dtype("bool", "bool", "bool", 0.0),
+    Dtype("float8_e4m3fn", "__nv_fp8_e4m3", "uint8", 2.0**-4),
+    Dtype("float8_e5m2", "__nv_fp8_e5m2", "uint8", 2.0**-3),
+    Dtype("complex64", "float2", "complex64", 2.0**-24),
+    Dtype("complex128", "double2", "complex128", 2.0**-53),
+)
+"""Unit roundoffs from IEEE 754 and the OCP specification (8, 4 and 3 significant bits of the types it lacks). Complex
+types have the layout of ``cuFloatComplex`` and ``cuDoubleComplex``, which are ``float2`` and ``double2``."""
+
+_VECTORS = {
+    "char": "int8",
+    "uchar": "uint8",
+    "short": "int16",
+    "ushort": "uint16",
+    "int": "int32",
+    "uint": "uint32",
+    "long": "int64",
+    "ulong": "uint64",
+    "longlong": "int64",
+    "ulonglong": "uint64",
+    "float": "float32",
+    "double": "float64",
 }
-"""Element types by name; unit roundoffs from IEEE 754 (bfloat16: 8 significant bits)."""
+"""Types of components by the names of CUDA's vectors; ``long`` has 64 bits on Linux."""
+
+
+def _vectors() -> Iterator[Dtype]:
+    known = {dtype.name: dtype for dtype in _SCALARS}
+    named = [(f"{prefix}{n}", f"{prefix}{n}", known[of], n) for prefix, of in _VECTORS.items() for n in (2, 3, 4)]
+    named += [("half2", "__half2", known["float16"], 2), ("bfloat162", "__nv_bfloat162", known["bfloat16"], 2)]
+    for name, c_type, of, components in named:
+        yield Dtype(name, c_type, of.storage, of.unit_roundoff, components, of.name)
+
+
+DTYPES = {dtype.name: dtype for dtype in (*_SCALARS, *_vectors())}
+"""Element types by name."""
+
+_ALIASES = {
+    "float8_e4m3": "float8_e4m3fn",
+    "__half2": "half2",
+    "__nv_bfloat162": "bfloat162",
+    "nv_bfloat162": "bfloat162",
+}
+
+
+def canonical_dtype(name: str) -> str:
+    """Return the name in `DTYPES` of a type that has other names too; any other text unchanged."""
+    return _ALIASES.get(name, name)
 
 
 def dtype_name(dtype: object) -> str:
@@ -79,7 +236,7 @@ def dtype_name(dtype: object) -> str:
 
     What names no element type here is returned as text, for a message.
     """
-    text = str(dtype).removeprefix("torch.")
+    text = canonical_dtype(str(dtype).removeprefix("torch."))
     if text in DTYPES:
         return text
     try:

@@ -23,7 +23,7 @@ _MIN_GUARD_BYTES = 4096
 _MAX_GUARD_BYTES = 1 << 20
 _WORD_BYTES = 4
 _NAN_WORD = 0xFFFF_FFFF
-"""A NaN in float16, bfloat16, float32 and float64 alike."""
+"""A NaN in every floating-point type."""
 _INTEGER_WORD = 0xA5A5_A5A5
 
 
@@ -36,18 +36,19 @@ class GuardedBuffer:
     Parameters
     ----------
     shape, dtype
-        Shape and dtype of the array.
+        Number of elements along each axis, and their type; a vector is an element.
     support
         Support kernels of the worker.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Dtype, support: SupportKernels) -> None:
         cupy = load_cupy()
+        shape = dtype.array_shape(shape)
         self.elements = math.prod(shape)
         self._support = support
-        self._words = -(-self.elements * dtype.size_bytes // _WORD_BYTES)
+        self._words = -(-self.elements * dtype.component_bytes // _WORD_BYTES)
         self._pattern = _INTEGER_WORD if dtype.is_integer else _NAN_WORD
-        self._guard_bytes = _guard_bytes(shape[-1] * dtype.size_bytes)
+        self._guard_bytes = _guard_bytes(shape[-1] * dtype.component_bytes)
         body_bytes = self._words * _WORD_BYTES
         memory = cupy.cuda.alloc(2 * self._guard_bytes + body_bytes)
         self._bands = (memory.ptr, memory.ptr + self._guard_bytes + body_bytes)
@@ -105,6 +106,10 @@ def _guard_bytes(row_bytes: int) -> int:
 _SEED = 20_240_601
 _INTEGER_SPAN = 8
 """Random integers lie in [-8, 8] (unsigned: [0, 8]), so that sums of products stay exact in float64."""
+_INTEGER_RANGES = {
+    "bool": (0, 1),
+    **{f"uint{bits}": (0, _INTEGER_SPAN) for bits in (8, 16, 32, 64)},
+}
 _CHUNK = 1 << 20
 """Number of values from one generator, which take a few milliseconds."""
 
@@ -114,8 +119,19 @@ def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str, 
 
     They depend only on the buffer's name, shape, dtype and distribution, and on the seed if they are random, not on the
     process or the machine.
+
+    Parameters
+    ----------
+    buffer, dtype_name
+        The buffer and the name of its element type.
+    shape
+        Shape of the array; see `BufferArgument.array_shape`.
+    seed
+        Seed of random values.
     """
-    dtype = DTYPES[dtype_name]
+    dtype = DTYPES[dtype_name].component
+    if dtype.is_complex and buffer.init in ("normal", "uniform"):
+        return _random_complex(buffer, shape, dtype, seed)
     random = partial(_random, buffer.name, shape, seed)
     match buffer.init:
         case "zeros":
@@ -127,15 +143,20 @@ def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str, 
         case "uniform":
             values = random(lambda generator, chunk: generator.random(out=chunk, dtype=np.float32))
         case "normal" if dtype.is_integer:
-            low = 0 if dtype_name.startswith("u") else -_INTEGER_SPAN
-            values = random(partial(_fill_integers, low))
+            values = random(partial(_fill_integers, *_INTEGER_RANGES.get(dtype.name, (-_INTEGER_SPAN, _INTEGER_SPAN))))
         case "normal":
             values = random(lambda generator, chunk: generator.standard_normal(out=chunk, dtype=np.float32))
     return np.ascontiguousarray(dtype.encode(values))
 
 
-def _fill_integers(low: int, generator: np.random.Generator, chunk: Array) -> None:
-    chunk[:] = generator.integers(low, _INTEGER_SPAN, chunk.shape, np.int8, endpoint=True)
+def _random_complex(buffer: BufferArgument, shape: tuple[int, ...], dtype: Dtype, seed: int) -> Array:
+    """Return random values whose real and imaginary parts are drawn as a last axis."""
+    parts = make_input(buffer, (*shape, 2), "float32", seed)
+    return np.ascontiguousarray(dtype.encode(parts.view(np.complex64)[..., 0]))
+
+
+def _fill_integers(low: int, high: int, generator: np.random.Generator, chunk: Array) -> None:
+    chunk[:] = generator.integers(low, high, chunk.shape, np.int8, endpoint=True)
 
 
 def _random(

@@ -8,7 +8,7 @@ fast host, 2.5 instead of 4.8 on a slow one; the GPU executes both equally fast.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -65,10 +65,11 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class PackedCubin:
-    """A cubin inside another file: its resources, and a function that reads its bytes."""
+    """A cubin inside another file: its resources, a function that reads its bytes, and the symbols of its entries."""
 
     resources: Resources
     read: Callable[[], bytes]
+    symbols: Mapping[str, str]
 
 
 class Module:
@@ -82,11 +83,11 @@ class Module:
             self._module.load_file(str(image))
 
     def function(self, name: str) -> Function:
-        """Return an ``extern "C"`` function by name."""
+        """Return a function by its symbol: the mangled name, or that of an ``extern "C"`` function."""
         return Function(self._module.get_function(name))
 
 
-_WORD_BYTES = 8
+WORD_BYTES = 8
 _ALIGNMENT_BYTES = 64
 """Alignment of the most strictly aligned parameter, a tensor map (CUDA driver API, ``CUtensorMap``)."""
 
@@ -120,9 +121,9 @@ class ParameterBlock:
         parts = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
         offsets, end = [], 0
         for part in parts:
-            offsets.append(_aligned(end, _ALIGNMENT_BYTES if part.size > _WORD_BYTES else _WORD_BYTES))
+            offsets.append(_aligned(end, _ALIGNMENT_BYTES if part.size > WORD_BYTES else WORD_BYTES))
             end = offsets[-1] + part.size
-        end = _aligned(end, _WORD_BYTES) + spare_words * _WORD_BYTES
+        end = _aligned(end, WORD_BYTES) + spare_words * WORD_BYTES
         memory = np.zeros(end + _ALIGNMENT_BYTES, np.uint8)
         start = -int(memory.ctypes.data) % _ALIGNMENT_BYTES
         for part, offset in zip(parts, offsets, strict=True):
@@ -131,7 +132,7 @@ class ParameterBlock:
         self._memory = memory
         self._pointers = np.array([base + offset for offset in offsets], np.uint64)
         self.address = int(self._pointers.ctypes.data)
-        self.starts = tuple(offset // _WORD_BYTES for offset in offsets)
+        self.starts = tuple(offset // WORD_BYTES for offset in offsets)
         self.words = memory.data[start : start + end].cast("Q")
 
 

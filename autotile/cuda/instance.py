@@ -188,8 +188,8 @@ class ProblemInstance:
         if not wrong:
             return Verdict(Outcome.OK, max_error=max_error)
         index = np.unravel_index(first, output.array.shape)
-        got = float(dtype.decode(output.array.ravel()[first : first + 1].get())[0])
-        want = float(expected.values.ravel()[first : first + 1].get()[0])
+        got = dtype.decode(output.array.ravel()[first : first + 1].get())[0]
+        want = expected.values.ravel()[first : first + 1].get()[0]
         place = ", ".join(str(int(i)) for i in index)
         return Verdict(
             Outcome.WRONG_RESULT,
@@ -203,7 +203,7 @@ class ProblemInstance:
             if buffer.is_read:
                 pristine[buffer.name] = self._new_buffer(buffer)
                 element_type = buffer.element_type(self._dtype, self.sizes)
-                pristine[buffer.name].write(make_input(buffer, buffer.extents(self.sizes), element_type, seed))
+                pristine[buffer.name].write(make_input(buffer, buffer.array_shape(self.sizes), element_type, seed))
         return _InputSet(pristine, self._compute_reference(pristine))
 
     def _compute_reference(self, inputs: Mapping[str, GuardedBuffer]) -> dict[str, ReferenceOutput]:
@@ -217,6 +217,7 @@ class ProblemInstance:
                 name,
                 expression,
                 self._buffers[name].array.shape,
+                self._element_type(name),
                 f"{self._spec.source}: [reference] outputs.{name} at {self._sizes_text()}",
             )
             for name, expression in self._spec.reference.outputs.items()

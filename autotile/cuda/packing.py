@@ -1,4 +1,4 @@
-"""Pack the arguments of a launch: pointers, scalars and tensor maps."""
+"""Pack the arguments of a launch: pointers, scalars, structs and tensor maps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.dtypes import DTYPES
+from autotile.core.dtypes import DTYPES, Dtype
 from autotile.cuda.driver import load_driver, result_name
 from autotile.errors import ArgumentError, ToolchainError
 from autotile.kernel.arguments import BufferArgument, ScalarArgument, WorkspaceArgument
 from autotile.kernel.launch import LaunchData
 from autotile.kernel.spec import KernelSpec
+from autotile.kernel.structures import StructArgument, StructValue
 from autotile.kernel.tensor_maps import UNIT_BYTES, TensorMap, TensorMapArgument
 
 
@@ -33,43 +34,70 @@ def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], problem_dtype
 
     Returns
     -------
-    numpy scalar
-        The value, encoded by `encode_scalar`.
+    numpy scalar or numpy.ndarray
+        The value, encoded by `encode_value`.
 
     Raises
     ------
     ArgumentError
         The value does not fit in the argument's type.
     """
-    return encode_scalar(scalar, scalar.operand(sizes, check=check), problem_dtype)
+    return encode_scalar(scalar, scalar.given(sizes, check=check), problem_dtype)
 
 
 def encode_scalar(scalar: ScalarArgument, value: Any, problem_dtype: str) -> Any:
-    """Convert a value to the type of a scalar argument: a NumPy scalar, for bfloat16 its bits as uint16.
+    """Convert a value to the type of a scalar argument; see `encode_value`."""
+    return encode_value(f"scalar {scalar.name}", value, DTYPES[scalar.element_type(problem_dtype)])
+
+
+def encode_value(what: str, value: Any, dtype: Dtype) -> Any:
+    """Convert a value to an element type.
+
+    Parameters
+    ----------
+    what
+        Name of the value, for messages.
+    value
+        A number; for a vector, its components; a complex number may be given as its two parts.
+    dtype
+        The type.
+
+    Returns
+    -------
+    numpy scalar or numpy.ndarray
+        A scalar of the type's storage, or an array of shape (components,).
 
     Raises
     ------
     ArgumentError
         The value is not a number, or does not fit in the type: it is too large, or not an integer for an integer type.
     """
-    dtype = DTYPES[scalar.element_type(problem_dtype)]
-    given = np.asarray([value])
-    if given.shape != (1,) or given.dtype.kind not in "biuf":
-        raise ArgumentError(f"scalar {scalar.name} is {value!r}, expected a number that fits in {dtype.name}")
+    given = np.asarray(value)
+    if dtype.is_complex and given.shape == (2,) and given.dtype.kind in "biuf":
+        given = np.asarray(complex(*given))
+    if given.shape != dtype.array_shape(()) or given.dtype.kind not in ("biufc" if dtype.is_complex else "biuf"):
+        expected = f"{dtype.components} numbers" if dtype.components else "a number"
+        raise ArgumentError(
+            f"{what} is {value!r}, expected {expected} that fit{'' if dtype.components else 's'} in {dtype.name}"
+        )
+    given = given.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         stored = dtype.encode(given)
     kept = dtype.decode(stored)
-    fits = bool((kept == given).all()) if dtype.is_integer else bool((np.isinf(kept) == np.isinf(given)).all())
-    if not fits:
-        raise ArgumentError(f"scalar {scalar.name} is {value!r}, which does not fit in {dtype.name}")
-    return stored[0]
+    fits = (kept == given) if dtype.is_integer else (np.isinf(kept) == np.isinf(given))
+    if not fits.all() or (np.abs(given) > dtype.largest).any():
+        raise ArgumentError(f"{what} is {value!r}, which does not fit in {dtype.name}")
+    return stored if dtype.components else stored[0]
 
 
-def decode_scalar(scalar: ScalarArgument, stored: Any, problem_dtype: str) -> float:
-    """Return the value of an encoded scalar."""
-    return float(DTYPES[scalar.element_type(problem_dtype)].decode(np.asarray([stored]))[0])
+def decode_scalar(scalar: ScalarArgument, stored: Any, problem_dtype: str) -> Any:
+    """Return the value of an encoded scalar: a float or complex, or an array of a vector's components."""
+    dtype = DTYPES[scalar.element_type(problem_dtype)]
+    decoded = dtype.decode(np.atleast_1d(stored))
+    return decoded if dtype.components else decoded[0].item()
 
 
+_POINTER_BYTES = 8
 _MAP_BYTES = 128
 """``sizeof(CUtensorMap)``, cuda.h."""
 
@@ -78,10 +106,13 @@ _MAP = np.dtype((np.void, _MAP_BYTES))
 _ALIGNMENT_BYTES = 64
 """Alignment of a ``CUtensorMap``, cuda.h."""
 
-# Enumerations of cuda.h. Values are copied bit by bit, so the unsigned types also stand for int8 and int16.
+# Enumerations of cuda.h. Values are copied bit by bit, so the unsigned types also stand for others of their size.
 DATA_TYPES = {
     "int8": 0,
     "uint8": 0,
+    "bool": 0,
+    "float8_e4m3fn": 0,
+    "float8_e5m2": 0,
     "int16": 1,
     "uint16": 1,
     "uint32": 2,
@@ -167,6 +198,41 @@ def _array(kind: type[ctypes.c_uint32 | ctypes.c_uint64], values: Sequence[int])
     return (kind * len(values))(*reversed(values))
 
 
+def by_value(stored: Any) -> Any:
+    """Return an encoded scalar as CuPy passes it to a kernel: a vector as one element of its size."""
+    return stored.view((np.void, stored.nbytes)) if np.ndim(stored) else stored
+
+
+def encode_struct(struct: StructValue, addresses: Mapping[str, int]) -> NDArray[Any]:
+    """Encode a struct.
+
+    Parameters
+    ----------
+    struct
+        The struct without the addresses in it.
+    addresses
+        Device address of each buffer and workspace.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (1,), one element of the struct's size.
+
+    Raises
+    ------
+    ArgumentError
+        A value does not fit in its type.
+    """
+    memory = np.zeros(struct.size_bytes, np.uint8)
+    for offset, name, values in struct.scalars:
+        value = values if len(values) > 1 else values[0]
+        stored = np.atleast_1d(encode_value(f"a member of {struct.name}", value, DTYPES[name])).view(np.uint8)
+        memory[offset : offset + stored.size] = stored
+    for offset, target in struct.pointers:
+        memory[offset : offset + _POINTER_BYTES].view(np.uint64)[:] = addresses[target]
+    return memory.view((np.void, struct.size_bytes))
+
+
 def pack_arguments(
     spec: KernelSpec,
     data: LaunchData,
@@ -182,11 +248,11 @@ def pack_arguments(
     spec
         The kernel.
     data
-        Workspaces and tensor maps of the configuration.
+        Workspaces, tensor maps and structs of the configuration.
     pointers
         Device address of each buffer; the caller keeps the buffers alive.
     scalars
-        NumPy scalars of the exact types.
+        Encoded values; see `encode_value`.
     workspaces
         Device address of each workspace; 0 for an empty one.
 
@@ -198,6 +264,7 @@ def pack_arguments(
         The driver refuses a tensor map.
     """
     maps = {tensor_map.name: tensor_map for tensor_map in data.tensor_maps}
+    structs = {struct.name: struct for struct in data.structs}
     packed: list[Any] = []
     for argument in spec.arguments:
         if not argument.is_passed:
@@ -206,9 +273,11 @@ def pack_arguments(
             case BufferArgument():
                 packed.append(np.uint64(pointers[argument.name]))
             case ScalarArgument():
-                packed.append(scalars[argument.name])
+                packed.append(by_value(scalars[argument.name]))
             case WorkspaceArgument():
                 packed.append(np.uint64(workspaces[argument.name]))
+            case StructArgument():
+                packed.append(encode_struct(structs[argument.name], {**pointers, **workspaces}))
             case TensorMapArgument():
                 packed.append(encode_tensor_map(maps[argument.name], pointers[argument.described_buffer]))
             case _:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from autotile.core.dtypes import Array
+from autotile.core.dtypes import Array, Dtype
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError, ToolchainError
@@ -30,7 +30,7 @@ class ReferenceOutput:
     Attributes
     ----------
     values
-        float64 array on the device, C-contiguous.
+        float64 array on the device, complex128 for a complex output, C-contiguous.
     scale
         Root mean square of the values.
     """
@@ -58,13 +58,15 @@ class ReferenceSolution:
         self._support = support
         self._largest_product_flops = 0
 
-    def output(self, name: str, expression: ArrayExpression, shape: tuple[int, ...], place: str) -> ReferenceOutput:
+    def output(
+        self, name: str, expression: ArrayExpression, shape: tuple[int, ...], dtype: Dtype, place: str
+    ) -> ReferenceOutput:
         """Compute the expected values of an output.
 
         Parameters
         ----------
-        name, shape
-            Name and shape of the output.
+        name, shape, dtype
+            Name of the output, shape of its array and its element type.
         expression
             Expression of its values.
         place
@@ -80,8 +82,11 @@ class ReferenceSolution:
         values = self._evaluate(expression, place)
         if values.shape != shape:
             raise InputError(f"{place} has shape {values.shape}, but the argument {name} has {shape}")
-        values = load_cupy().ascontiguousarray(values)
-        unfinite, squares = self._support.summarise(values.data.ptr, values.size)
+        if values.dtype.kind == "c" and not dtype.is_complex:
+            raise InputError(f"{place} is complex, but the argument {name} is {dtype.name}; take real(...) of it")
+        values = load_cupy().ascontiguousarray(values, np.complex128 if dtype.is_complex else np.float64)
+        parts = values.view(np.float64)
+        unfinite, squares = self._support.summarise(parts.data.ptr, parts.size)
         if unfinite:
             raise InputError(f"{place} is not finite; choose inputs (init) for which it is")
         scale = math.sqrt(squares / values.size)
@@ -98,7 +103,7 @@ class ReferenceSolution:
             return cupy.asarray(_guarded(expression, self._on_host(), np.matmul, place))
 
     def _product(self, a: Any, b: Any) -> Any:
-        if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
+        if "c" in (a.dtype.kind, b.dtype.kind) or min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
             return a @ b
         product = self._support.matmul(a, b)
         self._largest_product_flops = max(self._largest_product_flops, 2 * product.size * a.shape[-1])

@@ -11,6 +11,9 @@
 typedef unsigned int word_t;
 typedef unsigned long long count_t;
 
+#define INFINITE __longlong_as_double(0x7ff0000000000000ll)
+#define NOT_A_NUMBER __longlong_as_double(0x7ff8000000000000ll)
+
 __device__ count_t first_element() { return blockIdx.x * (count_t)blockDim.x + threadIdx.x; }
 __device__ count_t stride() { return (count_t)gridDim.x * blockDim.x; }
 
@@ -33,20 +36,51 @@ extern "C" __global__ void count_unlike(const word_t* a, const word_t* b, count_
     if (unlike) atomicAdd(result, unlike);
 }
 
+#if !DTYPE_IS_COMPLEX
+// The real number that the bits of an element stand for.
+__device__ double decoded(DTYPE bits) {
+#if DTYPE_IS_HALF || DTYPE_IS_BFLOAT16
+    return (double)(float)bits;
+#elif DTYPE_IS_E4M3 || DTYPE_IS_E5M2
+    constexpr int FRACTION_BITS = DTYPE_IS_E4M3 ? 3 : 2, BIAS = DTYPE_IS_E4M3 ? 7 : 15;
+    const int magnitude = bits & 0x7f, exponent = magnitude >> FRACTION_BITS;
+    const int fraction = magnitude & ((1 << FRACTION_BITS) - 1);
+    const bool is_special = DTYPE_IS_E4M3 ? magnitude == 0x7f : exponent == 31;
+    const double value = is_special ? (DTYPE_IS_E5M2 && fraction == 0 ? INFINITE : NOT_A_NUMBER)
+                         : exponent ? ldexp((double)((1 << FRACTION_BITS) + fraction), exponent - BIAS - FRACTION_BITS)
+                                    : ldexp((double)fraction, 1 - BIAS - FRACTION_BITS);
+    return bits & 0x80 ? -value : value;
+#else
+    return (double)bits;
+#endif
+}
+#endif
+
+// Size of an expected value and its distance from an element; of complex ones, the moduli. An 8-bit float saturates.
+#if DTYPE_IS_COMPLEX
+typedef double2 wanted_t;
+__device__ double size_of(wanted_t want) { return hypot(want.x, want.y); }
+__device__ double distance(DTYPE got, wanted_t want) { return hypot((double)got.x - want.x, (double)got.y - want.y); }
+#else
+typedef double wanted_t;
+__device__ double size_of(wanted_t want) { return fabs(want); }
+__device__ double distance(DTYPE got, wanted_t want) {
+#ifdef LARGEST
+    want = fmin(fmax(want, -LARGEST), LARGEST);
+#endif
+    return fabs(decoded(got) - want);
+}
+#endif
+
 // An element is correct if |got - want| <= tolerance * max(|want|, scale); NaN never is.
 // result[0] is the number of wrong elements, result[1] the lowest index of a wrong one, and result[2], a double, the
 // maximum of |got - want| / max(|want|, scale), which ignores NaN.
-extern "C" __global__ void compare_elements(const DTYPE* got, const double* want, count_t n, double tolerance,
+extern "C" __global__ void compare_elements(const DTYPE* got, const wanted_t* want, count_t n, double tolerance,
                                             double scale, count_t* result) {
     count_t wrong = 0, first = ~0ull;
     double greatest = 0.0;
     for (count_t i = first_element(); i < n; i += stride()) {
-#if DTYPE_IS_HALF || DTYPE_IS_BFLOAT16
-        const double value = (double)(float)got[i];
-#else
-        const double value = (double)got[i];
-#endif
-        const double away = fabs(value - want[i]), size = fmax(fabs(want[i]), scale);
+        const double away = distance(got[i], want[i]), size = fmax(size_of(want[i]), scale);
         const bool right = away <= tolerance * size;
         if (!right) {
             ++wrong;

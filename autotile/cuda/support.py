@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autotile.core.dtypes import DTYPES, Dtype
-from autotile.cuda.compiler import CompileJob, CubinCache
+from autotile.cuda.compiler import CompileJob
+from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.function import Function, Module
 from autotile.cuda.toolchain import load_cupy
 
@@ -75,7 +76,20 @@ class SupportKernels:
     def compare(
         self, got: int, want: int, elements: int, dtype: Dtype, *, tolerance: float, scale: float
     ) -> Comparison:
-        """Compare an output with its expected values, with the criterion of the kernel ``compare_elements``."""
+        """Compare an output with its expected values, with the criterion of the kernel ``compare_elements``.
+
+        Parameters
+        ----------
+        got, want
+            Addresses of the output, and of the expected values as float64, or complex128 if ``dtype`` is complex.
+        elements
+            Number of values; for vectors, of components.
+        dtype
+            Element type of the output.
+        tolerance, scale
+            The criterion.
+        """
+        dtype = dtype.component
         self._result.set(np.array([0, 2**64 - 1, 0], dtype=np.uint64))
         self._launch(
             "compare_elements",
@@ -167,11 +181,19 @@ def _stack(array: Any, leading: tuple[int, ...]) -> tuple[Any, int]:
     return cupy.ascontiguousarray(stacked), math.prod(array.shape[-2:])
 
 
+_READ_AS = {"bool": "unsigned char", "float8_e4m3fn": "unsigned char", "float8_e5m2": "unsigned char"}
+"""C types of the bits of element types that are decoded by the kernel, or that may hold bits without a meaning."""
+
+
 def _job(dtype: Dtype, architecture: str) -> CompileJob:
     source = _SOURCE.read_text(encoding="utf-8")
     options = (
-        f"-DDTYPE={dtype.c_type}",
+        f"-DDTYPE={_READ_AS.get(dtype.name, dtype.c_type)}",
         f"-DDTYPE_IS_HALF={int(dtype.name == 'float16')}",
         f"-DDTYPE_IS_BFLOAT16={int(dtype.name == 'bfloat16')}",
+        f"-DDTYPE_IS_E4M3={int(dtype.name == 'float8_e4m3fn')}",
+        f"-DDTYPE_IS_E5M2={int(dtype.name == 'float8_e5m2')}",
+        f"-DDTYPE_IS_COMPLEX={int(dtype.is_complex)}",
+        *([f"-DLARGEST={dtype.largest!r}"] if math.isfinite(dtype.largest) else []),
     )
     return CompileJob(source, source, str(_SOURCE), "compare_elements", architecture, options)

@@ -54,7 +54,7 @@ from autotile.database.upgrade import (
 )
 from autotile.database.winners import Check
 from autotile.errors import DatabaseError
-from autotile.kernel.library import load_kernel
+from autotile.kernel.library import KernelName, held_kernel, load_kernel
 from autotile.settings import read_settings
 
 _MAX_RETRIES = 5
@@ -438,7 +438,7 @@ def open_existing(database: str | Path) -> Database:
     return opened
 
 
-def rows_of_kernel(read: Callable[[str | None], Sequence[Row]], kernel: str | Path | None) -> Sequence[Row]:
+def rows_of_kernel(read: Callable[[str | None], Sequence[Row]], kernel: KernelName | None) -> Sequence[Row]:
     """Return what a query finds for a kernel, even if the kernel's files have been deleted since.
 
     Parameters
@@ -446,7 +446,7 @@ def rows_of_kernel(read: Callable[[str | None], Sequence[Row]], kernel: str | Pa
     read
         Query by the kernel's name; None selects all kernels.
     kernel
-        Name, or path of a search-space file; None for all kernels.
+        Name, path of a search-space file, or an object that holds the kernel; None for all kernels.
 
     Raises
     ------
@@ -455,4 +455,6 @@ def rows_of_kernel(read: Callable[[str | None], Sequence[Row]], kernel: str | Pa
     """
     if kernel is None:
         return read(None)
-    return read(str(kernel)) or read(load_kernel(str(kernel)).name)
+    if held := held_kernel(kernel):
+        return read(held.name)
+    return read(str(kernel)) or read(load_kernel(kernel).name)

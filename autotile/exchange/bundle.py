@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,6 +54,8 @@ class BundledCubin:
         Values of the kernel's flags that it was compiled with.
     member
         Name of the cubin's member in the bundle.
+    symbols
+        Name in the cubin of each entry; one that is not listed has its own name.
     """
 
     target: Annotated[str, msgspec.Meta(pattern=rf"\A(?:{ARCHITECTURE})\Z")]
@@ -62,6 +64,7 @@ class BundledCubin:
     config: Config
     resources: Resources
     member: Name
+    symbols: Mapping[Name, Name] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +312,16 @@ def _kernel_to_json(bundled: BundledKernel) -> dict[str, Any]:
         "nvrtc_version": bundled.nvrtc_version,
         "winners": [winner.to_json() for winner in bundled.winners],
         "rules": [stored.to_json() for stored in bundled.rules],
-        "cubins": [
-            asdict(replace(cubin, config=dict(cubin.config), flags=dict(cubin.flags))) for cubin in bundled.cubins
-        ],
+        "cubins": [_cubin_to_json(cubin) for cubin in bundled.cubins],
     }
+
+
+def _cubin_to_json(cubin: BundledCubin) -> dict[str, Any]:
+    symbols = {entry: symbol for entry, symbol in cubin.symbols.items() if entry != symbol}
+    document = asdict(replace(cubin, config=dict(cubin.config), flags=dict(cubin.flags), symbols=symbols))
+    if not symbols:
+        del document["symbols"]  # as before there were other than extern "C" functions
+    return document
 
 
 def _space_member(name: str) -> str:

@@ -1,154 +1,32 @@
-"""Translation of a kernel's expressions and arguments to C++."""
+"""Translation of a kernel's arguments to C++."""
 
 from __future__ import annotations
 
-import ast
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import assert_never
 
 import numpy as np
 
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import Value
+from autotile.exchange.cpp_expressions import literal, to_cpp
 from autotile.kernel.argument_kind import PROBLEM_DTYPE, ElementType
-from autotile.kernel.arguments import BufferArgument, ScalarArgument, WorkspaceArgument
+from autotile.kernel.arguments import BufferArgument, Number, ScalarArgument, WorkspaceArgument
 from autotile.kernel.expressions import Expression
 from autotile.kernel.spec import KernelSpec
+from autotile.kernel.structures import StructArgument
 from autotile.kernel.tensor_maps import TensorMapArgument
 
-_ARITHMETIC: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
-_FUNCTIONS: Mapping[type[ast.operator], str] = {
-    ast.FloorDiv: "detail::floor_div",
-    ast.Mod: "detail::floor_mod",
-    ast.Pow: "detail::power",
+_BITS = {
+    "float16": "std::uint16_t",
+    "bfloat16": "std::uint16_t",
+    "float8_e4m3fn": "std::uint8_t",
+    "float8_e5m2": "std::uint8_t",
 }
-_COMPARISONS: Mapping[type[ast.cmpop], str] = {
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-}
-_CALLS = {
-    "min": "std::min<std::int64_t>({{{}}})",
-    "max": "std::max<std::int64_t>({{{}}})",
-    "ceil_div": "detail::ceil_div({})",
-}
-_SIGNS: Mapping[type[ast.unaryop], str] = {ast.Not: "!", ast.USub: "-", ast.UAdd: "+"}
-_FOLDS: Mapping[type[ast.operator], Callable[[int, int], int | None]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: lambda a, b: a // b if b else None,
-    ast.Mod: lambda a, b: a % b if b else None,
-    ast.Pow: lambda a, b: int(a**b) if 0 <= b <= 63 else None,
-}
-_MAX_INT = 2**31 - 1
-
-
-def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
-    """Return a C++ expression over 64-bit integers, booleans and ``std::string_view`` with the same value.
-
-    Parameters
-    ----------
-    expression
-        A parsed and checked expression, so that its text is known to be in the language.
-    symbols
-        C++ expression of each name: ``{"BM": "config.BM"}``; device properties are ``device.NAME`` in both languages.
-
-    Notes
-    -----
-    Expressions that raise in Python (division by zero, results beyond 64 bits) have undefined behavior in C++.
-    """
-    return _Writer(symbols).write(ast.parse(expression.text, mode="eval").body)
-
-
-def literal(value: Value) -> str:
-    """Return a C++ literal."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    return str(value) if abs(value) <= _MAX_INT else f"{value}LL"
-
-
-class _Writer:
-    def __init__(self, symbols: Mapping[str, str]) -> None:
-        self._symbols = symbols
-
-    def write(self, tree: ast.expr) -> str:
-        """Translate a subexpression; its operands are parenthesized where needed."""
-        match tree:
-            case ast.Constant(value=str() as text):
-                written = f"std::string_view({literal(text)})"
-            case ast.Constant(value=bool() | int() as value):
-                written = literal(value)
-            case ast.Name(id=name):
-                written = self._symbols[name]
-            case ast.Attribute(attr=name):
-                written = f"device.{name}"
-            case ast.BinOp():
-                written = self._binary(tree)
-            case ast.UnaryOp(op=sign, operand=operand):
-                written = _SIGNS[type(sign)] + self._part(operand)
-            case ast.BoolOp(op=word, values=operands):
-                written = (" && " if isinstance(word, ast.And) else " || ").join(map(self._part, operands))
-            case ast.Compare():
-                written = self._comparison(tree)
-            case ast.IfExp(test=test, body=body, orelse=otherwise):
-                written = f"{self._part(test)} ? {self._part(body)} : {self._part(otherwise)}"
-            case ast.Call(func=ast.Name(id=name), args=arguments):
-                written = _CALLS[name].format(", ".join(map(self.write, arguments)))
-            case _:
-                raise ValueError(f"{ast.unparse(tree)} is not supported by the expression language")
-        return written
-
-    def _part(self, tree: ast.expr) -> str:
-        """Translate a subexpression that is an operand."""
-        text = self.write(tree)
-        functions = isinstance(tree, ast.BinOp) and type(tree.op) in _FUNCTIONS
-        simple = isinstance(tree, ast.Constant | ast.Name | ast.Attribute | ast.Call) or functions
-        return text if simple or text.isidentifier() or text.isdecimal() else f"({text})"
-
-    def _binary(self, tree: ast.BinOp) -> str:
-        folded = _folded(tree)  # C++ literals are ints, and products of them may need 64 bits
-        if folded is not None:
-            return literal(folded)
-        if type(tree.op) in _FUNCTIONS:
-            return f"{_FUNCTIONS[type(tree.op)]}({self.write(tree.left)}, {self.write(tree.right)})"
-        return f"{self._part(tree.left)} {_ARITHMETIC[type(tree.op)]} {self._part(tree.right)}"
-
-    def _comparison(self, tree: ast.Compare) -> str:
-        match tree:
-            case ast.Compare(ops=[ast.In() | ast.NotIn() as word], comparators=[ast.Tuple() | ast.List() as listed]):
-                left = self._part(tree.left)
-                found = " || ".join(f"{left} == {self._part(element)}" for element in listed.elts)
-                return f"!({found})" if isinstance(word, ast.NotIn) else found
-        operands = [self._part(operand) for operand in (tree.left, *tree.comparators)]
-        steps = zip(operands, tree.ops, operands[1:], strict=False)
-        return " && ".join(f"{left} {_COMPARISONS[type(word)]} {right}" for left, word, right in steps)
-
-
-def _folded(tree: ast.expr) -> int | None:
-    """Return the value of arithmetic on integer literals; None for any other expression."""
-    match tree:
-        case ast.Constant(value=int() as value):
-            return int(value)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            inner = _folded(operand)
-            return None if inner is None else -inner
-        case ast.BinOp(left=left, op=sign, right=right):
-            a, b = _folded(left), _folded(right)
-            return None if a is None or b is None else _FOLDS[type(sign)](a, b)
-    return None
-
-
-_C_TYPES = {"float32": "float", "float64": "double", "float16": "std::uint16_t", "bfloat16": "std::uint16_t"}
-_MAP_TYPES = {"int8": "UINT8", "int16": "UINT16"}
+"""C++ types of the bits of element types that C++ does not have."""
+_C_TYPES = {"float32": "float", "float64": "double", "bool": "bool", **_BITS}
+_COMPLEX_PARTS = {"complex64": "float32", "complex128": "float64"}
+_MAP_TYPES = {"int8": "UINT8", "int16": "UINT16", **dict.fromkeys(("bool", "float8_e4m3fn", "float8_e5m2"), "UINT8")}
 """Driver types of dtypes that lack their own; copies preserve bits, so the unsigned type is equivalent."""
 
 
@@ -160,21 +38,22 @@ def argument_fields(spec: KernelSpec, dtype: str) -> Iterator[str]:
     for scalar in spec.scalars:
         if scalar.default is not None:
             name = scalar.element_type(dtype)
-            bits = f"  ///< the bits of a {name}" if name in ("float16", "bfloat16") else ""
+            bits = f"  ///< the bits of a {name}" if DTYPES[name].component.name in _BITS else ""
             yield f"{c_type(name)} {scalar.name} = {_constant(scalar.default, name)};{bits}"
 
 
 def launch_values(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> dict[str, str]:
     """Return the local variables of a launch, and the pointers to all arguments in order."""
     lines: list[str] = []
-    pointers: list[str] = []
+    pointed_to = {target for a in spec.arguments if isinstance(a, StructArgument) for target in a.targets}
     for argument in spec.arguments:
         name = argument.name
-        if not argument.is_passed:
-            continue
         match argument:
             case BufferArgument():
-                lines.append(f"CUdeviceptr value_{name} = arguments.{name};")
+                if argument.is_passed or name in pointed_to:
+                    lines.append(f"CUdeviceptr value_{name} = arguments.{name};")
+            case StructArgument():
+                continue  # below, as it may point to any of the others
             case ScalarArgument():
                 kind, bound = c_type(argument.element_type(dtype)), argument.binding
                 value = f"arguments.{name}" if bound is None else f"static_cast<{kind}>({to_cpp(bound, symbols)})"
@@ -185,7 +64,10 @@ def launch_values(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> d
                 lines += _tensor_map(argument, dtype, symbols)
             case _:
                 assert_never(argument)
-        pointers.append(f"&value_{name}")
+    for argument in spec.arguments:
+        if isinstance(argument, StructArgument):
+            lines += _struct(argument, dtype, symbols)
+    pointers = [f"&value_{argument.name}" for argument in spec.arguments if argument.is_passed]
     return {"values": "\n".join(f"        {line}" for line in lines), "value_pointers": ", ".join(pointers)}
 
 
@@ -228,17 +110,33 @@ _WORKSPACE_METHOD = """
 
 def c_type(dtype: str) -> str:
     """Return the C++ type that holds a value of an element type."""
-    return _C_TYPES.get(dtype) or f"std::{dtype}_t"
+    count, part = _parts(dtype)
+    return f"std::array<{c_type(part)}, {count}>" if count else _C_TYPES.get(dtype) or f"std::{dtype}_t"
+
+
+def _parts(dtype: str) -> tuple[int, str]:
+    """Return the number of parts of a vector or complex number and their type; 0 and "" for any other type."""
+    if DTYPES[dtype].is_complex:
+        return 2, _COMPLEX_PARTS[dtype]
+    return DTYPES[dtype].components, DTYPES[dtype].component_name
 
 
 def _named(kind: ElementType, dtype: str) -> str:
     return str(kind).replace(PROBLEM_DTYPE, dtype)
 
 
-def _constant(value: float, name: str) -> str:
+def _constant(value: Number, name: str) -> str:
     dtype = DTYPES[name]
-    if name in ("float16", "bfloat16"):
-        return f"0x{int(dtype.encode(np.array([float(value)])).view(np.uint16)[0]):04x}"
+    count, part = _parts(name)
+    if count:
+        values = value if isinstance(value, tuple) else (value, 0.0)  # a real number of a complex type
+        return f"{{{', '.join(_constant(one, part) for one in values)}}}"
+    assert not isinstance(value, tuple)
+    if name in _BITS:
+        stored = dtype.encode(np.array([float(value)]))
+        return f"0x{int(stored.view(f'uint{8 * stored.itemsize}')[0]):0{2 * stored.itemsize}x}"
+    if name == "bool":
+        return literal(bool(value))
     if dtype.is_integer:
         return str(int(value))
     if not math.isfinite(value):
@@ -265,6 +163,26 @@ def _workspace(argument: WorkspaceArgument, dtype: str, symbols: Mapping[str, st
     yield f"    {' * '.join([*factors, _element_bytes(argument.dtype, dtype, symbols)])};"
     zeroed = "true" if argument.zeroed else "false"
     yield f'CUdeviceptr value_{name} = workspace(stream, "{name}", static_cast<std::size_t>(bytes_{name}), {zeroed});'
+
+
+def _struct(argument: StructArgument, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:
+    """Yield the code that fills the bytes of a struct."""
+    name, layout = argument.name, argument.layout(dtype)
+    yield f"alignas(16) unsigned char value_{name}[{layout.size_bytes}] = {{}};"
+    for offset, member, values in layout.scalars:
+        count, part = _parts(member)
+        written = [_member(value, part or member, symbols) for value in values]
+        value = f"{{{', '.join(written)}}}" if count else written[0]
+        yield f"const {c_type(member)} {name}_{offset} = {value};"
+        yield f"std::memcpy(value_{name} + {offset}, &{name}_{offset}, sizeof {name}_{offset});"
+    for offset, target in layout.pointers:
+        yield f"std::memcpy(value_{name} + {offset}, &value_{target}, sizeof value_{target});"
+
+
+def _member(value: Expression | float, dtype: str, symbols: Mapping[str, str]) -> str:
+    if isinstance(value, Expression):
+        return f"static_cast<{c_type(dtype)}>({to_cpp(value, symbols)})"
+    return _constant(value, dtype)
 
 
 def _tensor_map(argument: TensorMapArgument, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 
 from autotile.core.device import EXPRESSION_NAMES, limits_for
 from autotile.core.model import Config, Resources, Value, config_key
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
-from autotile.exchange.cpp_code import argument_fields, launch_values, literal, map_rules, to_cpp, workspace_code
+from autotile.exchange.cpp_code import argument_fields, launch_values, map_rules, workspace_code
+from autotile.exchange.cpp_expressions import literal, to_cpp
 from autotile.families.features import Feature, Traits
 from autotile.families.rule import FamilyRule, Leaf, Split
 from autotile.kernel.expressions import Expression
@@ -166,6 +167,8 @@ class HeaderCubin:
     config: Config
     resources: Resources
     file: str
+    symbols: Mapping[str, str] = field(default_factory=dict)
+    """Name in the cubin of each entry; one that is not listed has its own name."""
 
 
 def write_header(
@@ -210,7 +213,6 @@ def write_header(
         "version": version,
         "stem": stem,
         "name": spec.name,
-        "entry": spec.entry,
         "namespace": namespace_of(spec, dtype),
         "sizes": _lines(f"    std::int64_t {name} = {literal(default)};" for name, default in spec.sizes.items()),
         "parameters": _lines(f"    {_KINDS[type(p.values[0])]} {p.name};" for p in spec.parameters),
@@ -269,6 +271,7 @@ def _cubin(spec: KernelSpec, cubin: HeaderCubin, numbers: Mapping[str, int]) -> 
     major = capability.partition(".")[0]
     this_capability_only = not runs_on(cubin.target, f"{major}.9")
     used = cubin.resources
+    symbol = cubin.symbols.get(spec.entry, spec.entry)
     flags = "".join(f"{cubin.flags[name]}, " for name in spec.flags)
     number = numbers[config_key(cubin.config)]
     fields = (
@@ -278,7 +281,7 @@ def _cubin(spec: KernelSpec, cubin: HeaderCubin, numbers: Mapping[str, int]) -> 
         used.registers,
         used.static_smem_bytes,
     )
-    return f"    {{{', '.join(map(str, fields))}, {flags}{literal(cubin.file)}}},"
+    return f"    {{{', '.join(map(str, fields))}, {flags}{literal(cubin.file)}, {literal(symbol)}}},"
 
 
 def _rules(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:

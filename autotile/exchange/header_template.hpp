@@ -11,10 +11,12 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -62,6 +64,7 @@ struct Cubin {
     int registers;              ///< per thread
     int static_smem_bytes;
 @@cubin_flags@@    const char* file;
+    const char* symbol;  ///< of the kernel's function
 };
 
 enum class Tier {
@@ -108,6 +111,23 @@ constexpr std::int64_t power(std::int64_t base, std::int64_t exponent) {
     for (; exponent > 0; --exponent) product *= base;
     return product;
 }
+constexpr std::int64_t absolute(std::int64_t a) { return a < 0 ? -a : a; }
+constexpr std::int64_t shift_left(std::int64_t a, std::int64_t bits) { return a * (std::int64_t{1} << bits); }
+constexpr std::int64_t shift_right(std::int64_t a, std::int64_t bits) {
+    return floor_div(a, std::int64_t{1} << bits);
+}
+constexpr std::int64_t ceil_log2(std::int64_t a) {
+    std::int64_t bits = 0;
+    for (--a; a > 0; a /= 2) ++bits;
+    return bits;
+}
+constexpr bool is_power_of_two(std::int64_t a) { return a > 0 && (a & (a - 1)) == 0; }
+inline double floor_mod_real(double a, double b) {
+    const double rest = std::fmod(a, b);
+    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+inline double floor_div_real(double a, double b) { return std::nearbyint((a - floor_mod_real(a, b)) / b); }
+inline std::int64_t whole(double (*round)(double), double a) { return static_cast<std::int64_t>(round(a)); }
 
 }  // namespace detail
 
@@ -312,7 +332,7 @@ private:
     CUfunction function(const Cubin& cubin, std::int64_t dynamic_smem_bytes) {
         const std::lock_guard<std::mutex> lock(mutex_);
         auto found = loaded_.find(cubin.file);
-        if (found == loaded_.end()) found = loaded_.emplace(cubin.file, load(cubin.file)).first;
+        if (found == loaded_.end()) found = loaded_.emplace(cubin.file, load(cubin)).first;
         Loaded& loaded = found->second;
         if (dynamic_smem_bytes > loaded.dynamic_smem_bytes) {
             detail::check(cuFuncSetAttribute(loaded.function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -323,14 +343,14 @@ private:
         return loaded.function;
     }
 
-    Loaded load(const std::string& file) const {
-        const std::string path = folder_ + "/" + file;
+    Loaded load(const Cubin& cubin) const {
+        const std::string path = folder_ + "/" + cubin.file;
         std::ifstream stream(path, std::ios::binary);
         const std::string image((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
         if (image.empty()) throw std::runtime_error("@@name@@: cannot read " + path);
         Loaded loaded{};
         detail::check(cuModuleLoadData(&loaded.module, image.data()), "loading " + path);
-        detail::check(cuModuleGetFunction(&loaded.function, loaded.module, "@@entry@@"), "the entry of " + path);
+        detail::check(cuModuleGetFunction(&loaded.function, loaded.module, cubin.symbol), "the entry of " + path);
         return loaded;
     }
 @@workspace_methods@@

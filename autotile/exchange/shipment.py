@@ -12,7 +12,9 @@ from autotile import __version__
 from autotile.core.device import device_profile
 from autotile.core.model import Config, config_key, config_text
 from autotile.core.text import sizes_text
-from autotile.cuda.compiler import CachedCubin, CompileJob, compile_job, known_architectures
+from autotile.cuda.compiler import CompileJob, compile_job
+from autotile.cuda.cubin_cache import CachedCubin
+from autotile.cuda.nvrtc import known_architectures
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.family_store import FamilyStore
@@ -161,7 +163,10 @@ def pack_shipment(shipment: Shipment, images: dict[str, bytes]) -> BundledKernel
         member = cubin_member(image)
         images[member] = image
         resources = shipped.cubin.resources
-        cubins.append(BundledCubin(shipped.target, shipped.dtype, shipped.flags, shipped.config, resources, member))
+        symbols = shipped.cubin.symbols
+        cubins.append(
+            BundledCubin(shipped.target, shipped.dtype, shipped.flags, shipped.config, resources, member, symbols)
+        )
     return BundledKernel(shipment.kernel, shipment.nvrtc_version, shipment.winners, cubins, shipment.rules)
 
 
@@ -187,7 +192,8 @@ def write_shipped_header(shipment: Shipment, dtype: str, output: Path) -> tuple[
 
 def _header_cubin(shipped: ShippedCubin, stem: str) -> HeaderCubin:
     file = f"{stem}.{shipped.target}.{shipped.cubin.cubin_hash[:12]}.cubin"
-    return HeaderCubin(shipped.target, shipped.flags, shipped.config, shipped.cubin.resources, file)
+    cubin = shipped.cubin
+    return HeaderCubin(shipped.target, shipped.flags, shipped.config, cubin.resources, file, cubin.symbols)
 
 
 def _precedence(winner: Winner) -> tuple[bool, bool, bool, float]:

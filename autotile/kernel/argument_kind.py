@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.dtypes import DTYPES
+from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
 from autotile.kernel.array_expressions import ShapeOnly
 from autotile.kernel.expressions import Expression, parse_expression
-from autotile.kernel.nodes import Kind
+from autotile.kernel.nodes import NOUNS, Kind
 from autotile.kernel.syntax import ExpressionError, ExpressionText, Location, one_line
 from autotile.kernel.table import ProblemSection, Table
 
 if TYPE_CHECKING:
     from autotile.kernel.arguments import BufferArgument, MemoryDemand, Workspace
+    from autotile.kernel.structures import StructValue
     from autotile.kernel.tensor_maps import TensorMap, TensorMapDemand
 
 
@@ -80,7 +81,7 @@ def parse_element_type(text: str, flags: Mapping[str, Kind], location: Location)
         The text is not a type, or its condition is not a condition over flags.
     """
     if " " not in text.strip():
-        return ElementType(_known(text, location))
+        return ElementType(known_type(text, location))
     source = ExpressionText(one_line(text))
     try:
         tree = source.parse()
@@ -91,15 +92,23 @@ def parse_element_type(text: str, flags: Mapping[str, Kind], location: Location)
         raise location.error(error.problem, column=error.column, expression=source.text) from None
     condition = parse_expression(test, flags, location)
     if condition.kind != "boolean":
-        raise location.error(f"expected a flag or another condition, but {test} is a {condition.kind}")
-    return ElementType(_known(chosen, location), condition, _known(otherwise, location))
+        raise location.error(f"expected a flag or another condition, but {test} is {NOUNS[condition.kind]}")
+    return ElementType(known_type(chosen, location), condition, known_type(otherwise, location))
 
 
-def _known(name: str, location: Location) -> str:
-    if name not in _NAMES:
+def known_type(name: str, location: Location) -> str:
+    """Return the canonical name of an element type, or `PROBLEM_DTYPE`.
+
+    Raises
+    ------
+    SpecError
+        There is no such type.
+    """
+    known = canonical_dtype(name)
+    if known not in _NAMES:
         hint = f"{nearest(name, _NAMES)} (known: {listing(_NAMES)})"
         raise location.error(f"the string {name[:60]!r} is not accepted{hint}")
-    return name
+    return known
 
 
 Column = NDArray[np.int64]
@@ -114,6 +123,8 @@ class ArgumentScope(NamedTuple):
     kinds: Mapping[str, Kind]
     """Kind of each size, flag, parameter and ``device.*``."""
     buffers: Mapping[str, BufferArgument]
+    workspaces: tuple[str, ...] = ()
+    """Names of the workspaces."""
 
 
 class ArgumentKind:
@@ -161,6 +172,11 @@ class ArgumentKind:
         return ""
 
     @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the buffers and workspaces to which it gives the kernel access."""
+        return (self.described_buffer,) if self.described_buffer else ()
+
+    @property
     def repeats_size(self) -> bool:
         """Whether its value is the size of the same name, so that the two may share the name."""
         return False
@@ -175,7 +191,7 @@ class ArgumentKind:
         """All of its expressions."""
         return ()
 
-    def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly | float:
+    def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly | float | complex:
         """Return its value in a reference; for an array, the shape.
 
         Parameters
@@ -211,6 +227,10 @@ class ArgumentKind:
 
     def tensor_map(self, problem_dtype: str, names: Mapping[str, Value]) -> TensorMap | None:
         """Return the tensor map that a launch encodes for it, given the value of every name; None if none."""
+        return None
+
+    def structure(self, problem_dtype: str, names: Mapping[str, Value]) -> StructValue | None:
+        """Return the struct that a launch passes for it, given the value of every name; None if none."""
         return None
 
     def memory_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> MemoryDemand | None:

@@ -28,15 +28,19 @@ from autotile.kernel.argument_kind import (
     ElementType,
     Evaluate,
     canonical_texts,
+    known_type,
     parse_element_type,
 )
 from autotile.kernel.array_expressions import ShapeOnly
 from autotile.kernel.expressions import Expression
 from autotile.kernel.nodes import Kind
+from autotile.kernel.structures import StructArgument
 from autotile.kernel.table import ProblemSection, Table, check_array_names, check_names, describe
 from autotile.kernel.tensor_maps import TensorMapArgument
 
 Access = Literal["in", "out", "inout"]
+Number = float | tuple[float, ...]
+"""Value of a scalar; a tuple for a vector or a complex number."""
 Distribution = Literal["normal", "uniform", "zeros", "ones", "arange"]
 
 MAX_AXES = 8
@@ -127,7 +131,7 @@ class BufferArgument(ArgumentKind):
 
     def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly:
         """Return the shape."""
-        return ShapeOnly(self.extents(sizes))
+        return ShapeOnly(self.array_shape(sizes))
 
     @property
     def is_written(self) -> bool:
@@ -144,8 +148,13 @@ class BufferArgument(ArgumentKind):
         return self.dtype.of(problem_dtype, names)
 
     def extents(self, names: Mapping[str, Value]) -> tuple[int, ...]:
-        """Return the shape at the given sizes and flags."""
+        """Return the number of elements along each axis at the given sizes and flags."""
         return tuple(int(extent.evaluate(names)) for extent in self.shape)
+
+    def array_shape(self, names: Mapping[str, Value]) -> tuple[int, ...]:
+        """Return the shape of the array that holds the elements: the components of vectors are its last axis."""
+        dtype = DTYPES.get(self.dtype.of("", names))  # the problem's type, which "" stands for, is no vector
+        return dtype.array_shape(self.extents(names)) if dtype is not None else self.extents(names)
 
     def memory_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> MemoryDemand:
         """Return the size of the array, the same in every configuration."""
@@ -162,24 +171,29 @@ class ScalarArgument(ArgumentKind):
     dtype
         Name of an element type, or `PROBLEM_DTYPE`.
     value
-        Expression that binds it, or its default.
+        Expression that binds it, or its default: a number, or a tuple of the components of a vector or of the real and
+        the imaginary part of a complex number.
     check_value
         Value at the ragged sizes in verification (``beta`` other than 0); None for the default.
     """
 
     name: str
     dtype: str
-    value: Expression | float
-    check_value: float | None
+    value: Expression | Number
+    check_value: Number | None
 
     @classmethod
     def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
         """Parse ``{ scalar = "int32", value = "M" }`` or ``{ scalar = "float32", value = 0.0, check = 0.5 }``."""
         table.allow(("scalar", "value", "check"))
-        dtype = _one_of(table, "scalar", (PROBLEM_DTYPE, *DTYPES))
+        dtype = known_type(table.text("scalar"), table.location("scalar"))
         if isinstance(table.require("value"), str):
             if "check" in table.data:
                 raise table.error("check", "a value that is bound by the sizes takes no second one; remove check")
+            if dtype != PROBLEM_DTYPE and DTYPES[dtype].parts > 1:
+                raise table.error(
+                    "value", f"expected a list of {DTYPES[dtype].parts} numbers for {dtype}, not an expression"
+                )
             expression = table.expression("value", scope.problem.kinds, "number")
             for sizes in (scope.problem.sizes, scope.problem.ragged):
                 expression.evaluate(sizes)
@@ -198,7 +212,7 @@ class ScalarArgument(ArgumentKind):
         return self.value if isinstance(self.value, Expression) else None
 
     @property
-    def default(self) -> float | None:
+    def default(self) -> Number | None:
         """Value unless a caller sets another; None if the problem binds it."""
         return None if isinstance(self.value, Expression) else self.value
 
@@ -207,7 +221,14 @@ class ScalarArgument(ArgumentKind):
         """Whether references may use it."""
         return True
 
-    def operand(self, sizes: Mapping[str, int], *, check: bool) -> float:
+    def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly | float | complex:
+        """Return the value in a reference; the shape of a vector. With ``check``, the check value if there is one."""
+        value = self.given(sizes, check=check)
+        if isinstance(value, tuple):
+            return complex(*value) if DTYPES[self.dtype].is_complex else ShapeOnly((len(value),))
+        return value
+
+    def given(self, sizes: Mapping[str, int], *, check: bool) -> Number:
         """Return the value at the given sizes and flags; with ``check``, the check value if there is one."""
         if isinstance(self.value, Expression):
             return int(self.value.evaluate(sizes))
@@ -245,21 +266,24 @@ class WorkspaceArgument(ArgumentKind):
     dtype: ElementType
     shape: tuple[Expression, ...]
     zeroed: bool
+    is_passed: bool = True
+    """Whether the kernel takes its address; False for a workspace to which only a struct points."""
 
     @classmethod
     def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
         """Parse ``{ workspace = "float32", shape = [...], init = "zeros" }``."""
-        table.allow(("workspace", "shape", "init"))
+        table.allow(("workspace", "shape", "init", "pass"))
         if "init" in table.data and table.text("init") != "zeros":
             raise table.error("init", f'{describe(table.text("init"))} is not accepted; expected "zeros", or no init')
         dtype = parse_element_type(table.text("workspace"), scope.problem.flag_kinds, table.location("workspace"))
         shape = table.expressions("shape", scope.kinds, max_length=MAX_AXES)
-        return cls(name, dtype, shape, "init" in table.data)
+        return cls(name, dtype, shape, "init" in table.data, table.boolean("pass", default=True))
 
     def meaning(self) -> dict[str, Any]:
         """Return the workspace's part of the space hash."""
         shape = canonical_texts(self.shape)
-        return {"workspace": self.name, "dtype": str(self.dtype), "shape": shape, "zeroed": self.zeroed}
+        meaning = {"workspace": self.name, "dtype": str(self.dtype), "shape": shape, "zeroed": self.zeroed}
+        return meaning if self.is_passed else {**meaning, "pass": False}
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
@@ -277,13 +301,14 @@ class WorkspaceArgument(ArgumentKind):
         return MemoryDemand(self.name, tuple(map(evaluate, self.shape)), element_bytes, is_workspace=True)
 
 
-Argument = BufferArgument | ScalarArgument | WorkspaceArgument | TensorMapArgument
+Argument = BufferArgument | ScalarArgument | WorkspaceArgument | TensorMapArgument | StructArgument
 
 _KINDS: Mapping[str, type[Argument]] = {
     "buffer": BufferArgument,
     "scalar": ScalarArgument,
     "workspace": WorkspaceArgument,
     "tensor_map": TensorMapArgument,
+    "struct": StructArgument,
 }
 """Kinds of arguments by the key that identifies their tables."""
 
@@ -324,7 +349,8 @@ def parse_arguments(
     }
     if not any(buffer.is_written for buffer in buffers.values()):
         raise table.error("", 'no buffer is written; give one access = "out" or "inout"')
-    scope = scope._replace(buffers=buffers)
+    workspaces = tuple(name for name, kind in kind_of.items() if issubclass(kind, WorkspaceArgument))
+    scope = scope._replace(buffers=buffers, workspaces=workspaces)
     arguments = tuple(
         buffers[name] if name in buffers else kind_of[name].parse(entry, name, scope) for name, entry in entries.items()
     )
@@ -350,14 +376,28 @@ def _kind(entry: Table) -> type[Argument]:
 
 def _check_reachable(table: Table, arguments: Sequence[Argument]) -> None:
     """Raise if the kernel is not given access to a buffer."""
-    described = {argument.described_buffer for argument in arguments}
+    described = {target for argument in arguments for target in argument.targets}
     for argument in arguments:
         if not argument.is_passed and argument.name not in described:
             hint = f'add {argument.name}_map = {{ tensor_map = "{argument.name}", ... }}, or remove pass'
-            raise table.error(argument.name, f"{argument.name!r} is neither passed nor has a tensor map; {hint}")
+            what = f"{argument.name!r} is not passed, has no tensor map, and no struct points to it"
+            raise table.error(argument.name, f"{what}; {hint}")
 
 
-def _constant(table: Table, name: str, dtype: str) -> float:
+def _constant(table: Table, name: str, dtype: str) -> Number:
+    """Return a number; for a vector or a complex type, a tuple; for bool, true and false are accepted too."""
+    given = table.require(name)
+    if dtype == "bool" and isinstance(given, bool):
+        return float(given)
+    parts = 1 if dtype == PROBLEM_DTYPE else DTYPES[dtype].parts
+    if parts == 1:
+        return _number(table, name, dtype)
+    if not isinstance(given, list) or len(given) != parts:
+        raise table.error(name, f"expected a list of {parts} numbers for {dtype}, got {describe(given)}")
+    return tuple(_number(Table(table.document, table.key, {name: part}), name, dtype) for part in given)
+
+
+def _number(table: Table, name: str, dtype: str) -> float:
     value = table.number(name)
     if dtype in DTYPES and DTYPES[dtype].is_integer and not value.is_integer():
         raise table.error(name, f"expected a whole number for {dtype}, got {value}")

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from autotile.core.frozen import dataclass
 from autotile.errors import listing, nearest
 from autotile.kernel.expressions import ExpressionParser
-from autotile.kernel.nodes import EvaluationError, Kind
+from autotile.kernel.nodes import Kind
 from autotile.kernel.syntax import UNKNOWN_LOCATION, ExpressionError, ExpressionText, Location, canonical_text, one_line
+from autotile.kernel.whole_numbers import EvaluationError
 
 _CLIPPING = (np.maximum, np.minimum)
 """Operations whose result may be finite although an operand is infinite."""
@@ -381,8 +382,13 @@ class _Parser:
 
 
 def _as_float64(value: Any) -> Any:
-    """Return an array in float64, on its device; anything else as a NumPy scalar, which all array libraries accept."""
-    return value.astype(np.float64, copy=False) if np.ndim(value) else np.float64(value)
+    """Return an array in float64, on its device; anything else as a NumPy scalar, which all array libraries accept.
+
+    Complex values become complex128.
+    """
+    is_complex = isinstance(value, complex) or getattr(getattr(value, "dtype", None), "kind", "") == "c"
+    wide = np.complex128 if is_complex else np.float64
+    return value.astype(wide, copy=False) if np.ndim(value) else wide(value)
 
 
 def _is_negation(tree: ast.expr) -> TypeGuard[ast.UnaryOp]:

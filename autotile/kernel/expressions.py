@@ -1,4 +1,4 @@
-"""Scalar expressions of a search-space file: a closed language over integers, booleans and strings.
+"""Scalar expressions of a search-space file: a closed language over whole and real numbers, booleans and strings.
 
 The parser accepts only the parts of a syntax tree that are listed here and determines the kind of each.
 """
@@ -6,7 +6,7 @@ The parser accepts only the parts of a syntax tree that are listed here and dete
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
 
@@ -14,44 +14,26 @@ import numpy as np
 
 from autotile.core.frozen import dataclass
 from autotile.errors import listing, nearest
-from autotile.kernel import nodes as integers
+from autotile.kernel import real_numbers, whole_numbers
 from autotile.kernel.nodes import (
-    Arithmetic,
+    NOUNS,
     AsNumber,
+    AsReal,
     BooleanOperation,
     Comparison,
     Conditional,
     Constant,
     Environment,
-    EvaluationError,
     Kind,
     Membership,
     Name,
     Node,
     Not,
-    Operand,
-    Rows,
+    Operation,
 )
+from autotile.kernel.scalar_functions import FUNCTIONS, LOGICAL, OPERATORS, Function, Operator
 from autotile.kernel.syntax import UNKNOWN_LOCATION, ExpressionError, ExpressionText, Location, canonical_text, one_line
-
-Operation = Callable[[Operand, Operand, Rows], Operand]
-"""An operation of `autotile.kernel.nodes` on two operands, over the selected rows."""
-
-FUNCTIONS: Mapping[str, Operation] = {
-    "min": integers.minimum,
-    "max": integers.maximum,
-    "ceil_div": integers.ceil_divide,
-}
-"""Functions of the language; ``min`` and ``max`` take two or more arguments."""
-
-_OPERATIONS: Mapping[type[ast.operator], Operation] = {
-    ast.Add: integers.add,
-    ast.Sub: integers.subtract,
-    ast.Mult: integers.multiply,
-    ast.FloorDiv: integers.floor_divide,
-    ast.Mod: integers.modulo,
-    ast.Pow: integers.power,
-}
+from autotile.kernel.whole_numbers import EvaluationError, Operand, Rows
 
 _COMPARISONS: Mapping[type[ast.cmpop], str] = {
     ast.Eq: "==",
@@ -62,20 +44,10 @@ _COMPARISONS: Mapping[type[ast.cmpop], str] = {
     ast.GtE: ">=",
 }
 
-_HINTS: Mapping[type[ast.operator], str] = {
-    ast.Div: "'/' is not accepted; use '//' (rounds down) or ceil_div(a, b) (rounds up)",
-    ast.BitAnd: "'&' is not accepted; use 'and'",
-    ast.BitOr: "'|' is not accepted; use 'or'",
-    ast.LShift: "'<<' is not accepted; multiply with '* 2 ** n'",
-    ast.RShift: "'>>' is not accepted; divide with '// 2 ** n'",
-}
-
 _LANGUAGE = (
-    "use names, whole numbers, strings, + - * // % **, comparisons, and/or/not, in, min, max, ceil_div, x if c else y"
+    "use names, numbers, strings, + - * / // % ** & | ^ ~ << >>, comparisons, and/or/not, in, x if c else y and the "
+    f"functions {', '.join(FUNCTIONS)}"
 )
-
-MAX_ARGUMENTS = 20
-"""Maximum number of arguments of a call."""
 
 
 class ExpressionParser:
@@ -107,8 +79,8 @@ class ExpressionParser:
                 node = self._constant(tree)
             case ast.Name(id=name):
                 node = self._name(tree, name)
-            case ast.Attribute(value=ast.Name(id="device"), attr=name):
-                node = self._name(tree, f"device.{name}")
+            case ast.Attribute(value=ast.Name(id="device" | "computed" as group), attr=name):
+                node = self._name(tree, f"{group}.{name}")
             case ast.BinOp():
                 node = self._binary(tree)
             case ast.UnaryOp():
@@ -131,6 +103,7 @@ class ExpressionParser:
         return node
 
     def _number(self, tree: ast.expr) -> Node:
+        """Convert a whole or a real number."""
         return self._as_number(tree, self.node(tree))
 
     def _as_number(self, tree: ast.expr, node: Node) -> Node:
@@ -145,21 +118,21 @@ class ExpressionParser:
         if node.kind != "boolean":
             excerpt = self.text.excerpt(tree)
             hint = f"compare it, as in {excerpt} != 0"
-            raise self.text.error(tree, f"{excerpt} is a {node.kind} where a condition is expected; {hint}")
+            raise self.text.error(tree, f"{excerpt} is {NOUNS[node.kind]} where a condition is expected; {hint}")
         return node
 
     def _constant(self, tree: ast.Constant) -> Node:
         match tree.value:
             case bool(value):
                 return Constant(value, "boolean")
-            case int(value) if value <= integers.INT64_MAX:
+            case int(value) if value <= whole_numbers.INT64_MAX:
                 return Constant(value, "number")
             case int():
                 raise self.text.error(tree, "the number does not fit in 64 bits")
+            case float(value) if np.isfinite(value):
+                return Constant(value, "real")
             case float():
-                raise self.text.error(
-                    tree, f"{self.text.excerpt(tree)} is not a whole number, and only those are accepted"
-                )
+                raise self.text.error(tree, "the number does not fit in float64")
             case str(value):
                 return Constant(value, "string")
             case _:
@@ -172,7 +145,7 @@ class ExpressionParser:
         properties = [known for known in self.kinds if known.startswith("device.")]
         plain = [known for known in self.kinds if not known.startswith("device.")]
         if name in FUNCTIONS:
-            raise self.text.error(tree, f"{name!r} is a function; call it, as in {name}(a, b)")
+            raise self.text.error(tree, f"{name!r} is a function; call it, as in {FUNCTIONS[name].usage}")
         if name.startswith("device."):
             known = listing(properties or plain)
             what = "is not a property" if properties else "is not accepted here"
@@ -181,34 +154,60 @@ class ExpressionParser:
         raise self.text.error(tree, f"unknown name {name!r}{nearest(name, plain)} (known: {known})")
 
     def _binary(self, tree: ast.BinOp) -> Node:
-        operation = _OPERATIONS.get(type(tree.op))
-        if operation is None:
-            raise self.text.error(tree, _HINTS.get(type(tree.op), f"this operator is not accepted; {_LANGUAGE}"))
-        left, right = self._number(tree.left), self._number(tree.right)
-        if isinstance(tree.op, ast.FloorDiv | ast.Mod):
-            return self._division(operation, left, right, tree.right)
-        return Arithmetic(operation, left, right, self.text.column(tree))
+        known = OPERATORS.get(type(tree.op))
+        if known is None:
+            raise self.text.error(tree, f"this operator is not accepted; {_LANGUAGE}")
+        nodes = [self.node(tree.left), self.node(tree.right)]
+        if isinstance(tree.op, LOGICAL) and all(node.kind == "boolean" for node in nodes):
+            assert known.whole is not None
+            return Operation(known.whole, tuple(nodes), self.text.column(tree), "boolean")
+        trees = (tree.left, tree.right)
+        operands = tuple(self._as_number(part, node) for part, node in zip(trees, nodes, strict=True))
+        return self._operation(known, trees, operands, self.text.column(tree))
 
-    def _division(self, operation: Operation, left: Node, right: Node, divisor: ast.expr) -> Node:
-        if isinstance(right, Constant) and right.value == 0:
-            raise self.text.error(divisor, "division by zero")
-        return Arithmetic(operation, left, right, self.text.column(divisor))
+    def _operation(
+        self, known: Operator | Function, trees: tuple[ast.expr, ...], operands: tuple[Node, ...], column: int
+    ) -> Operation:
+        """Apply an operation to numbers: to whole ones if all are and it can, otherwise to real ones."""
+        if known.divides:
+            column = self.text.column(trees[-1])
+            if isinstance(operands[-1], Constant) and operands[-1].value == 0:
+                raise self.text.error(trees[-1], "division by zero")
+        real_tree = next((tree for tree, node in zip(trees, operands, strict=True) if node.kind == "real"), None)
+        if known.real is None and real_tree is not None:
+            hint = "round it with floor(), ceil() or round(), or divide with // or ceil_div"
+            excerpt = self.text.excerpt(real_tree)
+            raise self.text.error(real_tree, f"{excerpt} is a real number where a whole number is expected; {hint}")
+        result = known.result if isinstance(known, Function) else None
+        if known.whole is not None and real_tree is None:
+            return Operation(known.whole, operands, column, result or "number")
+        assert known.real is not None
+        return Operation(known.real, tuple(map(_as_real, operands)), column, result or "real")
 
     def _unary(self, tree: ast.UnaryOp) -> Node:
+        column = self.text.column(tree)
         match tree.op:
             case ast.Not():
                 return Not(self.condition(tree.operand))
             case ast.USub():
-                zero = Constant(0, "number")
-                return Arithmetic(integers.subtract, zero, self._number(tree.operand), self.text.column(tree))
+                operand = self._number(tree.operand)
+                if operand.kind == "real":
+                    return Operation(real_numbers.subtract, (Constant(0.0, "real"), operand), column, "real")
+                return Operation(whole_numbers.subtract, (Constant(0, "number"), operand), column, "number")
             case ast.UAdd():
                 return self._number(tree.operand)
             case _:
-                raise self.text.error(tree, "'~' is not accepted; use 'not'")
+                operand = self.node(tree.operand)
+                if operand.kind != "number":
+                    excerpt = self.text.excerpt(tree.operand)
+                    problem = f"'~' takes a whole number, and {excerpt} is {NOUNS[operand.kind]}"
+                    raise self.text.error(tree, f"{problem}; use 'not'" if operand.kind == "boolean" else problem)
+                return Operation(whole_numbers.invert, (operand,), column, "number")
 
     def _comparison(self, tree: ast.Compare) -> Node:
         first = self.node(tree.left)
         links = []
+        self._check_precedence(tree)
         for operator, operand in zip(tree.ops, tree.comparators, strict=True):
             symbol = _COMPARISONS.get(type(operator))
             if symbol is None:
@@ -218,7 +217,8 @@ class ExpressionParser:
             if node.kind == "string" and symbol not in ("==", "!="):
                 raise self.text.error(operand, f"strings have no order for {symbol!r}; they take ==, != and in")
             links.append((symbol, node))
-        return Comparison(first, tuple(links))
+        first, *operands = _alike([first, *(node for _, node in links)])
+        return Comparison(first, tuple((symbol, node) for (symbol, _), node in zip(links, operands, strict=True)))
 
     def _membership(self, tree: ast.Compare) -> Node:
         members = tree.comparators[0]
@@ -228,18 +228,37 @@ class ExpressionParser:
         nodes = tuple(self.node(member) for member in members.elts)
         for member, node in zip(members.elts, nodes, strict=True):
             self._check_comparable(operand, member, node)
-        found = Membership(operand, nodes)
+        operand, *members_alike = _alike([operand, *nodes])
+        found = Membership(operand, tuple(members_alike))
         return Not(found) if isinstance(tree.ops[0], ast.NotIn) else found
 
     def _check_comparable(self, first: Node, tree: ast.expr, node: Node) -> None:
         if (node.kind == "string") != (first.kind == "string"):
-            raise self.text.error(tree, f"a {first.kind} is compared with a {node.kind}; they are never equal")
+            raise self.text.error(
+                tree, f"{NOUNS[first.kind]} is compared with {NOUNS[node.kind]}; they are never equal"
+            )
+
+    def _check_precedence(self, tree: ast.Compare) -> None:
+        """Refuse ``a > 1 & b > 2``, which Python reads as the chain ``a > (1 & b) > 2``."""
+        for operand in tree.comparators[:-1]:
+            if isinstance(operand, ast.BinOp) and isinstance(operand.op, LOGICAL) and not self._is_enclosed(operand):
+                problem = "'&', '|' and '^' bind more tightly than a comparison; use 'and' or 'or', or add parentheses"
+                raise self.text.error(operand, problem)
+
+    def _is_enclosed(self, tree: ast.expr) -> bool:
+        """Return whether a subexpression stands in parentheses of its own."""
+        end = len(self.text.text.encode()[: tree.end_col_offset].decode())
+        return self.text.text[: self.text.column(tree) - 1].rstrip().endswith("(") and self.text.text[
+            end:
+        ].lstrip().startswith(")")
 
     def _conditional(self, tree: ast.IfExp) -> Node:
         condition = self.condition(tree.test)
         chosen, otherwise = self.node(tree.body), self.node(tree.orelse)
         if chosen.kind != otherwise.kind:
             chosen, otherwise = self._as_number(tree.body, chosen), self._as_number(tree.orelse, otherwise)
+        if chosen.kind != otherwise.kind:
+            chosen, otherwise = _as_real(chosen), _as_real(otherwise)
         return Conditional(condition, chosen, otherwise, chosen.kind)
 
     def _call(self, tree: ast.Call) -> Node:
@@ -248,17 +267,18 @@ class ExpressionParser:
             called = self.text.excerpt(tree.func)
             hint = f"{nearest(called, FUNCTIONS)} (functions: {listing(FUNCTIONS)})"
             raise self.text.error(tree, f"{called!r} cannot be called{hint}")
+        known = FUNCTIONS[name]
         if tree.keywords or any(isinstance(argument, ast.Starred) for argument in tree.args):
-            raise self.text.error(tree, f"{name} takes plain arguments only, as in {name}(a, b)")
-        maximum = 2 if name == "ceil_div" else MAX_ARGUMENTS
-        if not 2 <= len(tree.args) <= maximum:
-            expected = "2 arguments" if maximum == 2 else f"2 to {maximum} arguments"
-            raise self.text.error(tree, f"{name} takes {expected}, got {len(tree.args)}")
-        result, *others = (self._number(argument) for argument in tree.args)
-        if name == "ceil_div":
-            return self._division(FUNCTIONS[name], result, others[0], tree.args[1])
-        for other in others:
-            result = Arithmetic(FUNCTIONS[name], result, other, self.text.column(tree))
+            raise self.text.error(tree, f"{name} takes plain arguments only, as in {known.usage}")
+        if len(tree.args) not in known.arguments:
+            raise self.text.error(tree, f"{name} takes {_count_text(known.arguments)}, got {len(tree.args)}")
+        operands = [self._number(argument) for argument in tree.args]
+        column = self.text.column(tree)
+        if len(operands) <= 2:
+            return self._operation(known, tuple(tree.args), tuple(operands), column)
+        result, *others = operands
+        for other, part in zip(others, tree.args[1:], strict=True):
+            result = self._operation(known, (tree.args[0], part), (result, other), column)
         return result
 
     def _unsupported(self, tree: ast.expr) -> ExpressionError:
@@ -276,7 +296,7 @@ class Expression:
     names
         All names in it; device properties as ``"device.sm_count"``.
     kind
-        Kind of the result: ``"number"``, ``"boolean"`` or ``"string"``.
+        Kind of the result: ``"number"``, ``"real"``, ``"boolean"`` or ``"string"``.
     """
 
     text: str
@@ -291,20 +311,20 @@ class Expression:
         Parameters
         ----------
         env
-            Value of each of ``names``: Python scalars, or arrays of integers, booleans or strings that broadcast
+            Value of each of ``names``: Python scalars, or arrays of numbers, booleans or strings that broadcast
             against each other.
 
         Returns
         -------
-        int, bool, str or numpy.ndarray
-            A Python scalar if all values are scalars, otherwise a read-only array (int64, bool or string) of the
-            broadcast shape.
+        int, float, bool, str or numpy.ndarray
+            A Python scalar if all values are scalars, otherwise a read-only array (int64, float64, bool or string) of
+            the broadcast shape.
 
         Raises
         ------
         SpecError
-            A division by zero, an exponent outside 0 to 63, or a result that exceeds 64 bits, in a row that is
-            evaluated. The message gives the values of the names in that row.
+            A division by zero, an exponent outside 0 to 63, a result that exceeds 64 bits, or a real one that is not
+            finite, in a row that is evaluated. The message gives the values of the names in that row.
         """
         try:
             value = self.node.evaluate(env, True)
@@ -351,6 +371,25 @@ def parse_expression(text: str, kinds: Mapping[str, Kind], location: Location = 
     except ExpressionError as error:
         raise location.error(error.problem, column=error.column, expression=line_of_text) from None
     return Expression(line_of_text, frozenset(parser.names), node.kind, location, node)
+
+
+def _as_real(node: Node) -> Node:
+    """Return a number as a real number."""
+    if isinstance(node, Constant):
+        return Constant(float(node.value), "real")
+    return node if node.kind == "real" else AsReal(node)
+
+
+def _alike(nodes: list[Node]) -> list[Node]:
+    """Return operands that are compared: all as real numbers if one is."""
+    return [_as_real(node) for node in nodes] if any(node.kind == "real" for node in nodes) else nodes
+
+
+def _count_text(counts: range) -> str:
+    """Return accepted counts of arguments as text: ``"1 argument"``, ``"2 to 20 arguments"``."""
+    if len(counts) > 1:
+        return f"{counts[0]} to {counts[-1]} arguments"
+    return "1 argument" if counts[0] == 1 else f"{counts[0]} arguments"
 
 
 def _first_values(rows: Rows, columns: Mapping[str, Operand]) -> str:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from autotile.core.frozen import dataclass
 from autotile.errors import InputError, SpecError, UnknownKernelError
@@ -80,6 +81,19 @@ class Kernel:
         return self.spec.name
 
 
+@runtime_checkable
+class KernelHolder(Protocol):
+    """An object that holds a kernel, such as one that is written in Python."""
+
+    @property
+    def definition(self) -> Kernel:
+        """The kernel."""
+
+
+KernelName: TypeAlias = "str | os.PathLike[str] | KernelHolder | Kernel"
+"""A kernel: its name, the path of its search-space file, or an object that holds it."""
+
+
 class KernelReader:
     """Reads kernels; while the files of one are unchanged, it returns the same object."""
 
@@ -93,8 +107,7 @@ class KernelReader:
         last = self._last.get(path)
         spec = last.spec if last is not None and last.spec.text == text else parse_spec(text, shown)
         template = _template_path(path, spec)
-        source = _read_text(template, "template")
-        kernel = Kernel(spec, source, template, _hash_with_includes(template, source))
+        kernel = make_kernel(spec, template)
         if last is not None and last.spec is spec and last == kernel:
             return last
         self._last[path] = kernel
@@ -104,8 +117,10 @@ class KernelReader:
 _reader = KernelReader()
 
 
-def load_kernel(name_or_path: str, folders: Sequence[Path] | None = None) -> Kernel:
+def load_kernel(name: KernelName, folders: Sequence[Path] | None = None) -> Kernel:
     """Read a kernel: a name is looked up in the kernel folders; anything with a slash or ``.toml`` is a path.
+
+    An object that holds a kernel is asked for it.
 
     The files are read at each call. If they have not changed since the last call, the same object is returned, so that
     thousands of served problems share it.
@@ -119,7 +134,36 @@ def load_kernel(name_or_path: str, folders: Sequence[Path] | None = None) -> Ker
     InputError
         A file cannot be read.
     """
-    return _reader.read(_find(name_or_path, folders if folders is not None else read_settings().kernel_folders))
+    if held := held_kernel(name):
+        return held
+    return _reader.read(_find(str(name), folders if folders is not None else read_settings().kernel_folders))
+
+
+def held_kernel(name: KernelName) -> Kernel | None:
+    """Return the kernel that an object holds; None for the name or path of a kernel."""
+    if isinstance(name, str | os.PathLike):
+        return None
+    return name if isinstance(name, Kernel) else name.definition if isinstance(name, KernelHolder) else None
+
+
+def make_kernel(spec: KernelSpec, template: Path, source: str | None = None) -> Kernel:
+    """Return a kernel of a parsed search space.
+
+    Parameters
+    ----------
+    spec, template
+        Search space, and path of the template.
+    source
+        Text of the template; None to read it from its path.
+
+    Raises
+    ------
+    InputError
+        The template, or a file that it includes, cannot be read.
+    """
+    if source is None:
+        source = _read_text(template, "template")
+    return Kernel(spec, source, template, _hash_with_includes(template, source))
 
 
 def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Nodes of a parsed expression and the exact integer arithmetic that evaluates them.
+"""Nodes of a parsed expression.
 
 ``where`` selects the rows to evaluate, as in NumPy's ufuncs. ``and``, ``or`` and ``x if c else y`` narrow it, so that
 no row fails on an operand that Python would not have evaluated. Values in the other rows are undefined and never used.
@@ -14,135 +14,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-Operand = Any
-"""A Python scalar or a NumPy column."""
+from autotile.kernel.whole_numbers import EvaluationError, Operand, Rows, any_row
 
-Rows = bool | NDArray[np.bool_]
-"""Selected rows: all of them, or those that are true."""
+Kind = Literal["number", "real", "boolean", "string"]
+"""Kind of a value: a whole number of 64 bits, a real number (float64), a condition, or a text."""
 
-INT64_MIN = -(2**63)
-INT64_MAX = 2**63 - 1
-MAX_EXPONENT = 63
-"""Every base except -1, 0 and 1 exceeds 64 bits beyond this exponent."""
+NOUNS: Mapping[Kind, str] = {
+    "number": "a whole number",
+    "real": "a real number",
+    "boolean": "a condition",
+    "string": "a string",
+}
+"""Each kind with its article, for messages."""
 
-
-class EvaluationError(Exception):
-    """An operation has no integer result in the given rows (True for a scalar).
-
-    ``column`` is set by the node, which knows its position in the text.
-    """
-
-    def __init__(self, problem: str, rows: Rows) -> None:
-        self.problem = problem
-        self.rows = rows
-        self.column: int | None = None
-        super().__init__(problem)
-
-
-def add(left: Operand, right: Operand, where: Rows) -> Operand:
-    """``left + right``."""
-    return _exact(operator.add, left, right, where)
-
-
-def subtract(left: Operand, right: Operand, where: Rows) -> Operand:
-    """``left - right``."""
-    return _exact(operator.sub, left, right, where)
-
-
-def multiply(left: Operand, right: Operand, where: Rows) -> Operand:
-    """``left * right``."""
-    return _exact(operator.mul, left, right, where)
-
-
-def floor_divide(left: Operand, right: Operand, where: Rows) -> Operand:
-    """``left // right``, rounded down."""
-    divisor = _nonzero(right, where)
-    _refuse((left == INT64_MIN) & (divisor == -1), where, "the result does not fit in 64 bits")
-    return left // divisor
-
-
-def modulo(left: Operand, right: Operand, where: Rows) -> Operand:
-    """``left % right``, with the sign of ``right``."""
-    return left % _nonzero(right, where)
-
-
-def ceil_divide(left: Operand, right: Operand, where: Rows) -> Operand:
-    """``left / right``, rounded up."""
-    return add(floor_divide(left, right, where), modulo(left, right, where) != 0, where)
-
-
-def power(base: Operand, exponent: Operand, where: Rows) -> Operand:
-    """``base ** exponent`` for exponents of 0 to `MAX_EXPONENT`."""
-    _refuse((exponent < 0) | (exponent > MAX_EXPONENT), where, f"the exponent is not within 0 to {MAX_EXPONENT}")
-    if not isinstance(base, np.ndarray) and not isinstance(exponent, np.ndarray):
-        return _checked(base**exponent)
-    bounded = np.clip(exponent, 0, MAX_EXPONENT)
-    result = np.ones(np.broadcast_shapes(np.shape(base), np.shape(bounded)), np.int64)
-    for step in range(int(np.max(bounded, initial=0))):
-        result = multiply(result, np.where(step < bounded, base, 1), where)
-    return result
-
-
-def minimum(left: Operand, right: Operand, where: Rows) -> Operand:
-    """``min(left, right)``."""
-    return _select(min, np.minimum, left, right)
-
-
-def maximum(left: Operand, right: Operand, where: Rows) -> Operand:
-    """``max(left, right)``."""
-    return _select(max, np.maximum, left, right)
-
-
-def _select(scalar: Callable[..., Any], column: Callable[..., Any], left: Operand, right: Operand) -> Operand:
-    either_column = isinstance(left, np.ndarray) or isinstance(right, np.ndarray)
-    return (column if either_column else scalar)(left, right)
-
-
-def _exact(operation: Callable[[Any, Any], Any], left: Operand, right: Operand, where: Rows) -> Operand:
-    """Apply +, - or *; if the extremes could exceed 64 bits, repeat it with Python's unbounded integers."""
-    if not isinstance(left, np.ndarray) and not isinstance(right, np.ndarray):
-        return _checked(operation(left, right))
-    corners = [operation(a, b) for a in _extremes(left) for b in _extremes(right)]
-    if not corners or (min(corners) >= INT64_MIN and max(corners) <= INT64_MAX):
-        return operation(left, right)
-    wide = np.asarray(operation(np.asarray(left, object), np.asarray(right, object)))
-    overflows = ((wide < INT64_MIN) | (wide > INT64_MAX)).astype(bool)
-    _refuse(overflows, where, "the result does not fit in 64 bits")
-    return np.where(overflows, 0, wide).astype(np.int64)
-
-
-def _extremes(value: Operand) -> tuple[int, ...]:
-    if not isinstance(value, np.ndarray):
-        return (int(value),)
-    return (int(value.min()), int(value.max())) if value.size else ()
-
-
-def _checked(value: int) -> int:
-    if not INT64_MIN <= value <= INT64_MAX:
-        raise EvaluationError("the result does not fit in 64 bits", True)
-    return value
-
-
-def _nonzero(divisor: Operand, where: Rows) -> Any:
-    """Return the divisor, with ones instead of zeros in the rows that are not selected."""
-    _refuse(divisor == 0, where, "division by zero")
-    return np.where(divisor == 0, 1, divisor) if isinstance(divisor, np.ndarray) else divisor
-
-
-def _refuse(bad: Rows, where: Rows, problem: str) -> None:
-    rows = bad & where
-    if any_row(rows):
-        raise EvaluationError(problem, rows)
-
-
-def any_row(rows: Rows) -> bool:
-    """Return whether any row is selected; `numpy.any` takes microseconds for a scalar."""
-    return bool(rows.any()) if isinstance(rows, np.ndarray) else bool(rows)
-
-
-Kind = Literal["number", "boolean", "string"]
 Environment = Mapping[str, Operand]
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -169,7 +54,7 @@ class Node(Protocol):
 class Constant(NamedTuple):
     """A literal."""
 
-    value: int | bool | str
+    value: int | float | bool | str
     kind: Kind
 
     def evaluate(self, env: Environment, where: Rows) -> Operand:
@@ -184,11 +69,19 @@ class Name(NamedTuple):
     kind: Kind
 
     def evaluate(self, env: Environment, where: Rows) -> Operand:
-        """Look up the name; columns of numbers of any width become int64, columns and scalars of flags bool."""
-        value = env[self.name]
-        if isinstance(value, np.ndarray) and self.kind != "string":
-            return value.astype(np.int64 if self.kind == "number" else np.bool_, copy=False)
-        return bool(value) if self.kind == "boolean" else value
+        """Look up the name; columns of numbers of any width become int64 or float64, those of flags bool."""
+        value, kind = env[self.name], _TYPES.get(self.kind)
+        if isinstance(value, np.ndarray) and kind is not None:
+            return value.astype(kind[0], copy=False)
+        return value if kind is None or self.kind == "number" else kind[1](value)
+
+
+_TYPES: Mapping[Kind, tuple[type[np.generic], type]] = {
+    "number": (np.int64, int),
+    "real": (np.float64, float),
+    "boolean": (np.bool_, bool),
+}
+"""Types of a column and of a scalar."""
 
 
 class AsNumber(NamedTuple):
@@ -203,21 +96,33 @@ class AsNumber(NamedTuple):
         return value.astype(np.int64) if isinstance(value, np.ndarray) else int(value)
 
 
-class Arithmetic(NamedTuple):
-    """An arithmetic operation on two numbers."""
+class AsReal(NamedTuple):
+    """A whole number, or a boolean as 0 or 1, used as a real number."""
 
-    operation: Callable[[Operand, Operand, Rows], Operand]
-    left: Node
-    right: Node
+    operand: Node
+    kind: Kind = "real"
+
+    def evaluate(self, env: Environment, where: Rows) -> Operand:
+        """Return the value as float64."""
+        value = self.operand.evaluate(env, where)
+        return value.astype(np.float64) if isinstance(value, np.ndarray) else float(value)
+
+
+class Operation(NamedTuple):
+    """An operation on numbers, which are all whole or all real."""
+
+    function: Callable[..., Operand]
+    """Function of `autotile.kernel.whole_numbers` or `real_numbers`, of the operands and the selected rows."""
+    operands: tuple[Node, ...]
     column: int
     """1-based column of the operation in the text."""
-    kind: Kind = "number"
+    kind: Kind
 
     def evaluate(self, env: Environment, where: Rows) -> Operand:
         """Return the result; an error has the column and the rows."""
-        left, right = self.left.evaluate(env, where), self.right.evaluate(env, where)
+        values = [operand.evaluate(env, where) for operand in self.operands]
         try:
-            return self.operation(left, right, where)
+            return self.function(*values, where)
         except EvaluationError as error:
             error.column = self.column
             raise

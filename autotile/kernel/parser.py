@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autotile.core.device import EXPRESSION_NAMES
-from autotile.core.dtypes import DTYPES
+from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
 from autotile.kernel.arguments import parse_arguments
+from autotile.kernel.computed import PREFIX, Computed, ConfigFunction
+from autotile.kernel.default import derived_default
+from autotile.kernel.entries import is_entry
 from autotile.kernel.nodes import Kind
+from autotile.kernel.predicates import Predicate, parse_predicate
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, target_conflict
 from autotile.kernel.reference import parse_reference
 from autotile.kernel.spec import KernelSpec, Launch, Limits, Parameter, Rule, Work
@@ -28,6 +32,7 @@ SECTIONS = (
     "arguments",
     "reference",
     "work",
+    "computed",
 )
 
 _FORMER_HEURISTICS = "pruning"
@@ -54,7 +59,14 @@ _RAGGED_PRIMES = (389, 277, 149, 101, 67, 43, 29, 19, 13, 11, 7, 5, 3)
 _RAGGED_FIRST: Mapping[int, tuple[int, ...]] = {1: (100_003, 10_007, 1009, 613), 2: (1009, 613)}
 
 
-def parse_spec(text: str, source: str) -> KernelSpec:
+def parse_spec(
+    text: str,
+    source: str,
+    *,
+    predicates: Mapping[str, Predicate] | None = None,
+    heuristic_predicates: Mapping[str, Predicate] | None = None,
+    functions: Mapping[str, ConfigFunction] | None = None,
+) -> KernelSpec:
     """Parse and check a search-space file.
 
     Parameters
@@ -62,7 +74,11 @@ def parse_spec(text: str, source: str) -> KernelSpec:
     text
         Text of the file.
     source
-        Path of the file, as the user gave it.
+        Path of the file, as the user gave it; for a kernel that is written in Python, `python_source`.
+    predicates, heuristic_predicates
+        Rules and heuristics of such a kernel that are functions, by their names; see `parse_predicate`.
+    functions
+        Functions of ``[computed]`` by name; None where they are not known.
 
     Raises
     ------
@@ -79,7 +95,7 @@ def parse_spec(text: str, source: str) -> KernelSpec:
     sizes = _sizes(problem_table, taken)
     flags = _flags(problem_table, taken)
     parameters = _parameters(document.table("parameters"), taken)
-    dtypes = _listed(problem_table, "dtypes", tuple(DTYPES)) or ("float32",)
+    dtypes = _dtypes(problem_table)
     ragged = _ragged(problem_table, sizes)
     problem = ProblemSection({**sizes, **flags}, {**ragged, **flags}, tuple(flags), dtypes)
     all_kinds: dict[str, Kind] = {
@@ -87,8 +103,13 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         **problem.kinds,
         **{f"device.{name}": "number" for name in EXPRESSION_NAMES},
     }
-    rules = _rules(document.table("rules", optional=True), all_kinds)
-    heuristics = _rules(_heuristics_table(document), all_kinds, taken=rules, are_heuristics=True)
+    computed = _computed(document.table("computed", optional=True), functions or {})
+    names = [parameter.name for parameter in parameters]
+    rules = _rules(document.table("rules", optional=True), all_kinds, predicates or {}, names)
+    heuristics = _rules(
+        _heuristics_table(document), all_kinds, heuristic_predicates or {}, names, taken=rules, are_heuristics=True
+    )
+    launch = _launch(document.table("launch"), {**all_kinds, **{each.name: each.kind for each in computed}})
     arguments = parse_arguments(document.table("arguments"), problem, all_kinds, taken)
     spec = KernelSpec(
         name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', starting with a letter"),
@@ -105,16 +126,17 @@ def parse_spec(text: str, source: str) -> KernelSpec:
         ragged=problem.ragged,
         dtypes=dtypes,
         parameters=parameters,
-        default=_default(document.table("default"), parameters, (*rules, *heuristics), problem.sizes),
+        default=_default(document, parameters, (*rules, *heuristics), problem.sizes, launch),
         rules=rules,
         heuristics=heuristics,
-        launch=_launch(document.table("launch"), all_kinds),
+        launch=launch,
         limits=_limits(document.table("limits", optional=True)),
         arguments=arguments,
         reference=parse_reference(document.table("reference"), arguments, problem),
         work=parse_work(document.table("work", optional=True), problem),
         source=source,
         text=text,
+        computed=computed,
     )
     for argument in arguments:
         argument.check_ragged({**spec.ragged, **spec.default}, dtypes, document.table("arguments").table(argument.name))
@@ -201,20 +223,59 @@ def _kind(value: Value) -> Kind:
     return "boolean" if isinstance(value, bool) else "number"
 
 
-def _rules(
-    table: Table, kinds: Mapping[str, Kind], *, taken: tuple[Rule, ...] = (), are_heuristics: bool = False
-) -> tuple[Rule, ...]:
+_COMPUTED_KINDS: Mapping[str, Kind] = {"number": "number", "string": "string"}
+
+
+def _computed(table: Table, functions: Mapping[str, ConfigFunction]) -> tuple[Computed, ...]:
+    """Parse the names and kinds of computed values."""
+    found = []
     for name in table.data:
+        if not is_c_identifier(name):
+            raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
+        kind = table.text(name)
+        if kind not in _COMPUTED_KINDS:
+            raise table.error(name, f"expected 'number' or 'string', got {describe(kind)}")
+        found.append(Computed(PREFIX + name, _COMPUTED_KINDS[kind], functions.get(name), table.location(name)))
+    return tuple(found)
+
+
+def _rules(
+    table: Table,
+    kinds: Mapping[str, Kind],
+    predicates: Mapping[str, Predicate],
+    parameters: Sequence[str],
+    *,
+    taken: tuple[Rule, ...] = (),
+    are_heuristics: bool = False,
+) -> tuple[Rule, ...]:
+    for name in (*table.data, *predicates):
         if not is_c_identifier(name):
             raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
         if any(rule.name == name for rule in taken):
             raise table.error(name, f"{name!r} already names a rule; use another name")
-    return tuple(Rule(name, table.expression(name, kinds, "boolean"), are_heuristics) for name in table.data)
+    expressions = {name: table.expression(name, kinds, "boolean") for name in table.data}
+    for name, function in predicates.items():
+        expressions[name] = parse_predicate(function, parameters, table.location(name))
+    return tuple(Rule(name, expression, are_heuristics) for name, expression in expressions.items())
 
 
 def _default(
-    table: Table, parameters: tuple[Parameter, ...], rules: tuple[Rule, ...], sizes: Mapping[str, int]
+    document: Table,
+    parameters: tuple[Parameter, ...],
+    rules: tuple[Rule, ...],
+    sizes: Mapping[str, int],
+    launch: Launch,
 ) -> dict[str, Value]:
+    table = document.table("default", optional=True)
+    if not table.data:
+        derived = derived_default(parameters, rules, launch.block, sizes)
+        if derived is None:
+            raise document.error(
+                "default",
+                "no configuration that meets the rules at the default sizes, with a block of at most 1024 threads, was "
+                "found to be the default; declare one, or relax the rules",
+            )
+        return derived
     table.allow(parameter.name for parameter in parameters)
     default: dict[str, Value] = {}
     for parameter in parameters:
@@ -267,8 +328,12 @@ def _optional(table: Table, name: str, pattern: str, expected: str) -> str | Non
 
 def _entry(kernel: Table) -> str:
     entry = kernel.text("entry")
-    if not is_c_identifier(entry):
-        raise kernel.error("entry", f'expected the name of an extern "C" function; got {describe(entry)}')
+    if not is_entry(entry):
+        raise kernel.error(
+            "entry",
+            "expected the C++ name of a __global__ function, such as 'softmax', 'space::softmax' or "
+            f"'softmax<BLOCK, float>'; got {describe(entry)}",
+        )
     return entry
 
 
@@ -278,6 +343,23 @@ def _listed(table: Table, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
         if text not in known:
             raise table.error(name, f"{text[:60]!r} is not accepted{nearest(text, known)} (known: {listing(known)})")
     return chosen
+
+
+def _dtypes(table: Table) -> tuple[str, ...]:
+    """Return the element types of problems, which are no vectors: an argument's shape must not depend on them."""
+    scalars = tuple(name for name, dtype in DTYPES.items() if not dtype.components)
+    chosen = tuple(map(canonical_dtype, table.texts("dtypes", optional=True)))
+    for name in chosen:
+        if name in DTYPES and name not in scalars:
+            hint = "use the type of its components here, and declare buffers of vectors with their type"
+            raise table.error("dtypes", f"{name!r} is a vector; {hint}")
+        if name not in scalars:
+            raise table.error(
+                "dtypes", f"{name[:60]!r} is not accepted{nearest(name, scalars)} (known: {listing(scalars)})"
+            )
+        if chosen.count(name) > 1:
+            raise table.error("dtypes", f"{name!r} is listed twice; remove one")
+    return chosen or ("float32",)
 
 
 def parse_work(table: Table, problem: ProblemSection) -> Work:

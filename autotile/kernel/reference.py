@@ -36,7 +36,7 @@ def check_reference(reference: Reference, arguments: tuple[Argument, ...], probl
     for sizes, check in _problems(problem):
         operands = {a.name: a.operand(sizes, check=check) for a in arguments if a.is_operand}
         for name, expression in reference.outputs.items():
-            shape, expected = np.shape(expression.evaluate({**sizes, **operands})), buffers[name].extents(sizes)
+            shape, expected = np.shape(expression.evaluate({**sizes, **operands})), buffers[name].array_shape(sizes)
             if shape != expected:
                 at = " ".join(f"{size}={value}" for size, value in sizes.items())
                 problem_text = f"the result has the shape {shape}, but the buffer {name} has {expected}, at {at}"

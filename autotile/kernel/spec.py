@@ -12,6 +12,7 @@ from autotile.core.documents import Name
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument, WorkspaceArgument, arguments_of_kind
+from autotile.kernel.computed import Computed
 from autotile.kernel.expressions import Expression
 from autotile.kernel.reference import Reference
 from autotile.kernel.tensor_maps import TensorMapArgument
@@ -101,6 +102,8 @@ class KernelSpec:
     """Path of the file, as the user gave it."""
     text: str
     """Text of the file."""
+    computed: tuple[Computed, ...] = ()
+    """Values that functions compute from the configuration."""
 
     def is_optional(self, name: str) -> bool:
         """Whether a size or flag may be omitted from a problem: flags, and sizes with a default of 1."""

@@ -24,6 +24,45 @@ _BACKSLASH = chr(92)
 _WORD = re.compile(r"\w+")
 
 
+_PYTHON_ARGUMENTS = {
+    "kernel.template": "source",
+    "problem": "sizes",
+    "work": "flops",
+    **{f"problem.{name}": name for name in ("sizes", "flags", "ragged", "dtypes")},
+    **{f"work.{name}": name for name in ("flops", "bytes")},
+}
+"""Arguments of `autotile.kernel` whose names are not those of the sections that they are written to."""
+
+
+def python_source(name: str) -> str:
+    """Return the source that messages name for a kernel that is written in Python rather than in a file."""
+    return f"<kernel {name}>"
+
+
+def is_python_source(source: str) -> bool:
+    """Return whether a source is from `python_source`: it has no lines, and its keys are arguments of a call."""
+    return source.startswith("<kernel ")
+
+
+def python_argument(key: str) -> str:
+    """Return the argument of `autotile.kernel` that a key of a search-space file stands for.
+
+    Examples
+    --------
+    >>> python_argument("arguments.x.shape")
+    "arguments['x']['shape']"
+    >>> python_argument("problem.sizes.N")
+    "sizes['N']"
+    """
+    for prefix, argument in sorted(_PYTHON_ARGUMENTS.items(), key=lambda item: -len(item[0])):
+        if key == prefix or key.startswith(f"{prefix}."):
+            first, rest = argument, key[len(prefix) :].split(".")[1:]
+            break
+    else:
+        first, *rest = key.removeprefix("kernel.").split(".")
+    return first + "".join(f"[{part!r}]" for part in rest)
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """Location of an entry: the file, the dotted key, and the line if known."""
@@ -37,7 +76,10 @@ class Location:
     ) -> SpecError:
         """Return a `SpecError` for this location; an expression that does not fit on one line is omitted."""
         shown = expression if len(expression) <= MAX_SHOWN and expression.isprintable() else ""
-        return kind(problem, source=self.source, key=self.key, line=self.line, column=column, expression=shown)
+        key, line = self.key, self.line
+        if is_python_source(self.source):
+            key, line = python_argument(key), None
+        return kind(problem, source=self.source, key=key, line=line, column=column, expression=shown)
 
 
 UNKNOWN_LOCATION = Location()

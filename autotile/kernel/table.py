@@ -11,9 +11,9 @@ from autotile.core.frozen import dataclass
 from autotile.core.reading import MAX_KEY_PARTS, parse_toml
 from autotile.errors import SpecError, listing, nearest
 from autotile.kernel.array_expressions import ARRAY_FUNCTIONS
-from autotile.kernel.expressions import FUNCTIONS, Expression, parse_expression
-from autotile.kernel.nodes import Kind
-from autotile.kernel.syntax import Location
+from autotile.kernel.expressions import Expression, parse_expression
+from autotile.kernel.nodes import NOUNS, Kind
+from autotile.kernel.syntax import Location, is_python_source
 
 MAX_BYTES = 2**20
 """Maximum size of a file."""
@@ -163,22 +163,34 @@ class Table:
         return tuple(self.parse(name, value, kinds, "number") for value in values)
 
     def parse(self, name: str, value: Any, kinds: Mapping[str, Kind], expected: Kind) -> Expression:
-        """Parse a value of the entry ``name`` as an expression of one kind; a flag alone also serves as a number."""
-        if isinstance(value, int) and not isinstance(value, bool):
+        """Parse a value of the entry ``name`` as an expression of one kind.
+
+        A flag alone also serves as a number, and a whole number as a real one.
+        """
+        if (isinstance(value, int) and not isinstance(value, bool)) or (
+            isinstance(value, float) and expected == "real"
+        ):
             value = str(value)
         if not isinstance(value, str):
             raise self.error(name, f"expected an expression in a string, got {describe(value)}")
         location = self.location(name)
         expression = parse_expression(value, kinds, location)
-        if expected == "number" and expression.kind == "boolean" and expression.text in kinds:
+        if expected in ("number", "real") and expression.kind == "boolean" and expression.text in kinds:
             return expression.as_number()
+        if expected == "real" and expression.kind == "number":
+            return expression
         if expression.kind != expected:
-            raise location.error(f"expected a {expected}, but this is a {expression.kind}", expression=expression.text)
+            hint = _TO_WHOLE if (expected, expression.kind) == ("number", "real") else ""
+            problem = f"expected {NOUNS[expected]}, but this is {NOUNS[expression.kind]}{hint}"
+            raise location.error(problem, expression=expression.text)
         return expression
 
     def _check_length(self, name: str, entries: list[Any] | dict[str, Any]) -> None:
         if len(entries) > MAX_ENTRIES:
             raise self.error(name, f"{len(entries)} entries, at most {MAX_ENTRIES} are accepted; shorten it")
+
+
+_TO_WHOLE = "; divide with // (rounds down) or ceil_div (rounds up), or round with floor(), ceil() or round()"
 
 
 def read_document(text: str, source: str) -> Table:
@@ -196,7 +208,7 @@ def read_document(text: str, source: str) -> Table:
         data = parse_toml(text)
     except ValueError as error:
         raise _not_toml(str(error), source) from None
-    document = Document(source, _key_lines(text))
+    document = Document(source, {} if is_python_source(source) else _key_lines(text))
     _check_keys(data, document)
     return Table(document, "", data)
 
@@ -270,7 +282,7 @@ _CXX_KEYWORDS = frozenset(_CXX_WORDS.split())
 _RESERVED = {
     "device": "the device's properties",
     "DTYPE": "the macro that holds the element type",
-    **dict.fromkeys(FUNCTIONS, "a function of expressions"),
+    **dict.fromkeys(("min", "max", "ceil_div"), "a function of expressions"),
 }
 
 

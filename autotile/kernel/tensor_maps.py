@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import mul
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,7 +18,14 @@ from autotile.core.dtypes import DTYPES
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
-from autotile.kernel.argument_kind import ArgumentKind, ArgumentScope, Column, Evaluate, canonical_texts
+from autotile.kernel.argument_kind import (
+    PROBLEM_DTYPE,
+    ArgumentKind,
+    ArgumentScope,
+    Column,
+    Evaluate,
+    canonical_texts,
+)
 from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.table import Table, describe
 
@@ -192,6 +199,11 @@ class TensorMapArgument(ArgumentKind):
             raise table.error("tensor_map", f"{describe(target)} names no buffer{hint}")
         buffer = scope.buffers[target]
         rank = len(buffer.shape)
+        chosen = (scope.problem.dtypes if one == PROBLEM_DTYPE else (one,) for one in buffer.dtype.names)
+        for dtype in chain.from_iterable(chosen):
+            if DTYPES[dtype].components or DTYPES[dtype].is_complex:
+                hint = "declare the buffer with the type of the parts and one more axis"
+                raise table.error("tensor_map", f"a tensor map cannot describe {target} of type {dtype}; {hint}")
         if rank > MAX_RANK:
             raise table.error("tensor_map", f"{target} has {rank} axes, a tensor map describes at most {MAX_RANK}")
         box = table.expressions("box", scope.kinds, max_length=rank)

@@ -32,7 +32,7 @@ class ArraySpec(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     """The declared shape, and the same without leading axes of extent 1."""
     dtypes: tuple[Any, ...]
-    """dtypes of the library; bfloat16 may also be stored as uint16."""
+    """dtypes of the library; bfloat16 may also be stored as uint16, and an 8-bit float as uint8."""
 
 
 class Library(Protocol):
@@ -74,8 +74,9 @@ class CupyLibrary:
     def spec(self, shapes: tuple[tuple[int, ...], ...], element_type: str) -> ArraySpec:
         """Return the spec of an array of one of these shapes."""
         storage = np.dtype(DTYPES[element_type].storage)
-        ml_dtypes = sys.modules.get("ml_dtypes")  # the package of CuPy's bfloat16
-        native = (np.dtype(ml_dtypes.bfloat16),) if element_type == "bfloat16" and ml_dtypes is not None else ()
+        ml_dtypes = sys.modules.get("ml_dtypes")  # the package of the types that NumPy does not have
+        name = DTYPES[element_type].component.name
+        native = (np.dtype(getattr(ml_dtypes, name)),) if name != storage.name and hasattr(ml_dtypes, name) else ()
         return ArraySpec(shapes, (storage, *native))
 
     def stream(self, device_index: int) -> int:
@@ -109,7 +110,7 @@ class TorchLibrary:
 
     def spec(self, shapes: tuple[tuple[int, ...], ...], element_type: str) -> ArraySpec:
         """Return the spec of a tensor of one of these shapes."""
-        names = (element_type, DTYPES[element_type].storage)
+        names = (DTYPES[element_type].component.name, DTYPES[element_type].storage)
         dtypes = tuple(dict.fromkeys(getattr(self._torch, name) for name in names if hasattr(self._torch, name)))
         return ArraySpec(shapes, dtypes)
 
@@ -148,6 +149,8 @@ def as_cupy(array: Any, name: str) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         array = array.detach()  # PyTorch does not export a tensor that requires gradients
+        if str(array.dtype).startswith("torch.float8"):  # nor one of these types
+            array = array.view(torch.uint8)
     try:
         if hasattr(array, "__cuda_array_interface__"):
             return cupy.asarray(array)
@@ -162,12 +165,14 @@ def as_cupy(array: Any, name: str) -> Any:
 
 
 def as_bits(view: Any, element_type: str) -> Any:
-    """Return a bfloat16 CuPy array as uint16, the way autotile stores bfloat16; any other array unchanged.
+    """Return a CuPy array of a type that NumPy does not have as the bits that autotile stores; any other unchanged.
 
-    Libraries export bfloat16 either as a dtype of their own or as an untyped pair of bytes.
+    Libraries export bfloat16 and 8-bit floats either as dtypes of their own or as untyped bytes.
     """
-    if element_type == "bfloat16" and view.dtype.itemsize == 2 and view.dtype.kind in "V":
-        return view.view(np.uint16)
+    dtype = DTYPES[element_type]
+    is_untyped = view.dtype.kind == "V" and view.dtype.itemsize == dtype.component_bytes
+    if is_untyped and dtype.component.name != dtype.storage:
+        return view.view(dtype.storage)
     return view
 
 
@@ -186,14 +191,17 @@ def element_type(array: Any, name: str) -> str:
 
 
 def new_array(like: Any, shape: tuple[int, ...], element_type: str, *, zeroed: bool) -> Any:
-    """Allocate an array on the current device: a PyTorch tensor if ``like`` is one, else a CuPy array."""
+    """Allocate an array on the current device: a PyTorch tensor if ``like`` is one, else a CuPy array.
+
+    The components of vectors are the last axis of ``shape``.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
         make = torch.zeros if zeroed else torch.empty
-        return make(shape, dtype=getattr(torch, element_type), device=like.device)
+        return make(shape, dtype=getattr(torch, DTYPES[element_type].component.name), device=like.device)
     cupy = load_cupy()
-    same = getattr(like, "dtype", None) if element_type == "bfloat16" else None
-    dtype = same if isinstance(same, np.dtype) and same.name == element_type else DTYPES[element_type].storage
+    name, same = DTYPES[element_type].component.name, getattr(like, "dtype", None)
+    dtype = same if isinstance(same, np.dtype) and same.name == name else DTYPES[element_type].storage
     return (cupy.zeros if zeroed else cupy.empty)(shape, dtype)
 
 

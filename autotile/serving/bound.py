@@ -22,7 +22,7 @@ from autotile.settings import read_settings
 from autotile.space.limits import compiled_occupancy
 
 if TYPE_CHECKING:
-    from autotile.cuda.compiler import CachedCubin
+    from autotile.cuda.cubin_cache import CachedCubin
     from autotile.cuda.function import PackedCubin
     from autotile.serving.launching import Launcher
 
@@ -423,8 +423,10 @@ class BoundKernel:
         with self._lock:
             if self._launcher is None:
                 with load_cupy().cuda.Device(self._device_index), outside_of_captures():
-                    image = self._packed.read() if self._packed is not None else self._compiled().path
-                    function = Module(image).function(self.definition.spec.entry)
+                    packed, entry = self._packed, self.definition.spec.entry
+                    image = packed.read() if packed is not None else self._compiled().path
+                    symbols = packed.symbols if packed is not None else self._compiled().symbols
+                    function = Module(image).function(symbols.get(entry, entry))
                     function.opt_in(self._geometry.dynamic_smem_bytes)
                 arguments = CallArguments(
                     self.definition.spec,
@@ -438,7 +440,8 @@ class BoundKernel:
             return self._launcher
 
     def _compiled(self) -> CachedCubin:
-        from autotile.cuda.compiler import CubinCache, compile_job
+        from autotile.cuda.compiler import compile_job
+        from autotile.cuda.cubin_cache import CubinCache
 
         if self._cubin is None:
             settings = read_settings()

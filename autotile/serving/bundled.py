@@ -44,7 +44,7 @@ def choose_bundled(
             f"{device.name}; tune that problem and make the bundle again. {FALLBACK}"
         )
     bundle.read(cubin.member)  # so that damage is reported while the program can still do without the bundle
-    packed = PackedCubin(cubin.resources, partial(bundle.read, cubin.member))
+    packed = PackedCubin(cubin.resources, partial(bundle.read, cubin.member), cubin.symbols)
     origin = f"{bundle.path}, compiled for {cubin.target} with NVRTC {bundled.nvrtc_version}"
     return replace(choice, packed=origin), packed
 

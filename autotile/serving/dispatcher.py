@@ -19,7 +19,7 @@ from autotile.database.keys import key_differences, key_of
 from autotile.database.paths import absolute_location
 from autotile.database.winners import Winner
 from autotile.errors import DeviceError, NotTunedError, ToolchainError
-from autotile.kernel.library import is_path, load_kernel
+from autotile.kernel.library import KernelName, held_kernel, is_path, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel, Request
 from autotile.serving.candidates import Candidates
@@ -80,7 +80,7 @@ class Dispatcher:
     def get_best_kernel(
         self,
         /,  # Python compares every size with each parameter that can be named
-        name: str | Path,
+        name: KernelName,
         *,
         dtype: str | None = None,
         device: int | str | None = None,
@@ -98,7 +98,7 @@ class Dispatcher:
         Parameters
         ----------
         name
-            Name of a kernel, or path of its search-space file.
+            Name of a kernel, path of its search-space file, or a kernel from `autotile.kernel`.
         dtype
             dtype of the kernel; None for its first one.
         device
@@ -145,7 +145,7 @@ class Dispatcher:
 
     def _serve(
         self,
-        given: str | Path,
+        given: KernelName,
         sizes: Mapping[str, Any],
         *,
         dtype: object,
@@ -158,8 +158,9 @@ class Dispatcher:
         In this form, plain names, absolute paths and whole sizes are as in the call, which therefore finds the kernel
         at once the next time. A call with a relative path comes here each time.
         """
-        bundle, name = _bundle_path(bundle), str(given)
-        if is_path(name) and not (bundle or self._bundle):
+        bundle = _bundle_path(bundle)
+        name = given if held_kernel(given) else str(given)
+        if isinstance(name, str) and is_path(name) and not (bundle or self._bundle):
             name = str(absolute_path(name, "a search-space file"))
         dtype = None if dtype is None else dtype_name(dtype)
         database = None if database is None else absolute_location(str(database))
@@ -177,7 +178,8 @@ class Dispatcher:
         kernel = self.find_best_kernel(name, dtype, place, location, sizes, bundle=bundle)
         device = place if isinstance(place, str) else None
         named = database or self._database, bundle or self._bundle
-        kernel.request = Request(name, kernel.problem.sizes, dtype, device, *named)
+        if isinstance(name, str):  # another process cannot find a kernel that an object of this one holds
+            kernel.request = Request(name, kernel.problem.sizes, dtype, device, *named)
         served = self._served.keep(key, kernel)  # concurrent callers get the same object
         if served is kernel and kernel.tier != "exact" and kernel.can_launch:
             self.misses.watch(location, kernel)
@@ -185,7 +187,7 @@ class Dispatcher:
 
     def find_best_kernel(
         self,
-        name: str,
+        name: KernelName,
         dtype: str | None,
         device: int | str | None,
         location: str,
@@ -209,7 +211,8 @@ class Dispatcher:
         """
         path = _bundle_path(bundle) or self._bundle
         if path is not None:
-            return self._find_bundled(path, name, dtype, device, sizes)
+            held = held_kernel(name)
+            return self._find_bundled(path, held.name if held else str(name), dtype, device, sizes)
         kernel = load_kernel(name)
         problem = resolve_problem(kernel.spec, sizes, dtype)
         candidates = Candidates(location, problem)

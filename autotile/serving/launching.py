@@ -10,7 +10,7 @@ import numpy as np
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import LaunchGeometry, Problem
 from autotile.cuda.driver import device_count
-from autotile.cuda.function import Function, ParameterBlock, driver_launch
+from autotile.cuda.function import WORD_BYTES, Function, ParameterBlock, driver_launch
 from autotile.cuda.packing import encode_scalar, pack_arguments
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError
@@ -92,7 +92,7 @@ class CallArguments:
         self._problem = problem
         self.geometry = geometry
         self._device_index = device_index
-        self._shapes = {b.name: b.extents(sizes) for b in spec.buffers}
+        self._shapes = {b.name: b.array_shape(sizes) for b in spec.buffers}
         self._element_types = {b.name: b.element_type(dtype, sizes) for b in spec.buffers}
         self._scalars = scalars
         self._data = data
@@ -163,7 +163,7 @@ class CallArguments:
         )
 
     def layout(self, starts: Sequence[int], words: int) -> ParameterLayout:
-        """Return the places of the array addresses and tensor maps in a parameter block.
+        """Return the places of the array addresses, in structs too, and of the tensor maps in a parameter block.
 
         Parameters
         ----------
@@ -181,7 +181,15 @@ class CallArguments:
         map_places = (
             TensorMapPlace(word[a.described_buffer], start, maps[a.name]) for a, start in found if a.name in maps
         )
-        return ParameterLayout(tuple(word[b.name] for b in buffers), tuple(map_places))
+        structs = {struct.name: struct for struct in self._data.structs}
+        copies = (
+            (word[target], start + offset // WORD_BYTES)
+            for a, start in found
+            if a.name in structs
+            for offset, target in structs[a.name].pointers
+            if target in word
+        )
+        return ParameterLayout(tuple(word[b.name] for b in buffers), tuple(map_places), tuple(copies))
 
     def _left_out(self, count: int) -> tuple[str, ...]:
         """Return the kinds of buffers that a call with ``count`` arrays leaves out."""
@@ -381,7 +389,7 @@ class Launcher:
             with on_stream(checked.arrays):
                 workspaces = self.arguments.workspaces.current()
             block = ParameterBlock(self.arguments.pack(checked.views, scalars, workspaces.pointers))
-            state = self._new_state(block, ParameterLayout((), ()), workspaces)
+            state = self._new_state(block, ParameterLayout((), (), ()), workspaces)
             states.keep(stream, state)
             return state
 

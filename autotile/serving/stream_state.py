@@ -94,7 +94,9 @@ class StreamWorkspaces:
     def _allocate(self, stream: Any) -> WorkspaceSet:
         cupy = load_cupy()
         arrays = {
-            w.name: (cupy.zeros if w.zeroed else cupy.empty)(w.shape, DTYPES[w.dtype].storage)
+            w.name: (cupy.zeros if w.zeroed else cupy.empty)(
+                DTYPES[w.dtype].array_shape(w.shape), DTYPES[w.dtype].storage
+            )
             for w in self._workspaces
             if w.size_bytes
         }
@@ -125,10 +127,12 @@ class TensorMapPlace(NamedTuple):
 
 
 class ParameterLayout(NamedTuple):
-    """Words of the array addresses in a parameter block, and places of the tensor maps."""
+    """Words of the array addresses in a parameter block, places of the tensor maps, and further words of addresses."""
 
     words: tuple[int, ...]
     maps: tuple[TensorMapPlace, ...]
+    copies: tuple[tuple[int, int], ...]
+    """Pairs of words, of which the second takes the value of the first: the pointers in structs."""
 
 
 class StreamState:
@@ -177,6 +181,8 @@ class StreamState:
             words[word] = pointer
         if self._layout.maps:
             self._update_maps(self._layout.maps)
+        for source, target in self._layout.copies:
+            words[target] = words[source]
         self._launch(stream, self._block.address, 0)
 
     def keep_as_graph(self, stream: int, signature: Signature) -> None:

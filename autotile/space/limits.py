@@ -343,8 +343,9 @@ def demand_of(spec: KernelSpec, names: Mapping[str, Value], sizes: Mapping[str, 
 
 def _domain_violation(spec: KernelSpec, config: Config) -> str:
     known = {parameter.name: parameter.values for parameter in spec.parameters}
+    computed = {each.name for each in spec.computed}
     for name in config:
-        if name not in known:
+        if name not in known and name not in computed:
             return f"{name} is not a parameter of {spec.name}{nearest(name, known)}"
     for name, values in known.items():
         if name not in config:

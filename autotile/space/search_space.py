@@ -15,6 +15,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.frozen import cached_property
 from autotile.core.model import Config, Value, config_text
 from autotile.errors import EmptySpaceError, SpecError
+from autotile.kernel.computed import Computed, computed_values
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names
 from autotile.kernel.problem import check_device
@@ -45,6 +46,8 @@ class SearchSpace:
     """Cumulative counts after each limit of the device; empty before they are applied."""
     seconds: float
     """Wall time of the enumeration, in seconds."""
+    computed: tuple[Computed, ...] = ()
+    """Values that functions compute from a configuration."""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -129,6 +132,11 @@ class SearchSpace:
         SpecError
             The expression has no value in some row.
         """
+        if computed := [each for each in self.computed if each.name in expression.names]:
+            columns = {each.name: self.column(each.name) for each in self.parameters}
+            return np.asarray(
+                expression.evaluate({**fixed, **columns, **{each.name: each.column(columns) for each in computed}})
+            )
         named = [parameter for parameter in self.parameters if parameter.name in expression.names]
         if not named:
             return np.full(len(self), expression.evaluate(fixed))
@@ -198,6 +206,7 @@ def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DevicePr
         rules=tuple(stages),
         limits=(),
         seconds=time.perf_counter() - started,
+        computed=spec.computed,
     )
 
 
@@ -256,7 +265,8 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
     if not stages[-1].remaining:
         name, hint, before = _first_empty(limits, stages, len(space))
         config = space.config(example[name])
-        violation = limit_violation(demand_of(spec, {**fixed, **config}, sizes, dtype or spec.dtypes[0]), device, spec)
+        names = {**fixed, **config, **computed_values(spec.computed, config)}
+        violation = limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device, spec)
         raise EmptySpaceError(
             f"the limit {name} of {device.name} leaves none of the {before:,} configurations that meet the rules and "
             f"the limits before it; for example, {config_text(config)}: {violation.partition(': ')[2]}; {hint}",
@@ -268,7 +278,8 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
 
 def _column(space: SearchSpace, fixed: Mapping[str, Value], expression: Expression) -> NDArray[np.int64]:
     """Return the value of an expression in every row, shape (rows,); shape (1,) if it contains no parameter."""
-    if expression.names.isdisjoint(parameter.name for parameter in space.parameters):
+    varying = {*(each.name for each in space.parameters), *(each.name for each in space.computed)}
+    if expression.names.isdisjoint(varying):
         return np.array([int(expression.evaluate(fixed))])
     return space.evaluate(expression, fixed).astype(np.int64, copy=False)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from autotile.core.model import Problem
 from autotile.cuda.driver import device_count, live_device
@@ -14,7 +13,7 @@ from autotile.database.keys import space_hash
 from autotile.database.misses import MissCost, MissCostEstimator, StoredMiss
 from autotile.database.study_times import study_times
 from autotile.errors import InputError
-from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.tuning.options import TuneOptions
 
@@ -71,7 +70,7 @@ class MissedProblem:
     lost_s: float | None
 
 
-def assess_misses(database: Database, kernel: str | Path | None) -> list[AssessedMiss]:
+def assess_misses(database: Database, kernel: KernelName | None) -> list[AssessedMiss]:
     """Return the misses of a kernel, or of all kernels, with their costs; the most frequent first.
 
     Parameters
@@ -89,7 +88,7 @@ def assess_misses(database: Database, kernel: str | Path | None) -> list[Assesse
     return list(_assessed(database, kernel, rows_of_kernel(database.misses, kernel)))
 
 
-def missed_problems(kernel: str | Path | None, options: TuneOptions) -> list[MissedProblem]:
+def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[MissedProblem]:
     """Return the missed problems that are not tuned yet on the GPU that would tune them, the costliest first.
 
     Problems of kernels that are found neither by name nor by the given path are left out.
@@ -130,7 +129,7 @@ def missed_problems(kernel: str | Path | None, options: TuneOptions) -> list[Mis
     return sorted(found.values(), key=lambda missed: (-(missed.lost_s or 0.0), -missed.count))
 
 
-def _assessed(database: Database, kernel: str | Path | None, misses: Sequence[StoredMiss]) -> Iterator[AssessedMiss]:
+def _assessed(database: Database, kernel: KernelName | None, misses: Sequence[StoredMiss]) -> Iterator[AssessedMiss]:
     kernels: dict[str, Kernel | None] = {}
     estimators: dict[str, MissCostEstimator] = {}
     for miss in misses:

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, Protocol
 
 from autotile.core.model import SAME_CODE, Config, LaunchGeometry, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.timeline import NO_TIMELINE, Timeline
-from autotile.cuda.compiler import CachedCubin, CompileJob, compile_job
+from autotile.cuda.compiler import CompileJob, compile_job
+from autotile.cuda.cubin_cache import CachedCubin
+from autotile.kernel.computed import computed_values
 from autotile.kernel.launch import LaunchData, known_names, launch_geometry
 from autotile.kernel.library import Kernel
 from autotile.space.limits import compiled_occupancy, resource_violation
@@ -176,7 +178,7 @@ class Pipeline:
             return _with_result_of(twin, trial)
         if not cubin.path.exists():  # trimmed from the cache while the candidate waited
             cubin = self._submit(trial.config).result().cubin or cubin
-        self._backend.submit(Candidate(trial.config, str(cubin.path)), best_us)
+        self._backend.submit(self._candidate(trial, cubin), best_us)
         self._running.append(candidate)
         return None
 
@@ -216,7 +218,11 @@ class Pipeline:
         compilations = [self._compile(trial.config) for trial in trials]
         cubins = [compilation.result().cubin for compilation in compilations]
         pairs = zip(trials, cubins, strict=True)
-        return [(trial, Candidate(trial.config, str(cubin.path))) for trial, cubin in pairs if cubin is not None]
+        return [(trial, self._candidate(trial, cubin)) for trial, cubin in pairs if cubin is not None]
+
+    def _candidate(self, trial: Trial, cubin: CachedCubin) -> Candidate:
+        computed = computed_values(self._kernel.spec.computed, trial.config)
+        return Candidate(trial.config, str(cubin.path), cubin.symbols, computed)
 
     def _compiled_rows(self, proposer: Proposer) -> list[int]:
         """Return the rows to choose among; on a GPU, after as many have compiled as are ready."""

@@ -14,7 +14,8 @@ from typing import Any
 from autotile.core.documents import convert
 from autotile.core.model import Outcome
 from autotile.core.timeline import NO_TIMELINE, Timeline
-from autotile.cuda.compiler import CachedCubin, CompileJob, CubinCache
+from autotile.cuda.compiler import CompileJob
+from autotile.cuda.cubin_cache import CachedCubin, CubinCache
 from autotile.errors import DataError, InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.settings import Settings, available_cores
 from autotile.workers.child import Child
@@ -275,7 +276,7 @@ def _compiled(reply: Mapping[str, Any]) -> Compiled:
     try:
         if "error" not in reply:
             cubin = convert(reply, CompiledCubin)
-            return Compiled(CachedCubin(Path(cubin.path), cubin.cubin_hash, cubin.resources))
+            return Compiled(CachedCubin(Path(cubin.path), cubin.cubin_hash, cubin.functions))
         failed = convert(reply, ErrorReply)
     except DataError as error:
         raise WorkerError(f"the worker's reply is malformed: {error}") from None

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from autotile.core.documents import convert
-from autotile.cuda.compiler import CompileJob, CubinCache
+from autotile.cuda.compiler import CompileJob
+from autotile.cuda.cubin_cache import CubinCache
 from autotile.errors import CompileError, InputError, ToolchainError
 from autotile.workers.protocol import Stage, limit_memory, serve
 
@@ -16,7 +17,7 @@ from autotile.workers.protocol import Stage, limit_memory, serve
 class CompileWorker:
     """Handler of requests ``{"job", "cache", "limit_bytes", "memory_bytes"}``.
 
-    It replies with the cubin's path, hash and resources, or with the error.
+    It replies with the cubin's path, hash and functions, or with the error.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,8 @@ class CompileWorker:
             return {"error": str(error), "kind": "input"}
         except ToolchainError as error:
             return {"error": str(error), "kind": "setup"}
-        return {"path": str(cubin.path), "cubin_hash": cubin.cubin_hash, "resources": asdict(cubin.resources)}
+        functions = {entry: asdict(function) for entry, function in cubin.functions.items()}
+        return {"path": str(cubin.path), "cubin_hash": cubin.cubin_hash, "functions": functions}
 
     def _cache(self, folder: str, limit_bytes: int) -> CubinCache:
         if (folder, limit_bytes) not in self._caches:

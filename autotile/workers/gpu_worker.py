@@ -11,7 +11,7 @@ from typing import Any
 
 from autotile.core.documents import convert
 from autotile.core.model import Config, Outcome, config_text
-from autotile.cuda.compiler import CubinCache
+from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.function import Function, Module
 from autotile.cuda.instance import BoundArguments, ProblemInstance, Verdict
@@ -23,7 +23,7 @@ from autotile.errors import AutotileError, InputError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
-from autotile.workers.protocol import Evaluation, FinalReply, RaceTimes, Stage, Workload, serve
+from autotile.workers.protocol import Candidate, Evaluation, FinalReply, RaceTimes, Stage, Workload, serve
 
 
 class Workbench:
@@ -60,11 +60,12 @@ class Workbench:
         self.fresh = True
         """Whether no candidate has run yet."""
 
-    def evaluate(self, config: Config, cubin_path: str, best_us: float | None, stage: Stage) -> Evaluation:
+    def evaluate(self, candidate: Candidate, best_us: float | None, stage: Stage) -> Evaluation:
         """Load, verify, then measure."""
+        config = candidate.config
         timer = _StageTimer()
         stage("load")
-        function = self._load(cubin_path)
+        function = self._load(candidate)
         timer.end("load")
         stage("verify")
         verdict = self._verify(function, config)
@@ -80,14 +81,14 @@ class Workbench:
         telemetry = {**evaluation.telemetry, "max_error": verdict.max_error}
         return replace(evaluation, seconds=timer.seconds, telemetry=telemetry, began_at=timer.began_at)
 
-    def verify(self, config: Config, cubin_path: str, repeats: int, limit_s: float, stage: Stage) -> Evaluation:
+    def verify(self, candidate: Candidate, repeats: int, limit_s: float, stage: Stage) -> Evaluation:
         """Verify up to ``repeats`` times, but once in any case, alternately with a plain launch and as for timing.
 
         Every two repeats the inputs change if there is a second set, so that a result that the kernel kept from an
         earlier launch is wrong.
         """
         stage("load")
-        function = self._load(cubin_path)
+        config, function = candidate.config, self._load(candidate)
         stage("verify")
         start = time.perf_counter()
         done, verdict = 0, Verdict(Outcome.OK)
@@ -116,11 +117,11 @@ class Workbench:
         """Verify the newest candidate that passed again; return whether it still passes."""
         return self._known_good is not None and self._verify(*self._known_good).outcome is Outcome.OK
 
-    def race(self, candidates: Sequence[Mapping[str, Any]], rounds: int, seed: int) -> list[RaceTimes]:
+    def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[RaceTimes]:
         """Time verified candidates in interleaved rounds, and verify the outputs that timed launches wrote."""
-        bounds = [self._tuned.bind(candidate["config"], self.device) for candidate in candidates]
+        bounds = [self._tuned.bind(candidate.config, self.device) for candidate in candidates]
         launches = [
-            self._launch(self._load(candidate["cubin_path"]), candidate["config"], self._tuned, bound)
+            self._launch(self._load(candidate), candidate.config, self._tuned, bound)
             for candidate, bound in zip(candidates, bounds, strict=True)
         ]
         verdicts: list[Verdict] = []
@@ -135,10 +136,10 @@ class Workbench:
         )
         return [RaceTimes(tuple(row), v.outcome, v.reason) for row, v in zip(times, verdicts, strict=True)]
 
-    def driver_blocks_per_sm(self, config: Config, cubin_path: str) -> int:
+    def driver_blocks_per_sm(self, candidate: Candidate) -> int:
         """Return the occupancy that the driver computes."""
-        function = self._load(cubin_path)
-        geometry = launch_geometry(self._spec, config, self._tuned.sizes, self.device)
+        function = self._load(candidate)
+        geometry = launch_geometry(self._spec, candidate.config, self._tuned.sizes, self.device)
         function.opt_in(geometry.dynamic_smem_bytes)
         return function.blocks_per_sm(geometry.threads, geometry.dynamic_smem_bytes)
 
@@ -192,8 +193,9 @@ class Workbench:
             max_error = max(max_error, verdict.max_error)
         return Verdict(Outcome.OK, max_error=max_error)
 
-    def _load(self, cubin_path: str) -> Function:
-        return Module(Path(cubin_path)).function(self._spec.entry)
+    def _load(self, candidate: Candidate) -> Function:
+        symbol = candidate.symbols.get(self._spec.entry, self._spec.entry)
+        return Module(Path(candidate.cubin_path)).function(symbol)
 
     def _launch(self, function: Function, config: Config, instance: ProblemInstance, bound: BoundArguments) -> Launch:
         geometry = launch_geometry(self._spec, config, instance.sizes, self.device)
@@ -274,7 +276,7 @@ class GpuWorker:
                 stage("race")
                 return self._race(self._bench, message)
             case "occupancy":
-                blocks = self._bench.driver_blocks_per_sm(message["config"], message["cubin_path"])
+                blocks = self._bench.driver_blocks_per_sm(_candidate(message))
                 return {"blocks_per_sm": blocks}
             case unknown:
                 raise InputError(f"unknown request {unknown!r}")
@@ -294,11 +296,11 @@ class GpuWorker:
     def _evaluate(self, bench: Workbench, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Evaluate a candidate; a failed verification counts only if no earlier candidate can be its cause."""
         fresh = bench.fresh
-        config, path = message["config"], message["cubin_path"]
+        candidate = _candidate(message)
         if message["op"] == "evaluate":
-            evaluation = bench.evaluate(config, path, message["best_us"], stage)
+            evaluation = bench.evaluate(candidate, message["best_us"], stage)
         else:
-            evaluation = bench.verify(config, path, message["repeats"], message["limit_s"], stage)
+            evaluation = bench.verify(candidate, message["repeats"], message["limit_s"], stage)
         reply = evaluation.to_json()
         if evaluation.outcome not in (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS) or bench.is_intact():
             return reply
@@ -307,7 +309,7 @@ class GpuWorker:
 
     def _race(self, bench: Workbench, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Race candidates; if the worker's data were overwritten, there is no telling which candidate is at fault."""
-        raced = bench.race(message["candidates"], message["rounds"], message["seed"])
+        raced = bench.race([_candidate(one) for one in message["candidates"]], message["rounds"], message["seed"])
         if any(row.outcome is not Outcome.OK for row in raced) and not bench.is_intact():
             raise FinalReply({"error": "a candidate overwrote the worker's data in the race", "last": True})
         return {"raced": [row.to_json() for row in raced]}
@@ -321,6 +323,10 @@ class GpuWorker:
         if outcome is None:
             raise FinalReply({**reply, "last": True})
         return reply
+
+
+def _candidate(message: Mapping[str, Any]) -> Candidate:
+    return Candidate(message["config"], message["cubin_path"], message["symbols"])
 
 
 def _failed(request: str, stage: str, outcome: Outcome, reason: str) -> Mapping[str, Any]:

@@ -19,7 +19,8 @@ import msgspec
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Finite, Name, NonNegative, Text, TimeUs, Whole, decode_json, encode_json
-from autotile.core.model import Config, L2Mode, Measurement, Outcome, Resources
+from autotile.core.model import Config, L2Mode, Measurement, Outcome
+from autotile.cuda.compiler import CompiledFunction
 
 _MAX_FILE_BYTES = 1 << 30
 """Limit of each file that a worker writes, such as the output of a kernel that prints without end; a cubin is a
@@ -137,10 +138,15 @@ class Candidate:
 
     config: Config
     cubin_path: str
+    symbols: Mapping[str, str] = field(default_factory=dict)
+    """Name in the cubin of each entry; one that is not listed has its own name."""
+    computed: Config = field(default_factory=dict)
+    """Computed values, which the worker has no functions for."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return a plain dictionary."""
-        return {"config": dict(self.config), "cubin_path": self.cubin_path}
+        """Return a plain dictionary, whose configuration includes the computed values."""
+        config = {**self.config, **self.computed}
+        return {"config": config, "cubin_path": self.cubin_path, "symbols": dict(self.symbols)}
 
 
 class ErrorReply(msgspec.Struct):
@@ -173,7 +179,7 @@ class CompiledCubin(msgspec.Struct):
 
     path: str
     cubin_hash: Name
-    resources: Resources
+    functions: dict[Name, CompiledFunction]
 
 
 class SanitizerRequest(msgspec.Struct):

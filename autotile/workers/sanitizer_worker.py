@@ -42,7 +42,8 @@ class Launcher:
         cuda.Device(workload.device_index).use()
         cuda.set_allocator(None)  # no pool
         self._device = live_device(workload.device_index)
-        self._function = Module(Path(candidate.cubin_path)).function(self._spec.entry)
+        symbol = candidate.symbols.get(self._spec.entry, self._spec.entry)
+        self._function = Module(Path(candidate.cubin_path)).function(symbol)
 
     def problems(self) -> Iterator[tuple[Mapping[str, int], bool]]:
         """Yield the sizes that the rules allow, and whether the scalars take their values for verification there."""
@@ -102,7 +103,7 @@ def _exit(notify: Notify, error: Exception) -> NoReturn:
 
 
 def _buffer(buffer: BufferArgument, sizes: Mapping[str, int], problem_dtype: str) -> Any:
-    shape, dtype = buffer.extents(sizes), buffer.element_type(problem_dtype, sizes)
+    shape, dtype = buffer.array_shape(sizes), buffer.element_type(problem_dtype, sizes)
     array = load_cupy().ndarray(shape, DTYPES[dtype].storage)
     if buffer.is_read:
         array.set(make_input(buffer, shape, dtype))
@@ -112,7 +113,8 @@ def _buffer(buffer: BufferArgument, sizes: Mapping[str, int], problem_dtype: str
 def _workspace(workspace: Workspace) -> Any:
     cupy = load_cupy()
     make = cupy.zeros if workspace.zeroed else cupy.ndarray
-    return make(workspace.shape, DTYPES[workspace.dtype].storage)
+    dtype = DTYPES[workspace.dtype]
+    return make(dtype.array_shape(workspace.shape), dtype.storage)
 
 
 def _open_output() -> Notify:

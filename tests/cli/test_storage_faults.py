@@ -18,7 +18,8 @@ import pytest
 from small_disk import autotile, on_small_disk
 
 from autotile.core.model import Resources
-from autotile.cuda.compiler import Compilation, CubinCache
+from autotile.cuda.compiler import Compilation, CompiledFunction
+from autotile.cuda.cubin_cache import CubinCache
 from autotile.database import engine
 from autotile.database.database import Database
 from autotile.errors import InputError
@@ -257,7 +258,7 @@ class TestCubinCache:
 
     def test_one_that_cannot_be_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         cache = CubinCache(tmp_path, 10**6)
-        compilation = Compilation(b"cubin", Resources(32, 0, 0, 0, 0))
+        compilation = Compilation(b"cubin", {"f": CompiledFunction("f", Resources(32, 0, 0, 0, 0))})
 
         def refuse(*_: object) -> None:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))

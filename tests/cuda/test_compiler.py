@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,7 +7,8 @@ import pytest
 
 from autotile.core.documents import convert
 from autotile.core.model import Resources
-from autotile.cuda.compiler import CompileJob, compile_cubin, compile_job, macro_options, parse_resources
+from autotile.cuda.compiler import CompileJob, compile_cubin, compile_job, compiled_functions, macro_options
+from autotile.cuda.toolchain import load_nvrtc
 from autotile.errors import CompileError, ToolchainError
 from autotile.kernel.library import load_kernel
 
@@ -59,7 +61,7 @@ def test_the_compilers_own_message_is_kept() -> None:
 
 
 def test_a_missing_entry_names_what_is_there() -> None:
-    with pytest.raises(CompileError, match=r"'total'.*found: sum"):
+    with pytest.raises(CompileError, match=r"'total': identifier \"total\" is undefined.*found: sum\)"):
         compile_cubin(replace(JOB, entry="total"))
 
 
@@ -106,8 +108,11 @@ ptxas info    : Function properties for second
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 12 registers, used 0 barriers
 """
-    assert parse_resources(log, "first") == Resources(40, 4, 12, 8, 1024)
-    assert parse_resources(log, "second") == Resources(12, 0, 0, 0, 0)
+    functions = compiled_functions(log, {"f": "first", "s": "second"})
+    assert functions["f"].resources == Resources(40, 4, 12, 8, 1024)
+    assert functions["s"].resources == Resources(12, 0, 0, 0, 0)
+    with pytest.raises(ToolchainError, match=r"'third'.*only first, second"):
+        compiled_functions(log, {"t": "third"})
 
 
 def test_an_error_shows_nothing_of_a_file_that_a_macro_named(tmp_path: Path) -> None:
@@ -115,3 +120,73 @@ def test_an_error_shows_nothing_of_a_file_that_a_macro_named(tmp_path: Path) -> 
     with pytest.raises(CompileError, match=r"^/etc/passwd\(1\): error in a file that the template must not") as raised:
         compile_cubin(replace(JOB, source=source, template_path=str(tmp_path / "sum.cu")))
     assert "root" not in str(raised.value)
+
+
+NAMED = """
+template <int B, class T> __global__ void __launch_bounds__(B) scale(T* x, T by) { x[threadIdx.x] *= by; }
+namespace inner { __global__ void fill(float* x) { x[threadIdx.x] = 1; } }
+__global__ void twice(float* x) { x[threadIdx.x] *= 2; }
+__global__ void twice(int* x) { x[threadIdx.x] *= 2; }
+static __global__ void own(float* x) { x[0] = BLOCK; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry", "symbol"),
+    [
+        ("scale<BLOCK, DTYPE>", "_Z5scaleILi64EfEvPT0_S0_"),
+        ("scale<BLOCK * 2, unsigned int>", "_Z5scaleILi128EjEvPT0_S0_"),
+        ("inner::fill", "_ZN5inner4fillEPf"),
+        ("(void (*)(int*))twice", "_Z5twicePi"),
+        ("own", "_Z3ownPf"),
+    ],
+)
+def test_functions_by_their_cpp_name(entry: str, symbol: str) -> None:
+    job = CompileJob(NAMED, "hash", "/nowhere/named.cu", entry, "sm_90", ("-DBLOCK=64", "-DDTYPE=float"))
+    compiled = compile_cubin(job)
+    assert list(compiled.functions) == [entry]
+    assert compiled.functions[entry].symbol == symbol
+    assert symbol.encode() in compiled.cubin
+    assert compiled.resources.registers > 0
+
+
+def test_several_functions_of_one_cubin() -> None:
+    job = CompileJob(
+        NAMED, "hash", "/nowhere/named.cu", "own", "sm_90", ("-DBLOCK=64",), ("inner::fill", "scale<4, int>", "own")
+    )
+    assert job.key != replace(job, further_entries=()).key
+    functions = compile_cubin(job).functions
+    assert {entry: function.symbol for entry, function in functions.items()} == {
+        "own": "_Z3ownPf",
+        "inner::fill": "_ZN5inner4fillEPf",
+        "scale<4, int>": "_Z5scaleILi4EiEvPT0_S0_",
+    }
+
+
+@pytest.mark.parametrize(
+    ("entry", "cure"),
+    [
+        ("scale", "it is a template, so give its arguments"),
+        ("twice", "it is overloaded, so give its type"),
+        ("inner::full", 'namespace "inner" has no member "full"'),
+        ("scale<B, float>", 'identifier "B" is undefined'),
+    ],
+)
+def test_an_entry_that_names_no_function_gives_the_cure(entry: str, cure: str) -> None:
+    job = CompileJob(NAMED, "hash", "/nowhere/named.cu", entry, "sm_90", ("-DBLOCK=64",))
+    with pytest.raises(CompileError, match=re.escape(cure)) as raised:
+        compile_cubin(job)
+    assert "found: scale<int B, class T>, fill, twice, own" in str(raised.value)
+
+
+def test_naming_an_extern_c_function_does_not_change_its_cubin() -> None:
+    """Cubins of kernels that were compiled without a name expression stay as they are."""
+    nvrtc = load_nvrtc()
+    options = [b"--gpu-architecture=sm_90", b"--std=c++17", b"--ptxas-options=-v", b"--no-cache", b"-I/nowhere"]
+    _, program = nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"sum.cu", 0, [], [])
+    options += [option.encode() for option in JOB.options]
+    nvrtc.nvrtcCompileProgram(program, len(options), options)
+    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    plain = bytearray(size)
+    nvrtc.nvrtcGetCUBIN(program, plain)
+    assert compile_cubin(JOB).cubin == bytes(plain)

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from autotile.core.model import Resources
-from autotile.cuda.compiler import Compilation, CubinCache
+from autotile.cuda.compiler import Compilation, CompiledFunction
+from autotile.cuda.cubin_cache import CubinCache
 from autotile.errors import InputError
 
 RESOURCES = Resources(32, 0, 0, 0, 1024)
 
 
 def compilation(fill: int, size: int = 1000) -> Compilation:
-    return Compilation(bytes([fill]) * size, RESOURCES)
+    return Compilation(bytes([fill]) * size, {"f": CompiledFunction("_Z1fv", RESOURCES)})
 
 
 def test_what_was_put_is_found(tmp_path: Path) -> None:
@@ -25,6 +26,7 @@ def test_what_was_put_is_found(tmp_path: Path) -> None:
     assert cache.get("key") == put
     assert put.path.read_bytes() == bytes([1]) * 1000
     assert put.resources == RESOURCES
+    assert put.symbols == {"f": "_Z1fv"}
 
 
 def test_a_damaged_cubin_is_a_miss(tmp_path: Path) -> None:
@@ -55,7 +57,7 @@ def test_changed_resources_are_a_miss(tmp_path: Path) -> None:
     cache = CubinCache(tmp_path, 10**6)
     description = cache.put("key", compilation(1)).path.with_suffix(".json")
     document = json.loads(description.read_text())
-    document["resources"]["registers"] += 1
+    document["functions"]["f"]["resources"]["registers"] += 1
     description.write_text(json.dumps(document))
     assert cache.get("key") is None
 

@@ -11,7 +11,8 @@ driver = pytest.importorskip("cuda.bindings.driver")
 @pytest.mark.parametrize(("dtype", "number"), DATA_TYPES.items())
 def test_types_of_a_tensor_maps_elements(dtype: str, number: int) -> None:
     name = driver.CUtensorMapDataType(number).name.removeprefix("CU_TENSOR_MAP_DATA_TYPE_").lower()
-    assert name == {"int8": "uint8", "int16": "uint16"}.get(dtype, dtype)
+    unsigned = dict.fromkeys(("int8", "bool", "float8_e4m3fn", "float8_e5m2"), "uint8") | {"int16": "uint16"}
+    assert name == unsigned.get(dtype, dtype)
 
 
 @pytest.mark.parametrize(("size_bytes", "number"), SWIZZLES.items())

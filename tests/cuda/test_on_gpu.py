@@ -7,7 +7,7 @@ import pytest
 
 from autotile.core.dtypes import DTYPES
 from autotile.cuda.buffers import GuardedBuffer
-from autotile.cuda.compiler import CubinCache
+from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.reference_solution import ReferenceSolution
 from autotile.cuda.support import SupportKernels
@@ -60,13 +60,33 @@ def test_compare_finds_the_one_wrong_element(support: SupportKernels, name: str)
     import cupy
 
     dtype = DTYPES[name]
-    stored = dtype.encode(np.arange(1000) % 100)
+    shape = dtype.array_shape((1000,))
+    stored = dtype.encode(np.arange(np.prod(shape)).reshape(shape) % 100)
     got = GuardedBuffer((1000,), dtype, support)
     got.write(stored)
-    want = cupy.asarray(dtype.decode(stored))
-    assert support.compare(got.pointer, want.data.ptr, 1000, dtype, tolerance=0.0, scale=1.0)[0] == 0
+    want = cupy.asarray(dtype.decode(stored)).ravel()
+    assert support.compare(got.pointer, want.data.ptr, want.size, dtype, tolerance=0.0, scale=1.0)[0] == 0
     want[777] += 1.0
-    assert support.compare(got.pointer, want.data.ptr, 1000, dtype, tolerance=0.0, scale=1.0)[:2] == (1, 777)
+    assert support.compare(got.pointer, want.data.ptr, want.size, dtype, tolerance=0.0, scale=1.0)[:2] == (1, 777)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_8_bit_floats_are_decoded_alike(support: SupportKernels, name: str) -> None:
+    import cupy
+
+    dtype = DTYPES[name]
+    stored = np.arange(256, dtype=np.uint8)
+    got = GuardedBuffer((256,), dtype, support)
+    got.write(stored)
+    values = dtype.decode(cupy.asarray(stored))
+    np.testing.assert_array_equal(values.get(), dtype.decode(stored))
+    finite = int(np.isfinite(values.get()).sum())
+    wrong = support.compare(got.pointer, values.data.ptr, 256, dtype, tolerance=0.0, scale=1.0).wrong
+    assert wrong == 256 - finite
+    beyond = cupy.full(1, 1e9)  # saturates
+    largest = GuardedBuffer((1,), dtype, support)
+    largest.write(dtype.encode(np.array([1e9])))
+    assert support.compare(largest.pointer, beyond.data.ptr, 1, dtype, tolerance=0.0, scale=1.0).wrong == 0
 
 
 def test_nan_is_wrong(support: SupportKernels) -> None:

@@ -16,7 +16,7 @@ from autotile.core.model import Measurement, Resources, config_key
 from autotile.cuda.toolchain import include_folders
 from autotile.database.keys import key_of
 from autotile.database.winners import StoredRule, Winner
-from autotile.exchange.cpp_code import literal, to_cpp
+from autotile.exchange.cpp_expressions import literal, to_cpp
 from autotile.exchange.cpp_header import HeaderCubin, write_header
 from autotile.families.family import Extent, Family
 from autotile.families.features import Feature, Traits
@@ -30,7 +30,7 @@ from autotile.space.search_space import feasible_space
 
 COMPILER = shutil.which("g++")
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-O0"]
-KINDS = {"A": "number", "B": "number", "C": "number", "P": "boolean", "L": "string"}
+KINDS = {"A": "number", "B": "number", "C": "number", "P": "boolean", "L": "string", "X": "real"}
 PLACES = {name: f"row.{name}" for name in KINDS}
 EXPRESSIONS = [
     "A + B * C - 3",
@@ -59,9 +59,19 @@ EXPRESSIONS = [
     "-(2 - 5) * A",
     "A if not P else -B",
     "P == (A > 2)",
+    "A & B | C ^ 5",
+    "~A + (A << 3) - (-A >> 2)",
+    "(P & (A > 2)) + (P | False)",
+    "abs(B - A) * gcd(A, B, 12) + lcm(A, B)",
+    "ceil_log2(A) + is_power_of_two(A)",
+    "floor(A / B) + ceil(A / B) * 100 + round(A / 2) + int(-A / 3)",
+    "A / B > 0.75 and A * 0.5 < C",
+    "floor(A * 1.5 // (C - 0.5) * 1000 + -A % 2.5)",
+    "floor(1000 * (sqrt(A) + log2(B) + X ** 2 + min(X, A) + max(B, 1.5) + abs(-X) + exp(-X) - log(C)))",
+    "floor(float(A) if P else X)",
 ]
 ROWS = [
-    (a, b, c, p, text)
+    (a, b, c, p, text, a / 7)
     for a, b, c in ((1, 1, 1), (7, 2, 3), (64, 5, 4), (4096, 128, 8), (3, 64, 2))
     for p in (False, True)
     for text in ("row", "column", "a\\b")
@@ -104,11 +114,13 @@ def test_expressions_have_the_values_that_they_have_in_python(tmp_path: Path) ->
     rows = ", ".join(f"Row{{{', '.join(map(literal, row))}}}" for row in ROWS)
     source = f"""
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <iostream>
+#include <numeric>
 #include <string_view>
 {detail_of(template.read_text())}
-struct Row {{ std::int64_t A, B, C; bool P; std::string_view L; }};
+struct Row {{ std::int64_t A, B, C; bool P; std::string_view L; double X; }};
 int main() {{
     for (const Row& row : {{{rows}}}) {{
 {printed}

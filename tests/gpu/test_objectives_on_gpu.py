@@ -12,7 +12,8 @@ import autotile
 from autotile.core.dtypes import DTYPES, output_tolerance
 from autotile.core.model import Outcome
 from autotile.core.objectives import OBJECTIVES
-from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.cuda.compiler import compile_job
+from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.telemetry import EnergyMeter, Telemetry

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ KINDS: dict[str, Kind] = {
     "B": "number",
     "F": "boolean",
     "S": "string",
+    "X": "real",
     "device.sm_count": "number",
     "device.max_threads_per_block": "number",
 }
@@ -42,7 +44,12 @@ def _numbers(inner: st.SearchStrategy[str], conditions: st.SearchStrategy[str]) 
         st.builds("({} {} {})".format, inner, st.sampled_from(["+", "-", "*", "//", "%"]), inner),
         st.builds("({} ** {})".format, inner, st.integers(0, 3)),
         st.builds("(-{})".format, inner),
-        st.builds("{}({}, {})".format, st.sampled_from(["min", "max", "ceil_div"]), inner, inner),
+        st.builds("{}({}, {})".format, st.sampled_from(["min", "max", "ceil_div", "gcd", "lcm"]), inner, inner),
+        st.builds("({} {} {})".format, inner, st.sampled_from(["&", "|", "^"]), inner),
+        st.builds("({} {} {})".format, inner, st.sampled_from(["<<", ">>"]), st.integers(0, 5)),
+        st.builds("(~({} + 0))".format, inner),
+        st.builds("abs({})".format, inner),
+        st.builds("{}({} / 4)".format, st.sampled_from(["floor", "ceil", "round", "int"]), inner),
         st.builds("({} if {} else {})".format, inner, conditions, inner),
         st.builds("({} + {})".format, conditions, inner),
     )
@@ -83,8 +90,9 @@ ROWS = st.lists(
 
 def by_python(text: str, row: dict[str, Any]) -> Any:
     """Return the value in Python; None for a division by zero."""
+    functions = {name: getattr(math, name) for name in ("gcd", "lcm", "floor", "ceil")}
     try:
-        return eval(text, {"min": min, "max": max, "ceil_div": lambda a, b: -(-a // b)}, row)
+        return eval(text, {"ceil_div": lambda a, b: -(-a // b), **functions}, row)
     except ZeroDivisionError:
         return None
 
@@ -141,10 +149,110 @@ def test_what_an_expression_says_of_itself() -> None:
         ("'x'", "string"),
         ("S if F else 'y'", "string"),
         ("A if F else F", "number"),
+        ("A if F else 0.5", "real"),
+        ("A / B", "real"),
+        ("A // B", "number"),
+        ("X // B", "real"),
+        ("max(A, 2, X)", "real"),
+        ("floor(A / B)", "number"),
+        ("F & (A > 3)", "boolean"),
+        ("F & 1", "number"),
     ],
 )
 def test_kinds_are_settled_when_parsed(text: str, kind: str) -> None:
     assert parse(text).kind == kind
+
+
+# --- real numbers, and functions of whole numbers
+
+
+def _reals(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.builds("({} {} {})".format, inner, st.sampled_from(["+", "-", "*"]), inner),
+        st.builds("({} {} {})".format, inner, st.sampled_from(["/", "//", "%"]), st.sampled_from(["A", "0.75", "X"])),
+        st.builds("(-{})".format, inner),
+        st.builds("{}({}, {})".format, st.sampled_from(["min", "max"]), inner, inner),
+        st.builds("sqrt(abs({}))".format, inner),
+        st.builds("({} if {} < X else {})".format, inner, inner, inner),
+    )
+
+
+REALS = _reals(_reals(st.sampled_from(["X", "A", "0.5", "1e-5", "(X > 1)"])))
+REAL_ROWS = st.lists(
+    st.fixed_dictionaries({"A": st.integers(-5, 12), "X": st.floats(-1e6, 1e6)}), min_size=1, max_size=4
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(REALS, REAL_ROWS)
+def test_real_values_are_those_of_python(text: str, rows: list[dict[str, Any]]) -> None:
+    expression = parse(text)
+    try:
+        expected = [eval(text, {"sqrt": math.sqrt}, row) for row in rows]
+    except ZeroDivisionError:
+        expected = []
+    columns = {name: np.array([row[name] for row in rows]) for name in ("A", "X")}
+    if not expected or not np.isfinite(expected).all():
+        with pytest.raises(SpecError, match=r"division by zero|not a finite number"):
+            expression.evaluate(columns) if expression.names else expression.evaluate({})
+        return
+    assert [expression.evaluate(row) for row in rows] == expected
+    if expression.names:
+        assert expression.evaluate(columns).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("ceil_log2(A)", [0, 1, 2, 62, 63]),
+        ("is_power_of_two(A)", [True, True, False, True, False]),
+        ("A ^ 1", [0, 3, 2, 2**62 + 1, 2**62]),
+        ("log2(min(A, 2))", [0.0, 1.0, 1.0, 1.0, 1.0]),
+        ("round(A / 2)", [0, 1, 2, 2**61, 2**61]),
+        ("float(A) > 2.5", [False, False, True, True, True]),
+        ("A in (1, 3.0)", [True, False, True, False, False]),
+    ],
+)
+def test_functions(text: str, value: list[Any]) -> None:
+    numbers = [1, 2, 3, 2**62, 2**62 + 1]
+    assert parse(text).evaluate({"A": np.array(numbers)}).tolist() == value
+    assert [parse(text).evaluate({"A": number}) for number in numbers] == value
+    assert all(type(parse(text).evaluate({"A": n})) is type(v) for n, v in zip(numbers, value, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "a", "x", "problem"),
+    [
+        ("A / X", 1, 0.0, "division by zero where A = 1, X = 0.0"),
+        ("X // A", 0, 1.5, "division by zero"),
+        ("sqrt(X)", 0, -1.0, "the square root of a negative number"),
+        ("log2(X)", 0, 0.0, "the logarithm of a number that is not above 0"),
+        ("ceil_log2(A)", 0, 1.0, "the logarithm of a number below 1"),
+        ("X * X", 0, 1e200, "the result is not a finite number"),
+        ("X ** 0.5", 0, -2.0, "the result is not a finite number"),
+        ("X ** A", -1, 0.0, "division by zero"),
+        ("floor(X)", 0, 1e19, "the result does not fit in 64 bits"),
+        ("abs(A)", -(2**63), 0.0, "the result does not fit in 64 bits"),
+        ("A << 62", 2, 0.0, "the result does not fit in 64 bits"),
+        ("1 << A", 63, 0.0, "the shift is not within 0 to 62 bits"),
+        ("1 >> A", -1, 0.0, "the shift is not within 0 to 62 bits"),
+        ("lcm(A, A - 1)", 2**62, 0.0, "the result does not fit in 64 bits"),
+        ("gcd(A, 0)", -(2**63), 0.0, "the result does not fit in 64 bits"),
+    ],
+)
+def test_numbers_without_an_answer(text: str, a: int, x: float, problem: str) -> None:
+    for env in ({"A": a, "X": x}, {"A": np.array([5, a]), "X": np.array([1.5, x])}):
+        with pytest.raises(SpecError) as caught:
+            parse(text).evaluate(env)
+        assert problem in caught.value.problem
+        assert caught.value.column is not None
+
+
+def test_guards_hold_for_real_numbers_row_by_row() -> None:
+    columns = {"A": np.array([0, 2, 4]), "X": np.array([-1.0, 4.0, 9.0])}
+    text = "X > 0 and sqrt(X) < 2.5 and A / (X - 9.0 if A < 4 else 1.0) < 3"
+    assert parse(text).evaluate(columns).tolist() == [False, True, False]
+    assert parse("floor(log2(A)) if A > 0 else -1").evaluate(columns).tolist() == [-1, 1, 2]
 
 
 # --- rows in which an operand is not evaluated never fail
@@ -259,7 +367,7 @@ def test_a_fault_names_the_values_that_led_there() -> None:
 @pytest.mark.parametrize(
     ("text", "column", "parts"),
     [
-        ("A % C == 0", 5, ["unknown name 'C'", "known: A, B, F, S, device.*"]),
+        ("A % C == 0", 5, ["unknown name 'C'", "known: A, B, F, S, X, device.*"]),
         ("AA > 1", 1, ["unknown name 'AA'", "did you mean 'A'?"]),
         ("A > device.sm_cout", 5, ["'device.sm_cout' is not a property", "did you mean 'device.sm_count'?"]),
         ("A > B.real", 5, ["only properties of 'device'"]),
@@ -268,29 +376,35 @@ def test_a_fault_names_the_values_that_led_there() -> None:
         ("min > 1", 1, ["'min' is a function; call it"]),
         ("A + S", 5, ["S is a string where a number is expected"]),
         ("S < 'x'", 5, ["strings have no order for '<'"]),
-        ("S == 1", 6, ["a string is compared with a number"]),
-        ("S in ('x', 3)", 12, ["a string is compared with a number"]),
+        ("S == 1", 6, ["a string is compared with a whole number"]),
+        ("S in ('x', 3)", 12, ["a string is compared with a whole number"]),
         ("A in B", 6, ["'in' takes a list of values"]),
         ("A in ()", 6, ["'in' takes a list of values"]),
         ("A in {1, 2}", 6, ["'in' takes a list of values"]),
         ("A < 3 in (1, 2)", 10, ["split with 'and'"]),
         ("A is B", 6, ["use =="]),
-        ("A and B > 1", 1, ["A is a number where a condition is expected", "A != 0"]),
+        ("A and B > 1", 1, ["A is a whole number where a condition is expected", "A != 0"]),
         ("not A", 5, ["where a condition is expected"]),
         ("1 if A else 2", 6, ["where a condition is expected"]),
         ("S if F else 1", 1, ["S is a string where a number is expected"]),
         ("A % 0", 5, ["division by zero"]),
         ("A // (0)", 7, ["division by zero"]),
         ("ceil_div(A, 0)", 13, ["division by zero"]),
-        ("A / 2", 1, ["'/' is not accepted; use '//'", "ceil_div"]),
-        ("A & 2", 1, ["use 'and'"]),
-        ("A | 2", 1, ["use 'or'"]),
-        ("A ^ 2", 1, ["this operator is not accepted"]),
-        ("A << 2", 1, ["2 ** n"]),
-        ("~A", 1, ["use 'not'"]),
+        ("A / 0", 5, ["division by zero"]),
+        ("X % 0.0", 5, ["division by zero"]),
+        ("A / 2 & 1", 1, ["A / 2 is a real number where a whole number is expected", "ceil_div"]),
+        ("1 << X", 6, ["X is a real number where a whole number is expected"]),
+        ("ceil_div(A, B / 2)", 13, ["B / 2 is a real number"]),
+        ("gcd(A, B, X)", 11, ["X is a real number"]),
+        ("A > 1 & B > 2", 5, ["bind more tightly", "use 'and' or 'or'"]),
+        ("X and F", 1, ["X is a real number where a condition is expected"]),
+        ("S == X", 6, ["a string is compared with a real number"]),
+        ("S & 1", 1, ["S is a string where a number is expected"]),
+        ("~F", 1, ["F is a condition; use 'not'"]),
+        ("~X", 1, ["X is a real number"]),
+        ("sqrt(A, B)", 1, ["sqrt takes 1 argument, got 2"]),
+        ("X > 1e999", 5, ["does not fit in float64"]),
         ("A @ B", 1, ["this operator is not accepted"]),
-        ("A > 1.5", 5, ["1.5 is not a whole number"]),
-        ("A > 1e3", 5, ["not a whole number"]),
         ("A > 2j", 5, ["'2j' is not accepted"]),
         ("A > None", 5, ["'None' is not accepted"]),
         ("S == b'x'", 6, ["is not accepted"]),
@@ -383,14 +497,17 @@ def test_nested_chains_and_choices_take_no_exponential_time() -> None:
     assert parse(choice).evaluate({"A": 5, "F": False}) == 5
 
 
-TOKENS = "A B F S device . sm_count ( ) [ ] , + - * // % ** < == ! and or not in is if else min 'x' 0 7 1e9 λ # = :"
+TOKENS = (
+    "A B F S X 0.5 / & << ~ sqrt floor gcd device . sm_count ( ) [ ] , + - * // % ** < == ! and or not in is if else "
+    "min 'x' 0 7 1e9 λ # = :"
+)
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(TOKENS.split()), max_size=14).map(" ".join)))
 def test_any_text_gives_an_expression_or_a_spec_error(text: str) -> None:
     with contextlib.suppress(SpecError):
-        parse(text).evaluate({"A": 3, "B": 2, "F": True, "S": "x", "device.sm_count": 132})
+        parse(text).evaluate({"A": 3, "B": 2, "F": True, "S": "x", "X": 0.5, "device.sm_count": 132})
 
 
 def test_columns_count_characters_not_bytes() -> None:

@@ -114,7 +114,7 @@ def test_sizes_that_no_map_takes_leave_nothing() -> None:
         ('"SWIZZLE", l2', '"SWIZZLE", element_strides = [1], l2', "arguments.A_map.element_strides", "expected 2"),
         ("N = 276 }", "N = 277 }", "arguments.A_map.tensor_map", "rows of A are 1108 bytes apart"),
         ("pass = false", "pass = 0", "arguments.A.pass", "expected true or false"),
-        ('tensor_map = "A", box', 'tensor_map = "B", box', "arguments.A", "'A' is neither passed nor has a tensor map"),
+        ('tensor_map = "A", box', 'tensor_map = "B", box', "arguments.A", "'A' is not passed, has no tensor map"),
         ("l2_promotion_bytes", "l2_promotion", "arguments.A_map.l2_promotion", "unknown key"),
     ],
 )

@@ -11,7 +11,8 @@ import pytest
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Measurement, Outcome, Resources, Trial
 from autotile.core.timeline import Timeline
-from autotile.cuda.compiler import CachedCubin, CompileJob
+from autotile.cuda.compiler import CompiledFunction, CompileJob
+from autotile.cuda.cubin_cache import CachedCubin
 from autotile.errors import ToolchainError
 from autotile.tuning.pipeline import Pipeline
 from autotile.workers.compile_pool import Compiled
@@ -39,7 +40,7 @@ class Pool:
             name = "-".join(job.options)
             path = self.folder / name
             path.touch()
-            cubin = CachedCubin(path, self.code or name, resources)
+            cubin = CachedCubin(path, self.code or name, {"f": CompiledFunction("f", resources)})
             future.set_result(Compiled(cubin, 0.25))
         self.waiting.clear()
 

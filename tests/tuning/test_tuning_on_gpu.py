@@ -14,7 +14,8 @@ from processes import PATIENCE_S, count_configs, wait_for_trials, wait_until_gon
 
 import autotile
 from autotile.core.model import Outcome
-from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.cuda.compiler import compile_job
+from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.database.database import Database
 from autotile.errors import InputError

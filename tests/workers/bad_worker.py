@@ -35,7 +35,7 @@ RESOURCES = {
     "stack_bytes": 0,
     "static_smem_bytes": 0,
 }
-COMPILED = {"path": "/nowhere/a.cubin", "cubin_hash": "h", "resources": RESOURCES}
+COMPILED = {"path": "/nowhere/a.cubin", "cubin_hash": "h", "functions": {"f": {"symbol": "f", "resources": RESOURCES}}}
 number = 0
 caches: list[Path] = []
 """Folders of the cubin caches of the requests so far."""
@@ -173,7 +173,9 @@ DEEDS: dict[str, Deed] = {
     "setup_error": answering({"error": "too large", "kind": "input"}),
     # replies of a compile worker, valid and malformed
     "compiled": answering(COMPILED),
-    "resources_of_wrong_shape": answering({"path": "p", "cubin_hash": "h", "resources": {"registers": 1}}),
+    "resources_of_wrong_shape": answering(
+        {"path": "p", "cubin_hash": "h", "functions": {"f": {"symbol": "f", "resources": {"registers": 1}}}}
+    ),
     "setup_error_without_text": answering({"kind": "setup"}),
 }
 

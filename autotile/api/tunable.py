@@ -1,0 +1,327 @@
+"""Kernels that are written in Python: CUDA C++ code, its parameters, its launch and its reference in one call."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotile.core.display import Displayed
+from autotile.core.model import config_text
+from autotile.core.text import plural
+from autotile.core.toml_text import toml_text
+from autotile.errors import InputError
+from autotile.kernel.library import Kernel, load_kernel, make_kernel
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.problem import resolve_problem
+from autotile.kernel.python_document import PythonDocument, build_document
+from autotile.kernel.syntax import python_source
+from autotile.settings import expand_path
+
+if TYPE_CHECKING:
+    from autotile.api.explanation import Explanation
+    from autotile.api.inspection import SpaceSummary
+    from autotile.serving.bound import BoundKernel
+    from autotile.tuning.result import TuneResult
+
+
+def kernel(
+    source: str | os.PathLike[str],
+    entry: str,
+    /,
+    *,
+    parameters: Mapping[str, Sequence[Any]],
+    arguments: Mapping[str, Any] | Sequence[Any],
+    launch: Mapping[str, Any] | Sequence[Any] | None = None,
+    reference: Any = None,
+    sizes: Mapping[str, int] | None = None,
+    rules: Mapping[str, Any] | Sequence[Any] = (),
+    heuristics: Mapping[str, Any] | Sequence[Any] = (),
+    default: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    summary: str = "",
+    flags: Mapping[str, int] | None = None,
+    ragged: Mapping[str, int] | None = None,
+    dtypes: Sequence[str] = (),
+    flops: int | str | None = None,
+    bytes: int | str | None = None,
+    options: Sequence[str] = (),
+    defines: Mapping[str, Any] | None = None,
+    include: Sequence[str | os.PathLike[str]] = (),
+    compiler: str | None = None,
+    architecture: str | None = None,
+    minimum_compute_capability: str | None = None,
+    sections: Mapping[str, Any] | None = None,
+) -> TunableKernel:
+    """Describe a kernel to tune, as a search-space file would.
+
+    Expressions are those of such a file; see docs/file-format.md.
+
+    Parameters
+    ----------
+    source
+        CUDA C++ code, or the path of a file that contains it. A text with a line break, a brace or a semicolon is code.
+    entry
+        Name of the ``__global__`` function.
+    parameters
+        Values of each tunable parameter, by name; each is passed to the code as a macro.
+    arguments
+        The function's arguments in order: a mapping from their names to `autotile.Buffer`, `autotile.Scalar`,
+        `autotile.Scratch`, a NumPy number, or a table as in a search-space file. Or a list of them, which are named as
+        in the code.
+    launch
+        ``block``, ``grid``, ``dynamic_smem_bytes`` and the other keys of ``[launch]``, or a tuple of the first two or
+        three: numbers or expressions, or lists of up to three.
+    reference
+        The expected outputs: an array expression of the only output, a mapping of one for each output, or a table as
+        in a search-space file.
+    sizes
+        Sizes that the best configuration depends on, with their defaults.
+    rules
+        Conditions that a configuration must meet: texts, or functions of parameters, as a list or by name. A function
+        names its arguments as parameters, or takes one mapping of all of them; it is called with NumPy columns of
+        values, and where that fails once for each configuration. Write a condition on sizes as a text.
+    heuristics
+        Conditions on what is worth a trial, in the same forms.
+    default
+        Default configuration; None for the valid one nearest to the middle of each parameter's values.
+    name
+        Name for results and messages; None for that of the entry.
+    summary
+        One line for listings.
+    flags, ragged, dtypes
+        As in ``[problem]``.
+    flops, bytes
+        Minimum operations and bytes of a problem, as in ``[work]``.
+    options, defines, include, compiler, architecture, minimum_compute_capability
+        As in ``[kernel]``.
+    sections
+        Further sections and keys of a search-space file, such as ``{"limits": {"max_spill_bytes": 0}}``.
+
+    Returns
+    -------
+    TunableKernel
+        The kernel, which every function of autotile accepts in place of a kernel's name.
+
+    Raises
+    ------
+    SpecError
+        The description is malformed; the message names the argument.
+    InputError
+        The source is neither code nor a file that can be read.
+
+    Examples
+    --------
+    >>> code = '''
+    ... extern "C" __global__ void scale(const float* x, float* y, int n) {
+    ...     for (int i = (blockIdx.x * BLOCK + threadIdx.x) * WORK, end = i + WORK; i < end && i < n; ++i)
+    ...         y[i] = 2.0f * x[i];
+    ... }'''
+    >>> scale = kernel(
+    ...     code,
+    ...     "scale",
+    ...     sizes={"n": 1 << 24},
+    ...     parameters={"BLOCK": [64, 128, 256], "WORK": [1, 2, 4]},
+    ...     rules=[lambda BLOCK, WORK: BLOCK * WORK <= 512],
+    ...     arguments={
+    ...         "x": Buffer("float32", "n"), "y": Buffer("float32", "n", "out"), "n": Scalar("int32", "n"),
+    ...     },
+    ...     launch={"block": "BLOCK", "grid": "ceil_div(n, BLOCK * WORK)"},
+    ...     reference="2.0 * x",
+    ... )
+    >>> scale
+    <TunableKernel: scale, 2 parameters, 9 combinations, default BLOCK=128 WORK=2>
+    >>> scale.tune(n=1 << 20)  # doctest: +SKIP
+    <TuneResult: scale n=1048576 float32 on NVIDIA H200: ...>
+    """
+    described = build_document(
+        source,
+        entry,
+        parameters=parameters,
+        arguments=arguments,
+        launch=launch,
+        reference=reference,
+        sizes=sizes,
+        rules=rules,
+        heuristics=heuristics,
+        default=default,
+        name=name,
+        kernel={
+            "summary": summary,
+            "options": options,
+            "defines": defines,
+            "include": [str(Path(folder).absolute()) for folder in include],
+            "compiler": compiler,
+            "architecture": architecture,
+            "minimum_compute_capability": minimum_compute_capability,
+        },
+        problem={"flags": flags, "ragged": ragged, "dtypes": dtypes},
+        work={"flops": flops, "bytes": bytes},
+        sections=sections or {},
+    )
+    return TunableKernel(described)
+
+
+class TunableKernel(Displayed):
+    """A kernel that is written in Python; from `autotile.kernel`.
+
+    Every function of autotile that takes the name of a kernel takes such an object, too. A source that is a file is
+    read again at each use.
+
+    Attributes
+    ----------
+    document
+        The search-space file that the kernel would have, without rules that are functions.
+    """
+
+    def __init__(self, described: PythonDocument) -> None:
+        self.document = described.document
+        self._described = described
+        name = str(self.document["kernel"]["name"])
+        first = self._parse(name)
+        self.document["default"] = dict(first.default)
+        spec = self._parse(first.name)
+        template = described.template
+        if template is None:
+            template = _private_folder(first.name) / spec.template
+            template.write_text(str(described.source))
+        self._kernel = make_kernel(spec, template, described.source)
+
+    def _parse(self, name: str) -> Any:
+        functions = {"predicates": self._described.rules, "heuristic_predicates": self._described.heuristics}
+        return parse_spec(toml_text(self.document), python_source(name), **functions)
+
+    @property
+    def definition(self) -> Kernel:
+        """The kernel, with its source as it is now."""
+        if self._described.source is None:
+            read = make_kernel(self._kernel.spec, self._kernel.template_path)
+            if read != self._kernel:
+                self._kernel = read
+        return self._kernel
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        return self._kernel.name
+
+    def tune(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> TuneResult:
+        """Tune the kernel as `autotile.tune` does; sizes that are not given have their defaults."""
+        from autotile.api.tuning import tune
+
+        return tune(self, self._sizes(sizes, arguments), **arguments)
+
+    def space(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> SpaceSummary:
+        """Count the configurations that each rule and limit leaves; arguments are those of `autotile.space`."""
+        from autotile.api.inspection import space
+
+        return space(self, sizes, **arguments)
+
+    def explain(self, assignments: Mapping[str, Any] | None = None, /, **arguments: Any) -> Explanation:
+        """Explain one configuration; arguments are those of `autotile.explain`."""
+        from autotile.api.inspection import explain
+
+        return explain(self, assignments, **arguments)
+
+    def best(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> BoundKernel:
+        """Return the best known configuration, ready to launch, as `autotile.get_best_kernel` does.
+
+        Sizes that are not given have their defaults.
+        """
+        from autotile.serving.dispatcher import get_best_kernel
+
+        return get_best_kernel(self, **{**self._sizes(sizes, arguments), **arguments})
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the search-space file, and the template beside it, so that the command line finds the kernel.
+
+        Parameters
+        ----------
+        path
+            Path of the file, ending in ``.toml``.
+        overwrite
+            Whether existing files are replaced.
+
+        Returns
+        -------
+        pathlib.Path
+            The search-space file.
+
+        Raises
+        ------
+        InputError
+            A rule is a function, which no file can hold, a file exists, or a file cannot be written.
+        """
+        target = expand_path(str(path), "a search-space file")
+        if target.suffix != ".toml":
+            raise InputError(f"{str(path)!r} is not the path of a search-space file; let it end in .toml")
+        if functions := [*self._described.rules, *self._described.heuristics]:
+            raise InputError(
+                f"{functions[0]} is a Python function, which a search-space file cannot hold; write it as text, such "
+                "as 'BLOCK * WORK <= 512'"
+            )
+        definition = self.definition
+        template = target.parent / definition.spec.template
+        is_own = definition.template_path.exists() and template.exists() and template.samefile(definition.template_path)
+        for file in (target, *([] if is_own else [template])):
+            if file.exists() and not overwrite:
+                raise InputError(f"{file} exists already; name another file, or pass overwrite=True")
+        try:
+            if not is_own:
+                template.write_text(definition.source)
+            target.write_text(toml_text(self.document))
+        except OSError as error:
+            raise InputError(f"cannot write {error.filename}: {error.strerror}") from None
+        if load_kernel(target).source_hash != definition.source_hash:
+            raise InputError(
+                f"{template} includes other files than {definition.template_path}; save the kernel in the folder of "
+                "its source, or copy the files that it includes"
+            )
+        return target
+
+    def _sizes(self, sizes: Mapping[str, int] | None, arguments: dict[str, Any]) -> dict[str, int]:
+        """Return all sizes, and remove them from the arguments of a call."""
+        spec = self._kernel.spec
+        named = {name: arguments.pop(name) for name in spec.sizes if name in arguments}
+        if twice := named.keys() & (sizes or {}).keys():
+            raise InputError(f"{min(twice)} is given twice, in the mapping and by keyword; give it once")
+        return dict(resolve_problem(spec, {**(sizes or {}), **named}, defaults=True).sizes)
+
+    def _headline(self) -> str:
+        spec = self._kernel.spec
+        combinations = 1
+        for parameter in spec.parameters:
+            combinations *= len(parameter.values)
+        counts = f"{plural(len(spec.parameters), 'parameter')}, {plural(combinations, 'combination')}"
+        return f"{self.name}, {counts}, default {config_text(spec.default)}"
+
+    def _facts(self) -> Iterable[tuple[str, str]]:
+        spec = self._kernel.spec
+        sizes = [(name, str(value)) for name, value in spec.sizes.items()]
+        values = [(each.name, " ".join(map(str, each.values))) for each in spec.parameters]
+        rules = [(rule.name, rule.expression.text) for rule in (*spec.rules, *spec.heuristics)]
+        return [*sizes, *values, *rules]
+
+
+@cache
+def _session_folder() -> Path:
+    """Return a folder for the sources that are texts, which is removed when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="autotile-"))
+    process = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == process:  # not in a child that was forked
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
+
+
+def _private_folder(name: str) -> Path:
+    """Return a new folder for a kernel; the one around it holds only such folders, as templates may include from it."""
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_session_folder()))

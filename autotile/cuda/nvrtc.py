@@ -1,0 +1,99 @@
+"""Compile with NVRTC, the compiler that is a library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from autotile.cuda.compiler_messages import compile_error
+from autotile.cuda.toolchain import include_folders, load_nvrtc, nvrtc_version
+from autotile.errors import ToolchainError
+
+if TYPE_CHECKING:
+    from autotile.cuda.compiler import Compilation, CompileJob
+
+_BASE_OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--no-cache")
+"""NVRTC's own cache (12.9 and later, with a driver) omits the assembler's report, so it is disabled."""
+
+
+def compile_with_nvrtc(job: CompileJob) -> Compilation:
+    """Compile a source to a cubin; errors as for `autotile.cuda.compiler.compile_cubin`."""
+    from autotile.cuda.compiler import Compilation, compiled_functions
+
+    folders = (str(Path(job.template_path).parent), *include_folders())
+    options = [f"--gpu-architecture={job.architecture}", *_BASE_OPTIONS, *job.options, *(f"-I{f}" for f in folders)]
+    attempt = _attempt(job.source, Path(job.template_path).name, options, job.entries)
+    if attempt.is_option_refused:
+        refusal = f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {attempt.log.strip()}"
+        raise ToolchainError(refusal)
+    if attempt.fault:
+        raise compile_error(attempt.log or f"NVRTC returned {attempt.fault}", job)
+    symbols = dict(zip(job.entries, attempt.symbols, strict=True))
+    return Compilation(attempt.cubin, compiled_functions(attempt.log, symbols))
+
+
+def known_architectures() -> tuple[str, ...]:
+    """Return the targets of NVRTC, such as ``"sm_90"``, without the architecture-specific ones (``"sm_90a"``).
+
+    Raises
+    ------
+    ToolchainError
+        NVRTC is missing.
+    """
+    nvrtc = load_nvrtc()
+    status, numbers = nvrtc.nvrtcGetSupportedArchs()
+    _expect_success(nvrtc, status)
+    return tuple(f"sm_{number}" for number in numbers)
+
+
+class _Attempt(NamedTuple):
+    """Result of one run of the compiler."""
+
+    log: str
+    cubin: bytes = b""
+    symbols: tuple[str, ...] = ()
+    """Name in the cubin of each entry."""
+    fault: str = ""
+    """Status that NVRTC returned; empty on success."""
+    is_option_refused: bool = False
+
+
+def _attempt(source: str, name: str, options: Sequence[str], entries: Sequence[str]) -> _Attempt:
+    nvrtc = load_nvrtc()
+    status, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
+    _expect_success(nvrtc, status)
+    try:
+        for entry in entries:
+            (status,) = nvrtc.nvrtcAddNameExpression(program, entry.encode())
+            _expect_success(nvrtc, status)
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        log = _read(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            is_refused = status == nvrtc.nvrtcResult.NVRTC_ERROR_INVALID_OPTION
+            return _Attempt(log, fault=status.name, is_option_refused=is_refused)
+        symbols = tuple(_lowered_name(nvrtc, program, entry) for entry in entries)
+        return _Attempt(log, _read(nvrtc, program, "CUBIN"), symbols)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _lowered_name(nvrtc: ModuleType, program: Any, entry: str) -> str:
+    status, name = nvrtc.nvrtcGetLoweredName(program, entry.encode())
+    _expect_success(nvrtc, status)
+    return str(name.decode())
+
+
+def _read(nvrtc: ModuleType, program: Any, what: str) -> bytes:
+    status, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
+    _expect_success(nvrtc, status)
+    data = bytearray(size)
+    (status,) = getattr(nvrtc, f"nvrtcGet{what}")(program, data)
+    _expect_success(nvrtc, status)
+    return bytes(data)
+
+
+def _expect_success(nvrtc: ModuleType, status: Any) -> None:
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise ToolchainError(f"NVRTC {nvrtc_version()} failed with {status.name}")

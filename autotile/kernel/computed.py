@@ -1,0 +1,177 @@
+"""Values that a Python function computes from a configuration, for kernels that are written in Python.
+
+A search-space file names such a value, ``[computed] grid_x = "number"``, and uses it as ``computed.grid_x``; the
+function is attached to the parsed file. A process without the function, such as the GPU worker, receives the values
+with each configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.model import Value
+from autotile.errors import SpecError
+from autotile.kernel.nodes import Kind
+from autotile.kernel.syntax import Location
+
+PREFIX = "computed."
+"""Prefix of the names of computed values in expressions and in the configurations of a worker."""
+
+ConfigFunction = Callable[[Mapping[str, Any]], Any]
+"""Function of one configuration: a mapping from each parameter's name to its value."""
+
+
+class Computed(NamedTuple):
+    """A value that depends on the configuration in a way that no expression of the file states."""
+
+    name: str
+    """Name with `PREFIX`."""
+    kind: Kind
+    function: ConfigFunction | None
+    """None where only the text of the file is known."""
+    location: Location
+
+    def of(self, config: Mapping[str, Value]) -> Value:
+        """Return the value for a configuration, which holds it already where there is no function.
+
+        Raises
+        ------
+        SpecError
+            The function failed, or returned a value of another kind.
+        """
+        if self.function is None:
+            return self._known(config)
+        try:
+            return self._converted(self.function(dict(config)))
+        except Exception as error:
+            raise self._failure(config, error) from error
+
+    def column(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        """Return the value in each row of a table of configurations, shape (rows,).
+
+        Parameters
+        ----------
+        columns
+            Values of each parameter, shape (rows,).
+
+        Raises
+        ------
+        SpecError
+            The function failed, or returned a value of another kind, for some row; or it is not known.
+        """
+        function = self.function
+        if function is None:
+            raise self.location.error(f"{self.name} is computed by a function, which is not known here")
+
+        def one(config: Mapping[str, Any]) -> Value:
+            try:
+                return self._converted(function(config))
+            except Exception as error:
+                raise self._failure(config, error) from error
+
+        return np.array(map_rows(one, columns))
+
+    def _known(self, config: Mapping[str, Value]) -> Value:
+        if self.name not in config:
+            raise self.location.error(f"{self.name} is computed by a function, which is not known here")
+        return config[self.name]
+
+    def _converted(self, value: Any) -> Value:
+        if self.kind == "string":
+            return str(value)
+        number = int(value)
+        if number != value or abs(number) >= 2**63:
+            raise ValueError(f"it returned {value!r}, expected a whole number of 64 bits")
+        return number
+
+    def _failure(self, config: Mapping[str, Any], error: Exception) -> SpecError:
+        where = ", ".join(f"{name} = {config[name]!r}" for name in config)
+        return self.location.error(
+            f"the function of {self.name} raises {type(error).__name__}: {error}, where {where}; it must have a value "
+            "for every configuration that the rules allow"
+        )
+
+
+def computed_values(computed: Iterable[Computed], config: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the computed values of a configuration by their names with prefix."""
+    plain = {name: value for name, value in config.items() if not name.startswith(PREFIX)}
+    return {each.name: each.of(plain if each.function is not None else config) for each in computed}
+
+
+class _ReadConfig(Mapping[str, Any]):
+    """A configuration that notes which of its values are read."""
+
+    def __init__(self, values: Mapping[str, Any], read: set[str]) -> None:
+        self._values = values
+        self._read = read
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._values:
+            self._read.add(name)
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._read.update(self._values)
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+
+def names_read(function: ConfigFunction, configs: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the names of the values that a function reads in any of some configurations; all of them if it fails."""
+    read: set[str] = set()
+    for config in configs:
+        try:
+            function(_ReadConfig(config, read))
+        except Exception:
+            return set(config)
+    return read
+
+
+def map_rows(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> list[Any]:
+    """Return the value of a function in each row of a table.
+
+    The function is called once for each combination of the values that it reads. It must depend on these alone.
+
+    Parameters
+    ----------
+    function
+        Function of one row: a mapping from each column's name to a plain value.
+    columns
+        Columns of equal length.
+    """
+    rows = len(next(iter(columns.values()))) if columns else 1
+    plain = {name: column.tolist() for name, column in columns.items()}
+    try:
+        return _by_combination(function, plain, rows)
+    except Exception:  # it may need a dictionary, such as to change it; if the function itself fails, so it does again
+        names = list(plain)
+        return [function(dict(zip(names, row, strict=True))) for row in zip(*plain.values(), strict=True)]
+
+
+def _by_combination(function: ConfigFunction, columns: Mapping[str, Sequence[Any]], rows: int) -> list[Any]:
+    keys: tuple[str, ...] = ()
+    known: dict[tuple[Any, ...], Any] = {}
+    found: list[Any] = []
+    row = 0
+    while row < rows:
+        combination = tuple(columns[name][row] for name in keys)
+        if combination not in known:
+            read: set[str] = set()
+            value = function(_ReadConfig({name: column[row] for name, column in columns.items()}, read))
+            if not read <= set(keys):  # a branch that reads more: what is known so far may be too coarse
+                keys = tuple(name for name in columns if name in read or name in keys)
+                known, found, row = {}, [], 0
+                continue
+            known[combination] = value
+        found.append(known[combination])
+        row += 1
+    return found

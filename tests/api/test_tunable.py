@@ -1,0 +1,227 @@
+"""Kernels that are written in Python: the same model, checks and messages as for a search-space file."""
+
+from __future__ import annotations
+
+import doctest
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import autotile
+from autotile import Buffer, Scalar, Scratch
+from autotile.api import tunable
+from autotile.database.keys import space_hash
+from autotile.errors import InputError, SpecError, UnknownKernelError
+from autotile.kernel import python_document
+from autotile.kernel.library import load_kernel
+from autotile.kernel.python_document import parameter_names
+from autotile.settings import child_environment
+
+CODE = """
+extern "C" __global__ void scale(const float* x, float* y, int n, float factor) {
+    const int first = (blockIdx.x * THREADS + threadIdx.x) * WORK;
+    for (int i = first; i < first + WORK && i < n; ++i) y[i] = factor * x[i];
+}
+"""
+
+
+def scale(source=CODE, entry="scale", **changed):
+    described = {
+        "sizes": {"n": 4096},
+        "ragged": {"n": 1001},
+        "parameters": {"THREADS": [32, 64, 128, 256], "WORK": [1, 2, 4]},
+        "default": {"THREADS": 128, "WORK": 1},
+        "rules": {"enough_blocks": "n >= THREADS * WORK"},
+        "arguments": {
+            "x": Buffer("dtype", ["n"]),
+            "y": Buffer("dtype", "n", "out"),
+            "n": Scalar("int32", "n"),
+            "factor": Scalar("float32", 2.0, check=-0.5),
+        },
+        "launch": {"block": "THREADS", "grid": ["ceil_div(n, THREADS * WORK)"]},
+        "reference": "factor * x",
+        "flops": "n",
+        "bytes": "8 * n",
+    }
+    return autotile.kernel(source, entry, **{**described, **changed})
+
+
+class TestSameModel:
+    def test_it_has_the_hashes_of_the_same_file(self, scale_toml):
+        written, read = scale().definition, load_kernel(scale_toml)
+        assert written.source_hash == read.source_hash
+        assert space_hash(written.spec) == space_hash(read.spec)
+        assert written.spec.work == read.spec.work
+
+    def test_a_saved_kernel_is_the_same_kernel(self, tmp_path):
+        kernel = scale()
+        saved = load_kernel(kernel.save(tmp_path / "mine.toml"))
+        assert (saved.source_hash, space_hash(saved.spec)) == (
+            kernel.definition.source_hash,
+            space_hash(kernel.definition.spec),
+        )
+        assert saved.spec.default == kernel.definition.spec.default
+        assert autotile.space(tmp_path / "mine.toml", device="h200").valid == kernel.space(device="h200").valid
+
+    def test_nothing_is_overwritten_by_saving(self, tmp_path):
+        (tmp_path / "scale.cu").write_text("mine")
+        with pytest.raises(InputError, match=r"scale.cu exists already"):
+            scale().save(tmp_path / "mine.toml")
+        assert not (tmp_path / "mine.toml").exists()
+        scale().save(tmp_path / "mine.toml", overwrite=True)
+        assert "THREADS" in (tmp_path / "scale.cu").read_text()
+
+    def test_a_function_cannot_be_saved(self, tmp_path):
+        with pytest.raises(InputError, match=r"rule_1 is a Python function, which a search-space file cannot hold"):
+            scale(rules=[lambda WORK: WORK < 4]).save(tmp_path / "mine.toml")
+
+    def test_a_source_of_a_file_is_read_again(self, tmp_path):
+        file = tmp_path / "code.cuh"
+        file.write_text(CODE)
+        kernel = scale(source=file)
+        before = kernel.definition
+        assert kernel.definition is before
+        file.write_text(CODE.replace("factor * x[i]", "x[i] * factor"))
+        assert kernel.definition.source_hash != before.source_hash
+
+    def test_includes_of_a_text_are_not_found_beside_other_kernels(self, tmp_path):
+        (tmp_path / "common.h").write_text("int common;")
+        kernel = scale(source='#include "common.h"\n' + CODE)
+        assert "common.h" in kernel.explain(device="h200").fault
+
+    @pytest.mark.parametrize(
+        ("launch", "block", "dynamic"),
+        [
+            (("THREADS", ["ceil_div(n, THREADS * WORK)", 1]), 1, None),
+            ((["THREADS", 1, 1], "n", "4 * THREADS"), 3, "4 * THREADS"),
+            ({"block": 32, "grid": "n", "min_registers": 8}, 1, None),
+        ],
+    )
+    def test_forms_of_a_launch(self, launch, block, dynamic):
+        found = scale(launch=launch).definition.spec.launch
+        assert len(found.block) == block
+        assert (found.dynamic_smem_bytes.text if found.dynamic_smem_bytes else None) == dynamic
+
+    def test_arguments_of_a_list_are_named_as_in_the_code(self):
+        listed = [Buffer(np.float32, "n"), Buffer("float32", "n", "out"), Scalar("int32", "n"), np.float32(2)]
+        kernel = scale(arguments=listed)
+        assert [argument.name for argument in kernel.definition.spec.arguments] == ["x", "y", "n", "factor"]
+
+    def test_a_workspace_and_plain_tables(self):
+        arguments = {
+            "x": {"buffer": "float32", "shape": ["n"], "access": "inout", "init": "ones"},
+            "partial": Scratch("float32", ["WORK", "n"], init="zeros"),
+        }
+        spec = scale(arguments=arguments, reference={"x": "2.0 * x"}).definition.spec
+        assert spec.workspaces[0].name == "partial"
+        assert spec.reference.outputs["x"].text == "2.0 * x"
+
+    def test_sections_reach_the_parser(self):
+        assert scale(sections={"limits": {"max_spill_bytes": 0}}).definition.spec.limits.max_spill_bytes == 0
+
+
+MISTAKES = {
+    "rules['rule_1']]: column 1: unknown name 'THREAD'; did you mean 'THREADS'": {"rules": ["THREAD < 2"]},
+    "[launch['grid']]: column": {"launch": {"block": "THREADS", "grid": "n +"}},
+    "[arguments['x']]: expected a Buffer, a Scalar": {"arguments": {"x": "float32"}},
+    "[arguments['x']['access']]": {"arguments": {"x": Buffer("float32", "n", "write")}},
+    "[sizes['n']]: expected a whole number": {"sizes": {"n": 0}},
+    "[parameters['WORK']]: the number 1 is listed twice": {"parameters": {"THREADS": [32], "WORK": [1, 1]}},
+    "[default['WORK']]: the number 3 is not among the values": {"default": {"THREADS": 128, "WORK": 3}},
+    "[flops]: ": {"flops": "n +"},
+    "[reference": {"reference": None},
+    "[dtypes]": {"dtypes": ["float33"]},
+}
+
+
+class TestMessages:
+    @pytest.mark.parametrize("message", MISTAKES, ids=range(len(MISTAKES)))
+    def test_a_mistake_names_the_argument(self, message):
+        with pytest.raises(SpecError) as raised:
+            scale(**MISTAKES[message])
+        assert message in str(raised.value)
+        assert str(raised.value).startswith("<kernel scale>: [")
+
+    def test_a_source_that_does_not_exist(self):
+        with pytest.raises(InputError, match=r"'no/such.cu' is neither a file that exists nor CUDA C\+\+ code"):
+            scale(source="no/such.cu")
+
+
+class TestEveryFunction:
+    def test_takes_such_a_kernel(self, tmp_path):
+        kernel = scale()
+        assert autotile.space(kernel, device="h200").valid == kernel.space(device="h200").valid == 12
+        assert all(check.holds for check in autotile.explain(kernel, device="h200", WORK=2).checks)
+        assert autotile.best(kernel, n=100, device="h200").tier == "default"
+        assert autotile.get_best_kernel(kernel, n=1000) is kernel.best(n=1000)
+        assert autotile.list(kernel).studies == ()
+        assert autotile.trials(kernel).trials == ()
+
+    def test_tuning_needs_a_gpu_or_a_recording(self):
+        with pytest.raises(InputError, match="no recording of scale n=77"):
+            scale().tune(n=77, progress=False, options=autotile.TuneOptions(replay="auto"))
+
+    def test_sizes_have_their_defaults(self):
+        assert scale().best().problem.sizes == {"n": 4096}
+        assert scale().best({"n": 512}).problem.sizes == {"n": 512}
+        with pytest.raises(InputError, match="n is given twice"):
+            scale().best({"n": 512}, n=9)
+
+    def test_two_kernels_of_one_name_are_served_apart(self):
+        first, second = scale(), scale(default={"THREADS": 64, "WORK": 2})
+        assert first.best(n=1000).config == {"THREADS": 128, "WORK": 1}
+        assert second.best(n=1000).config == {"THREADS": 64, "WORK": 2}
+
+    def test_it_is_not_found_by_its_name(self):
+        scale()
+        with pytest.raises(UnknownKernelError):
+            autotile.space("scale")
+
+
+class TestDisplay:
+    def test_a_repr_is_one_line(self):
+        assert repr(scale()) == "<TunableKernel: scale, 2 parameters, 12 combinations, default THREADS=128 WORK=1>"
+
+    def test_a_notebook_shows_parameters_and_rules(self):
+        html = scale()._repr_html_()
+        assert "<th>THREADS</th><td>32 64 128 256</td>" in html
+        assert "<th>enough_blocks</th><td>n &gt;= THREADS * WORK</td>" in html
+
+    @pytest.mark.parametrize("module", [tunable, python_document])
+    def test_examples_in_docstrings_are_right(self, module):
+        names = {"kernel": autotile.kernel, "Buffer": Buffer, "Scalar": Scalar}
+        assert doctest.testmod(module, extraglobs=names).failed == 0
+
+
+def test_no_file_is_left_behind(tmp_path):
+    script = (
+        "import autotile\n"
+        f"code = {CODE!r}\n"
+        "k = autotile.kernel(code, 'scale', parameters={'THREADS': [32], 'WORK': [1]}, sizes={'n': 64},\n"
+        "    arguments=[autotile.Buffer('float32', 'n'), autotile.Buffer('float32', 'n', 'out'),\n"
+        "    autotile.Scalar('int32', 'n'), autotile.Scalar('float32', 2.0)],\n"
+        "    launch=('THREADS', 'n'), reference='factor * x')\n"
+        "print(k.definition.template_path)\n"
+    )
+    environment = {**child_environment(), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert Path(done.stdout.strip()).is_relative_to(tmp_path)
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "entry", "names"),
+    [
+        ("__global__ void f(int a, const float *__restrict__ b, T c[4])", "f", ("a", "b", "c")),
+        ("template <int B> __global__ void __launch_bounds__(B) g(P<int, 3> x, float y = 1.f)", "ns::g<2>", ("x", "y")),
+        ("__global__ void h()", "h", ("",)),
+        ("void f(int a)", "f", ()),
+    ],
+)
+def test_names_of_parameters_are_read_from_the_code(code, entry, names):
+    assert parameter_names(code + " {}", entry) == names

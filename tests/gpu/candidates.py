@@ -1,0 +1,33 @@
+"""Verify and measure one candidate in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autotile.core.model import Value
+from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.cuda.driver import live_device
+from autotile.kernel.library import load_kernel
+from autotile.settings import read_settings
+from autotile.workers.gpu_worker import Workbench
+from autotile.workers.protocol import Evaluation, Workload
+
+
+def evaluate(toml: Path, **values: Value) -> Evaluation:
+    """Evaluate the default configuration, or another, of a kernel at its default sizes."""
+    kernel, settings = load_kernel(str(toml)), read_settings()
+    spec = kernel.spec
+    config = {**spec.default, **values}
+    cache = CubinCache(settings.cache, settings.cache_limit_bytes)
+    cubin = cache.get_or_compile(compile_job(kernel, config, spec.dtypes[0], live_device().architecture))
+    workload = Workload(
+        spec_text=spec.text,
+        spec_source=spec.source,
+        sizes=dict(spec.sizes),
+        dtype=spec.dtypes[0],
+        l2="cold",
+        cache=str(settings.cache),
+        cache_limit_bytes=settings.cache_limit_bytes,
+        sample_limit_s=0.05,
+    )
+    return Workbench(workload).evaluate(config, str(cubin.path), None, lambda stage: None)

@@ -1,0 +1,133 @@
+"""Rules that are Python functions, and the default that is derived for a file without one."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotile.core.device import device_profile
+from autotile.errors import EmptySpaceError, SpecError
+from autotile.kernel.default import derived_default
+from autotile.kernel.expressions import parse_expression
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.predicates import parse_predicate
+from autotile.kernel.spec import Parameter, Rule
+from autotile.kernel.syntax import Location
+from autotile.space.limits import check_config
+from autotile.space.search_space import enumerate_space
+from tests.conftest import SCALE_SPACE
+
+VALUES = {"A": (1, 2, 3, 4), "B": (8, 16, 32), "C": (False, True), "D": ("float", "double")}
+
+FUNCTIONS = {
+    "of arrays": lambda A, B: B % A == 0,
+    "of scalars": lambda A, B: B % A == 0 and True,
+    "of one mapping": lambda p: p["B"] % p["A"] == 0,
+    "of one mapping of scalars": lambda p: p["B"] % p["A"] == 0 if p["A"] in (1, 2, 3, 4) else False,
+    "of keywords": lambda **p: p["B"] % p["A"] == 0,
+    "with an answer that is no boolean": lambda A, B: int(B % A == 0),
+    "of arrays only": lambda A, B: (B % A == 0).astype(bool),
+}
+
+
+def spec_with(**functions):
+    text = SCALE_SPACE.partition("[parameters]")[0] + "[parameters]\nA = [1, 2, 3, 4]\nB = [8, 16, 32]\n"
+    text += "C = [false, true]\n" + 'D = ["float", "double"]\n' + "[launch]" + SCALE_SPACE.partition("[launch]")[2]
+    return parse_spec(text.replace("THREADS * WORK", "B * A").replace('"THREADS"', '"B"'), "x", predicates=functions)
+
+
+def allowed(condition):
+    rows = itertools.product(*VALUES.values())
+    return [dict(zip(VALUES, row, strict=True)) for row in rows if condition(**dict(zip(VALUES, row, strict=True)))]
+
+
+class TestFunctions:
+    @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+    def test_every_form_allows_the_same_rows(self, function):
+        spec = spec_with(divides=function)
+        space = enumerate_space(spec, spec.sizes, device_profile("h200"))
+        expected = allowed(lambda A, B, C, D: B % A == 0)
+        assert [space.config(row) for row in range(len(space))] == expected
+
+    def test_booleans_and_strings_reach_the_function(self):
+        spec = spec_with(wide=lambda C, D: (D == "double") & C)
+        space = enumerate_space(spec, spec.sizes, device_profile("h200"))
+        assert len(space) == 12
+        assert all(space.config(row)["C"] and space.config(row)["D"] == "double" for row in range(len(space)))
+
+    def test_a_function_of_arrays_is_called_once(self):
+        calls = []
+
+        def divides(A, B):
+            calls.append(len(A))
+            return B % A == 0
+
+        spec = spec_with(divides=divides)
+        calls.clear()  # the default was derived
+        enumerate_space(spec, spec.sizes, device_profile("h200"))
+        assert calls == [12]
+
+    def test_a_configuration_that_breaks_it_is_explained(self):
+        def divides(A, B):
+            return B % A == 0
+
+        spec = spec_with(divides=divides)
+        config = {"A": 3, "B": 8, "C": True, "D": "float"}
+        reason = check_config(spec, config, spec.sizes, device_profile("h200"))
+        assert reason == "the rule 'divides' is broken: divides(), where A = 3, B = 8"
+
+    def test_errors_name_the_rule_and_the_values(self):
+        with pytest.raises(SpecError, match=r"rules.bad.*raises ZeroDivisionError.*where A = 2, B = 16"):
+            spec_with(bad=lambda A, B: A // 0 > B)
+        with pytest.raises(SpecError, match=r"argument 'AA', which is not a parameter; did you mean 'A'"):
+            spec_with(bad=lambda AA, B: AA > B)
+
+    def test_a_function_that_allows_nothing_is_an_empty_space(self):
+        spec = spec_with(some=lambda A: A > 0)
+        rules = tuple(rule._replace(expression=never()) for rule in spec.rules)
+        with pytest.raises(EmptySpaceError, match="leaves none"):
+            enumerate_space(replace(spec, rules=rules), spec.sizes, device_profile("h200"))
+
+
+def never():
+    return parse_predicate(lambda A: A > 9, list(VALUES), Location("x", "rules.never"))
+
+
+class TestDerivedDefault:
+    @given(
+        st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True), min_size=1, max_size=4),
+        st.integers(1, 200),
+    )
+    def test_it_is_valid_exactly_if_some_configuration_is(self, lists, bound):
+        parameters = [Parameter(f"P{i}", tuple(values)) for i, values in enumerate(lists)]
+        product = " * ".join(parameter.name for parameter in parameters)
+        kinds = dict.fromkeys((parameter.name for parameter in parameters), "number")
+        rules = [Rule("r", parse_expression(f"{product} <= {bound}", kinds))]
+        default = derived_default(parameters, rules, (), {})
+        possible = min(np.prod(row) for row in itertools.product(*lists)) <= bound
+        assert (default is not None) == possible
+        assert default is None or np.prod(list(default.values())) <= bound
+
+    def test_it_is_the_middle_where_that_is_valid(self):
+        parameters = [Parameter("A", (1, 2, 4, 8)), Parameter("B", (16, 32, 64))]
+        assert derived_default(parameters, [], (), {}) == {"A": 2, "B": 32}
+
+    def test_its_block_fits_every_device(self):
+        parameters = [Parameter("X", (64,)), Parameter("Y", (8, 16, 32))]
+        block = [parse_expression(name, {"X": "number", "Y": "number"}) for name in "XY"]
+        assert derived_default(parameters, [], block, {}) == {"X": 64, "Y": 16}
+        assert derived_default([parameters[0], Parameter("Y", (16, 32, 64))], [], block, {}) == {"X": 64, "Y": 16}
+
+    def test_a_file_without_a_default_has_the_derived_one(self):
+        text = SCALE_SPACE.replace("[default]\nTHREADS = 128\nWORK = 1\n", "")
+        assert parse_spec(text, "x").default == {"THREADS": 64, "WORK": 2}
+
+    def test_a_file_without_a_valid_configuration_needs_one(self):
+        text = SCALE_SPACE.replace("[default]\nTHREADS = 128\nWORK = 1\n", "").replace("n >= THREADS", "n < THREADS")
+        with pytest.raises(SpecError, match=r"no configuration that meets the rules.*relax the rules"):
+            parse_spec(text, "x")
