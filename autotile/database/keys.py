@@ -138,9 +138,7 @@ def space_hash(spec: KernelSpec) -> str:
         "parameters": sorted(parameter.name for parameter in spec.parameters),
         **_launches(spec),
         "arguments": [argument.meaning() for argument in spec.arguments],
-        "outputs": {name: e.canonical for name, e in spec.reference.outputs.items()},
-        "reduction": spec.reference.reduction.canonical,
-        "tolerance": spec.reference.tolerance,
+        **spec.reference.meaning(),
         **({"architecture": spec.architecture} if spec.architecture is not None else {}),
     }
     return hashlib.sha256(canonical_json(meaning).encode(errors="surrogatepass")).hexdigest()

@@ -133,7 +133,7 @@ def parse_spec(
         steps=steps,
         limits=_limits(document.table("limits", optional=True)),
         arguments=arguments,
-        reference=parse_reference(document.table("reference"), arguments, problem),
+        reference=parse_reference(document.table("reference"), arguments, problem, all_kinds),
         work=parse_work(document.table("work", optional=True), problem),
         source=source,
         text=text,

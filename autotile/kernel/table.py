@@ -180,6 +180,14 @@ class Table:
             raise self.error(name, f"at most {max_length} expressions are accepted, got {len(values)}")
         return tuple(self.parse(name, value, kinds, "number") for value in values)
 
+    def any_expression(self, name: str, value: Any, kinds: Mapping[str, Kind]) -> Expression:
+        """Parse a value of the entry ``name`` as an expression of any kind."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if not isinstance(value, str):
+            raise self.error(name, f"expected an expression in a string, got {describe(value)}")
+        return parse_expression(value, kinds, self.location(name))
+
     def parse(self, name: str, value: Any, kinds: Mapping[str, Kind], expected: Kind) -> Expression:
         """Parse a value of the entry ``name`` as an expression of one kind.
 
