@@ -43,10 +43,10 @@ __global__ void __launch_bounds__(THREADS) add_parts(const float* __restrict__ x
 }
 
 template <int THREADS>
-__global__ void __launch_bounds__(THREADS) add_sums(const float* __restrict__ partial, float* __restrict__ sum)
+__global__ void __launch_bounds__(THREADS) add_sums(const float* __restrict__ partial, float* __restrict__ result)
 {
     float value = 0.0f;
     for (int i = threadIdx.x; i < BLOCKS; i += THREADS) value += partial[i];
     value = block_sum<THREADS>(value);
-    if (threadIdx.x == 0) *sum = value;
+    if (threadIdx.x == 0) *result = value;
 }
