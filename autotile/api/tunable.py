@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from autotile.core.display import Displayed
 from autotile.core.model import config_text
 from autotile.core.text import plural
@@ -20,6 +22,7 @@ from autotile.kernel.library import Kernel, load_kernel, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.python_document import PythonDocument, build_document
+from autotile.kernel.spec import KernelSpec
 from autotile.kernel.syntax import python_source
 from autotile.settings import expand_path
 
@@ -39,6 +42,7 @@ def kernel(
     arguments: Mapping[str, Any] | Sequence[Any],
     launch: Mapping[str, Any] | Sequence[Any] | None = None,
     reference: Any = None,
+    tolerance: float | Mapping[str, Any] | None = None,
     sizes: Mapping[str, int] | None = None,
     rules: Mapping[str, Any] | Sequence[Any] = (),
     heuristics: Mapping[str, Any] | Sequence[Any] = (),
@@ -72,14 +76,18 @@ def kernel(
         Values of each tunable parameter, by name; each is passed to the code as a macro.
     arguments
         The function's arguments in order: a mapping from their names to `autotile.Buffer`, `autotile.Scalar`,
-        `autotile.Scratch`, a NumPy number, or a table as in a search-space file. Or a list of them, which are named as
-        in the code.
+        `autotile.Scratch`, an array of NumPy or CuPy (an input with this content), a NumPy number, or a table as in a
+        search-space file. Or a list of them, which are named as in the code.
     launch
         ``block``, ``grid``, ``dynamic_smem_bytes`` and the other keys of ``[launch]``, or a tuple of the first two or
         three: numbers or expressions, or lists of up to three.
     reference
-        The expected outputs: an array expression of the only output, a mapping of one for each output, or a table as
-        in a search-space file.
+        The expected outputs: an array expression of the only output, its values as an array, or a mapping of one of
+        these for each output; the name of another ``__global__`` function of the source, with the same launch and
+        arguments; a Python function; a table as in a search-space file. Or None: configurations are then compared with
+        each other.
+    tolerance
+        Relative tolerance, or one for each output, as in ``[reference]``; None for that of the element type.
     sizes
         Sizes that the best configuration depends on, with their defaults.
     rules
@@ -162,9 +170,15 @@ def kernel(
         },
         problem={"flags": flags, "ragged": ragged, "dtypes": dtypes},
         work={"flops": flops, "bytes": bytes},
-        sections=sections or {},
+        sections=_with_tolerance(sections or {}, tolerance),
     )
     return TunableKernel(described)
+
+
+def _with_tolerance(sections: Mapping[str, Any], tolerance: float | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if tolerance is None:
+        return sections
+    return {**sections, "reference": {**sections.get("reference", {}), "tolerance": tolerance}}
 
 
 class TunableKernel(Displayed):
@@ -182,19 +196,24 @@ class TunableKernel(Displayed):
     def __init__(self, described: PythonDocument) -> None:
         self.document = described.document
         self._described = described
-        name = str(self.document["kernel"]["name"])
-        first = self._parse(name)
-        self.document["default"] = dict(first.default)
-        spec = self._parse(first.name)
-        template = described.template
+        self._folder = _private_folder() if described.arrays or described.template is None else None
+        for file, array in described.arrays.items():
+            np.save(Path(str(self._folder)) / file, array, allow_pickle=False)
+        self.document["default"] = dict(self._parse().default)
+        spec, template = self._parse(), described.template
         if template is None:
-            template = _private_folder(first.name) / spec.template
+            template = Path(str(self._folder)) / spec.template
             template.write_text(str(described.source))
         self._kernel = make_kernel(spec, template, described.source)
 
-    def _parse(self, name: str) -> Any:
-        functions = {"predicates": self._described.rules, "heuristic_predicates": self._described.heuristics}
-        return parse_spec(toml_text(self.document), python_source(name), **functions)
+    def _parse(self) -> KernelSpec:
+        return parse_spec(
+            toml_text(self.document),
+            python_source(str(self.document["kernel"]["name"])),
+            folder=str(self._folder or Path(str(self._described.template)).parent),
+            predicates=self._described.rules,
+            heuristic_predicates=self._described.heuristics,
+        )
 
     @property
     def definition(self) -> Kernel:
@@ -238,7 +257,7 @@ class TunableKernel(Displayed):
         return get_best_kernel(self, **{**self._sizes(sizes, arguments), **arguments})
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write the search-space file, and the template beside it, so that the command line finds the kernel.
+        """Write the search-space file, with the template and all arrays beside it, for use from the command line.
 
         Parameters
         ----------
@@ -255,7 +274,7 @@ class TunableKernel(Displayed):
         Raises
         ------
         InputError
-            A rule is a function, which no file can hold, a file exists, or a file cannot be written.
+            A rule or the reference is a function, which no file can hold, a file exists, or a file cannot be written.
         """
         target = expand_path(str(path), "a search-space file")
         if target.suffix != ".toml":
@@ -268,12 +287,20 @@ class TunableKernel(Displayed):
         definition = self.definition
         template = target.parent / definition.spec.template
         is_own = definition.template_path.exists() and template.exists() and template.samefile(definition.template_path)
-        for file in (target, *([] if is_own else [template])):
+        if self._described.reference is not None:
+            raise InputError(
+                "the reference is a Python function, which a search-space file cannot hold; give expressions, another "
+                "kernel, or arrays"
+            )
+        files = [target, *([] if is_own else [template]), *(target.parent / file for file in self._described.arrays)]
+        for file in files:
             if file.exists() and not overwrite:
                 raise InputError(f"{file} exists already; name another file, or pass overwrite=True")
         try:
             if not is_own:
                 template.write_text(definition.source)
+            for name, array in self._described.arrays.items():
+                np.save(target.parent / name, array, allow_pickle=False)
             target.write_text(toml_text(self.document))
         except OSError as error:
             raise InputError(f"cannot write {error.filename}: {error.strerror}") from None
@@ -322,6 +349,6 @@ def _session_folder() -> Path:
     return folder
 
 
-def _private_folder(name: str) -> Path:
+def _private_folder() -> Path:
     """Return a new folder for a kernel; the one around it holds only such folders, as templates may include from it."""
-    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_session_folder()))
+    return Path(tempfile.mkdtemp(dir=_session_folder()))

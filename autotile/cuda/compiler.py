@@ -14,7 +14,7 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import ToolchainError
 
 if TYPE_CHECKING:
-    from autotile.kernel.library import Kernel
+    from autotile.kernel.library import Kernel, Variant
 
 _ENTRY = r"Compiling entry function '([^']+)'"
 _FRAME = r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
@@ -40,6 +40,8 @@ class CompileJob:
     options: tuple[str, ...]
     further_entries: tuple[str, ...] = ()
     """Names of further functions that the same cubin holds."""
+    include_folders: tuple[str, ...] = ()
+    """The author's own folders of headers; ``source_hash`` covers what is included from them."""
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -105,13 +107,29 @@ def compile_job(
     """
     sizes = sizes if sizes is not None else kernel.spec.sizes
     flags = {name: sizes[name] for name in kernel.spec.flags}
+    if kernel.variant is not None:
+        return _variant_job(kernel, kernel.variant(config), architecture)
     return CompileJob(
         source=kernel.source,
         source_hash=kernel.source_hash,
         template_path=str(kernel.template_path),
-        entry=kernel.spec.entry,
+        entry=kernel.spec.entries[0],
+        further_entries=kernel.spec.entries[1:],
         architecture=kernel.spec.architecture or architecture,
         options=(*kernel.spec.options, *macro_options({**config, **flags}, dtype)),
+        include_folders=tuple(map(str, kernel.include_folders)),
+    )
+
+
+def _variant_job(kernel: Kernel, variant: Variant, architecture: str) -> CompileJob:
+    digest = hashlib.sha256(f"{kernel.source_hash}\0{variant.source}".encode(errors="surrogatepass")).hexdigest()
+    return CompileJob(
+        source=variant.source,
+        source_hash=digest,
+        template_path=str(kernel.template_path),
+        entry=kernel.spec.entry,
+        architecture=kernel.spec.architecture or architecture,
+        options=(*kernel.spec.options, *variant.options),
     )
 
 

@@ -117,7 +117,9 @@ class ExpectedOutputs:
         self, sizes: Mapping[str, int], inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], at: str
     ) -> dict[str, ReferenceOutput]:
         environment: dict[str, Any] = {**sizes, **scalars}
-        environment |= {name: self._element_type(name, sizes).decode(b.array) for name, b in inputs.items()}
+        for name, buffer in inputs.items():  # whole numbers stay whole, and exact
+            kind = self._element_type(name, sizes)
+            environment[name] = buffer.array if kind.component.is_integer else kind.decode(buffer.array)
         solution = ReferenceSolution(environment, self._support)
         return {
             name: solution.output(
@@ -143,7 +145,7 @@ class ExpectedOutputs:
             return {name: expected_file(folder, name, sizes, seed, check=check) for name in written}
         if seed or dict(sizes) != dict(self._spec.sizes):
             return {}  # a file holds the outputs for one set of inputs
-        base = Path(self._spec.source).parent
+        base = Path(self._spec.folder) if self._spec.folder else Path(self._spec.source).parent
         return {name: base / file for name, file in reference.files.items()}
 
     def _reference_kernel(self, sizes: Mapping[str, int]) -> Function:

@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
-from autotile.cuda.buffers import GuardedBuffer, make_input
+from autotile.cuda.buffers import GuardedBuffer
 from autotile.cuda.expected_outputs import ExpectedOutputs
-from autotile.cuda.packing import decode_scalar, pack_arguments, scalar_value
+from autotile.cuda.packing import decode_scalar, pack_launches, problem_scalars
 from autotile.cuda.reference_solution import ReferenceOutput
 from autotile.cuda.support import SupportKernels
 from autotile.kernel.arguments import BufferArgument, Workspace
-from autotile.kernel.launch import LaunchData, known_names
+from autotile.kernel.inputs import InputMaker
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.reference import Tolerance
 from autotile.kernel.spec import KernelSpec
 
@@ -41,19 +43,22 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BoundArguments:
-    """Launch arguments of a configuration on the buffers of a problem, and the workspaces of the configuration.
+    """Launches of a configuration on the buffers of a problem, and the workspaces of the configuration.
 
     Attributes
     ----------
+    plan
+        The launches.
     arguments
-        Launch arguments, in order.
+        Arguments of each launch, in order.
     workspaces
         Workspaces by name, except empty ones.
     zeroed
         Names of the workspaces that each launch must leave zeroed.
     """
 
-    arguments: tuple[Any, ...]
+    plan: LaunchPlan
+    arguments: tuple[tuple[Any, ...], ...]
     workspaces: Mapping[str, GuardedBuffer]
     zeroed: frozenset[str]
 
@@ -106,7 +111,7 @@ class ProblemInstance:
         self._support = support
         self._check = check
         self._references = references or ExpectedOutputs(spec, dtype, support)
-        self._scalars = {a.name: scalar_value(a, sizes, dtype, check=check) for a in spec.scalars}
+        self._scalars = problem_scalars(spec, sizes, dtype, check=check)
         self._buffers: dict[str, GuardedBuffer] = {}
         for buffer in spec.buffers:
             self._buffers[buffer.name] = self._new_buffer(buffer)
@@ -146,14 +151,17 @@ class ProblemInstance:
         names = known_names(self._spec, config, self.sizes, device)
         data = LaunchData.of(self._spec, self._dtype, names)
         workspaces = {w.name: self._new_workspace(w) for w in data.workspaces if w.size_bytes}
-        arguments = pack_arguments(
+        plan = LaunchPlan.of(self._spec, config, self.sizes, device)
+        arguments = pack_launches(
             self._spec,
+            plan,
             data,
+            self._dtype,
             pointers={name: buffer.pointer for name, buffer in self._buffers.items()},
             scalars=self._scalars,
             workspaces={w.name: workspaces[w.name].pointer if w.size_bytes else 0 for w in data.workspaces},
         )
-        return BoundArguments(arguments, workspaces, frozenset(w.name for w in data.workspaces if w.zeroed))
+        return BoundArguments(plan, arguments, workspaces, frozenset(w.name for w in data.workspaces if w.zeroed))
 
     def prepare(self, bound: BoundArguments) -> None:
         """Poison the buffers that the kernel must write, and restore those that it updates."""
@@ -161,7 +169,7 @@ class ProblemInstance:
             if name not in bound.zeroed:
                 workspace.poison()
         for buffer in self._spec.buffers:
-            if not buffer.is_read:
+            if not buffer.is_initialized:
                 self._buffers[buffer.name].poison()
             elif buffer.is_written:
                 self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
@@ -191,6 +199,11 @@ class ProblemInstance:
             max_error = max(max_error, verdict.max_error)
         return Verdict(Outcome.OK, max_error=max_error)
 
+    def content(self, name: str) -> NDArray[Any]:
+        """Return the content of a buffer, in the type that it is stored in."""
+        stored: NDArray[Any] = self._buffers[name].array.get()
+        return stored
+
     def _compare(self, name: str, expected: ReferenceOutput) -> Verdict:
         output = self._buffers[name]
         dtype, tolerance, scale = self._element_type(name), self._tolerance(name), expected.scale
@@ -212,12 +225,13 @@ class ProblemInstance:
 
     def _new_inputs(self, seed: int) -> _InputSet:
         pristine: dict[str, GuardedBuffer] = {}
+        inputs = InputMaker(self._spec, self.sizes, self._dtype, seed=seed, check=self._check)
         for buffer in self._spec.buffers:
-            if buffer.is_read:
+            if buffer.is_initialized:
                 pristine[buffer.name] = self._new_buffer(buffer)
-                element_type = buffer.element_type(self._dtype, self.sizes)
-                pristine[buffer.name].write(make_input(buffer, buffer.array_shape(self.sizes), element_type, seed))
-        scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in self._spec.scalars}
+                pristine[buffer.name].write(inputs.stored(buffer.name))
+        operands = [scalar for scalar in self._spec.scalars if scalar.is_operand]
+        scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in operands}
         expected = self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check)
         return _InputSet(pristine, expected)
 

@@ -13,7 +13,7 @@ from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
-from autotile.kernel.array_expressions import ShapeOnly
+from autotile.kernel.array_shapes import ShapeOnly
 from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.nodes import NOUNS, Kind
 from autotile.kernel.syntax import ExpressionError, ExpressionText, Location, one_line
@@ -127,6 +127,10 @@ class ArgumentScope(NamedTuple):
     buffers: Mapping[str, BufferArgument] = {}
     workspaces: tuple[str, ...] = ()
     """Names of the workspaces."""
+    operands: Mapping[str, bool] = {}
+    """Names of the arguments whose value before a launch is known, with whether they are numbers."""
+    folder: str = ""
+    """Folder of the files that arguments name; that of the search-space file if empty."""
 
 
 class ArgumentKind:

@@ -37,6 +37,9 @@ SECTIONS = (
     "computed",
 )
 
+_KERNEL_KEYS = (
+    *("name", "template", "entry", "summary", "options", "include", "architecture", "minimum_compute_capability"),
+)
 _FORMER_HEURISTICS = "pruning"
 """Deprecated name of the section ``[heuristics]``."""
 
@@ -63,6 +66,7 @@ def parse_spec(
     text: str,
     source: str,
     *,
+    folder: str = "",
     predicates: Mapping[str, Predicate] | None = None,
     heuristic_predicates: Mapping[str, Predicate] | None = None,
     functions: Mapping[str, ConfigFunction] | None = None,
@@ -75,6 +79,8 @@ def parse_spec(
         Text of the file.
     source
         Path of the file, as the user gave it; for a kernel that is written in Python, `python_source`.
+    folder
+        Folder of the files that the arguments name; that of ``source`` if empty.
     predicates, heuristic_predicates
         Rules and heuristics of such a kernel that are functions, by their names; see `parse_predicate`.
     functions
@@ -88,7 +94,9 @@ def parse_spec(
     document = read_document(text, source)
     document.allow(SECTIONS, deprecated=(_FORMER_HEURISTICS,))
     kernel, problem_table = document.table("kernel"), document.table("problem")
-    kernel.allow(("name", "template", "entry", "summary", "options", "architecture", "minimum_compute_capability"))
+    kernel.allow(
+        ("name", "template", "entry", "summary", "options", "include", "architecture", "minimum_compute_capability")
+    )
     problem_table.allow(("sizes", "flags", "ragged", "dtypes"))
 
     taken: dict[str, str] = {}
@@ -110,7 +118,7 @@ def parse_spec(
         _heuristics_table(document), all_kinds, heuristic_predicates or {}, names, taken=rules, are_heuristics=True
     )
     launched_kinds = {**all_kinds, **{each.name: each.kind for each in computed}}
-    scope = ArgumentScope(problem, all_kinds, launch_kinds(document, launched_kinds))
+    scope = ArgumentScope(problem, all_kinds, launch_kinds(document, launched_kinds), folder=folder)
     arguments = parse_arguments(document.table("arguments"), scope, taken)
     steps = parse_steps(document, arguments, launched_kinds)
     spec = KernelSpec(
@@ -118,6 +126,7 @@ def parse_spec(
         summary=kernel.text("summary", ""),
         template=_matching(kernel, "template", _TEMPLATE, "a bare file name that ends in .cu, without directories"),
         options=_listed(kernel, "options", ALLOWED_OPTIONS),
+        include=kernel.texts("include", optional=True),
         architecture=_optional(kernel, "architecture", ARCHITECTURE, "a target such as 'sm_90a'"),
         minimum_compute_capability=_optional(
             kernel, "minimum_compute_capability", CAPABILITY, "a compute capability such as '8.0'"
@@ -138,6 +147,7 @@ def parse_spec(
         source=source,
         text=text,
         computed=computed,
+        folder=folder,
     )
     for argument in arguments:
         argument.check_ragged({**spec.ragged, **spec.default}, dtypes, document.table("arguments").table(argument.name))
@@ -175,9 +185,7 @@ def _heuristics_table(document: Table) -> Table:
 
 
 def _sizes(problem: Table, taken: dict[str, str]) -> dict[str, int]:
-    table = problem.table("sizes")
-    if not table.data:
-        raise problem.error("sizes", "no size is declared; declare at least one, as in sizes = { N = 4096 }")
+    table = problem.table("sizes", optional=True)
     check_names(table, what="a size", taken=taken)
     return {name: table.whole_number(name, minimum=1) for name in table.data}
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotile.core.dtypes import dtype_name
 from autotile.errors import InputError, SpecError
@@ -27,9 +30,10 @@ class Buffer:
     Attributes
     ----------
     dtype
-        Element type: a name such as ``"float32"``, ``"dtype"`` for that of the problem, or a NumPy dtype.
+        Element type: a name such as ``"float32"``, ``"dtype"`` for that of the problem, or a NumPy dtype. Or an array
+        of NumPy or CuPy, which is its content in tuning, and gives type and shape.
     shape
-        Extents, row-major: numbers, or expressions over sizes and flags.
+        Extents, row-major: numbers, or expressions over sizes, flags and parameters; None for those of the array.
     access
         ``"in"``, ``"out"`` or ``"inout"``.
     init
@@ -44,14 +48,21 @@ class Buffer:
     """
 
     dtype: Any
-    shape: Size | Sequence[Size]
+    shape: Size | Sequence[Size] | None = None
     access: str = "in"
     init: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def array(self) -> NDArray[Any] | None:
+        """The content, if one is given."""
+        return as_array(self.dtype)
+
     def to_table(self) -> dict[str, Any]:
-        """Return the argument as in a search-space file."""
-        table = {"buffer": _dtype(self.dtype), "shape": _listed(self.shape), "access": self.access}
+        """Return the argument as in a search-space file; a content is not part of it."""
+        dtype = self.array.dtype if self.array is not None else self.dtype
+        shape = self.array.shape if self.shape is None and self.array is not None else self.shape
+        table = {"buffer": _dtype(dtype), "shape": _listed(shape), "access": self.access}
         return table | ({"init": self.init} if self.init is not None else {}) | dict(self.options)
 
 
@@ -122,6 +133,10 @@ class PythonDocument(NamedTuple):
         Text of the template; None if it is a file.
     template
         Path of the template; None if it is a text.
+    arrays
+        Contents of buffers and expected outputs, by the names of the files that the document gives for them.
+    reference
+        Function that computes the expected outputs; None if the reference is none.
     """
 
     document: dict[str, dict[str, Any]]
@@ -129,6 +144,8 @@ class PythonDocument(NamedTuple):
     heuristics: dict[str, Predicate]
     source: str | None
     template: Path | None
+    arrays: dict[str, NDArray[Any]]
+    reference: Callable[..., Any] | None
 
 
 def build_document(
@@ -168,7 +185,9 @@ def build_document(
     text, template = _source(source)
     name = name if name is not None else _kernel_name(entry)
     listed = _named_arguments(arguments, entry, text if text is not None else _peek(template))
-    tables = {key: _argument(key, value, name) for key, value in listed.items()}
+    arrays: dict[str, NDArray[Any]] = {}
+    tables = {key: _argument(key, value, name, arrays) for key, value in listed.items()}
+    launched = _launch(launch)
     text_rules, rule_functions = _rules(rules, "rule")
     text_heuristics, heuristic_functions = _rules(heuristics, "heuristic")
     document: dict[str, Any] = {
@@ -178,16 +197,17 @@ def build_document(
         "default": dict(default or {}),
         "rules": text_rules,
         "heuristics": text_heuristics,
-        "launch": _launch(launch),
+        "launch": launched,
         "arguments": tables,
-        "reference": _reference(reference, tables),
+        "reference": _reference(reference, tables, launched, arrays),
         "work": _given(work),
     }
     for key, table in sections.items():
         merged = document.get(key)
         document[key] = {**merged, **table} if isinstance(merged, dict) and isinstance(table, Mapping) else table
     plain = {key: _plain(table, key, name) for key, table in document.items() if table or key in _REQUIRED}
-    return PythonDocument(plain, rule_functions, heuristic_functions, text, template)
+    function = reference if callable(reference) else None
+    return PythonDocument(plain, rule_functions, heuristic_functions, text, template, arrays, function)
 
 
 _REQUIRED = ("kernel", "problem", "parameters", "launch", "arguments", "reference")
@@ -257,10 +277,35 @@ def parameter_names(source: str, entry: str) -> tuple[str, ...]:
     return tuple(match[1] if match else "" for match in found)
 
 
-def _argument(name: str, value: Any, kernel: str) -> dict[str, Any]:
+def as_array(value: Any) -> NDArray[Any] | None:
+    """Return an array of NumPy or CuPy as one of NumPy; None for anything else."""
+    if isinstance(value, np.ndarray):
+        return value
+    is_cupy = hasattr(value, "__cuda_array_interface__") and hasattr(value, "get")
+    return np.asarray(value.get()) if is_cupy else None
+
+
+def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:
+    """Add an array, and return the name of its file, which tells its content apart from others."""
+    digest = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
+    digest.update(np.ascontiguousarray(array).data)
+    file = f"{name}-{digest.hexdigest()[:16]}.npy"
+    arrays[file] = array
+    return file
+
+
+def _argument(name: str, value: Any, kernel: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return the table of an argument; the content of an array is added to ``arrays``."""
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, Buffer | Scalar | Scratch):
+    if as_array(value) is not None:
+        value = Buffer(value)
+    if isinstance(value, Buffer):
+        table, array = value.to_table(), value.array
+        if array is not None and value.access != "out":
+            table |= {"file": _file_of(name, array, arrays), "whole": True}
+        return table
+    if isinstance(value, Scalar | Scratch):
         return value.to_table()
     if isinstance(value, np.generic):
         return Scalar(value.dtype, value.item()).to_table()
@@ -297,17 +342,54 @@ def _launch(launch: Mapping[str, Any] | Sequence[Any] | None) -> dict[str, Any]:
     return {key: _listed(value) if key in ("block", "grid", "cluster") else value for key, value in table.items()}
 
 
-_REFERENCE_KEYS = {"outputs", "reduction", "tolerance"}
+_FORMS = {"outputs", "kernel", "function", "verify"}
+_AGREEMENT = {"verify": "agreement"}
 
 
-def _reference(reference: Any, arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return ``[reference]`` for an expression of the only output, or a mapping of outputs or of keys."""
+def _reference(
+    reference: Any,
+    arguments: Mapping[str, Mapping[str, Any]],
+    launch: Mapping[str, Any],
+    arrays: dict[str, NDArray[Any]],
+) -> dict[str, Any]:
+    """Return ``[reference]`` for any of the forms that `autotile.kernel` accepts."""
     written = [name for name, table in arguments.items() if table.get("access") in ("out", "inout")]
+    if reference is None or (isinstance(reference, str) and reference == "agreement"):
+        return dict(_AGREEMENT)
+    if callable(reference):
+        return {"function": _function_name(reference)}
     if isinstance(reference, str):
+        if re.fullmatch(r"[A-Za-z_][\w:]*(<.*>)?", reference) and reference not in arguments:
+            own = {key: launch[key] for key in ("block", "grid", "dynamic_smem_bytes") if key in launch}
+            return {"kernel": reference, **own}
         return {"outputs": dict.fromkeys(written[:1], reference)}
     if isinstance(reference, Mapping):
-        return dict(reference) if reference.keys() <= _REFERENCE_KEYS else {"outputs": dict(reference)}
-    return {}
+        if not reference.keys() & _FORMS or reference.keys() & set(written):
+            reference = {"outputs": reference}
+        outputs = reference.get("outputs", {})
+    else:
+        outputs = dict.fromkeys(written[:1], reference)
+        reference = {"outputs": outputs}
+    converted = {name: _expected(name, value, arrays) for name, value in outputs.items()}
+    return {**reference, "outputs": converted} if converted else dict(reference)
+
+
+def _function_name(function: Callable[..., Any]) -> str:
+    """Return a name that changes with the code of a function, so that results belong to the reference they passed."""
+    name = str(getattr(function, "__qualname__", type(function).__name__))
+    code = getattr(function, "__code__", None)
+    return name if code is None else f"{name}-{hashlib.sha256(_code_text(code).encode()).hexdigest()[:16]}"
+
+
+def _code_text(code: CodeType) -> str:
+    constants = [_code_text(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return " ".join([code.co_code.hex(), *code.co_names, *code.co_varnames, *constants])
+
+
+def _expected(name: str, value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+    """Return the reference of one output: an expression, a table, or the file of an array."""
+    array = as_array(value)
+    return value if array is None else {"file": _file_of(f"expected-{name}", array, arrays)}
 
 
 def _dtype(dtype: Any) -> str:
@@ -315,6 +397,8 @@ def _dtype(dtype: Any) -> str:
 
 
 def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
     if isinstance(value, np.ndarray):
         return list(value.tolist())
     return [value] if isinstance(value, str | int) else list(value)

@@ -101,6 +101,8 @@ class KernelSpec:
     template: str
     """File name of the template."""
     options: tuple[str, ...]
+    include: tuple[str, ...]
+    """Folders of the author's headers, as written."""
     architecture: str | None
     """The only compilation target, such as ``sm_90a``; None for that of the device."""
     minimum_compute_capability: str | None
@@ -129,6 +131,8 @@ class KernelSpec:
     """Text of the file."""
     computed: tuple[Computed, ...] = ()
     """Values that functions compute from the configuration."""
+    folder: str = ""
+    """Folder of the files that the arguments name."""
 
     @property
     def has_one_launch(self) -> bool:

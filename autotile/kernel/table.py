@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 from autotile.core.frozen import dataclass
 from autotile.core.reading import MAX_KEY_PARTS, parse_toml
 from autotile.errors import SpecError, listing, nearest
-from autotile.kernel.array_expressions import ARRAY_FUNCTIONS
 from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.nodes import NOUNS, Kind
 from autotile.kernel.syntax import Location, is_python_source
@@ -329,6 +328,11 @@ def is_c_identifier(name: str) -> bool:
     return name.isascii() and name.isidentifier()
 
 
+def is_keyword(name: str) -> bool:
+    """Return whether a name is a keyword of Python or C++, or reserved in a search-space file."""
+    return keyword.iskeyword(name) or name in _CXX_KEYWORDS or name in _RESERVED
+
+
 def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
     """Check the names that the keys of a table define, and add them to ``taken``.
 
@@ -357,13 +361,6 @@ def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
         if other:
             raise table.error(name, f"{name!r} already names {other}; use another name")
         taken[name] = what
-
-
-def check_array_names(table: Table) -> None:
-    """Raise if an argument has the name of a function of array expressions."""
-    for name in table.data:
-        if name in ARRAY_FUNCTIONS:
-            raise table.error(name, f"{name!r} already names a function of [reference]; use another name")
 
 
 @dataclass(frozen=True, slots=True)

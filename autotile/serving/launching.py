@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import LaunchGeometry, Problem
+from autotile.core.model import Problem
 from autotile.cuda.driver import device_count
-from autotile.cuda.function import WORD_BYTES, Function, ParameterBlock, driver_launch
-from autotile.cuda.packing import encode_scalar, pack_arguments
+from autotile.cuda.function import WORD_BYTES, ParameterBlock
+from autotile.cuda.packing import encode_scalar, pack_launches
+from autotile.cuda.sequence import StepFunctions
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError
 from autotile.kernel.arguments import BufferArgument
-from autotile.kernel.launch import LaunchData
+from autotile.kernel.launch import LaunchData, LaunchPlan
 from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import (
     ArraySpec,
@@ -60,8 +61,8 @@ class CallArguments:
 
     Parameters
     ----------
-    spec, problem, geometry
-        The kernel, its problem and the geometry of its launches.
+    spec, problem, plan
+        The kernel, its problem and the launches of a call.
     data
         Workspaces and tensor maps of the configuration.
     scalars
@@ -71,8 +72,8 @@ class CallArguments:
 
     Attributes
     ----------
-    geometry
-        Geometry of the launches.
+    plan
+        As given.
     workspaces
         Workspaces of each stream.
     """
@@ -81,7 +82,7 @@ class CallArguments:
         self,
         spec: KernelSpec,
         problem: Problem,
-        geometry: LaunchGeometry,
+        plan: LaunchPlan,
         *,
         data: LaunchData,
         scalars: Mapping[str, Any],
@@ -90,7 +91,7 @@ class CallArguments:
         sizes, dtype = problem.sizes, problem.dtype
         self._spec = spec
         self._problem = problem
-        self.geometry = geometry
+        self.plan = plan
         self._device_index = device_index
         self._shapes = {b.name: b.array_shape(sizes) for b in spec.buffers}
         self._element_types = {b.name: b.element_type(dtype, sizes) for b in spec.buffers}
@@ -142,7 +143,7 @@ class CallArguments:
     def pack(
         self, views: Mapping[str, Any], scalars: Mapping[str, float], workspaces: Mapping[str, int]
     ) -> tuple[Any, ...]:
-        """Return the kernel's parameters, in order.
+        """Return the parameters of all launches, in order.
 
         Raises
         ------
@@ -153,7 +154,16 @@ class CallArguments:
         """
         pointers = {name: int(view.data.ptr) for name, view in views.items()}
         values = {**self._scalars, **{name: self._override(name, value) for name, value in scalars.items()}}
-        return pack_arguments(self._spec, self._data, pointers=pointers, scalars=values, workspaces=workspaces)
+        launches = pack_launches(
+            self._spec,
+            self.plan,
+            self._data,
+            self._problem.dtype,
+            pointers=pointers,
+            scalars=values,
+            workspaces=workspaces,
+        )
+        return tuple(value for launch in launches for value in launch)
 
     def array_specs(self, library: Library) -> tuple[ArraySpec, ...]:
         """Return what a library's arrays must be to be accepted on the fast path."""
@@ -173,10 +183,10 @@ class CallArguments:
             Number of words. The last ones, one for each buffer, hold addresses that are not parameters.
         """
         buffers = self._spec.buffers
-        passed = [a for a in self._spec.arguments if a.is_passed]
+        passed = [self._spec.argument(name) for launch in self.plan.launches for name in launch.arguments]
         found = list(zip(passed, starts, strict=True))
         spare = {b.name: words - len(buffers) + i for i, b in enumerate(buffers)}
-        word = spare | {a.name: start for a, start in found if a.is_given}
+        word = spare | {a.name: start for a, start in reversed(found) if a.is_given}
         maps = {tensor_map.name: tensor_map for tensor_map in self._data.tensor_maps}
         map_places = (
             TensorMapPlace(word[a.described_buffer], start, maps[a.name]) for a, start in found if a.name in maps
@@ -189,7 +199,9 @@ class CallArguments:
             for offset, target in structs[a.name].pointers
             if target in word
         )
-        return ParameterLayout(tuple(word[b.name] for b in buffers), tuple(map_places), tuple(copies))
+        repeated = ((word[a.name], start) for a, start in found if a.is_given and start != word[a.name])
+        places = tuple(word[b.name] for b in buffers)
+        return ParameterLayout(places, tuple(map_places), (*repeated, *copies))
 
     def _left_out(self, count: int) -> tuple[str, ...]:
         """Return the kinds of buffers that a call with ``count`` arrays leaves out."""
@@ -244,14 +256,14 @@ ReadSignature = Callable[[Sequence[Any]], Signature]
 
 
 class Launcher:
-    """Launches a function that is loaded on a device.
+    """Launches functions that are loaded on a device.
 
     Parameters
     ----------
     arguments
         Arguments of the calls.
-    function
-        The loaded function, which is kept alive.
+    functions
+        The loaded functions, which are kept alive.
     device_index
         CUDA device.
     with_graphs
@@ -263,9 +275,11 @@ class Launcher:
         As given.
     """
 
-    def __init__(self, arguments: CallArguments, function: Function, device_index: int, *, with_graphs: bool) -> None:
+    def __init__(
+        self, arguments: CallArguments, functions: StepFunctions, device_index: int, *, with_graphs: bool
+    ) -> None:
         self.arguments = arguments
-        self._function = function
+        self._functions = functions
         self._device_index = device_index
         self._with_graphs = with_graphs
         self._one_device = device_count() == 1
@@ -274,7 +288,7 @@ class Launcher:
         self._launch_graph: Callable[[int, int], None] = runtime.graphLaunch
         self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
         """Not to be called with stream 0, which cannot be captured."""
-        self._launch = driver_launch(function.pointer, arguments.geometry)
+        self._launch = functions.driver_launch(arguments.plan)
         self._cupy = CupyLibrary()
         self._libraries: dict[type, tuple[CurrentStream, ReadSignature, tuple[ArraySpec, ...]]] = {}
         self._states = ThreadStates()
@@ -411,7 +425,7 @@ class Launcher:
         return launch if self._one_device else launch_on_device
 
     def _new_state(self, block: ParameterBlock, layout: ParameterLayout, workspaces: WorkspaceSet) -> StreamState:
-        return StreamState(self._launch, block, layout, (self._function, workspaces))
+        return StreamState(self._launch, block, layout, (self._functions, workspaces))
 
     def _launch_parameters(
         self, state: StreamState, stream: int, pointers: Pointers, signature: Signature, is_captured: bool

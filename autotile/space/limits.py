@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources
 from autotile.errors import nearest
-from autotile.kernel.launch import MAX_LAUNCHES, known_names
+from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, known_names
 from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason
 from autotile.kernel.spec import KernelSpec, Limits
 from autotile.space.demand import CLIP, Column, Demand, LaunchDemand, Mask, demand_of
@@ -311,6 +312,44 @@ def compiled_occupancy(geometry: LaunchGeometry, resources: Resources, device: D
     """Calculate the occupancy from the compiled resources."""
     smem_bytes = resources.static_smem_bytes + geometry.dynamic_smem_bytes
     return occupancy(geometry.threads, resources.registers, smem_bytes, device)
+
+
+class CompiledStep(NamedTuple):
+    """A step of a configuration after compilation."""
+
+    entry: str
+    geometry: LaunchGeometry
+    """That of its launch with the most shared memory."""
+    resources: Resources
+    occupancy: Occupancy
+    fault: str
+    """Reason why it must not be launched, as one line; "" if it may."""
+
+
+def compiled_steps(
+    spec: KernelSpec, plan: LaunchPlan, resources: Mapping[str, Resources], device: DeviceProperties
+) -> list[CompiledStep]:
+    """Return each step that a configuration launches, the main one first.
+
+    Parameters
+    ----------
+    spec, plan
+        The kernel, and the launches of the configuration.
+    resources
+        Resources of each function, by its entry.
+    device
+        Device that would run it.
+    """
+    launches = {**plan.steps, plan.main.step: plan.main}
+    found = []
+    for step in sorted(launches, key=lambda step: step != plan.main.step):
+        entry, geometry = spec.steps[step].entry, launches[step].geometry
+        used = resources[entry]
+        occupancy = compiled_occupancy(geometry, used, device)
+        fault = resource_violation(spec.limits, geometry, used, occupancy, device)
+        of = f"{entry}: " if fault and len(spec.steps) > 1 else ""
+        found.append(CompiledStep(entry, geometry, used, occupancy, of + fault))
+    return found
 
 
 def resource_violation(

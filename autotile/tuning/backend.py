@@ -344,6 +344,7 @@ def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: Tun
     return Workload(
         spec_text=kernel.spec.text,
         spec_source=kernel.spec.source,
+        spec_folder=kernel.spec.folder,
         sizes=problem.sizes,
         dtype=problem.dtype,
         l2=options.l2,
@@ -354,6 +355,8 @@ def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: Tun
         verify_sizes=options.verify_sizes,
         energy=ENERGY in options.objectives,
         reference_source=_reference_source(kernel),
+        captured=kernel.inspection.buffers if kernel.inspection is not None else (),
+        capture_folder=kernel.inspection.folder if kernel.inspection is not None else "",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,19 +10,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from autotile.core.documents import convert
 from autotile.core.model import Config, Outcome, config_text
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.expected_outputs import ExpectedOutputs
-from autotile.cuda.function import Function, Module
 from autotile.cuda.instance import BoundArguments, ProblemInstance, Verdict
+from autotile.cuda.sequence import LaunchSequence, StepFunctions
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.telemetry import EnergyMeter, Telemetry
-from autotile.cuda.timing import DriftProbe, Launch, Timer, discard_reason
+from autotile.cuda.timing import DriftProbe, Timer, discard_reason
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError
-from autotile.kernel.launch import launch_geometry
+from autotile.kernel.inputs import missing_input
+from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
 from autotile.workers.protocol import Candidate, Evaluation, FinalReply, RaceTimes, Stage, Workload, serve
@@ -36,7 +40,7 @@ class Workbench:
     """
 
     def __init__(self, workload: Workload) -> None:
-        self._spec = parse_spec(workload.spec_text, workload.spec_source)
+        self._spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
         self.device = live_device(workload.device_index)
         load_cupy().cuda.Device(workload.device_index).use()
         cache = CubinCache(Path(workload.cache), workload.cache_limit_bytes)
@@ -56,7 +60,10 @@ class Workbench:
         def instance_of(sizes: Mapping[str, int], *, check: bool) -> ProblemInstance:
             return ProblemInstance(self._spec, sizes, workload.dtype, support, check=check, references=references)
 
-        self._ragged = instance_of(self._spec.ragged_sizes(workload.sizes), check=True)
+        ragged = self._spec.ragged_sizes(workload.sizes)
+        is_same = ragged == dict(workload.sizes) and all(scalar.check_value is None for scalar in self._spec.scalars)
+        has_ragged = not is_same and not missing_input(self._spec, ragged, workload.dtype)
+        self._ragged = instance_of(ragged, check=True) if has_ragged else None
         self._tuned = instance_of(workload.sizes, check=False)
         self._others = [instance_of(sizes, check=True) for sizes in workload.verify_sizes]
         self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
@@ -67,7 +74,8 @@ class Workbench:
         self._event_floor_us: float | None = None
         self._verify_seed = 0
         self.set_verify_seed(workload.verify_seed)
-        self._known_good: tuple[Function, Config] | None = None
+        self._captured, self._capture_folder, self._captures = workload.captured, workload.capture_folder, 0
+        self._known_good: tuple[StepFunctions, Config] | None = None
         """Newest candidate that passed verification."""
         self.fresh = True
         """Whether no candidate has run yet."""
@@ -77,21 +85,35 @@ class Workbench:
         config = candidate.config
         timer = _StageTimer()
         stage("load")
-        function = self._load(candidate)
+        functions = self._load(candidate)
         timer.end("load")
         stage("verify")
-        verdict = self._verify(function, config)
+        verdict = self._verify(functions, config)
         timer.end("verify")
         if verdict.outcome is not Outcome.OK:
             return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=timer.seconds, began_at=timer.began_at)
+        captured = self._capture()
         stage("measure")
         bound = self._tuned.bind(config, self.device)
-        evaluation = self._measure(self._launch(function, config, self._tuned, bound), best_us, bound)
+        evaluation = self._measure(_sequence(functions, bound), best_us, bound)
         timer.end("measure")
         if evaluation.outcome.has_time:
-            self._known_good = (function, config)
+            self._known_good = (functions, config)
         telemetry = {**evaluation.telemetry, "max_error": verdict.max_error}
-        return replace(evaluation, seconds=timer.seconds, telemetry=telemetry, began_at=timer.began_at)
+        return replace(
+            evaluation, seconds=timer.seconds, telemetry=telemetry, captured=captured, began_at=timer.began_at
+        )
+
+    def _capture(self) -> str:
+        """Save what the verified launch wrote at the tuned sizes, if that is asked for; return the folder."""
+        if not self._captured:
+            return ""
+        self._captures += 1
+        folder = Path(self._capture_folder) / f"{os.getpid()}-{self._captures}"
+        folder.mkdir()
+        for name in self._captured:
+            np.save(folder / f"{name}.npy", self._tuned.content(name), allow_pickle=False)
+        return str(folder)
 
     def verify(self, candidate: Candidate, repeats: int, limit_s: float, stage: Stage) -> Evaluation:
         """Verify up to ``repeats`` times, but once in any case, alternately with a plain launch and as for timing.
@@ -100,20 +122,20 @@ class Workbench:
         earlier launch is wrong.
         """
         stage("load")
-        config, function = candidate.config, self._load(candidate)
+        config, functions = candidate.config, self._load(candidate)
         stage("verify")
         start = time.perf_counter()
         done, verdict = 0, Verdict(Outcome.OK)
         while done == 0 or (done < repeats and time.perf_counter() - start < limit_s):
             self._tuned.use_inputs(self._verify_seed if done // 2 % 2 else 0)
             done += 1
-            verdict = self._verify(function, config, as_measured=done % 2 == 0)
+            verdict = self._verify(functions, config, as_measured=done % 2 == 0)
             if verdict.outcome is not Outcome.OK:
                 break
         self._tuned.use_inputs(0)
         if verdict.outcome is not Outcome.OK:
             return Evaluation(verdict.outcome, f"{verdict.reason}, in repeat {done} of {repeats}", "verify")
-        self._known_good = (function, config)
+        self._known_good = (functions, config)
         seconds = {"verify": round(time.perf_counter() - start, 6)}
         return Evaluation(Outcome.OK, stage="verify", seconds=seconds, telemetry={"repeats": done})
 
@@ -133,8 +155,7 @@ class Workbench:
         """Time verified candidates in interleaved rounds, and verify the outputs that timed launches wrote."""
         bounds = [self._tuned.bind(candidate.config, self.device) for candidate in candidates]
         launches = [
-            self._launch(self._load(candidate), candidate.config, self._tuned, bound)
-            for candidate, bound in zip(candidates, bounds, strict=True)
+            _sequence(self._load(candidate), bound) for candidate, bound in zip(candidates, bounds, strict=True)
         ]
         verdicts: list[Verdict] = []
         self.fresh = False
@@ -149,13 +170,14 @@ class Workbench:
         return [RaceTimes(tuple(row), v.outcome, v.reason) for row, v in zip(times, verdicts, strict=True)]
 
     def driver_blocks_per_sm(self, candidate: Candidate) -> int:
-        """Return the occupancy that the driver computes."""
-        function = self._load(candidate)
-        geometry = launch_geometry(self._spec, candidate.config, self._tuned.sizes, self.device)
-        function.opt_in(geometry.dynamic_smem_bytes)
-        return function.blocks_per_sm(geometry.threads, geometry.dynamic_smem_bytes)
+        """Return the occupancy that the driver computes, that of the main launch if there are several."""
+        functions = self._load(candidate)
+        plan = LaunchPlan.of(self._spec, candidate.config, self._tuned.sizes, self.device)
+        functions.opt_in(plan)
+        geometry = plan.main.geometry
+        return functions[plan.main.step].blocks_per_sm(geometry.threads, geometry.dynamic_smem_bytes)
 
-    def _measure(self, launch: Launch, best_us: float | None, bound: BoundArguments) -> Evaluation:
+    def _measure(self, launch: LaunchSequence, best_us: float | None, bound: BoundArguments) -> Evaluation:
         if self._event_floor_us is None:
             self._timer.warm_up(launch)
             self._event_floor_us = round(self._timer.event_floor_us(), 3)
@@ -173,7 +195,16 @@ class Workbench:
             outcome, reason = Outcome.PRUNED, discard_reason(best_us)
         elif self._energy is not None:
             telemetry |= self._energy.read(launch, timing.measurement.time_us)
+        if outcome is Outcome.OK and len(self._spec.steps) > 1:
+            telemetry |= self._step_times(launch, bound)
         return Evaluation(outcome, reason, "measure", timing.measurement, telemetry=telemetry)
+
+    def _step_times(self, launch: LaunchSequence, bound: BoundArguments) -> dict[str, float]:
+        """Return the time of each step in microseconds, measured between events in whole calls."""
+        by_step = launch.by_step()
+        times = self._timer.parts(list(by_step.values()), partial(self._tuned.prepare, bound))
+        names = [f"step_us.{step}.{self._spec.steps[step].entry}" for step in by_step]
+        return dict(zip(names, times, strict=True))
 
     def _verdict_on_timed(self, bound: BoundArguments) -> Verdict:
         """Verify what the last timed launch wrote, before which the outputs were overwritten."""
@@ -182,17 +213,17 @@ class Workbench:
             return verdict
         return verdict._replace(reason=f"{verdict.reason}, in a timed launch after correct ones")
 
-    def _verify(self, function: Function, config: Config, *, as_measured: bool = False) -> Verdict:
+    def _verify(self, functions: StepFunctions, config: Config, *, as_measured: bool = False) -> Verdict:
         """Verify at the ragged sizes if the rules allow them there, at the tuned sizes, and at the extra ones."""
         max_error = 0.0
-        for instance in (self._ragged, self._tuned, *self._others):
+        for instance in filter(None, (self._ragged, self._tuned, *self._others)):
             broken_rule = check_config(self._spec, config, instance.sizes, self.device, self._dtype)
             if broken_rule and instance is self._ragged:
                 continue
             if broken_rule:
                 return Verdict(Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instance.sizes)}")
             bound = instance.bind(config, self.device)
-            launch = self._launch(function, config, instance, bound)
+            launch = _sequence(functions, bound)
             instance.prepare(bound)
             self.fresh = False
             if as_measured:
@@ -205,18 +236,12 @@ class Workbench:
             max_error = max(max_error, verdict.max_error)
         return Verdict(Outcome.OK, max_error=max_error)
 
-    def _load(self, candidate: Candidate) -> Function:
-        symbol = candidate.symbols.get(self._spec.entry, self._spec.entry)
-        return Module(Path(candidate.cubin_path)).function(symbol)
+    def _load(self, candidate: Candidate) -> StepFunctions:
+        return StepFunctions(self._spec.steps, Path(candidate.cubin_path), candidate.symbols)
 
-    def _launch(self, function: Function, config: Config, instance: ProblemInstance, bound: BoundArguments) -> Launch:
-        geometry = launch_geometry(self._spec, config, instance.sizes, self.device)
-        function.opt_in(geometry.dynamic_smem_bytes)
 
-        def launch() -> None:
-            function.launch(geometry.grid, geometry.block, bound.arguments, geometry.dynamic_smem_bytes)
-
-        return launch
+def _sequence(functions: StepFunctions, bound: BoundArguments) -> LaunchSequence:
+    return LaunchSequence(functions, bound.plan, bound.arguments)
 
 
 class _StageTimer:

@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 
 from autotile.core.documents import decode_json
 from autotile.core.dtypes import DTYPES
-from autotile.cuda.buffers import make_input
 from autotile.cuda.driver import live_device
-from autotile.cuda.function import Module
-from autotile.cuda.packing import pack_arguments, scalar_value
+from autotile.cuda.packing import pack_launches, problem_scalars
+from autotile.cuda.sequence import LaunchSequence, StepFunctions
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError
 from autotile.kernel.arguments import BufferArgument, Workspace
-from autotile.kernel.launch import LaunchData, known_names, launch_geometry
+from autotile.kernel.inputs import InputMaker, missing_input
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
 from autotile.workers.protocol import Candidate, SanitizerRequest, Workload, exit_with_parent, limit_disk_use
@@ -37,39 +37,41 @@ class Launcher:
     def __init__(self, workload: Workload, candidate: Candidate) -> None:
         self._workload = workload
         self._config = candidate.config
-        self._spec = parse_spec(workload.spec_text, workload.spec_source)
+        self._spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
         cuda = load_cupy().cuda
         cuda.Device(workload.device_index).use()
         cuda.set_allocator(None)  # no pool
         self._device = live_device(workload.device_index)
-        symbol = candidate.symbols.get(self._spec.entry, self._spec.entry)
-        self._function = Module(Path(candidate.cubin_path)).function(symbol)
+        self._functions = StepFunctions(self._spec.steps, Path(candidate.cubin_path), candidate.symbols)
 
     def problems(self) -> Iterator[tuple[Mapping[str, int], bool]]:
         """Yield the sizes that the rules allow, and whether the scalars take their values for verification there."""
         ragged = self._spec.ragged_sizes(self._workload.sizes)
-        for sizes in (ragged, *self._workload.verify_sizes):
+        has_ragged = not missing_input(self._spec, ragged, self._workload.dtype)
+        for sizes in (*([ragged] if has_ragged else []), *self._workload.verify_sizes):
             if not check_config(self._spec, self._config, sizes, self._device, self._workload.dtype):
                 yield sizes, True
         yield self._workload.sizes, False
 
     def launch(self, sizes: Mapping[str, int], notify: Notify, *, check: bool) -> None:
-        """Set up the problem, launch once and wait."""
-        geometry = launch_geometry(self._spec, self._config, sizes, self._device)
-        self._function.opt_in(geometry.dynamic_smem_bytes)
+        """Set up the problem, make one call and wait."""
+        plan = LaunchPlan.of(self._spec, self._config, sizes, self._device)
         dtype = self._workload.dtype
         data = LaunchData.of(self._spec, dtype, known_names(self._spec, self._config, sizes, self._device))
-        buffers = {buffer.name: _buffer(buffer, sizes, dtype) for buffer in self._spec.buffers}
+        inputs = InputMaker(self._spec, sizes, dtype, check=check)
+        buffers = {buffer.name: _buffer(buffer, sizes, dtype, inputs) for buffer in self._spec.buffers}
         workspaces = {workspace.name: _workspace(workspace) for workspace in data.workspaces if workspace.size_bytes}
-        arguments = pack_arguments(
+        arguments = pack_launches(
             self._spec,
+            plan,
             data,
+            dtype,
             pointers={name: buffer.data.ptr for name, buffer in buffers.items()},
-            scalars={s.name: scalar_value(s, sizes, dtype, check=check) for s in self._spec.scalars},
+            scalars=problem_scalars(self._spec, sizes, dtype, check=check),
             workspaces={w.name: workspaces[w.name].data.ptr if w.size_bytes else 0 for w in data.workspaces},
         )
         notify(Notice.AT, " ".join(f"{name}={value}" for name, value in sizes.items()))
-        self._function.launch(geometry.grid, geometry.block, arguments, geometry.dynamic_smem_bytes)
+        LaunchSequence(self._functions, plan, arguments)()
         load_cupy().cuda.runtime.deviceSynchronize()
 
 
@@ -102,11 +104,11 @@ def _exit(notify: Notify, error: Exception) -> NoReturn:
     sys.exit(1)
 
 
-def _buffer(buffer: BufferArgument, sizes: Mapping[str, int], problem_dtype: str) -> Any:
+def _buffer(buffer: BufferArgument, sizes: Mapping[str, int], problem_dtype: str, inputs: InputMaker) -> Any:
     shape, dtype = buffer.array_shape(sizes), buffer.element_type(problem_dtype, sizes)
     array = load_cupy().ndarray(shape, DTYPES[dtype].storage)
-    if buffer.is_read:
-        array.set(make_input(buffer, shape, dtype))
+    if buffer.is_initialized:
+        array.set(inputs.stored(buffer.name))
     return array
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import doctest
 import gc
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import pytest
 import autotile
 from autotile import Buffer, Scalar, Scratch
 from autotile.api import tunable
+from autotile.core.dtypes import DTYPES
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, SpecError, UnknownKernelError
 from autotile.kernel import python_document
@@ -124,6 +127,91 @@ class TestSameModel:
         assert scale(sections={"limits": {"max_spill_bytes": 0}}).definition.spec.limits.max_spill_bytes == 0
 
 
+class TestReferences:
+    @pytest.mark.parametrize(
+        ("given", "expected"),
+        [
+            (None, {"verify": "agreement"}),
+            ("agreement", {"verify": "agreement"}),
+            ("factor * x", {"outputs": {"y": "factor * x"}}),
+            ({"y": "factor * x"}, {"outputs": {"y": "factor * x"}}),
+            ({"outputs": {"y": "factor * x"}, "reduction": 1}, {"outputs": {"y": "factor * x"}, "reduction": 1}),
+            ({"kernel": "naive", "block": [1], "grid": [1]}, {"kernel": "naive", "block": [1], "grid": [1]}),
+            ("naive", {"kernel": "naive", "block": ["THREADS"], "grid": ["ceil_div(n, THREADS * WORK)"]}),
+            (
+                "naive<double>",
+                {"kernel": "naive<double>", "block": ["THREADS"], "grid": ["ceil_div(n, THREADS * WORK)"]},
+            ),
+        ],
+    )
+    def test_each_form_is_that_of_a_file(self, given, expected):
+        assert scale(reference=given).document["reference"] == expected
+
+    def test_a_function_has_a_name_that_changes_with_its_code(self):
+        functions = [lambda x: 2 * x, lambda x: 2 * x, lambda x: 3 * x, np.negative]
+        names = [scale(reference=function).document["reference"]["function"] for function in functions]
+        assert names[0] == names[1] != names[2]
+        assert names[3] == "negative"
+
+    def test_an_answer_as_an_array_is_a_file_of_its_content(self):
+        answer = np.arange(4096, dtype=np.float32)
+        hashes = {space_hash(scale(reference=values).definition.spec) for values in (answer, answer.copy(), answer + 1)}
+        assert len(hashes) == 2
+        kernel = scale(reference={"y": answer})
+        (file,) = kernel.definition.spec.reference.files.values()
+        assert (np.load(Path(kernel.definition.spec.folder) / file) == answer).all()
+
+    def test_tolerances(self):
+        assert scale(tolerance=1e-3).definition.spec.reference.tolerance == 1e-3
+        assert scale(tolerance={"y": {"absolute": 0.1}}).definition.spec.reference.tolerances["y"].absolute == 0.1
+
+
+X = np.arange(1000, dtype=np.float32)
+OF_ARRAYS = {
+    "sizes": None,
+    "ragged": None,
+    "rules": [],
+    "flops": None,
+    "bytes": None,
+    "arguments": [X, Buffer("float32", [1000], "out"), np.int32(1000), np.float32(2)],
+    "launch": ("THREADS", "ceil_div(1000, THREADS * WORK)"),
+}
+
+
+class TestArrays:
+    def test_an_input_has_their_type_shape_and_content(self):
+        kernel = scale(**OF_ARRAYS)
+        (x, y) = kernel.definition.spec.buffers
+        assert (str(x.dtype), [extent.text for extent in x.shape], x.access) == ("float32", ["1000"], "in")
+        assert x.content.read("x", (1000,), DTYPES["float32"]).tolist() == X.tolist()
+        assert y.content is None
+
+    def test_the_content_is_part_of_the_key(self):
+        others = [X, X.copy(), X + 1]
+        specs = [
+            scale(**{**OF_ARRAYS, "arguments": [other, *OF_ARRAYS["arguments"][1:]]}).definition.spec
+            for other in others
+        ]
+        assert len({space_hash(spec) for spec in specs}) == 2
+
+    def test_a_problem_needs_no_sizes(self):
+        kernel = scale(**OF_ARRAYS)
+        assert kernel.space(device="h200").valid == 12
+        assert str(kernel.best().problem) == "scale float32"
+
+    def test_they_are_saved_beside_the_file(self, tmp_path):
+        kernel = scale(**OF_ARRAYS, reference=2 * X)
+        saved = load_kernel(kernel.save(tmp_path / "mine.toml"))
+        assert space_hash(saved.spec) == space_hash(kernel.definition.spec)
+        assert len(list(tmp_path.glob("*.npy"))) == 2
+
+    def test_an_array_of_an_inout_buffer(self):
+        arguments = {"x": Buffer(X, access="inout"), "y": Buffer(np.float64, "n", "out")}
+        spec = scale(arguments=arguments, reference=None).definition.spec
+        assert [buffer.access for buffer in spec.buffers] == ["inout", "out"]
+        assert spec.buffers[0].content is not None
+
+
 MISTAKES = {
     "rules['rule_1']]: column 1: unknown name 'THREAD'; did you mean 'THREADS'": {"rules": ["THREAD < 2"]},
     "[launch['grid']]: column": {"launch": {"block": "THREADS", "grid": "n +"}},
@@ -133,7 +221,7 @@ MISTAKES = {
     "[parameters['WORK']]: the number 1 is listed twice": {"parameters": {"THREADS": [32], "WORK": [1, 1]}},
     "[default['WORK']]: the number 3 is not among the values": {"default": {"THREADS": 128, "WORK": 3}},
     "[flops]: ": {"flops": "n +"},
-    "[reference": {"reference": None},
+    "[reference": {"reference": "factor * xx"},
     "[dtypes]": {"dtypes": ["float33"]},
 }
 
@@ -195,6 +283,25 @@ class TestDisplay:
     def test_examples_in_docstrings_are_right(self, module):
         names = {"kernel": autotile.kernel, "Buffer": Buffer, "Scalar": Scalar}
         assert doctest.testmod(module, extraglobs=names).failed == 0
+
+
+def make_folder(parent: Path) -> Path:
+    """An empty folder with a name that no other has."""
+    folder = parent / f"{len(list(parent.iterdir()))}"
+    folder.mkdir()
+    return folder
+
+
+def test_the_notebook_runs_without_a_gpu(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.mkdtemp", lambda *_, **__: str(make_folder(tmp_path)))
+    monkeypatch.setattr(autotile, "devices", lambda: autotile.DeviceList((), {}))
+    notebook = Path(__file__).parents[2] / "examples" / "notebook" / "softmax.ipynb"
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        exec("".join(cell["source"]), names)
+    assert 'rule_1 = "BLOCK * UNROLL <= 4096"' in capsys.readouterr().out
+    assert names["softmax"].explain(BLOCK=512, UNROLL=4, device="h200").fault == ""
 
 
 def test_no_file_is_left_behind(tmp_path):

@@ -1,0 +1,1 @@
+"""Kernel Tuner's strategies by the names of its modules, such as ``strategies.minimize``."""
