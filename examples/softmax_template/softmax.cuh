@@ -1,4 +1,9 @@
-// Softmax of the rows of a matrix as a C++ template of block size, type and loads.
+// Softmax of the rows of a matrix as a C++ template: a block takes a row.
+//
+// Template arguments
+//   BLOCK    threads of a block
+//   KEEP     elements of a row that a thread holds in registers; it reads the others again
+//   T        element type
 #pragma once
 #include <cfloat>
 #include <cuda_fp16.h>
@@ -17,31 +22,30 @@ template <int THREADS, typename Combine> __device__ float all_of_block(float val
     return value;
 }
 
-// A block takes a row; with KEEP it holds the row's exponentials in registers, KEEP elements a thread, and reads once.
-template <int THREADS, int KEEP, typename T>
-__global__ void __launch_bounds__(THREADS) softmax(const T* __restrict__ x, T* __restrict__ y, int columns)
+template <int BLOCK, int KEEP, typename T>
+__global__ void __launch_bounds__(BLOCK) softmax(const T* __restrict__ x, T* __restrict__ y, int columns)
 {
     const T* from = x + static_cast<long long>(blockIdx.x) * columns;
     T* to = y + static_cast<long long>(blockIdx.x) * columns;
     float kept[KEEP > 0 ? KEEP : 1];
     float largest = -FLT_MAX, sum = 0.0f;
 
-    for (int i = 0, column = threadIdx.x; column < columns; ++i, column += THREADS) {
+    for (int i = 0, column = threadIdx.x; column < columns; ++i, column += BLOCK) {
         const float value = static_cast<float>(from[column]);
         if (i < KEEP) kept[i] = value;
         largest = fmaxf(largest, value);
     }
-    largest = all_of_block<THREADS>(largest, -FLT_MAX, [](float a, float b) { return fmaxf(a, b); });
+    largest = all_of_block<BLOCK>(largest, -FLT_MAX, [](float a, float b) { return fmaxf(a, b); });
 
     auto each = [&](auto use) {
 #pragma unroll
         for (int i = 0; i < KEEP; ++i)
-            if (threadIdx.x + i * THREADS < columns) use(threadIdx.x + i * THREADS, expf(kept[i] - largest));
-        for (int column = threadIdx.x + KEEP * THREADS; column < columns; column += THREADS)
+            if (threadIdx.x + i * BLOCK < columns) use(threadIdx.x + i * BLOCK, expf(kept[i] - largest));
+        for (int column = threadIdx.x + KEEP * BLOCK; column < columns; column += BLOCK)
             use(column, expf(static_cast<float>(from[column]) - largest));
     };
     each([&](int, float value) { sum += value; });
-    sum = all_of_block<THREADS>(sum, 0.0f, [](float a, float b) { return a + b; });
+    sum = all_of_block<BLOCK>(sum, 0.0f, [](float a, float b) { return a + b; });
     each([&](int column, float value) { to[column] = static_cast<T>(value / sum); });
 }
 
