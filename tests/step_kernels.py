@@ -1,4 +1,4 @@
-"""Kernels of several steps: a reduction of two kernels, a split sum with a condition, and windows that double."""
+"""Kernels of several steps: a reduction of two kernels, a split sum with a condition, and a scan with repetitions."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ entry = "sweep"
 arguments = ["a", "b", "stride", "N"]
 block = ["BLOCK"]
 grid = ["ceil_div(N, BLOCK)"]
-times = 3
+times = "9 if N <= 512 else 12"
 swap = ["a", "b"]
 
 [[steps]]
@@ -202,14 +202,108 @@ stride = { scalar = "int32", value = "2 ** step" }
 N = { scalar = "int32", value = "N" }
 
 [reference]
-outputs = { y = "TERMS" }
-reduction = 8
-""".replace("TERMS", " + ".join(["x", *(f"shift(x, -{back})" for back in range(1, 8))]))
+outputs = { y = "cumsum(x, 0)" }
+reduction = "N"
+"""
+
+TILED_TEMPLATE = """
+__global__ void advance(const float* x, float* y, float* rows, int N)
+{
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i >= N) return;
+    float value = x[i];
+    for (int step = 0; step < STEPS; ++step) {
+        value = 0.5f * value + 1.0f;
+        rows[step * N + i] = value;
+    }
+    y[i] = STEPS * x[i];
+}
+"""
+
+TILED_SPACE = """
+[kernel]
+name = "several_steps"
+template = "several_steps.cu"
+entry = "advance"
+
+[problem]
+sizes = { N = 100000 }
+
+[parameters]
+BLOCK = [128, 256]
+STEPS = [1, 2, 3]
+
+[default]
+BLOCK = 128
+STEPS = 1
+
+[launch]
+block = ["BLOCK"]
+grid = ["ceil_div(N, BLOCK)"]
+
+[arguments]
+x = { buffer = "float32", shape = ["N"], access = "in" }
+y = { buffer = "float32", shape = ["N"], access = "out" }
+rows = { buffer = "float32", shape = ["STEPS", "N"], access = "out" }
+N = { scalar = "int32", value = "N" }
+
+[reference]
+outputs = { y = "STEPS * x", rows = ["s = reshape(arange(STEPS) + 1, STEPS, 1)", "x * 0.5 ** s + 2 * (1 - 0.5 ** s)"] }
+reduction = "STEPS"
+
+[work]
+flops = "2 * N * STEPS"
+"""
+
+PARTIAL_TEMPLATE = """
+__global__ void block_sums(const float* x, float* sums, int N)
+{
+    __shared__ float partial[BLOCK];
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    partial[threadIdx.x] = i < N ? x[i] : 0.0f;
+    for (int half = BLOCK / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) partial[threadIdx.x] += partial[threadIdx.x + half];
+    }
+    if (threadIdx.x == 0) sums[blockIdx.x] = partial[0];
+}
+"""
+
+PARTIAL_SPACE = """
+[kernel]
+name = "block_sums"
+template = "block_sums.cu"
+entry = "block_sums"
+
+[problem]
+sizes = { N = 100000 }
+
+[parameters]
+BLOCK = [64, 128, 256]
+
+[default]
+BLOCK = 128
+
+[launch]
+block = ["BLOCK"]
+grid = ["ceil_div(N, BLOCK)"]
+
+[arguments]
+x = { buffer = "float32", shape = ["N"], access = "in" }
+sums = { buffer = "float32", shape = ["ceil_div(N, BLOCK)"], access = "out" }
+N = { scalar = "int32", value = "N" }
+
+[reference]
+outputs = { sums = "sum(reshape(pad(x, (0, -N % BLOCK)), -1, BLOCK), axis=1)" }
+reduction = "BLOCK"
+"""
 
 KERNELS = {
     "two_step_sum": (SUM_TEMPLATE, SUM_SPACE),
     "split_rows": (SPLIT_TEMPLATE, SPLIT_SPACE),
     "scan_rounds": (SCAN_TEMPLATE, SCAN_SPACE),
+    "several_steps": (TILED_TEMPLATE, TILED_SPACE),
+    "block_sums": (PARTIAL_TEMPLATE, PARTIAL_SPACE),
 }
 
 

@@ -16,6 +16,7 @@ from autotile.kernel.arguments import Workspace
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import unsupported_reason
+from autotile.kernel.signature import signature_fault
 from autotile.kernel.spec import STEP, KernelSpec, Rule
 from autotile.kernel.tensor_maps import TensorMap
 from autotile.settings import read_settings
@@ -308,7 +309,14 @@ class _Candidate:
             return {}, "", str(error)
         if compiled.cubin is None:
             return {}, f"it does not compile: {compiled.reason}", "the compiler refuses it"
-        return {entry: function.resources for entry, function in compiled.cubin.functions.items()}, "", ""
+        functions = compiled.cubin.functions
+        taken = {entry: function.parameter_bytes for entry, function in functions.items()}
+        faults = (
+            signature_fault(self.spec, step, self.problem.dtype, taken.get(step.entry), self.kernel.source)
+            for step in self.spec.steps
+        )
+        resources = {entry: function.resources for entry, function in functions.items()}
+        return resources, next(filter(None, faults), ""), ""
 
     def block(self, plan: LaunchPlan, resources: Resources | None) -> BlockResources:
         """Return the resources of a block of the main launch, as compiled, or else as declared."""

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from autotile.kernel.library import Kernel, load_kernel, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.python_document import PythonDocument, build_document
+from autotile.kernel.reference_function import Library, ReferenceFunction
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.syntax import python_source
 from autotile.settings import expand_path
@@ -35,13 +37,15 @@ if TYPE_CHECKING:
 
 def kernel(
     source: str | os.PathLike[str],
-    entry: str,
+    entry: str | None = None,
     /,
     *,
     parameters: Mapping[str, Sequence[Any]],
     arguments: Mapping[str, Any] | Sequence[Any],
     launch: Mapping[str, Any] | Sequence[Any] | None = None,
+    steps: Sequence[Mapping[str, Any]] = (),
     reference: Any = None,
+    reference_on: Library = "numpy",
     tolerance: float | Mapping[str, Any] | None = None,
     sizes: Mapping[str, int] | None = None,
     rules: Mapping[str, Any] | Sequence[Any] = (),
@@ -51,12 +55,12 @@ def kernel(
     summary: str = "",
     flags: Mapping[str, int] | None = None,
     ragged: Mapping[str, int] | None = None,
-    dtypes: Sequence[str] = (),
+    dtypes: str | Sequence[str] = (),
     flops: int | str | None = None,
     bytes: int | str | None = None,
-    options: Sequence[str] = (),
+    options: str | Sequence[str] = (),
     defines: Mapping[str, Any] | None = None,
-    include: Sequence[str | os.PathLike[str]] = (),
+    include: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     compiler: str | None = None,
     architecture: str | None = None,
     minimum_compute_capability: str | None = None,
@@ -71,7 +75,7 @@ def kernel(
     source
         CUDA C++ code, or the path of a file that contains it. A text with a line break, a brace or a semicolon is code.
     entry
-        Name of the ``__global__`` function.
+        Name of the ``__global__`` function; left out with ``steps``.
     parameters
         Values of each tunable parameter, by name; each is passed to the code as a macro.
     arguments
@@ -81,11 +85,18 @@ def kernel(
     launch
         ``block``, ``grid``, ``dynamic_smem_bytes`` and the other keys of ``[launch]``, or a tuple of the first two or
         three: numbers or expressions, or lists of up to three.
+    steps
+        For a computation of several launches: a mapping for each with the keys of ``[[steps]]``, in place of ``entry``
+        and ``launch``.
     reference
         The expected outputs: an array expression of the only output, its values as an array, or a mapping of one of
         these for each output; the name of another ``__global__`` function of the source, with the same launch and
         arguments; a Python function; a table as in a search-space file. Or None: configurations are then compared with
         each other.
+    reference_on
+        Library whose arrays a Python function takes as its reference. Real numbers are passed in double precision. The
+        function runs in a child process for at most ten minutes; one over CuPy arrays runs in this process if CUDA is
+        already initialized here.
     tolerance
         Relative tolerance, or one for each output, as in ``[reference]``; None for that of the element type.
     sizes
@@ -153,6 +164,7 @@ def kernel(
         parameters=parameters,
         arguments=arguments,
         launch=launch,
+        steps=steps,
         reference=reference,
         sizes=sizes,
         rules=rules,
@@ -161,18 +173,23 @@ def kernel(
         name=name,
         kernel={
             "summary": summary,
-            "options": options,
+            "options": _strings(options),
             "defines": defines,
-            "include": [str(Path(folder).absolute()) for folder in include],
+            "include": [str(Path(folder).expanduser().absolute()) for folder in _strings(include)],
             "compiler": compiler,
             "architecture": architecture,
             "minimum_compute_capability": minimum_compute_capability,
         },
-        problem={"flags": flags, "ragged": ragged, "dtypes": dtypes},
+        problem={"flags": flags, "ragged": ragged, "dtypes": _strings(dtypes)},
         work={"flops": flops, "bytes": bytes},
         sections=_with_tolerance(sections or {}, tolerance),
     )
-    return TunableKernel(described)
+    return TunableKernel(described, reference_on)
+
+
+def _strings(given: Any) -> list[Any]:
+    """Return the entries of a list; a single one may stand alone."""
+    return [given] if isinstance(given, str | os.PathLike) else list(given)
 
 
 def _with_tolerance(sections: Mapping[str, Any], tolerance: float | Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -193,8 +210,9 @@ class TunableKernel(Displayed):
         The search-space file that the kernel would have, without rules that are functions.
     """
 
-    def __init__(self, described: PythonDocument) -> None:
+    def __init__(self, described: PythonDocument, reference_on: Library = "numpy") -> None:
         self.document = described.document
+        self._function = ReferenceFunction(described.reference, reference_on) if described.reference else None
         self._described = described
         self._folder = _private_folder() if described.arrays or described.template is None else None
         for file, array in described.arrays.items():
@@ -204,7 +222,7 @@ class TunableKernel(Displayed):
         if template is None:
             template = Path(str(self._folder)) / spec.template
             template.write_text(str(described.source))
-        self._kernel = make_kernel(spec, template, described.source)
+        self._kernel = replace(make_kernel(spec, template, described.source), reference_function=self._function)
 
     def _parse(self) -> KernelSpec:
         return parse_spec(
@@ -219,7 +237,8 @@ class TunableKernel(Displayed):
     def definition(self) -> Kernel:
         """The kernel, with its source as it is now."""
         if self._described.source is None:
-            read = make_kernel(self._kernel.spec, self._kernel.template_path)
+            made = make_kernel(self._kernel.spec, self._kernel.template_path)
+            read = replace(made, reference_function=self._function)
             if read != self._kernel:
                 self._kernel = read
         return self._kernel

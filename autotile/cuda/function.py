@@ -100,6 +100,11 @@ class Module:
         else:
             self._module.load_file(str(image))
 
+    @property
+    def pointer(self) -> int:
+        """Driver handle of the module."""
+        return int(self._module.ptr)
+
     def function(self, name: str) -> Function:
         """Return a function by its symbol: the mangled name, or that of an ``extern "C"`` function."""
         return Function(self._module.get_function(name))

@@ -16,8 +16,9 @@ from autotile.core.frozen import dataclass
 from autotile.core.model import Config
 from autotile.errors import InputError, SpecError, UnknownKernelError
 from autotile.kernel.parser import parse_spec
+from autotile.kernel.reference_function import ReferenceFunction
 from autotile.kernel.sources import hash_with_includes, is_file, read_text
-from autotile.kernel.spec import KernelSpec
+from autotile.kernel.spec import KernelSpec, check_variables
 from autotile.settings import absolute_path, read_settings
 
 
@@ -91,6 +92,8 @@ class Kernel:
     source_hash: str
     variant: Callable[[Config], Variant] | None = None
     inspection: Inspection | None = None
+    reference_function: ReferenceFunction | None = None
+    """Function that computes the expected outputs, if the reference is one."""
     include_folders: tuple[Path, ...] = ()
     """The author's own folders of headers, which the compiler searches after the template's."""
 
@@ -188,6 +191,7 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
     """
     if source is None:
         source = read_text(template, "template")
+    check_variables(spec, source)
     folders = _include_folders(spec, template.parent if folder is None else folder)
     digest = hash_with_includes(template, source, folders)
     if (other := _reference_template(spec, template)) is not None:

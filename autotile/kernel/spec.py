@@ -5,13 +5,16 @@ The smaller parts are named tuples for the reason given in `autotile.kernel.node
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from autotile.core.documents import Name
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
+from autotile.errors import InputError
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument, WorkspaceArgument, arguments_of_kind
+from autotile.kernel.compiler_options import Build
 from autotile.kernel.computed import Computed
 from autotile.kernel.expressions import Expression
 from autotile.kernel.reference import Reference
@@ -44,12 +47,14 @@ class Launch:
     block: tuple[Expression, ...]
     grid: tuple[Expression, ...]
     cluster: tuple[Expression, ...]
-    """Blocks of a cluster, as in the template's ``__cluster_dims__``; empty if the kernel has no clusters."""
+    """Blocks of a cluster; empty if the kernel has no clusters. A launch sets them unless the template does."""
     dynamic_smem_bytes: Expression | None
     static_smem_bytes: Expression | None
     """Shared memory that the template declares statically; the limits apply to it before compilation."""
     min_registers: Expression | None
     """Lower bound on the registers of a thread (its accumulators, for example)."""
+    is_cooperative: bool = False
+    """Whether all blocks must be resident at once, as they wait for each other."""
 
 
 STEP = "step"
@@ -101,6 +106,8 @@ class KernelSpec:
     template: str
     """File name of the template."""
     options: tuple[str, ...]
+    build: Build
+    """Options as they are given to the compiler, further macros, and the compiler itself."""
     include: tuple[str, ...]
     """Folders of the author's headers, as written."""
     architecture: str | None
@@ -135,6 +142,19 @@ class KernelSpec:
     """Folder of the files that the arguments name."""
 
     @property
+    def shaping(self) -> tuple[str, ...]:
+        """The parameters that the buffers, their contents or the reference depend on."""
+        used = {name for buffer in self.buffers for extent in buffer.shape for name in extent.names}
+        used |= {name for buffer in self.buffers for name in getattr(buffer.content, "inputs", ())}
+        used |= {name for expression in self.reference.outputs.values() for name in expression.names}
+        used |= self.reference.reduction.names
+        return tuple(parameter.name for parameter in self.parameters if parameter.name in used)
+
+    def shaped_sizes(self, sizes: Mapping[str, int], config: Mapping[str, Value]) -> dict[str, int]:
+        """Return sizes and flags with the values of the parameters that the buffers or the reference depend on."""
+        return {**sizes, **{name: int(config[name]) for name in self.shaping}}
+
+    @property
     def has_one_launch(self) -> bool:
         """Whether a call is one launch, in every configuration."""
         return len(self.steps) == 1 and self.steps[0].is_always_once
@@ -161,6 +181,12 @@ class KernelSpec:
             if argument.name == name:
                 return argument
         raise KeyError(name)
+
+    @property
+    def compiled_names(self) -> tuple[str, ...]:
+        """Sizes and flags that are compiled in: another value of one needs another cubin."""
+        used = self.build.names
+        return tuple(name for name in self.sizes if name in self.flags or name in used)
 
     def is_optional(self, name: str) -> bool:
         """Whether a size or flag may be omitted from a problem: flags, and sizes with a default of 1."""
@@ -202,3 +228,18 @@ class KernelSpec:
     def tensor_maps(self) -> tuple[TensorMapArgument, ...]:
         """The tensor maps, in order."""
         return arguments_of_kind(self.arguments, TensorMapArgument)
+
+
+def check_variables(spec: KernelSpec, source: str) -> None:
+    """Raise if a template that includes no files of the author lacks a ``__constant__`` variable.
+
+    Raises
+    ------
+    InputError
+        The template lacks it.
+    """
+    for buffer in spec.buffers:
+        name = buffer.constant.rpartition("::")[2]
+        if name and not re.search(rf"\b{name}\b", source) and not re.search(r'#\s*include\s*"', source):
+            hint = f"declare it as in __constant__ {buffer.dtype} {name}[...];"
+            raise InputError(f"{spec.source}: {buffer.name}: the template has no variable {buffer.constant}; {hint}")

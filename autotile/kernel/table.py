@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 from typing import Any, TypeAlias
 
 from autotile.core.frozen import dataclass
@@ -375,17 +376,29 @@ class ProblemSection:
         Names that are 0 or 1.
     dtypes
         Element types that the kernel supports.
+    parameters
+        Kinds of the parameters that shapes and references may use; ``sizes`` and ``ragged`` hold a value of each.
     """
 
     sizes: Mapping[str, int]
     ragged: Mapping[str, int]
     flags: tuple[str, ...]
     dtypes: tuple[str, ...]
+    parameters: Mapping[str, Kind] = field(default_factory=dict)
+
+    def with_parameters(self, values: Mapping[str, int], kinds: Mapping[str, Kind]) -> ProblemSection:
+        """Return the section with parameters as further names, each with the value that expressions are tested at."""
+        return ProblemSection({**self.sizes, **values}, {**self.ragged, **values}, self.flags, self.dtypes, kinds)
+
+    @property
+    def own_names(self) -> frozenset[str]:
+        """Sizes and flags."""
+        return frozenset(self.sizes.keys() - self.parameters.keys())
 
     @property
     def kinds(self) -> dict[str, Kind]:
         """Kind of each name; a flag is a boolean."""
-        return {name: "boolean" if name in self.flags else "number" for name in self.sizes}
+        return {name: "boolean" if name in self.flags else self.parameters.get(name, "number") for name in self.sizes}
 
     @property
     def flag_kinds(self) -> dict[str, Kind]:

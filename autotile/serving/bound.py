@@ -274,6 +274,13 @@ class BoundKernel:
         return self._plan.main.geometry
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each array, by its name. Shapes may depend on the configuration that is served."""
+        spec = self.definition.spec
+        names = spec.shaped_sizes(self.problem.sizes, self.config)
+        return {buffer.name: buffer.array_shape(names) for buffer in spec.buffers}
+
+    @property
     def launches(self) -> tuple[StepLaunch, ...]:
         """What a call launches, in order."""
         return self._plan.launches
@@ -313,7 +320,10 @@ class BoundKernel:
             The kernel was not returned by `get_best_kernel`.
         """
         if self.request is None:
-            raise TypeError(f"{self!r} was not returned by get_best_kernel, so it cannot be served again")
+            raise TypeError(
+                f"{self!r} cannot be served again: it was not returned by get_best_kernel, or is of a kernel that is "
+                "written in Python; save that one as a search-space file"
+            )
         return _serve_again, (self.request,)
 
     def __repr__(self) -> str:
@@ -423,34 +433,49 @@ class BoundKernel:
             )
         from autotile.cuda.sequence import StepFunctions
         from autotile.serving.launching import CallArguments, Launcher
+        from autotile.serving.preparation import Preparation
 
-        with_graphs = read_settings().graphs
+        with_graphs, spec = read_settings().graphs, self.definition.spec
+
+        def load() -> StepFunctions:
+            packed = self._packed
+            image = packed.read() if packed is not None else self._compiled().path
+            symbols = packed.symbols if packed is not None else self._compiled().symbols
+            functions = StepFunctions(spec.steps, image, symbols)
+            functions.opt_in(self._plan)
+            return functions
+
         with self._lock:
             if self._launcher is None:
                 with load_cupy().cuda.Device(self._device_index), outside_of_captures():
-                    packed = self._packed
-                    image = packed.read() if packed is not None else self._compiled().path
-                    symbols = packed.symbols if packed is not None else self._compiled().symbols
-                    functions = StepFunctions(self.definition.spec.steps, image, symbols)
-                    functions.opt_in(self._plan)
+                    functions = load()
                 arguments = CallArguments(
-                    self.definition.spec,
+                    spec,
                     self.problem,
+                    self.config,
                     self._plan,
                     data=self._data,
                     scalars=self._scalars,
                     device_index=self._device_index,
                 )
-                self._launcher = Launcher(arguments, functions, self._device_index, with_graphs=with_graphs)
+                self._launcher = Launcher(
+                    arguments,
+                    functions,
+                    self._device_index,
+                    with_graphs=with_graphs,
+                    preparation=Preparation.of(spec, self.problem, self._plan, load),
+                )
             return self._launcher
 
     def _compiled(self) -> CachedCubin:
         from autotile.cuda.compiler import compile_job
-        from autotile.cuda.cubin_cache import CubinCache
+        from autotile.cuda.cubin_cache import CubinCache, check_signatures
 
         if self._cubin is None:
             settings = read_settings()
             problem = self.problem
             job = compile_job(self.definition, self.config, problem.dtype, self.device.architecture, problem.sizes)
-            self._cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
+            cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
+            check_signatures(self.definition, problem.dtype, cubin)
+            self._cubin = cubin
         return self._cubin

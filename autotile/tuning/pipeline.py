@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from autotile.core.model import SAME_CODE, Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CompileJob, compile_job
-from autotile.cuda.cubin_cache import CachedCubin
+from autotile.cuda.cubin_cache import CachedCubin, check_signatures
 from autotile.kernel.computed import computed_values
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
@@ -145,6 +145,8 @@ class Pipeline:
         ------
         ToolchainError
             Nothing can be compiled at all.
+        SpecError
+            A function takes other parameters than the declared arguments.
         """
         with self._timeline.span("session", "wait for the compilers"):
             compiled = {row: self._apply_second_gate(self._queue[row]) for row in self._compiled_rows(proposer)}
@@ -280,6 +282,7 @@ class Pipeline:
         cubin = compiled.cubin
         if cubin is None:
             return trial
+        check_signatures(self._kernel, self._problem.dtype, cubin)
         resources = {entry: function.resources for entry, function in cubin.functions.items()}
         steps = compiled_steps(self._kernel.spec, plan, resources, self._device)
         main = steps[0]

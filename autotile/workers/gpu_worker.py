@@ -18,6 +18,7 @@ from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.instance import BoundArguments, ProblemInstance, Verdict
+from autotile.cuda.instances import MEMORY_SHARE, Instances
 from autotile.cuda.sequence import LaunchSequence, StepFunctions
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.telemetry import EnergyMeter, Telemetry
@@ -57,15 +58,22 @@ class Workbench:
             folder=Path(workload.reference_folder) if workload.reference_folder else None,
         )
 
-        def instance_of(sizes: Mapping[str, int], *, check: bool) -> ProblemInstance:
-            return ProblemInstance(self._spec, sizes, workload.dtype, support, check=check, references=references)
+        def instances_of(sizes: Mapping[str, int], *, check: bool) -> Instances:
+            def make(names: Mapping[str, int]) -> ProblemInstance:
+                return ProblemInstance(self._spec, names, workload.dtype, support, check=check, references=references)
+
+            instances = Instances(self._spec, sizes, make, MEMORY_SHARE * self.device.memory_bytes)
+            default = self._spec.default
+            if not self._spec.shaping or not check_config(self._spec, default, sizes, self.device, workload.dtype):
+                instances.of(default)  # so that an error of the problem is reported now
+            return instances
 
         ragged = self._spec.ragged_sizes(workload.sizes)
         is_same = ragged == dict(workload.sizes) and all(scalar.check_value is None for scalar in self._spec.scalars)
         has_ragged = not is_same and not missing_input(self._spec, ragged, workload.dtype)
-        self._ragged = instance_of(ragged, check=True) if has_ragged else None
-        self._tuned = instance_of(workload.sizes, check=False)
-        self._others = [instance_of(sizes, check=True) for sizes in workload.verify_sizes]
+        self._ragged = instances_of(ragged, check=True) if has_ragged else None
+        self._tuned = instances_of(workload.sizes, check=False)
+        self._others = [instances_of(sizes, check=True) for sizes in workload.verify_sizes]
         self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
         self._dtype = workload.dtype
         self._telemetry = Telemetry(workload.device_index)
@@ -92,10 +100,11 @@ class Workbench:
         timer.end("verify")
         if verdict.outcome is not Outcome.OK:
             return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=timer.seconds, began_at=timer.began_at)
-        captured = self._capture()
+        instance = self._tuned.of(config)
+        captured = self._capture(instance)
         stage("measure")
-        bound = self._tuned.bind(config, self.device)
-        evaluation = self._measure(_sequence(functions, bound), best_us, bound)
+        bound = instance.bind(config, self.device)
+        evaluation = self._measure(_sequence(functions, instance, bound), best_us, bound)
         timer.end("measure")
         if evaluation.outcome.has_time:
             self._known_good = (functions, config)
@@ -104,7 +113,7 @@ class Workbench:
             evaluation, seconds=timer.seconds, telemetry=telemetry, captured=captured, began_at=timer.began_at
         )
 
-    def _capture(self) -> str:
+    def _capture(self, instance: ProblemInstance) -> str:
         """Save what the verified launch wrote at the tuned sizes, if that is asked for; return the folder."""
         if not self._captured:
             return ""
@@ -112,7 +121,7 @@ class Workbench:
         folder = Path(self._capture_folder) / f"{os.getpid()}-{self._captures}"
         folder.mkdir()
         for name in self._captured:
-            np.save(folder / f"{name}.npy", self._tuned.content(name), allow_pickle=False)
+            np.save(folder / f"{name}.npy", instance.content(name), allow_pickle=False)
         return str(folder)
 
     def verify(self, candidate: Candidate, repeats: int, limit_s: float, stage: Stage) -> Evaluation:
@@ -125,14 +134,19 @@ class Workbench:
         config, functions = candidate.config, self._load(candidate)
         stage("verify")
         start = time.perf_counter()
+        instance = self._tuned.of(config)
+        if self._verify_seed:
+            instance.add_inputs(self._verify_seed)
         done, verdict = 0, Verdict(Outcome.OK)
         while done == 0 or (done < repeats and time.perf_counter() - start < limit_s):
-            self._tuned.use_inputs(self._verify_seed if done // 2 % 2 else 0)
+            instance.use_inputs(self._verify_seed if done // 2 % 2 else 0)
             done += 1
             verdict = self._verify(functions, config, as_measured=done % 2 == 0)
             if verdict.outcome is not Outcome.OK:
                 break
-        self._tuned.use_inputs(0)
+        instance.use_inputs(0)
+        if verdict.outcome is Outcome.OK and instance.is_unconfirmed:
+            return Evaluation(Outcome.WRONG_RESULT, _UNCONFIRMED, "verify")
         if verdict.outcome is not Outcome.OK:
             return Evaluation(verdict.outcome, f"{verdict.reason}, in repeat {done} of {repeats}", "verify")
         self._known_good = (functions, config)
@@ -142,9 +156,9 @@ class Workbench:
     def set_verify_seed(self, seed: int) -> None:
         """Draw the second set of inputs, or drop it if the seed is 0; see `Workload.verify_seed`."""
         if seed:
-            self._tuned.add_inputs(seed)
-        else:
-            self._tuned.drop_inputs()
+            self._tuned.of(self._spec.default).add_inputs(seed)
+        for instance in self._tuned if not seed else ():
+            instance.drop_inputs()
         self._verify_seed = seed
 
     def is_intact(self) -> bool:
@@ -153,18 +167,21 @@ class Workbench:
 
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[RaceTimes]:
         """Time verified candidates in interleaved rounds, and verify the outputs that timed launches wrote."""
-        bounds = [self._tuned.bind(candidate.config, self.device) for candidate in candidates]
+        instances = [self._tuned.of(candidate.config) for candidate in candidates]
+        pairs = list(zip(instances, candidates, strict=True))
+        bounds = [instance.bind(candidate.config, self.device) for instance, candidate in pairs]
         launches = [
-            _sequence(self._load(candidate), bound) for candidate, bound in zip(candidates, bounds, strict=True)
+            _sequence(self._load(candidate), instance, bound)
+            for (instance, candidate), bound in zip(pairs, bounds, strict=True)
         ]
         verdicts: list[Verdict] = []
         self.fresh = False
-        self._timer.warm_up(launches[0])
+        self._timer.warm_up(launches[0], partial(bounds[0].instance.prepare, bounds[0]))
         times = self._timer.race(
             launches,
             rounds,
             seed,
-            prepares=[partial(self._tuned.prepare, bound) for bound in bounds],
+            prepares=[partial(bound.instance.prepare, bound) for bound in bounds],
             check=lambda index: verdicts.append(self._verdict_on_timed(bounds[index])),
         )
         return [RaceTimes(tuple(row), v.outcome, v.reason) for row, v in zip(times, verdicts, strict=True)]
@@ -179,9 +196,9 @@ class Workbench:
 
     def _measure(self, launch: LaunchSequence, best_us: float | None, bound: BoundArguments) -> Evaluation:
         if self._event_floor_us is None:
-            self._timer.warm_up(launch)
+            self._timer.warm_up(launch, partial(bound.instance.prepare, bound))
             self._event_floor_us = round(self._timer.event_floor_us(), 3)
-        timing = self._timer.measure(launch, best_us, partial(self._tuned.prepare, bound))
+        timing = self._timer.measure(launch, best_us, partial(bound.instance.prepare, bound))
         verdict = self._verdict_on_timed(bound)
         if verdict.outcome is not Outcome.OK:
             return Evaluation(verdict.outcome, verdict.reason, "measure")
@@ -202,13 +219,13 @@ class Workbench:
     def _step_times(self, launch: LaunchSequence, bound: BoundArguments) -> dict[str, float]:
         """Return the time of each step in microseconds, measured between events in whole calls."""
         by_step = launch.by_step()
-        times = self._timer.parts(list(by_step.values()), partial(self._tuned.prepare, bound))
+        times = self._timer.parts(list(by_step.values()), partial(bound.instance.prepare, bound))
         names = [f"step_us.{step}.{self._spec.steps[step].entry}" for step in by_step]
         return dict(zip(names, times, strict=True))
 
     def _verdict_on_timed(self, bound: BoundArguments) -> Verdict:
         """Verify what the last timed launch wrote, before which the outputs were overwritten."""
-        verdict = self._tuned.verdict(bound)
+        verdict = bound.instance.verdict(bound)
         if verdict.outcome is Outcome.OK:
             return verdict
         return verdict._replace(reason=f"{verdict.reason}, in a timed launch after correct ones")
@@ -216,14 +233,15 @@ class Workbench:
     def _verify(self, functions: StepFunctions, config: Config, *, as_measured: bool = False) -> Verdict:
         """Verify at the ragged sizes if the rules allow them there, at the tuned sizes, and at the extra ones."""
         max_error = 0.0
-        for instance in filter(None, (self._ragged, self._tuned, *self._others)):
-            broken_rule = check_config(self._spec, config, instance.sizes, self.device, self._dtype)
-            if broken_rule and instance is self._ragged:
+        for instances in filter(None, (self._ragged, self._tuned, *self._others)):
+            broken_rule = check_config(self._spec, config, instances.sizes, self.device, self._dtype)
+            if broken_rule and instances is self._ragged:
                 continue
             if broken_rule:
-                return Verdict(Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instance.sizes)}")
+                return Verdict(Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instances.sizes)}")
+            instance = instances.of(config)
             bound = instance.bind(config, self.device)
-            launch = _sequence(functions, bound)
+            launch = _sequence(functions, instance, bound)
             instance.prepare(bound)
             self.fresh = False
             if as_measured:
@@ -240,8 +258,15 @@ class Workbench:
         return StepFunctions(self._spec.steps, Path(candidate.cubin_path), candidate.symbols)
 
 
-def _sequence(functions: StepFunctions, bound: BoundArguments) -> LaunchSequence:
+def _sequence(functions: StepFunctions, instance: ProblemInstance, bound: BoundArguments) -> LaunchSequence:
+    instance.copy_constants(functions.module)
     return LaunchSequence(functions, bound.plan, bound.arguments)
+
+
+_UNCONFIRMED = (
+    "there is no reference, and no two configurations of different blocks or grids gave the same outputs; add a "
+    "reference"
+)
 
 
 class _StageTimer:
@@ -266,6 +291,8 @@ _REJECTED = {
     301: Outcome.CRASHED,  # CUDA_ERROR_FILE_NOT_FOUND: the cubin was trimmed from the cache
     500: Outcome.CRASHED,  # CUDA_ERROR_NOT_FOUND
     701: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    720: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+    912: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_INVALID_CLUSTER_SIZE
 }
 _LAUNCH_FAILED = 719
 _LAUNCH_FAILED_HINT = "a trap, or an address outside shared or local memory"

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from autotile.core.documents import decode_json
 from autotile.core.dtypes import DTYPES
+from autotile.cuda.constants import constant_copies, copy_constants
 from autotile.cuda.driver import live_device
 from autotile.cuda.packing import pack_launches, problem_scalars
 from autotile.cuda.sequence import LaunchSequence, StepFunctions
@@ -58,8 +59,9 @@ class Launcher:
         plan = LaunchPlan.of(self._spec, self._config, sizes, self._device)
         dtype = self._workload.dtype
         data = LaunchData.of(self._spec, dtype, known_names(self._spec, self._config, sizes, self._device))
-        inputs = InputMaker(self._spec, sizes, dtype, check=check)
-        buffers = {buffer.name: _buffer(buffer, sizes, dtype, inputs) for buffer in self._spec.buffers}
+        shaped = self._spec.shaped_sizes(sizes, self._config)
+        inputs = InputMaker(self._spec, shaped, dtype, check=check)
+        buffers = {buffer.name: _buffer(buffer, shaped, dtype, inputs) for buffer in self._spec.buffers}
         workspaces = {workspace.name: _workspace(workspace) for workspace in data.workspaces if workspace.size_bytes}
         arguments = pack_launches(
             self._spec,
@@ -70,6 +72,8 @@ class Launcher:
             scalars=problem_scalars(self._spec, sizes, dtype, check=check),
             workspaces={w.name: workspaces[w.name].data.ptr if w.size_bytes else 0 for w in data.workspaces},
         )
+        pointers = {name: buffer.data.ptr for name, buffer in buffers.items()}
+        copy_constants(constant_copies(self._spec, self._functions.module, sizes, dtype), pointers, 0)
         notify(Notice.AT, " ".join(f"{name}={value}" for name, value in sizes.items()))
         LaunchSequence(self._functions, plan, arguments)()
         load_cupy().cuda.runtime.deviceSynchronize()

@@ -19,9 +19,9 @@ from autotile.api import tunable
 from autotile.core.dtypes import DTYPES
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, SpecError, UnknownKernelError
-from autotile.kernel import python_document
+from autotile.kernel import python_arguments
 from autotile.kernel.library import load_kernel
-from autotile.kernel.python_document import parameter_names
+from autotile.kernel.python_arguments import parameter_names
 from autotile.settings import child_environment
 
 CODE = """
@@ -127,6 +127,46 @@ class TestSameModel:
         assert scale(sections={"limits": {"max_spill_bytes": 0}}).definition.spec.limits.max_spill_bytes == 0
 
 
+class TestSteps:
+    CODE = """
+    __global__ void partial_sums(const float* x, float* partials, int N) { partials[blockIdx.x] = x[threadIdx.x] + N; }
+    __global__ void total(const float* partials, float* y, int count) { y[0] = partials[0] + count; }
+    """
+
+    def test_they_take_the_place_of_entry_and_launch(self, tmp_path):
+        kernel = autotile.kernel(
+            self.CODE,
+            name="two_step_sum",
+            sizes={"N": 4096},
+            parameters={"BLOCK": [64, 128], "BLOCKS": [32, 64]},
+            arguments={
+                "x": Buffer("float32", "N"),
+                "y": Buffer("float32", 1, "out"),
+                "partials": Scratch("float32", "BLOCKS"),
+                "N": Scalar("int32", "N"),
+                "count": Scalar("int32", "BLOCKS"),
+            },
+            steps=[
+                {"entry": "partial_sums", "block": "BLOCK", "grid": "BLOCKS", "arguments": ["x", "partials", "N"]},
+                {"entry": "total", "block": 64, "grid": 1, "arguments": ["partials", "y", "count"]},
+            ],
+            reference={"y": "reshape(sum(x), 1)"},
+        )
+        spec = kernel.definition.spec
+        assert [step.entry for step in spec.steps] == ["partial_sums", "total"]
+        assert kernel.explain(device="h200").fault == ""
+        saved = load_kernel(kernel.save(tmp_path / "sum.toml"))
+        assert space_hash(saved.spec) == space_hash(spec)
+
+    def test_an_entry_is_superfluous(self):
+        with pytest.raises(SpecError, match=r"\[entry\]: the file has \[\[steps\]\]"):
+            scale(steps=[{"entry": "scale", "block": 32, "grid": 1}], launch=None)
+
+    def test_without_steps_an_entry_is_required(self):
+        with pytest.raises(InputError, match="the entry is None, expected the name of a __global__ function"):
+            scale(entry=None)
+
+
 class TestReferences:
     @pytest.mark.parametrize(
         ("given", "expected"),
@@ -223,6 +263,15 @@ MISTAKES = {
     "[flops]: ": {"flops": "n +"},
     "[reference": {"reference": "factor * xx"},
     "[dtypes]": {"dtypes": ["float33"]},
+    "[sizes]: expected a mapping, got 5": {"sizes": 5},
+    "[default]: expected a mapping": {"default": [1]},
+    "[arguments]: expected a mapping, got 'x'": {"arguments": "x"},
+    "[rules]: expected a mapping": {"rules": 5},
+    "[launch]: expected a mapping with block and grid": {"launch": "THREADS"},
+    "[sections]: expected a mapping": {"sections": 5},
+    "[limits]: expected a mapping": {"sections": {"limits": 5}},
+    "[nosuch]: unknown section 'nosuch'": {"sections": {"nosuch": {}}},
+    "[limits['max_spill_bytes']]: expected text, numbers": {"sections": {"limits": {"max_spill_bytes": object()}}},
 }
 
 
@@ -234,9 +283,10 @@ class TestMessages:
         assert message in str(raised.value)
         assert str(raised.value).startswith("<kernel scale>: [")
 
-    def test_a_source_that_does_not_exist(self):
-        with pytest.raises(InputError, match=r"'no/such.cu' is neither a file that exists nor CUDA C\+\+ code"):
-            scale(source="no/such.cu")
+    @pytest.mark.parametrize("source", ["no/such.cu", "x" * 5000, 5, "a\0b", "~nobody_of_this_name/x.cu"])
+    def test_a_source_that_does_not_exist(self, source):
+        with pytest.raises(InputError, match=r"is neither a file that exists nor CUDA C\+\+ code"):
+            scale(source=source)
 
 
 class TestEveryFunction:
@@ -264,6 +314,14 @@ class TestEveryFunction:
         assert first.best(n=1000).config == {"THREADS": 128, "WORK": 1}
         assert second.best(n=1000).config == {"THREADS": 64, "WORK": 2}
 
+    def test_replayed_results_are_bundled_and_cleaned(self, recording, tmp_path):
+        kernel = scale(parameters={"THREADS": [32, 64, 128, 256], "WORK": [1, 2, 4]})
+        options = autotile.TuneOptions(replay=recording, trials=3, finals=1)
+        assert kernel.tune(n=1048576, progress=False, options=options).winner is not None
+        written = autotile.bundle([(kernel, {"n": 1048576})], output=tmp_path / "a.bundle", architectures=["sm_90"])
+        assert "scale" in repr(written)
+        assert autotile.clean(kernel, stale=True, dry_run=True).studies == ()
+
     def test_it_is_not_found_by_its_name(self):
         scale()
         with pytest.raises(UnknownKernelError):
@@ -279,7 +337,7 @@ class TestDisplay:
         assert "<th>THREADS</th><td>32 64 128 256</td>" in html
         assert "<th>enough_blocks</th><td>n &gt;= THREADS * WORK</td>" in html
 
-    @pytest.mark.parametrize("module", [tunable, python_document])
+    @pytest.mark.parametrize("module", [tunable, python_arguments])
     def test_examples_in_docstrings_are_right(self, module):
         names = {"kernel": autotile.kernel, "Buffer": Buffer, "Scalar": Scalar}
         assert doctest.testmod(module, extraglobs=names).failed == 0

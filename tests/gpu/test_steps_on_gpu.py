@@ -76,7 +76,7 @@ def test_repetitions_exchange_their_arrays(tmp_path: Path, cp: Any) -> None:
     forget_served()
     kernel = get_best_kernel(str(path), N=4000)
     x = cp.random.random(4000, dtype=cp.float32)
-    expected = sum(cp.concatenate([cp.zeros(back, cp.float32), x[: 4000 - back]]) for back in range(8))
+    expected = cp.cumsum(x)
     for _ in range(4):
         cp.testing.assert_allclose(kernel(x), expected, rtol=1e-5)
     stream = cp.cuda.Stream(non_blocking=True)
@@ -90,3 +90,23 @@ def test_energy_of_a_call(tmp_path: Path) -> None:
     options = TuneOptions(sampler="brute-force", finals=0, trials=1, objectives=("time", "energy"))
     (trial,) = tuned(write_steps(tmp_path, "scan_rounds"), options, N=4000)[:1]
     assert float(trial.telemetry["energy_mj"]) > 0
+
+
+@pytest.mark.parametrize(("name", "count"), [("several_steps", 6), ("block_sums", 3)])
+def test_arrays_and_references_that_depend_on_parameters(tmp_path: Path, cp: Any, name: str, count: int) -> None:
+    path = write_steps(tmp_path, name)
+    found = tuned(path, TuneOptions(sampler="brute-force", discard=False, finals=3), N=100000)
+    assert [trial.outcome for trial in found if trial.stage == "measure"] == [Outcome.OK] * count
+    forget_served()
+    kernel = get_best_kernel(str(path), N=100000)
+    x = cp.random.random(100000, dtype=cp.float32)
+    outputs = kernel(x)
+    if name == "block_sums":
+        assert outputs.shape == kernel.shapes["sums"]
+        assert abs(float(outputs.sum()) / float(x.sum(dtype=cp.float64)) - 1) < 1e-4
+    else:
+        steps = kernel.config["STEPS"]
+        assert outputs[1].shape == kernel.shapes["rows"] == (steps, 100000)
+        cp.testing.assert_allclose(outputs[0], steps * x, rtol=1e-6)
+    with pytest.raises(autotile.errors.ArgumentError, match="see the kernel's attribute shapes"):
+        kernel(x, *(cp.zeros(7, cp.float32) for _ in range(len(kernel.shapes) - 1)))

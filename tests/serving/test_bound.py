@@ -91,7 +91,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     monkeypatch.setattr(launching, "ParameterBlock", Block)
     monkeypatch.setattr(stream_state, "make_launch_graph", lambda *_: SimpleNamespace(executable=99))
     function = SimpleNamespace(pointer=5, opt_in=lambda _: None)
-    monkeypatch.setattr(sequence, "Module", lambda _: SimpleNamespace(function=lambda _: function))
+    monkeypatch.setattr(sequence, "Module", lambda _: SimpleNamespace(function=lambda _: function, pointer=1))
     return cuda
 
 
