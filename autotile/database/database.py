@@ -364,13 +364,23 @@ class Database:
             yield connection
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """Begin a transaction that writes."""
+    def writing(self, connection: Connection | None = None) -> Iterator[Connection]:
+        """Begin a transaction that writes, over a connection of `connect` or another one."""
         if self._readonly:
             raise DatabaseError(f"{self.location} is open for reading only; open it with Database.open to write")
         self._discard_inherited_connections()
-        with translated_errors(self._location), self._writer.begin() as connection:
-            yield connection
+        with translated_errors(self._location):
+            if connection is None:
+                with self._writer.begin() as connection:
+                    yield connection
+            else:
+                with connection.begin():
+                    yield connection
+
+    def connect(self) -> Connection:
+        """Open a connection for many transactions that write, one after the other; the caller closes it."""
+        with translated_errors(self._location):
+            return self._writer.connect()
 
     def _discard_inherited_connections(self) -> None:
         """After a fork, drop the parent's connections unclosed: https://sqlite.org/howtocorrupt.html, section 2.6."""

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy import Connection, select
+from sqlalchemy.exc import SQLAlchemyError
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Trial, config_key, config_text
@@ -23,7 +24,7 @@ from autotile.database.keys import TuningKey
 from autotile.database.merging import copy_missing_rows
 from autotile.database.schema import RUNS, TRIALS, now_text
 from autotile.database.studies import ensure_study, finish_run, insert_run
-from autotile.database.trials import Phase, insert_trial, insert_trials, trial_row
+from autotile.database.trials import Phase, append_trial, insert_trials, trial_row
 from autotile.errors import AutotileError, DatabaseError, RescuedRunError
 
 _COMPARED = ("phase", "rank", "config_key", "outcome", "time_us", "created_at")
@@ -85,6 +86,9 @@ class RunRecord:
         self._run_id = 0
         self._entries: list[_Entry] = []
         self._summary: Mapping[str, Any] | None = None
+        self._connection: Connection | None = None
+        """Connection to a file for the trials; None before the first one and after the last. A server may close one that
+        is idle, so that each transaction there takes a connection from the pool, which checks it."""
 
     def start(
         self,
@@ -121,8 +125,10 @@ class RunRecord:
         entry = _Entry(trial, phase, rank, now_text())
         self._entries.append(entry)
         try:
-            with self._database.writing() as connection:
-                insert_trial(connection, entry.row(self.study_id, self._run_id))
+            if self._connection is None and self._database.path is not None:
+                self._connection = self._database.connect()
+            with self._database.writing(self._connection) as connection:
+                append_trial(connection, entry.row(self.study_id, self._run_id))
             self._database.check_in_place()
         except DatabaseError as error:
             raise self._rescued(error) from error
@@ -130,6 +136,7 @@ class RunRecord:
     def end(self, summary: Mapping[str, Any]) -> None:
         """Record the end of the run; the winner of its finals becomes the study's best. Errors as for `add`."""
         self._summary = summary
+        self._release()
         try:
             self._database.end_run(self._run_id, summary)
         except DatabaseError as error:
@@ -141,12 +148,20 @@ class RunRecord:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._release()
         if isinstance(error, RescuedRunError):
             return
         try:
             self._read_back()
         except DatabaseError as fault:
             raise self._rescued(fault, error) from fault
+
+    def _release(self) -> None:
+        """Return the connection to the pool, from where it serves the database's other methods."""
+        if self._connection is not None:
+            with suppress(SQLAlchemyError):
+                self._connection.close()
+            self._connection = None
 
     def _read_back(self) -> None:
         """Raise `DatabaseError` unless the file at the path holds the run."""
@@ -176,6 +191,7 @@ class RunRecord:
         error
             Another error that ended the run; its message is kept.
         """
+        self._release()
         reason = f"{error}; and {fault}" if isinstance(error, AutotileError) else str(fault)
         if not self._entries:
             return RescuedRunError(f"{reason}; this session had measured nothing yet")

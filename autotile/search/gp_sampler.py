@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotile.search.embedding import Embedding
 from autotile.search.gaussian_process import Floats, log_expected_improvement, one_blas_thread
-from autotile.search.history import History, Result, result_of, speed_of_loss
+from autotile.search.history import History, Result, result_of
 from autotile.search.refits import STARTUP, Refits
 from autotile.search.row_sampler import RankingSampler, Rows, rows_to_evaluate
 from autotile.search.study import RELATIVE_ERROR
@@ -39,6 +40,10 @@ _PATIENCE = 10
 
 _GREEDY_EVERY = 3
 """Period of the greedy proposals: the row with the lowest mean, whatever its deviation."""
+
+
+Draws = Callable[[], np.random.Generator]
+"""Makes the generator of random numbers of one choice."""
 
 
 class FeasibleGPSampler(RankingSampler):
@@ -118,8 +123,7 @@ class FeasibleGPSampler(RankingSampler):
     def nominate(self, study: Study, row: int | None = None) -> int:
         """Choose a free row to compile, or take note that ``row`` was chosen; return it."""
         with self._lock, one_blas_thread():
-            self._observe(study)
-            chosen = self._next(study, np.random.default_rng((self._seed, len(self._offered)))) if row is None else row
+            chosen = self._next(study, self._draws(len(self._offered))) if row is None else row
             self.candidates.take(chosen)
             self._offer(chosen)
         return chosen
@@ -128,21 +132,14 @@ class FeasibleGPSampler(RankingSampler):
         """Take note of the resources of a compiled row."""
         self._features[row] = features
 
-    def prepare(self) -> None:
-        """Fit hyperparameters that are due, and that are used when more trials have ended."""
-        for refits in list(self._refits.values()):
-            refits.prepare()
-
     def begin(self, study: Study, row: int) -> None:
         """Take note that a nominated row is being measured."""
         with self._lock:
-            self._observe(study)
             self._measured[row] = self._record_begin(row)
 
     def tell(self, study: Study, row: int, result: tuple[float, ...] | None, error: float) -> None:
         """Learn the values of a nominated row, None for a failure, and the relative standard error of the first."""
         with self._lock:
-            self._observe(study)
             measured = self._measured.pop(row, None)
             self._record_end(self._record_begin(row) if measured is None else measured, row, result, error)
             self._told.add(row)
@@ -150,7 +147,6 @@ class FeasibleGPSampler(RankingSampler):
     def select(self, study: Study, rows: Sequence[int]) -> int:
         """Choose the compiled row to measure, by the same criterion as for proposals, with resources as features."""
         with self._lock, one_blas_thread():
-            self._observe(study)
             ended = self._history.ended
             guided = self._is_guided(ended)
             rows = [row for row in rows if (row in self._guided) is guided] or rows
@@ -159,8 +155,7 @@ class FeasibleGPSampler(RankingSampler):
                 return rows[0]
             model = self._model(study, guided=guided, compiled=True)
             model.set_rows(np.array(rows))
-            rng = np.random.default_rng((self._seed, ended))
-            ranking = _Ranking(model, model.predict(history, _weights(study, rng)))
+            ranking = _Ranking(model, model.predict(history, _weights(study, self._draws(ended))))
             return self._best(ranking, np.ones(len(rows), np.bool_), turn=ended)
 
     def misleading_sources(self, study: Study) -> tuple[MisleadingSource, ...]:
@@ -170,7 +165,7 @@ class FeasibleGPSampler(RankingSampler):
             return self._prior.misleading(*self._history.successes()) if self._prior is not None else ()
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
-        row = self._next(study, rng)
+        row = self._next(study, lambda: rng)
         self._offer(row)
         self._adopt(study, number, row, rng)
         return row
@@ -180,7 +175,7 @@ class FeasibleGPSampler(RankingSampler):
             return
         if row not in self._offered:
             if self._prior is not None and self.candidates.remaining and not self._is_guided(len(self._offered)):
-                self._next(study, rng)  # to share the rows that the original choice has shared
+                self._next(study, lambda: rng)  # to share the rows that the original choice has shared
             self._offer(row)
         measured = self._measured.pop(row, None)
         self._indices[number] = self._record_begin(row) if measured is None else measured
@@ -217,44 +212,47 @@ class FeasibleGPSampler(RankingSampler):
         """Return the trials that a choice depends on."""
         return self._history if guided or self._unguided is None else self._unguided.history
 
-    def _next(self, study: Study, rng: np.random.Generator) -> int:
+    def _next(self, study: Study, rng: Draws) -> int:
         """Return the row to propose."""
         turn = len(self._offered)
         if self._unguided is None or self._is_guided(turn):
             return self._propose(study, rng, turn, guided=self._prior is not None)
         while True:  # as a search without a prior, which finds the results of the rows that it shares with the other
             turn = len(self._offered) - len(self._guided)
-            row = self._propose(study, np.random.default_rng((self._seed, turn)), turn, guided=False)
+            row = self._propose(study, self._draws(turn), turn, guided=False)
             if row not in self._guided:
                 return row
             self._guided.remove(row)
             self._unguided.share(row)
 
-    def _propose(self, study: Study, rng: np.random.Generator, turn: int, *, guided: bool) -> int:
+    def _propose(self, study: Study, rng: Draws, turn: int, *, guided: bool) -> int:
         """Return the row that the search with the prior proposes, or that without, which may be a guided row."""
         if _is_starting(self._trials(guided)):
-            return self._first(rng) if guided else self._farthest(rng)
+            return self._first(rng()) if guided else self._farthest(rng())
         ranking = self._ranked(study, guided, rng)
         free = (self.candidates.free if guided else self._untaken)[ranking.rows]
         self.expected_gain = None
         if not free.any():
-            return self.candidates.uniform(rng)
+            return self.candidates.uniform(rng())
         ranking.chosen = self._best(ranking, free, turn)
         return ranking.chosen
 
-    def _ranked(self, study: Study, guided: bool, rng: np.random.Generator) -> _Ranking:
+    def _ranked(self, study: Study, guided: bool, rng: Draws) -> _Ranking:
         """Return the gains of the rows; those of the last proposal, if no trial has begun or ended since."""
         history = self._trials(guided)
         state = (history.begun, history.ended)
         known, ranking = self._rankings.get(guided, (None, None))
         if ranking is None or known != state or len(study.directions) > 1:
             model = self._model(study, guided=guided)
-            speed = speed_of_loss(history.values(history.ended), study.directions)
-            ranking = _Ranking(model, model.predict(history, _weights(study, rng)), speed)
+            ranking = _Ranking(model, model.predict(history, _weights(study, rng)))
             self._rankings[guided] = state, ranking
         elif ranking.chosen is not None:
             ranking.expect(ranking.chosen)
         return ranking
+
+    def _draws(self, turn: int) -> Draws:
+        """Return the generator of a turn; few turns need it, and to make one takes as long as to rank 500 rows."""
+        return partial(np.random.default_rng, (self._seed, turn))
 
     @property
     def _untaken(self) -> NDArray[np.bool_]:
@@ -302,13 +300,14 @@ class FeasibleGPSampler(RankingSampler):
         """Return the row with the largest expected improvement; without progress, sometimes that of the lowest mean."""
         gain = np.where(free, ranking.gain, -np.inf)
         best = int(np.argmax(gain))
-        self.expected_gain = float(np.exp(gain[best])) * ranking.speed if ranking.speed is not None else None
+        speed = ranking.speed
+        self.expected_gain = float(np.exp(gain[best])) * speed if speed is not None else None
         if ranking.since_best >= _PATIENCE and turn % _GREEDY_EVERY == 0:
             return int(ranking.rows[np.argmin(np.where(free, ranking.mean, np.inf))])
         return int(ranking.rows[best])
 
     def _model(self, study: Study, *, guided: bool, compiled: bool = False) -> Surrogate:
-        """Return the model with the newest hyperparameters that may be used.
+        """Return the model with the newest hyperparameters.
 
         A model of ``compiled`` rows has their resources as features; its rows are set by the caller.
         """
@@ -322,7 +321,7 @@ class FeasibleGPSampler(RankingSampler):
                 prior=prior,
                 features=self._features if compiled else None,
             )
-        fit = self._refits[compiled, prior].usable()
+        fit = self._refits[compiled, prior].newest()
         model = self._models.get((compiled, prior))
         if model is None or model.fit is not fit:
             model = Surrogate(fit, history, directions=study.directions, prior=prior)
@@ -393,10 +392,10 @@ class _Unguided:
             self.end(row, *self._results.pop(row))
 
 
-def _weights(study: Study, rng: np.random.Generator) -> Floats:
+def _weights(study: Study, rng: Draws) -> Floats:
     """Draw the weights of the objectives."""
     objectives = len(study.directions)
-    return rng.dirichlet(np.ones(objectives)) if objectives > 1 else np.ones(1)
+    return rng().dirichlet(np.ones(objectives)) if objectives > 1 else np.ones(1)
 
 
 class _Ranking:
@@ -413,19 +412,20 @@ class _Ranking:
     since_best
         Number of trials that ended since the best one.
     speed
-        Speed relative to the fastest trial of one unit of the loss; None if losses are not speeds.
+        See `Prediction`.
     chosen
         Row that was proposed last; None for none.
     """
 
-    def __init__(self, model: Surrogate, prediction: Prediction, speed: float | None = None) -> None:
-        self.speed = speed
+    def __init__(self, model: Surrogate, prediction: Prediction) -> None:
+        self.speed = prediction.speed
         self.rows = prediction.rows
         self.mean = prediction.mean
         self.since_best = prediction.since_best
         self._model = model
         self._prediction = prediction
         self._deviation = prediction.deviation
+        self._log_success = np.log(prediction.success)
         self.gain = self._gain()
         self.chosen: int | None = None
 
@@ -437,4 +437,4 @@ class _Ranking:
 
     def _gain(self) -> Floats:
         improvement = log_expected_improvement(self.mean, self._deviation, self._prediction.best)
-        return np.asarray(improvement + np.log(self._prediction.success))
+        return np.asarray(improvement + self._log_success)

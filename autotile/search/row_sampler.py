@@ -327,7 +327,7 @@ class RankingSampler(RowSampler):
     """A sampler that chooses which of the compiled candidates is measured next.
 
     A nominated row is not proposed again and begins no trial. It may be measured later or never; its result is told, or
-    a trial with the row is added to the study.
+    a trial with the row is added to the study. Trials that were added to the study are seen by `remaining`.
     """
 
     @abstractmethod
@@ -337,9 +337,6 @@ class RankingSampler(RowSampler):
     @abstractmethod
     def describe(self, row: int, features: NDArray[np.float64]) -> None:
         """Take note of the resources of a compiled row, see `autotile.search.embedding.features_of`."""
-
-    def prepare(self) -> None:
-        """Do ahead of time what a later choice needs; another thread may call this while the search goes on."""
 
     @abstractmethod
     def begin(self, study: Study, row: int) -> None:

@@ -11,7 +11,7 @@ kernels that use them.
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import lru_cache, reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ UNLIMITED = 2**31 - 1
 """Blocks allowed by a resource that a block does not use."""
 
 
+@lru_cache(maxsize=4096)
 def occupancy(threads: int, registers: int, smem_bytes: int, device: DeviceProperties) -> Occupancy:
     """Calculate the occupancy of a kernel at one block size.
 
