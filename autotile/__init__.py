@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from autotile.api.results import misses as misses
     from autotile.api.results import recordings as recordings
     from autotile.api.results import trials as trials
+    from autotile.api.stepping import TuningSession as TuningSession
+    from autotile.api.stepping import session as session
     from autotile.api.tunable import TunableKernel as TunableKernel
     from autotile.api.tunable import kernel as kernel
     from autotile.api.tuning import TunedMisses as TunedMisses
@@ -219,6 +221,10 @@ _NAMES = {
         "misses",
         "recordings",
         "trials",
+    ),
+    "api.stepping": (
+        "TuningSession",
+        "session",
     ),
     "api.tunable": (
         "TunableKernel",

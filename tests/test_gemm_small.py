@@ -46,5 +46,5 @@ def test_configurations_spread_over_the_space_use_what_is_declared(part: int) ->
         config = dict(space.config((2 * part + 1) * len(space) // 8))
         architecture = ("sm_80", "sm_90")[index % 2]
         job = compile_job(KERNEL, config, SPEC.dtypes[part % 3], architecture, problem)
-        declared = value_or_zero(SPEC.launch.static_smem_bytes, {**fixed_names(SPEC, problem, H200), **config})
+        declared = value_or_zero(SPEC.steps[0].launch.static_smem_bytes, {**fixed_names(SPEC, problem, H200), **config})
         assert compile_cubin(job).resources.static_smem_bytes == declared, config

@@ -79,7 +79,7 @@ def test_the_default_compiles_without_spilling(kernel: Kernel, architecture: str
 
 
 def test_what_is_declared_is_what_the_compiler_says(kernel: Kernel) -> None:
-    launch = kernel.spec.launch
+    launch = kernel.spec.steps[0].launch
     for config in spread(feasible_space(kernel.spec, kernel.spec.sizes, H200), count=6):
         resources = compiled(kernel, config, "sm_90")
         names: Mapping[str, Value] = {**fixed_names(kernel.spec, kernel.spec.sizes, H200), **config}

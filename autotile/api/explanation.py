@@ -13,13 +13,14 @@ from autotile.core.text import bytes_text, device_text, occupancy_text, percent_
 from autotile.cuda.compiler import compile_job
 from autotile.errors import ConfigError, SpecError, ToolchainError, WorkerError
 from autotile.kernel.arguments import Workspace
-from autotile.kernel.launch import LaunchData, known_names, launch_geometry, value_or_zero
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, launch_geometry, value_or_zero
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import unsupported_reason
-from autotile.kernel.spec import KernelSpec, Rule
+from autotile.kernel.spec import STEP, KernelSpec, Rule
 from autotile.kernel.tensor_maps import TensorMap
 from autotile.settings import read_settings
-from autotile.space.limits import check_config, demand_of, limits_of, resource_violation
+from autotile.space.demand import demand_of
+from autotile.space.limits import check_config, limits_of, resource_violation
 from autotile.space.occupancy import UNLIMITED, occupancy
 
 CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]
@@ -300,7 +301,8 @@ class _Candidate:
         if resources is not None:
             registers, static_bytes = resources.registers, resources.static_smem_bytes
         else:
-            launch, names = self.spec.launch, self.names
+            step = LaunchPlan.of(self.spec, self.config, self.problem.sizes, self.device).main.step
+            launch, names = self.spec.steps[step].launch, {STEP: 0, **self.names}
             registers = value_or_zero(launch.min_registers, names)
             static_bytes = value_or_zero(launch.static_smem_bytes, names)
         return BlockResources(geometry.threads, registers, static_bytes + geometry.dynamic_smem_bytes)

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
+from autotile.api.configurations import split_assignments
 from autotile.api.explanation import LIMIT_HEADINGS, BlockResources, Explanation, explain_config, limit_rows
 from autotile.api.targets import local_gpus, open_problem, resolve_device
 from autotile.core.device import DeviceProperties, device_profile, profile_names
 from autotile.core.display import Displayed
 from autotile.core.model import Occupancy, Problem, Value
 from autotile.core.text import bytes_text, device_text, occupancy_text, plural, sizes_text
-from autotile.errors import ConfigError, InputError, nearest
+from autotile.errors import InputError
 from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.kernel.workrate import bandwidth_text, flops_text
 from autotile.space.enumeration import SpaceStage
 from autotile.space.search_space import feasible_space
 
 _MAX_PER_BLOCK = 2**31 - 1
 """Largest accepted number of threads, registers or bytes of a block."""
-_MAX_VALUE = 10**7
-"""Bound on the magnitude of a parameter's value, so that products of a few of them fit in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -234,7 +231,7 @@ def explain(
     target = resolve_device(device)
     loaded = load_kernel(kernel)
     given = _merge(assignments, named_assignments)
-    config, sizes = _split(loaded.spec, given)
+    config, sizes = split_assignments(loaded.spec, given)
     problem = resolve_problem(loaded.spec, sizes, dtype, defaults=True)
     return explain_config(loaded, config, problem, target.device, _notices(target.notice, problem, given))
 
@@ -286,39 +283,6 @@ def _merge(mapping: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[
     if twice := merged.keys() & named.keys():
         raise InputError(f"{min(twice)} is given twice, in the mapping and by keyword; give it once")
     return merged | dict(named)
-
-
-def _split(spec: KernelSpec, assignments: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, int]]:
-    """Separate parameters from sizes, and complete the configuration from the default one."""
-    parameters = {parameter.name: parameter for parameter in spec.parameters}
-    config: dict[str, Value] = {name: spec.default[name] for name in parameters}
-    sizes: dict[str, int] = {}
-    for name, value in assignments.items():
-        if name in parameters:
-            config[name] = _typed_value(parameters[name], value)
-        elif name in spec.sizes:
-            sizes[name] = value
-        else:
-            known = (*parameters, *spec.sizes)
-            raise ConfigError(
-                f"{spec.name} has neither a parameter nor a size {name!r}{nearest(name, known)} (parameters: "
-                f"{', '.join(parameters)}; sizes and flags: {', '.join(spec.sizes)})"
-            )
-    return config, sizes
-
-
-def _typed_value(parameter: Parameter, value: Any) -> Value:
-    """Return a value in the type of the parameter's own values, which all have the same type."""
-    own = parameter.values[0]
-    if isinstance(own, str):
-        if isinstance(value, str):
-            return value
-    elif isinstance(own, bool):
-        if not isinstance(value, str) and value in (False, True):
-            return bool(value)
-    elif not isinstance(value, bool) and isinstance(value, Integral) and abs(int(value)) < _MAX_VALUE:
-        return int(value)
-    raise ConfigError(f"{parameter.name} = {value!r} is not among its values {', '.join(map(str, parameter.values))}")
 
 
 def _notices(device_notice: str, problem: Problem, given: Collection[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autotile.api.configurations import complete_config
 from autotile.api.progress import FamilyObserver, Observer, family_observer, session_observer
 from autotile.api.targets import check_device_index, merge_sizes, open_problem, resolve_gpu
 from autotile.core.display import Displayed
@@ -95,7 +96,7 @@ def tune(
     >>> result.winner.config  # doctest: +SKIP
     {'BM': 128, 'BN': 128, ...}
     """
-    chosen = _options(options, device, database)
+    chosen = session_options(options, device, database)
     loaded, problem = open_problem(kernel, merge_sizes(sizes, named_sizes), dtype)
     with session_observer(observe or progress, loaded.spec, problem) as observer:
         return tune_problem(loaded, problem, chosen, observer)
@@ -152,7 +153,7 @@ def tune_family(
     >>> result.rule.mean_held_out  # doctest: +SKIP
     0.021
     """
-    chosen = _options(options, device, database)
+    chosen = session_options(options, device, database)
     loaded = load_kernel(kernel)
     family = family_of(loaded.spec, merge_sizes(sizes, named_sizes))
     with family_observer(observe or progress, loaded.spec) as observer:
@@ -209,7 +210,7 @@ def tune_misses(
     InputError
         There is no such kernel, an option is invalid, or the database cannot be read.
     """
-    chosen = _options(options, device, database)
+    chosen = session_options(options, device, database)
 
     def observer(missed: MissedProblem) -> AbstractContextManager[Observer]:
         return session_observer(observe or progress, missed.kernel.spec, missed.problem)
@@ -260,7 +261,7 @@ def record(
     ToolchainError, WorkerError
         As for `tune`.
     """
-    chosen = _options(options, device, database)
+    chosen = session_options(options, device, database)
     loaded, problem = open_problem(kernel, merge_sizes(sizes, named_sizes), dtype)
     path = Path(output) if output is not None else None
     with session_observer(observe or progress, loaded.spec, problem) as observer:
@@ -269,17 +270,30 @@ def record(
 
 def tune_problem(kernel: Kernel, problem: Problem, options: TuneOptions, observe: Observer | None = None) -> TuneResult:
     """Tune a problem of a kernel that is already loaded; errors as for `tune`."""
+    options = checked_options(kernel, problem, options)
+    result = session.tune(kernel, problem, read_settings(), options, observe or _ignore)
+    forget_served()  # the next get_best_kernel reads the database again
+    return result
+
+
+def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> TuneOptions:
+    """Return the options of a session for a problem, checked and completed.
+
+    Raises
+    ------
+    InputError
+        An option does not fit the kernel, or there is no such GPU.
+    """
     options = replace(
         options,
         objectives=normalize_objectives(options.objectives),
         verify_sizes=_complete_sizes(kernel, problem, options.verify_sizes),
+        tries=tuple(complete_config(kernel.spec, config) for config in options.tries),
     )
     _check_gpu(options)
     if options.served is None:
         options = replace(options, served=_served_so_far(kernel, problem, options))
-    result = session.tune(kernel, problem, read_settings(), options, observe or _ignore)
-    forget_served()  # the next get_best_kernel reads the database again
-    return result
+    return options
 
 
 def _served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Config | None:
@@ -404,7 +418,7 @@ def family_serving_call(
     return serving_call(asked_as, resolve_problem(kernel.spec, family.largest, dtype), dtype=dtype, database=database)
 
 
-def _options(options: TuneOptions | None, device: int | str | None, database: str | Path | None) -> TuneOptions:
+def session_options(options: TuneOptions | None, device: int | str | None, database: str | Path | None) -> TuneOptions:
     """Return options with a device and a database in place of theirs, where these are given."""
     options = options or TuneOptions()
     if device is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from autotile.cli.arguments import (
 )
 from autotile.cli.output import INTERRUPTED, NOTHING_FOUND, error_console, examples, notice, show
 from autotile.cli.tables import RIGHT, Listing, below, facts, lines, table, title
-from autotile.core.model import Config, Outcome, Problem, config_key, config_text
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.text import (
     NOTHING,
     device_text,
@@ -82,6 +82,21 @@ def tune(
     from_misses: Annotated[
         bool, typer.Option("--from-misses", hidden=True, help="Same as `autotile tune-misses`.")
     ] = False,
+    tries: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--try",
+            metavar="PARAM=VALUE[,...]",
+            help="A configuration to try first and race in the finals; parameters left out have their defaults. May be "
+            "given again.",
+        ),
+    ] = None,
+    ask_tell: Annotated[
+        bool,
+        typer.Option(
+            "--ask-tell", help="Let another program search, by JSON lines on standard input and output; see the guide."
+        ),
+    ] = False,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="Write a timeline of the session, for ui.perfetto.dev."),
@@ -95,8 +110,9 @@ def tune(
     goes on where an interrupted one stopped.
     """
     options = replace(search.options(), trace=trace)
-    if trace is not None and (family or from_misses):
-        raise InputError("--trace is of one session; use it with one problem")
+    for name, is_given in (("--trace", trace is not None), ("--try", bool(tries)), ("--ask-tell", ask_tell)):
+        if is_given and (family or from_misses):
+            raise InputError(f"{name} is of one session; use it with one problem")
     if not family and (points is not None or max_configs is not None):
         raise InputError("--points and --max-configs are options of `autotile tune-family`, for families of sizes")
     if family and from_misses:
@@ -114,18 +130,34 @@ def tune(
             raise InputError("--from-misses takes its sizes from the database; leave them out")
         run_misses(kernel, options, as_json=as_json)
     elif kernel is not None:
-        _run(kernel, sizes or [], dtype, options, as_json=as_json)
+        _run(kernel, sizes or [], dtype, options, tries=tries or [], ask_tell=ask_tell, as_json=as_json)
     else:
         raise InputError("no kernel is named; expected `autotile tune KERNEL SIZE=N ...`, or `autotile tune-misses`")
 
 
-def _run(asked_as: str, words: list[str], dtype: str | None, options: TuneOptions, *, as_json: bool) -> None:
+def _run(
+    asked_as: str,
+    words: list[str],
+    dtype: str | None,
+    options: TuneOptions,
+    *,
+    tries: list[str],
+    ask_tell: bool,
+    as_json: bool,
+) -> None:
     from autotile.api.targets import open_problem
     from autotile.api.tuning import serving_call, tune_problem
-    from autotile.cli.assignments import read_sizes
+    from autotile.cli.assignments import read_sizes, read_values
 
     kernel, problem = open_problem(asked_as, read_sizes(words), dtype)
+    options = replace(options, tries=tuple(read_values(kernel.spec, text.split(",")) for text in tries))
     call = serving_call(asked_as, problem, dtype=dtype, database=options.database)
+    if ask_tell:
+        from autotile.api.stepping import session
+        from autotile.cli.ask_tell import serve
+
+        serve(session(kernel, problem.sizes, dtype=problem.dtype, options=options), call)
+        return
     with live_progress(kernel, problem) as progress:
         result = tune_problem(kernel, problem, options, progress)
     show(result, partial(tune_table, call=call), partial(tune_document, call=call), as_json=as_json)
@@ -203,6 +235,8 @@ def _facts(result: TuneResult, call: str) -> Iterator[tuple[str, RenderableType]
         yield "speed-up", _speedup(result, result.speedup)
     if result.ties:
         yield "ties", lines(_ties(result.ties))
+    if result.tried:
+        yield "tried", lines(_tried(result.tried))
     if result.refused:
         yield "refused", lines(_refused(result))
     yield from _search_facts(result)
@@ -243,6 +277,15 @@ def _speedup(result: TuneResult, ratio: Interval) -> str:
         return "none: the default configuration is the winner"
     known = f"{ratio.value:.3f}x over the default, 95 % interval {ratio.low:.3f}x to {ratio.high:.3f}x"
     return f"{known}: not told apart from the default" if is_tie(ratio) else known
+
+
+def _tried(tried: Sequence[Trial]) -> list[str]:
+    """Return a line for each configuration that the user named."""
+    outcomes = [
+        time_text(trial.time_us) if trial.outcome is Outcome.OK else f"{trial.outcome}, {trial.reason}"
+        for trial in tried
+    ]
+    return [f"{config_text(trial.config)}: {text}" for trial, text in zip(tried, outcomes, strict=True)]
 
 
 def _refused(result: TuneResult) -> Iterator[str]:

@@ -12,12 +12,13 @@ from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
 from autotile.cuda.buffers import GuardedBuffer, make_input
+from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.packing import decode_scalar, pack_arguments, scalar_value
-from autotile.cuda.reference_solution import ReferenceOutput, ReferenceSolution
+from autotile.cuda.reference_solution import ReferenceOutput
 from autotile.cuda.support import SupportKernels
-from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.arguments import BufferArgument, Workspace
 from autotile.kernel.launch import LaunchData, known_names
+from autotile.kernel.reference import Tolerance
 from autotile.kernel.spec import KernelSpec
 
 
@@ -77,6 +78,8 @@ class ProblemInstance:
         Support kernels of the worker.
     check
         Whether to use the check values of scalars that have one (for example, a nonzero ``beta``).
+    references
+        Source of the expected outputs; None if they are expressions.
 
     Raises
     ------
@@ -88,12 +91,21 @@ class ProblemInstance:
     """
 
     def __init__(
-        self, spec: KernelSpec, sizes: Mapping[str, int], dtype: str, support: SupportKernels, *, check: bool
+        self,
+        spec: KernelSpec,
+        sizes: Mapping[str, int],
+        dtype: str,
+        support: SupportKernels,
+        *,
+        check: bool,
+        references: ExpectedOutputs | None = None,
     ) -> None:
         self.sizes = dict(sizes)
         self._spec = spec
         self._dtype = dtype
         self._support = support
+        self._check = check
+        self._references = references or ExpectedOutputs(spec, dtype, support)
         self._scalars = {a.name: scalar_value(a, sizes, dtype, check=check) for a in spec.scalars}
         self._buffers: dict[str, GuardedBuffer] = {}
         for buffer in spec.buffers:
@@ -183,18 +195,19 @@ class ProblemInstance:
         output = self._buffers[name]
         dtype, tolerance, scale = self._element_type(name), self._tolerance(name), expected.scale
         wrong, first, max_error = self._support.compare(
-            output.pointer, expected.values.data.ptr, output.elements, dtype, tolerance=tolerance, scale=scale
+            output.pointer, expected.values, output.elements, dtype, tolerance=tolerance, scale=scale
         )
         if not wrong:
             return Verdict(Outcome.OK, max_error=max_error)
         index = np.unravel_index(first, output.array.shape)
-        got = dtype.decode(output.array.ravel()[first : first + 1].get())[0]
+        stored = output.array.ravel()[first : first + 1].get()
+        got = stored[0] if dtype.component.is_integer else dtype.decode(stored)[0]
         want = expected.values.ravel()[first : first + 1].get()[0]
         place = ", ".join(str(int(i)) for i in index)
         return Verdict(
             Outcome.WRONG_RESULT,
             f"{wrong} of {output.elements} elements of {name} are wrong at {self._sizes_text()}: "
-            f"{name}[{place}] is {got:.9g}, expected {want:.9g} within {tolerance:.2g} of max(|expected|, {scale:.3g})",
+            f"{name}[{place}] is {_shown(got)}, expected {_shown(want)} within {tolerance.text(scale)}",
         )
 
     def _new_inputs(self, seed: int) -> _InputSet:
@@ -204,34 +217,20 @@ class ProblemInstance:
                 pristine[buffer.name] = self._new_buffer(buffer)
                 element_type = buffer.element_type(self._dtype, self.sizes)
                 pristine[buffer.name].write(make_input(buffer, buffer.array_shape(self.sizes), element_type, seed))
-        return _InputSet(pristine, self._compute_reference(pristine))
+        scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in self._spec.scalars}
+        expected = self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check)
+        return _InputSet(pristine, expected)
 
-    def _compute_reference(self, inputs: Mapping[str, GuardedBuffer]) -> dict[str, ReferenceOutput]:
-        """Compute the expected values of every output from the inputs on the device."""
-        environment: dict[str, Any] = dict(self.sizes)
-        environment |= {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in self._spec.scalars}
-        environment |= {name: self._element_type(name).decode(b.array) for name, b in inputs.items()}
-        solution = ReferenceSolution(environment, self._support)
-        expected = {
-            name: solution.output(
-                name,
-                expression,
-                self._buffers[name].array.shape,
-                self._element_type(name),
-                f"{self._spec.source}: [reference] outputs.{name} at {self._sizes_text()}",
-            )
-            for name, expression in self._spec.reference.outputs.items()
-        }
-        del environment, solution  # which hold float64 copies of all inputs
-        load_cupy().get_default_memory_pool().free_all_blocks()
-        return expected
-
-    def _tolerance(self, name: str) -> float:
-        if self._spec.reference.tolerance is not None:
-            return self._spec.reference.tolerance
+    def _tolerance(self, name: str) -> Tolerance:
+        reference = self._spec.reference
+        if name in reference.tolerances:
+            return reference.tolerances[name]
+        if reference.tolerance is not None:
+            return Tolerance(reference.tolerance)
         inputs = [self._element_type(b.name) for b in self._spec.buffers]
-        reduction = int(self._spec.reference.reduction.evaluate(self.sizes))
-        return output_tolerance(self._element_type(name), inputs, reduction)
+        return Tolerance(
+            output_tolerance(self._element_type(name), inputs, int(reference.reduction.evaluate(self.sizes)))
+        )
 
     def _new_buffer(self, buffer: BufferArgument) -> GuardedBuffer:
         return GuardedBuffer(buffer.extents(self.sizes), self._element_type(buffer.name), self._support)
@@ -247,3 +246,8 @@ class ProblemInstance:
 
     def _sizes_text(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.sizes.items())
+
+
+def _shown(value: Any) -> str:
+    """Return a value as text; of a whole number all digits."""
+    return str(value) if value.dtype.kind in "biu" else f"{value:.9g}"

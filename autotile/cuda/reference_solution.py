@@ -30,13 +30,63 @@ class ReferenceOutput:
     Attributes
     ----------
     values
-        float64 array on the device, complex128 for a complex output, C-contiguous.
+        C-contiguous array on the device: float64, complex128 for a complex output, or the type of an integer output,
+        whose values are then exact.
     scale
         Root mean square of the values.
     """
 
     values: Any
     scale: float
+
+
+def checked_output(
+    values: Any, name: str, shape: tuple[int, ...], dtype: Dtype, *, place: str, support: SupportKernels
+) -> ReferenceOutput:
+    """Return expected values in the form in which outputs are compared with them.
+
+    Parameters
+    ----------
+    values
+        Array of numbers on the device.
+    name, shape, dtype
+        Name of the output, shape of its array and its element type.
+    place
+        Origin of the values, for error messages.
+    support
+        Support kernels of the worker.
+
+    Raises
+    ------
+    InputError
+        The shape is not the output's, a value is not finite, or it is not one of the output's type.
+    """
+    cupy = load_cupy()
+    if values.shape != shape:
+        raise InputError(f"{place} has shape {values.shape}, but the argument {name} has {shape}")
+    if values.dtype.kind == "c" and not dtype.is_complex:
+        raise InputError(f"{place} is complex, but the argument {name} is {dtype.name}; take real(...) of it")
+    if values.dtype.kind in "biu" and dtype.component.is_integer:
+        return _whole_output(values, name, dtype, place)
+    values = cupy.ascontiguousarray(values, np.complex128 if dtype.is_complex else np.float64)
+    parts = values.view(np.float64)
+    unfinite, squares = support.summarise(parts.data.ptr, parts.size)
+    if unfinite:
+        raise InputError(f"{place} is not finite; choose inputs (init) for which it is")
+    return ReferenceOutput(values, math.sqrt(squares / values.size))
+
+
+def _whole_output(values: Any, name: str, dtype: Dtype, place: str) -> ReferenceOutput:
+    """Return exact values of an integer output."""
+    cupy = load_cupy()
+    storage = np.dtype(dtype.component.storage)
+    stored = cupy.ascontiguousarray(values, storage)
+    if values.dtype != storage:
+        low, high = (0, 1) if storage.kind == "b" else (np.iinfo(storage).min, np.iinfo(storage).max)
+        least, most = int(values.min()), int(values.max())
+        if least < low or most > high:
+            raise InputError(f"{place} has values from {least} to {most}, which do not fit in {name}, {dtype.name}")
+    return ReferenceOutput(stored, math.sqrt(float((stored.astype(np.float64) ** 2).mean())))
 
 
 class ReferenceSolution:
@@ -79,20 +129,12 @@ class ReferenceSolution:
         ToolchainError
             The results of the device and of NumPy differ.
         """
-        values = self._evaluate(expression, place)
-        if values.shape != shape:
-            raise InputError(f"{place} has shape {values.shape}, but the argument {name} has {shape}")
-        if values.dtype.kind == "c" and not dtype.is_complex:
-            raise InputError(f"{place} is complex, but the argument {name} is {dtype.name}; take real(...) of it")
-        values = load_cupy().ascontiguousarray(values, np.complex128 if dtype.is_complex else np.float64)
-        parts = values.view(np.float64)
-        unfinite, squares = self._support.summarise(parts.data.ptr, parts.size)
-        if unfinite:
-            raise InputError(f"{place} is not finite; choose inputs (init) for which it is")
-        scale = math.sqrt(squares / values.size)
+        output = checked_output(
+            self._evaluate(expression, place), name, shape, dtype, place=place, support=self._support
+        )
         if self._is_small(expression):
-            self._check(values, scale, expression, place)
-        return ReferenceOutput(values, scale)
+            self._check(output.values, output.scale, expression, place)
+        return output
 
     def _evaluate(self, expression: ArrayExpression, place: str) -> Any:
         """Evaluate on the device; with NumPy if CuPy cannot compile its kernels or the memory does not suffice."""

@@ -72,16 +72,16 @@ __device__ double distance(DTYPE got, wanted_t want) {
 }
 #endif
 
-// An element is correct if |got - want| <= tolerance * max(|want|, scale); NaN never is.
+// An element is correct if |got - want| <= absolute + relative * max(|want|, floor); NaN never is.
 // result[0] is the number of wrong elements, result[1] the lowest index of a wrong one, and result[2], a double, the
 // maximum of |got - want| / max(|want|, scale), which ignores NaN.
-extern "C" __global__ void compare_elements(const DTYPE* got, const wanted_t* want, count_t n, double tolerance,
-                                            double scale, count_t* result) {
+extern "C" __global__ void compare_elements(const DTYPE* got, const wanted_t* want, count_t n, double relative,
+                                            double absolute, double floor, double scale, count_t* result) {
     count_t wrong = 0, first = ~0ull;
     double greatest = 0.0;
     for (count_t i = first_element(); i < n; i += stride()) {
-        const double away = distance(got[i], want[i]), size = fmax(size_of(want[i]), scale);
-        const bool right = away <= tolerance * size;
+        const double away = distance(got[i], want[i]), modulus = size_of(want[i]), size = fmax(modulus, scale);
+        const bool right = away <= absolute + relative * fmax(modulus, floor);
         if (!right) {
             ++wrong;
             if (i < first) first = i;
@@ -96,6 +96,22 @@ extern "C" __global__ void compare_elements(const DTYPE* got, const wanted_t* wa
     // nonnegative doubles are ordered like their bits
     if (threadIdx.x % 32 == 0) atomicMax(result + 2, (count_t)__double_as_longlong(greatest));
 }
+
+#if DTYPE_IS_INTEGER
+// Whether each element has exactly the expected value; the result is that of compare_elements, without an error.
+extern "C" __global__ void compare_exactly(const DTYPE* got, const DTYPE* want, count_t n, count_t* result) {
+    count_t wrong = 0, first = ~0ull;
+    for (count_t i = first_element(); i < n; i += stride())
+        if (got[i] != want[i]) {
+            ++wrong;
+            if (i < first) first = i;
+        }
+    if (wrong) {
+        atomicAdd(result, wrong);
+        atomicMin(result + 1, first);
+    }
+}
+#endif
 
 // result[0] += number of values[0:n] that are not finite; squares_of[w] = sum of the squares of the others, over those
 // that warp w reads. Warps do not add to a common sum, which would depend on their order.

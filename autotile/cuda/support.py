@@ -13,6 +13,7 @@ from autotile.cuda.compiler import CompileJob
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.function import Function, Module
 from autotile.cuda.toolchain import load_cupy
+from autotile.kernel.reference import Tolerance
 
 _SOURCE = Path(__file__).with_name("support.cu")
 _THREADS = 256
@@ -74,14 +75,17 @@ class SupportKernels:
         return self._count("count_unlike", words, np.uint64(a), np.uint64(b), np.uint64(words))
 
     def compare(
-        self, got: int, want: int, elements: int, dtype: Dtype, *, tolerance: float, scale: float
+        self, got: int, want: Any, elements: int, dtype: Dtype, *, tolerance: Tolerance, scale: float
     ) -> Comparison:
-        """Compare an output with its expected values, with the criterion of the kernel ``compare_elements``.
+        """Compare an output with its expected values, with the criterion of `Tolerance`.
 
         Parameters
         ----------
-        got, want
-            Addresses of the output, and of the expected values as float64, or complex128 if ``dtype`` is complex.
+        got
+            Address of the output.
+        want
+            Expected values on the device: float64, complex128 if ``dtype`` is complex, or of the storage of ``dtype``
+            if it is an integer type. Integers without a tolerance are compared exactly.
         elements
             Number of values; for vectors, of components.
         dtype
@@ -91,17 +95,31 @@ class SupportKernels:
         """
         dtype = dtype.component
         self._result.set(np.array([0, 2**64 - 1, 0], dtype=np.uint64))
-        self._launch(
-            "compare_elements",
-            elements,
-            np.uint64(got),
-            np.uint64(want),
-            np.uint64(elements),
-            np.float64(tolerance),
-            np.float64(scale),
-            np.uint64(self._result.data.ptr),
-            dtype=dtype,
-        )
+        if want.dtype.kind in "biu" and not tolerance.relative and not tolerance.absolute:
+            self._launch(
+                "compare_exactly",
+                elements,
+                np.uint64(got),
+                np.uint64(want.data.ptr),
+                np.uint64(elements),
+                np.uint64(self._result.data.ptr),
+                dtype=dtype,
+            )
+        else:
+            wanted = want.astype(np.complex128 if dtype.is_complex else np.float64, copy=False)
+            self._launch(
+                "compare_elements",
+                elements,
+                np.uint64(got),
+                np.uint64(wanted.data.ptr),
+                np.uint64(elements),
+                np.float64(tolerance.relative),
+                np.float64(tolerance.absolute),
+                np.float64(0.0 if tolerance.is_elementwise else scale),
+                np.float64(scale),
+                np.uint64(self._result.data.ptr),
+                dtype=dtype,
+            )
         wrong, first, error = self._result.get()
         return Comparison(int(wrong), int(first), float(error.view(np.float64)))
 
@@ -194,6 +212,7 @@ def _job(dtype: Dtype, architecture: str) -> CompileJob:
         f"-DDTYPE_IS_E4M3={int(dtype.name == 'float8_e4m3fn')}",
         f"-DDTYPE_IS_E5M2={int(dtype.name == 'float8_e5m2')}",
         f"-DDTYPE_IS_COMPLEX={int(dtype.is_complex)}",
+        f"-DDTYPE_IS_INTEGER={int(dtype.is_integer)}",
         *([f"-DLARGEST={dtype.largest!r}"] if math.isfinite(dtype.largest) else []),
     )
     return CompileJob(source, source, str(_SOURCE), "compare_elements", architecture, options)

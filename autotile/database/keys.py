@@ -15,7 +15,7 @@ from autotile.core.frozen import dataclass
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import sizes_text
 from autotile.kernel.library import Kernel
-from autotile.kernel.spec import KernelSpec
+from autotile.kernel.spec import KernelSpec, Step
 
 ResultSource = Literal["cuda", "replayed"]
 
@@ -122,7 +122,7 @@ def key_of(
 def space_hash(spec: KernelSpec) -> str:
     """Return the hash of the parts of a search space that give a measured configuration its meaning.
 
-    These are the entry point, the launch, the arguments, the reference, the options, and the names of parameters and
+    These are the entry points, the launches, the arguments, the reference, the options, and the names of parameters and
     sizes. The values, the rules, the limits, the default and the estimates of static shared memory and registers are
     not part of the hash: they only determine which configurations are tried, so changing them must not invalidate
     earlier measurements.
@@ -132,22 +132,44 @@ def space_hash(spec: KernelSpec) -> str:
     str
         SHA-256 in hexadecimal; spaces and redundant parentheses in expressions do not change it.
     """
-    launch = spec.launch
     meaning = {
-        "entry": spec.entry,
         "options": list(spec.options),
         "sizes": sorted(spec.sizes),
         "parameters": sorted(parameter.name for parameter in spec.parameters),
-        "block": [e.canonical for e in launch.block],
-        "grid": [e.canonical for e in launch.grid],
-        "dynamic_smem_bytes": launch.dynamic_smem_bytes.canonical if launch.dynamic_smem_bytes else "0",
+        **_launches(spec),
         "arguments": [argument.meaning() for argument in spec.arguments],
-        "outputs": {name: e.canonical for name, e in spec.reference.outputs.items()},
-        "reduction": spec.reference.reduction.canonical,
-        "tolerance": spec.reference.tolerance,
+        **spec.reference.meaning(),
         **({"architecture": spec.architecture} if spec.architecture is not None else {}),
     }
     return hashlib.sha256(canonical_json(meaning).encode(errors="surrogatepass")).hexdigest()
+
+
+def _launches(spec: KernelSpec) -> dict[str, Any]:
+    """Return the part of the hash that says what is launched; that of one plain launch has its own form."""
+    passed = tuple(argument.name for argument in spec.arguments if argument.is_passed)
+    if spec.has_one_launch and spec.steps[0].arguments == passed:
+        return _launch(spec.steps[0])
+    return {"steps": [_step(step) for step in spec.steps]}
+
+
+def _step(step: Step) -> dict[str, Any]:
+    expressions = {"when": step.when, "times": step.times}
+    return {
+        **_launch(step),
+        "arguments": list(step.arguments),
+        **{name: expression.canonical for name, expression in expressions.items() if expression is not None},
+        **({"swap": list(step.swap)} if step.swap else {}),
+    }
+
+
+def _launch(step: Step) -> dict[str, Any]:
+    smem_bytes = step.launch.dynamic_smem_bytes
+    return {
+        "entry": step.entry,
+        "block": [expression.canonical for expression in step.launch.block],
+        "grid": [expression.canonical for expression in step.launch.grid],
+        "dynamic_smem_bytes": smem_bytes.canonical if smem_bytes else "0",
+    }
 
 
 def key_text(key: TuningKey) -> str:

@@ -17,7 +17,7 @@ from autotile.families.features import Feature, Traits
 from autotile.families.rule import FamilyRule, Leaf, Split
 from autotile.kernel.expressions import Expression
 from autotile.kernel.problem import capability_of, runs_on
-from autotile.kernel.spec import KernelSpec
+from autotile.kernel.spec import KernelSpec, Launch
 
 
 def family_code(spec: KernelSpec, rules: Sequence[StoredRule], numbers: Mapping[str, int]) -> dict[str, str]:
@@ -201,9 +201,10 @@ def write_header(
     Raises
     ------
     InputError
-        The kernel uses a device property that the driver cannot be queried for and that differs between the
-        architectures.
+        The kernel has several steps, or uses a device property that the driver cannot be queried for and that differs
+        between the architectures.
     """
+    launch = _only_launch(spec)
     configs = {config_key(config): config for config in (*(c.config for c in cubins), spec.default)}
     numbers = {key: number for number, key in enumerate(configs)}
     symbols = {p.name: f"config.{p.name}" for p in spec.parameters} | {name: f"sizes.{name}" for name in spec.sizes}
@@ -227,11 +228,9 @@ def write_header(
         "tuned_count": str(len(known)),
         "cubins": _lines(_cubin(spec, cubin, numbers) for cubin in cubins),
         "rules": _lines(f"    {line}" for line in _rules(spec, dtype, symbols)),
-        "grid": _dimensions(spec.launch.grid, symbols),
-        "block": _dimensions(spec.launch.block, symbols),
-        "dynamic_smem_bytes": to_cpp(spec.launch.dynamic_smem_bytes, symbols)
-        if spec.launch.dynamic_smem_bytes
-        else "0",
+        "grid": _dimensions(launch.grid, symbols),
+        "block": _dimensions(launch.block, symbols),
+        "dynamic_smem_bytes": to_cpp(launch.dynamic_smem_bytes, symbols) if launch.dynamic_smem_bytes else "0",
         "flags_differ": "".join(f" || cubin.{name} != sizes.{name}" for name in spec.flags),
         "flag_distance": " + ".join(f"int(from.sizes.{name} != sizes.{name})" for name in spec.flags) or "0",
         "size_distance": _size_distance(spec),
@@ -242,6 +241,28 @@ def write_header(
     }
     template = files("autotile.exchange").joinpath("header_template.hpp").read_text(encoding="utf-8")
     return _PLACEHOLDER.sub(lambda match: filled[match[1]], template)
+
+
+def _only_launch(spec: KernelSpec) -> Launch:
+    """Return what a call launches.
+
+    Raises
+    ------
+    InputError
+        A call launches several kernels, or passes a scalar that depends on more than the problem.
+    """
+    if not spec.has_one_launch:
+        raise InputError(
+            f"{spec.name} has several steps, and a header launches one kernel only; serve it from Python, or from a "
+            "bundle (`autotile bundle`)"
+        )
+    for scalar in spec.scalars:
+        if scalar.is_per_launch:
+            raise InputError(
+                f"the scalar {scalar.name} of {spec.name} depends on parameters or on the device, which a header "
+                "cannot pass; make it a macro of the template"
+            )
+    return spec.steps[0].launch
 
 
 def namespace_of(spec: KernelSpec, dtype: str) -> str:
@@ -288,7 +309,8 @@ def _rules(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> Iterator
     """Yield the kernel's rules, then the constraints of clusters and tensor maps on the sizes."""
     for rule in spec.rules:
         yield f"if (!({to_cpp(rule.expression, symbols)})) return false;  // {rule.name}"
-    for blocks, cluster in zip(spec.launch.grid, spec.launch.cluster, strict=False):
+    launch = spec.steps[0].launch
+    for blocks, cluster in zip(launch.grid, launch.cluster, strict=False):
         remainder = f"detail::floor_mod({to_cpp(blocks, symbols)}, {to_cpp(cluster, symbols)})"
         yield f"if ({remainder} != 0) return false;  // whole clusters"
     yield from map_rules(spec, dtype, symbols)
@@ -332,7 +354,7 @@ def _shared(name: str, targets: Sequence[str]) -> int:
 
 
 def _expressions(spec: KernelSpec) -> list[Expression]:
-    launch = spec.launch
+    launch = spec.steps[0].launch
     shared = [launch.dynamic_smem_bytes] if launch.dynamic_smem_bytes is not None else []
     return [
         *(rule.expression for rule in spec.rules),

@@ -17,7 +17,7 @@ from autotile.core.model import Config
 from autotile.errors import DataError
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names
-from autotile.kernel.spec import KernelSpec
+from autotile.kernel.spec import STEP, KernelSpec
 
 Kind = Literal["size", "alignment", "outputs", "intensity", "blocks", "waves", "work_ratio"]
 
@@ -277,9 +277,13 @@ class _Problems:
         return np.broadcast_to(np.asarray(values, float), (self._count,))
 
     def blocks(self, config: Config) -> Column:
-        """Return the blocks of the grid; 1 where a dimension is not positive, which is never served."""
-        dimensions = (np.maximum(self.column(extent, config), 1.0) for extent in self._spec.launch.grid)
-        return reduce(np.multiply, dimensions)
+        """Return the blocks of the largest grid; 1 where a dimension is not positive, which is never served."""
+        grids = (step.launch.grid for step in self._spec.steps)
+        counts = (reduce(np.multiply, (self._dimension(extent, config) for extent in grid)) for grid in grids)
+        return reduce(np.maximum, counts)
+
+    def _dimension(self, extent: Expression, config: Config) -> Column:
+        return np.maximum(self.column(extent, {STEP: 0, **config}), 1.0)
 
     def meets_rules(self, config: Config) -> NDArray[np.bool_]:
         """Return whether every rule holds, shape (problems,)."""

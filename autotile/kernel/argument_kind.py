@@ -122,7 +122,9 @@ class ArgumentScope(NamedTuple):
     problem: ProblemSection
     kinds: Mapping[str, Kind]
     """Kind of each size, flag, parameter and ``device.*``."""
-    buffers: Mapping[str, BufferArgument]
+    launch_kinds: Mapping[str, Kind]
+    """The same, and ``step`` in a file with steps."""
+    buffers: Mapping[str, BufferArgument] = {}
     workspaces: tuple[str, ...] = ()
     """Names of the workspaces."""
 

@@ -33,9 +33,8 @@ from autotile.kernel.argument_kind import (
 )
 from autotile.kernel.array_expressions import ShapeOnly
 from autotile.kernel.expressions import Expression
-from autotile.kernel.nodes import Kind
 from autotile.kernel.structures import StructArgument
-from autotile.kernel.table import ProblemSection, Table, check_array_names, check_names, describe
+from autotile.kernel.table import Table, check_array_names, check_names, describe
 from autotile.kernel.tensor_maps import TensorMapArgument
 
 Access = Literal["in", "out", "inout"]
@@ -164,15 +163,15 @@ class BufferArgument(ArgumentKind):
 
 @dataclass(frozen=True, slots=True)
 class ScalarArgument(ArgumentKind):
-    """A value passed by the launch: bound by the problem (``M``), or a default that a caller may override (``alpha``).
+    """A value passed by the launch: bound (``M``, ``2 ** step``), or a default that a caller may override (``alpha``).
 
     Attributes
     ----------
     dtype
         Name of an element type, or `PROBLEM_DTYPE`.
     value
-        Expression that binds it, or its default: a number, or a tuple of the components of a vector or of the real and
-        the imaginary part of a complex number.
+        Expression that binds it, over sizes, flags, parameters, ``device.*`` and ``step``; or its default: a number, or
+        a tuple of the components of a vector or of the real and the imaginary part of a complex number.
     check_value
         Value at the ragged sizes in verification (``beta`` other than 0); None for the default.
     """
@@ -181,6 +180,8 @@ class ScalarArgument(ArgumentKind):
     dtype: str
     value: Expression | Number
     check_value: Number | None
+    is_per_launch: bool = False
+    """Whether its value depends on more than the problem: on parameters, ``device.*`` or ``step``."""
 
     @classmethod
     def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
@@ -194,7 +195,9 @@ class ScalarArgument(ArgumentKind):
                 raise table.error(
                     "value", f"expected a list of {DTYPES[dtype].parts} numbers for {dtype}, not an expression"
                 )
-            expression = table.expression("value", scope.problem.kinds, "number")
+            expression = table.expression("value", scope.launch_kinds, "number")
+            if expression.names - scope.problem.sizes.keys():
+                return cls(name, dtype, expression, None, is_per_launch=True)
             for sizes in (scope.problem.sizes, scope.problem.ragged):
                 expression.evaluate(sizes)
             return cls(name, dtype, expression, None)
@@ -208,7 +211,7 @@ class ScalarArgument(ArgumentKind):
 
     @property
     def binding(self) -> Expression | None:
-        """Expression over sizes and flags that gives its value; None if a caller may set it."""
+        """Expression that gives its value; None if a caller may set it."""
         return self.value if isinstance(self.value, Expression) else None
 
     @property
@@ -219,7 +222,7 @@ class ScalarArgument(ArgumentKind):
     @property
     def is_operand(self) -> bool:
         """Whether references may use it."""
-        return True
+        return not self.is_per_launch
 
     def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly | float | complex:
         """Return the value in a reference; the shape of a vector. With ``check``, the check value if there is one."""
@@ -315,19 +318,15 @@ _KINDS: Mapping[str, type[Argument]] = {
 _Kind = TypeVar("_Kind", bound=Argument)
 
 
-def parse_arguments(
-    table: Table, problem: ProblemSection, kinds: Mapping[str, Kind], taken: Mapping[str, str]
-) -> tuple[Argument, ...]:
+def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]) -> tuple[Argument, ...]:
     """Parse ``[arguments]``, in the order of the kernel's parameters.
 
     Parameters
     ----------
     table
         The section.
-    problem
-        Sizes and flags.
-    kinds
-        Kind of each size, flag, parameter and ``device.*``.
+    scope
+        Names that the arguments may refer to, without the buffers.
     taken
         Names of sizes, flags and parameters. A scalar may have the name of the size that it passes.
 
@@ -336,12 +335,13 @@ def parse_arguments(
     SpecError
         An argument is malformed, or no buffer is written.
     """
-    sizes = problem.sizes.keys() - problem.flags  # a flag is a macro, which would replace the name of a parameter
+    sizes = (
+        scope.problem.sizes.keys() - scope.problem.flags
+    )  # a flag is a macro, which would replace the name of a parameter
     check_names(table, what="an argument", taken={name: what for name, what in taken.items() if name not in sizes})
     check_array_names(table)
     entries = {name: table.table(name) for name in table.data}
     kind_of = {name: _kind(entry) for name, entry in entries.items()}
-    scope = ArgumentScope(problem, kinds, {})
     buffers = {
         name: BufferArgument.parse(entries[name], name, scope)
         for name, kind in kind_of.items()

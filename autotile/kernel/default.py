@@ -19,7 +19,7 @@ _MAX_THREADS = 1024
 def derived_default(
     parameters: Sequence[Parameter],
     rules: Sequence[Rule],
-    block: Sequence[Expression],
+    blocks: Sequence[Sequence[Expression]],
     sizes: Mapping[str, int],
 ) -> dict[str, Value] | None:
     """Return the first valid configuration in the order of distance from the middle of each parameter's values.
@@ -28,8 +28,8 @@ def derived_default(
     ----------
     parameters, rules
         Parameters, and the conditions to meet; those about ``device.*`` are left out.
-    block
-        Block dimensions of the launch, whose product must be 1 to 1024 where it does not depend on ``device.*``.
+    blocks
+        Block dimensions of each step, whose product must be 1 to 1024 where it depends on parameters and sizes only.
     sizes
         Default sizes and flags.
 
@@ -45,8 +45,8 @@ def derived_default(
     """
     known = {*sizes, *(parameter.name for parameter in parameters)}
     conditions = [rule.expression for rule in rules if rule.expression.names <= known]
-    has_block = all(dimension.names <= known for dimension in block)
-    search = _Search(parameters, conditions, block if has_block else (), sizes)
+    checked = [block for block in blocks if all(dimension.names <= known for dimension in block)]
+    search = _Search(parameters, conditions, checked, sizes)
     found = next(search.found(0, {}), None)
     if found is None and search.failure is not None:
         raise search.failure
@@ -60,12 +60,11 @@ class _Search:
         self,
         parameters: Sequence[Parameter],
         conditions: Sequence[Expression],
-        block: Sequence[Expression],
+        blocks: Sequence[Sequence[Expression]],
         sizes: Mapping[str, int],
     ) -> None:
         self._parameters = parameters
         self._sizes = sizes
-        self._block = block
         position = {parameter.name: index for index, parameter in enumerate(parameters)}
 
         def last(names: Iterator[str]) -> int:
@@ -74,7 +73,9 @@ class _Search:
         self._due: list[list[Expression]] = [[] for _ in parameters]
         for condition in conditions:
             self._due[last(iter(condition.names))].append(condition)
-        self._block_due = last(name for dimension in block for name in dimension.names)
+        self._blocks_due: list[list[Sequence[Expression]]] = [[] for _ in parameters]
+        for block in blocks:
+            self._blocks_due[last(name for dimension in block for name in dimension.names)].append(block)
         self._steps = 0
         self.failure: SpecError | None = None
         """The first rule that had no value."""
@@ -99,12 +100,11 @@ class _Search:
         try:
             if not all(condition.evaluate(known) for condition in self._due[index]):
                 return False
-            if index == self._block_due and self._block:
-                return 1 <= prod(int(dimension.evaluate(known)) for dimension in self._block) <= _MAX_THREADS
+            threads = [prod(int(side.evaluate(known)) for side in block) for block in self._blocks_due[index]]
+            return all(1 <= count <= _MAX_THREADS for count in threads)
         except SpecError as error:
             self.failure = self.failure or error
             return False
-        return True
 
 
 def _from_the_middle(values: Sequence[Value]) -> list[Value]:

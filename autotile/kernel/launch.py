@@ -1,17 +1,17 @@
-"""Launch geometry, workspaces and tensor maps of one configuration."""
+"""Launches, workspaces and tensor maps of one configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
-from autotile.core.frozen import dataclass
+from autotile.core.frozen import cached_property, dataclass
 from autotile.core.model import Config, LaunchGeometry, Value
 from autotile.errors import ConfigError, ProblemError
 from autotile.kernel.arguments import Workspace
 from autotile.kernel.computed import computed_values
 from autotile.kernel.expressions import Expression
-from autotile.kernel.spec import KernelSpec
+from autotile.kernel.spec import STEP, KernelSpec, Step
 from autotile.kernel.structures import StructValue
 from autotile.kernel.tensor_maps import TensorMap
 
@@ -50,32 +50,109 @@ def known_names(
     return {**fixed_names(spec, sizes, device), **config, **computed}
 
 
-def launch_geometry(
-    spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties
-) -> LaunchGeometry:
-    """Evaluate the block, grid and dynamic shared memory of a configuration.
+@dataclass(frozen=True, slots=True)
+class StepLaunch:
+    """One launch of a call."""
 
-    Undeclared dimensions are 1. The limits of the device are not checked.
+    step: int
+    """Index of the step."""
+    geometry: LaunchGeometry
+    arguments: tuple[str, ...]
+    """Names of the arguments that are passed, in order; where arrays are swapped, those whose memory is passed."""
+    scalars: tuple[tuple[str, int], ...]
+    """Values of the scalars that depend on more than the problem; see `ScalarArgument.is_per_launch`."""
 
-    Raises
-    ------
-    ConfigError
-        A dimension is below 1 or the shared memory below 0.
-    SpecError
-        An expression divides by zero or exceeds 64 bits.
-    """
-    names = known_names(spec, config, sizes, device)
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What a call of one configuration launches, in order; compares by value."""
+
+    launches: tuple[StepLaunch, ...]
+
+    @classmethod
+    def of(cls, spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> LaunchPlan:
+        """Evaluate the conditions, the repetitions and the geometry of every step.
+
+        Undeclared dimensions are 1. The limits of the device are not checked.
+
+        Raises
+        ------
+        ConfigError
+            A dimension is below 1 or the shared memory below 0; or nothing, or more than `MAX_LAUNCHES`, is launched.
+        SpecError
+            An expression divides by zero or exceeds 64 bits.
+        """
+        names = known_names(spec, config, sizes, device)
+        if spec.has_one_launch:
+            return cls((_step_launch(spec, 0, {STEP: 0, **names}, {}),))
+        counts = [repetitions(step, names) for step in spec.steps]
+        if not 0 < sum(counts) <= MAX_LAUNCHES:
+            raise ConfigError(
+                f"{spec.name}: a call of the configuration would launch {sum(counts):,} kernels, expected 1 to "
+                f"{MAX_LAUNCHES:,}; add a rule that excludes it"
+            )
+        launches: list[StepLaunch] = []
+        memory: dict[str, str] = {}
+        for index, (step, count) in enumerate(zip(spec.steps, counts, strict=True)):
+            for number in range(count):
+                launches.append(_step_launch(spec, index, {STEP: number, **names}, memory))
+                if step.swap:
+                    first, second = step.swap
+                    memory |= {first: memory.get(second, second), second: memory.get(first, first)}
+        return cls(tuple(launches))
+
+    @cached_property
+    def main(self) -> StepLaunch:
+        """The launch with the most threads, the first of equals: the one that a table shows."""
+        return max(self.launches, key=lambda launch: launch.geometry.blocks * launch.geometry.threads)
+
+    @cached_property
+    def steps(self) -> Mapping[int, StepLaunch]:
+        """Of each step that is launched, by its index, the launch with the most dynamic shared memory."""
+        largest: dict[int, StepLaunch] = {}
+        for launch in self.launches:
+            known = largest.setdefault(launch.step, launch)
+            if launch.geometry.dynamic_smem_bytes > known.geometry.dynamic_smem_bytes:
+                largest[launch.step] = launch
+        return largest
+
+
+MAX_LAUNCHES = 4096
+"""Maximum number of launches of a call."""
+
+
+def repetitions(step: Step, names: Mapping[str, Value]) -> int:
+    """Return the number of launches of a step, at least 0."""
+    if step.when is not None and not step.when.evaluate(names):
+        return 0
+    return max(0, int(step.times.evaluate(names))) if step.times is not None else 1
+
+
+def _step_launch(spec: KernelSpec, index: int, names: Mapping[str, Value], memory: Mapping[str, str]) -> StepLaunch:
+    step = spec.steps[index]
     geometry = LaunchGeometry(
-        grid=_dimensions(spec.launch.grid, names),
-        block=_dimensions(spec.launch.block, names),
-        dynamic_smem_bytes=value_or_zero(spec.launch.dynamic_smem_bytes, names),
+        grid=_dimensions(step.launch.grid, names),
+        block=_dimensions(step.launch.block, names),
+        dynamic_smem_bytes=value_or_zero(step.launch.dynamic_smem_bytes, names),
     )
     if min(*geometry.grid, *geometry.block) < 1 or geometry.dynamic_smem_bytes < 0:
         raise ConfigError(
             f"{spec.name}: the configuration gives the grid {geometry.grid}, the block {geometry.block} and "
             f"{geometry.dynamic_smem_bytes} bytes of dynamic shared memory; add a rule that excludes it"
         )
-    return geometry
+    scalars = tuple(
+        (scalar.name, int(scalar.value.evaluate(names)))
+        for scalar in spec.scalars
+        if scalar.is_per_launch and scalar.name in step.arguments and isinstance(scalar.value, Expression)
+    )
+    return StepLaunch(index, geometry, tuple(memory.get(name, name) for name in step.arguments), scalars)
+
+
+def launch_geometry(
+    spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties
+) -> LaunchGeometry:
+    """Return the geometry of the main launch of a configuration; see `LaunchPlan`."""
+    return LaunchPlan.of(spec, config, sizes, device).main.geometry
 
 
 def value_or_zero(expression: Expression | None, names: Mapping[str, Value]) -> int:

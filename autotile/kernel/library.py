@@ -163,7 +163,35 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None) -> 
     """
     if source is None:
         source = _read_text(template, "template")
-    return Kernel(spec, source, template, _hash_with_includes(template, source))
+    digest = _hash_with_includes(template, source)
+    if (other := _reference_template(spec, template)) is not None:
+        digest = hashlib.sha256(
+            (digest + _hash_with_includes(other, _read_text(other, "template"))).encode()
+        ).hexdigest()
+    return Kernel(spec, source, template, digest)
+
+
+def reference_source(kernel: Kernel) -> tuple[str, Path, str] | None:
+    """Return the text, the path and the hash of the source of the reference kernel; None if there is none.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read.
+    """
+    if kernel.spec.reference.kernel is None:
+        return None
+    path = _reference_template(kernel.spec, kernel.template_path)
+    if path is None:
+        return kernel.source, kernel.template_path, kernel.source_hash
+    text = _read_text(path, "template")
+    return text, path, _hash_with_includes(path, text)
+
+
+def _reference_template(spec: KernelSpec, template: Path) -> Path | None:
+    """Return the path of the reference kernel's own source; None if it is in the template."""
+    declared = spec.reference.kernel
+    return template.parent / declared.template if declared is not None and declared.template is not None else None
 
 
 def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:

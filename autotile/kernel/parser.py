@@ -9,15 +9,16 @@ from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
+from autotile.kernel.argument_kind import ArgumentScope
 from autotile.kernel.arguments import parse_arguments
 from autotile.kernel.computed import PREFIX, Computed, ConfigFunction
 from autotile.kernel.default import derived_default
-from autotile.kernel.entries import is_entry
 from autotile.kernel.nodes import Kind
 from autotile.kernel.predicates import Predicate, parse_predicate
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, target_conflict
 from autotile.kernel.reference import parse_reference
-from autotile.kernel.spec import KernelSpec, Launch, Limits, Parameter, Rule, Work
+from autotile.kernel.spec import KernelSpec, Limits, Parameter, Rule, Step, Work
+from autotile.kernel.steps import launch_kinds, parse_steps
 from autotile.kernel.table import ProblemSection, Table, check_names, describe, is_c_identifier, read_document
 
 SECTIONS = (
@@ -28,6 +29,7 @@ SECTIONS = (
     "rules",
     "heuristics",
     "launch",
+    "steps",
     "limits",
     "arguments",
     "reference",
@@ -46,8 +48,6 @@ ALLOWED_OPTIONS = (
     *(f"--std=c++{year}" for year in (14, 17, 20)),
 )
 """NVRTC options that a file may set: those that affect the code of its kernel only."""
-
-MAX_DIMENSIONS = 3
 
 # Patterns are compiled only when a file has the entries that they check.
 _TEMPLATE = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cu"
@@ -109,13 +109,14 @@ def parse_spec(
     heuristics = _rules(
         _heuristics_table(document), all_kinds, heuristic_predicates or {}, names, taken=rules, are_heuristics=True
     )
-    launch = _launch(document.table("launch"), {**all_kinds, **{each.name: each.kind for each in computed}})
-    arguments = parse_arguments(document.table("arguments"), problem, all_kinds, taken)
+    launched_kinds = {**all_kinds, **{each.name: each.kind for each in computed}}
+    scope = ArgumentScope(problem, all_kinds, launch_kinds(document, launched_kinds))
+    arguments = parse_arguments(document.table("arguments"), scope, taken)
+    steps = parse_steps(document, arguments, launched_kinds)
     spec = KernelSpec(
         name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', starting with a letter"),
         summary=kernel.text("summary", ""),
         template=_matching(kernel, "template", _TEMPLATE, "a bare file name that ends in .cu, without directories"),
-        entry=_entry(kernel),
         options=_listed(kernel, "options", ALLOWED_OPTIONS),
         architecture=_optional(kernel, "architecture", ARCHITECTURE, "a target such as 'sm_90a'"),
         minimum_compute_capability=_optional(
@@ -126,13 +127,13 @@ def parse_spec(
         ragged=problem.ragged,
         dtypes=dtypes,
         parameters=parameters,
-        default=_default(document, parameters, (*rules, *heuristics), problem.sizes, launch),
+        default=_default(document, parameters, (*rules, *heuristics), problem.sizes, steps),
         rules=rules,
         heuristics=heuristics,
-        launch=launch,
+        steps=steps,
         limits=_limits(document.table("limits", optional=True)),
         arguments=arguments,
-        reference=parse_reference(document.table("reference"), arguments, problem),
+        reference=parse_reference(document.table("reference"), arguments, problem, all_kinds),
         work=parse_work(document.table("work", optional=True), problem),
         source=source,
         text=text,
@@ -264,11 +265,11 @@ def _default(
     parameters: tuple[Parameter, ...],
     rules: tuple[Rule, ...],
     sizes: Mapping[str, int],
-    launch: Launch,
+    steps: tuple[Step, ...],
 ) -> dict[str, Value]:
     table = document.table("default", optional=True)
     if not table.data:
-        derived = derived_default(parameters, rules, launch.block, sizes)
+        derived = derived_default(parameters, rules, [step.launch.block for step in steps], sizes)
         if derived is None:
             raise document.error(
                 "default",
@@ -293,19 +294,6 @@ def _default(
     return default
 
 
-def _launch(table: Table, kinds: Mapping[str, Kind]) -> Launch:
-    table.allow(("block", "grid", "cluster", "dynamic_smem_bytes", "static_smem_bytes", "min_registers"))
-    has_cluster = "cluster" in table.data
-    return Launch(
-        block=table.expressions("block", kinds, max_length=MAX_DIMENSIONS),
-        grid=table.expressions("grid", kinds, max_length=MAX_DIMENSIONS),
-        cluster=table.expressions("cluster", kinds, max_length=MAX_DIMENSIONS) if has_cluster else (),
-        dynamic_smem_bytes=table.optional_expression("dynamic_smem_bytes", kinds),
-        static_smem_bytes=table.optional_expression("static_smem_bytes", kinds),
-        min_registers=table.optional_expression("min_registers", kinds),
-    )
-
-
 def _limits(table: Table) -> Limits:
     table.allow(("min_occupancy", "max_spill_bytes"))
     min_occupancy = table.number("min_occupancy") if "min_occupancy" in table.data else 0.0
@@ -324,17 +312,6 @@ def _matching(table: Table, name: str, pattern: str, expected: str) -> str:
 
 def _optional(table: Table, name: str, pattern: str, expected: str) -> str | None:
     return _matching(table, name, pattern, expected) if name in table.data else None
-
-
-def _entry(kernel: Table) -> str:
-    entry = kernel.text("entry")
-    if not is_entry(entry):
-        raise kernel.error(
-            "entry",
-            "expected the C++ name of a __global__ function, such as 'softmax', 'space::softmax' or "
-            f"'softmax<BLOCK, float>'; got {describe(entry)}",
-        )
-    return entry
 
 
 def _listed(table: Table, name: str, known: tuple[str, ...]) -> tuple[str, ...]:

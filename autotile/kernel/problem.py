@@ -99,7 +99,9 @@ def _min_capability(spec: KernelSpec) -> tuple[str, str]:
     """Return the lowest sufficient compute capability, "" if any is, and the features that need it if not declared."""
     declared = spec.minimum_compute_capability or ""
     features = dict(argument.required_feature for argument in spec.arguments if any(argument.required_feature))
-    if spec.launch.cluster and not declared:  # with a declared minimum, the first gate checks each configuration
+    if (
+        any(step.launch.cluster for step in spec.steps) and not declared
+    ):  # with a declared minimum, the first gate checks each configuration
         features["clusters"] = CLUSTER_CAPABILITY
     required = max(features.values(), key=_parts, default="")
     if required and (not declared or is_below(declared, required)):

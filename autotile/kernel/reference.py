@@ -3,24 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from autotile.kernel.arguments import Argument, BufferArgument, arguments_of_kind
 from autotile.kernel.array_expressions import ArrayExpression, parse_array_expression
 from autotile.kernel.expressions import Expression, parse_expression
-from autotile.kernel.table import ProblemSection, Table
+from autotile.kernel.nodes import Kind
+from autotile.kernel.reference_kernel import KERNEL_KEYS, ReferenceKernel, parse_reference_kernel
+from autotile.kernel.table import ProblemSection, Table, describe
+
+
+class Tolerance(NamedTuple):
+    """Allowed error of an element: ``absolute + relative * max(|expected|, scale)``.
+
+    The scale is the root mean square of the output's expected values; with ``is_elementwise`` it is 0, as in
+    `numpy.isclose`.
+    """
+
+    relative: float
+    absolute: float = 0.0
+    is_elementwise: bool = False
+
+    def text(self, scale: float) -> str:
+        """Return the criterion for outputs of the given scale as text."""
+        largest = "|expected|" if self.is_elementwise else f"max(|expected|, {scale:.3g})"
+        parts = [f"{self.absolute:.2g}"] if self.absolute else []
+        if self.relative or not parts:
+            parts.append(f"{self.relative:.2g} of {largest}")
+        return " and ".join(parts)
+
+    def meaning(self) -> Any:
+        """Return its part of the space hash."""
+        return {"absolute": self.absolute, "relative": self.relative} if self.is_elementwise else self.relative
 
 
 class Reference(NamedTuple):
-    """Computation of the expected outputs, in float64."""
+    """How the expected outputs are computed, and how closely a kernel must match them.
+
+    Attributes
+    ----------
+    outputs
+        Expression of the values of each output, in float64; empty for the other forms.
+    reduction
+        Number of terms summed into each output element; the tolerance grows with its square root.
+    tolerance
+        Tolerance that replaces the one computed from dtypes and ``reduction``.
+    tolerances
+        Tolerances of single outputs, which take precedence.
+    kernel
+        Kernel that computes the outputs.
+    files
+        File of the values of each output that is not an expression: a ``.npy`` file, at the default sizes.
+    function
+        Name of the Python function that computes the outputs; the function itself is attached to the kernel.
+    is_agreement
+        Whether there is no reference, and configurations are compared with each other.
+    """
 
     outputs: Mapping[str, ArrayExpression]
     reduction: Expression
-    """Number of terms summed into each output element; the tolerance grows with its square root."""
     tolerance: float | None
-    """Tolerance that replaces the one computed from dtypes and ``reduction``."""
+    tolerances: Mapping[str, Tolerance] = {}
+    kernel: ReferenceKernel | None = None
+    files: Mapping[str, str] = {}
+    function: str | None = None
+    is_agreement: bool = False
+
+    def meaning(self) -> dict[str, Any]:
+        """Return its part of the space hash; what is at its default is left out."""
+        meaning: dict[str, Any] = {
+            "outputs": {name: e.canonical for name, e in self.outputs.items()},
+            "reduction": self.reduction.canonical,
+            "tolerance": self.tolerance,
+        }
+        if self.tolerances:
+            meaning["tolerances"] = {name: t.meaning() for name, t in sorted(self.tolerances.items())}
+        if self.kernel is not None:
+            meaning["reference_kernel"] = self.kernel.meaning()
+        if self.files:
+            meaning["reference_files"] = dict(self.files)
+        if self.function is not None:
+            meaning["reference_function"] = self.function
+        if self.is_agreement:
+            meaning["verify"] = "agreement"
+        return meaning
 
 
 def check_reference(reference: Reference, arguments: tuple[Argument, ...], problem: ProblemSection) -> None:
@@ -51,8 +119,19 @@ def _problems(problem: ProblemSection) -> Iterator[tuple[Mapping[str, int], bool
             yield {**sizes, flag: 1 - sizes[flag]}, check
 
 
-def parse_reference(table: Table, arguments: tuple[Argument, ...], problem: ProblemSection) -> Reference:
-    """Parse ``[reference]``: one array expression for each buffer that the kernel writes.
+def parse_reference(
+    table: Table, arguments: tuple[Argument, ...], problem: ProblemSection, kinds: Mapping[str, Kind]
+) -> Reference:
+    """Parse ``[reference]``, which has one of five forms: ``outputs``, a kernel, a function, files, or agreement.
+
+    Parameters
+    ----------
+    table
+        The section.
+    arguments, problem
+        Arguments of the kernel, and its sizes and flags.
+    kinds
+        Kind of each size, flag, parameter and ``device.*``.
 
     Raises
     ------
@@ -60,24 +139,89 @@ def parse_reference(table: Table, arguments: tuple[Argument, ...], problem: Prob
         An output is missing or unknown, or its expression is malformed, uses a buffer that is not initialized, or has
         no value or the wrong shape.
     """
-    table.allow(("outputs", "reduction", "tolerance"))
-    outputs = table.table("outputs")
+    table.allow(("outputs", "kernel", "function", "verify", "reduction", "tolerance", *KERNEL_KEYS))
+    forms = [form for form in ("outputs", "kernel", "function", "verify") if form in table.data]
+    if len(forms) != 1:
+        what = f"{' and '.join(forms)} are both given" if forms else "there is no reference"
+        raise table.error(
+            "",
+            f"{what}; expected one of outputs (expressions or files), kernel (another kernel), function (of Python) "
+            'and verify = "agreement" (none: configurations are compared with each other)',
+        )
+    form = forms[0]
+    if form != "kernel":
+        for name in KERNEL_KEYS:
+            if name in table.data:
+                raise table.error(name, f"{name} belongs to a reference kernel; add kernel, or remove it")
     written = [buffer.name for buffer in arguments_of_kind(arguments, BufferArgument) if buffer.is_written]
-    outputs.allow(written)
-    for name in written:
-        if name not in outputs.data:
-            raise outputs.error("", f'the buffer {name!r} is written but has no reference; add {name} = "..."')
-    known = sorted({*problem.sizes, *(argument.name for argument in arguments if argument.is_operand)})
-    expressions = {
-        name: parse_array_expression(outputs.text(name), known, problem.kinds, outputs.location(name))
-        for name in written
-    }
-    tolerance = table.number("tolerance") if "tolerance" in table.data else None
-    if tolerance is not None and tolerance <= 0:
-        raise table.error("tolerance", f"expected a number above 0, got {tolerance}")
-    reference = Reference(expressions, _reduction(table, problem), tolerance)
+    reduction = _reduction(table, problem)
+    tolerance, tolerances = _tolerances(table, written)
+    common = Reference({}, reduction, tolerance, tolerances)
+    match form:
+        case "kernel":
+            return common._replace(kernel=parse_reference_kernel(table, arguments, kinds))
+        case "function":
+            return common._replace(function=table.text("function"))
+        case "verify":
+            if table.text("verify") != "agreement":
+                raise table.error("verify", f'{describe(table.data["verify"])} is not accepted; expected "agreement"')
+            return common._replace(is_agreement=True)
+    outputs, files = _outputs(table.table("outputs"), written, arguments, problem)
+    reference = common._replace(outputs=outputs, files=files)
     check_reference(reference, arguments, problem)
     return reference
+
+
+def _outputs(
+    table: Table, written: list[str], arguments: tuple[Argument, ...], problem: ProblemSection
+) -> tuple[dict[str, ArrayExpression], dict[str, str]]:
+    """Parse the expression or the file of each output."""
+    table.allow(written)
+    for name in written:
+        if name not in table.data:
+            raise table.error("", f'the buffer {name!r} is written but has no reference; add {name} = "..."')
+    known = sorted({*problem.sizes, *(argument.name for argument in arguments if argument.is_operand)})
+    outputs: dict[str, ArrayExpression] = {}
+    files: dict[str, str] = {}
+    for name in written:
+        if isinstance(table.data[name], dict):
+            entry = table.table(name)
+            entry.allow(("file",))
+            files[name] = entry.text("file")
+            if not files[name].endswith(".npy"):
+                raise entry.error("file", f"{describe(files[name])} is not accepted; expected a .npy file")
+        else:
+            outputs[name] = parse_array_expression(table.text(name), known, problem.kinds, table.location(name))
+    return outputs, files
+
+
+def _tolerances(table: Table, written: list[str]) -> tuple[float | None, dict[str, Tolerance]]:
+    """Parse ``tolerance``: a number for all outputs, or a table of those of single outputs."""
+    if "tolerance" not in table.data:
+        return None, {}
+    if not isinstance(table.data["tolerance"], dict):
+        return _positive(table, "tolerance"), {}
+    entries = table.table("tolerance")
+    entries.allow(written)
+    return None, {name: _tolerance(entries, name) for name in entries.data}
+
+
+def _tolerance(table: Table, name: str) -> Tolerance:
+    if not isinstance(table.data[name], dict):
+        return Tolerance(_positive(table, name))
+    entry = table.table(name)
+    entry.allow(("absolute", "relative"))
+    values = {key: entry.number(key) for key in entry.data}
+    if not values or min(values.values()) < 0 or max(values.values()) == 0:
+        raise table.error(name, "expected absolute, relative, or both, from 0, and one of them above 0")
+    return Tolerance(values.get("relative", 0.0), values.get("absolute", 0.0), is_elementwise=True)
+
+
+def _positive(table: Table, name: str) -> float:
+    value = table.number(name)
+    if value <= 0:
+        raise table.error(name, f"expected a number above 0, got {value}")
+    return value
 
 
 def _reduction(table: Table, problem: ProblemSection) -> Expression:

@@ -52,6 +52,31 @@ class Launch:
     """Lower bound on the registers of a thread (its accumulators, for example)."""
 
 
+STEP = "step"
+"""Number of a launch among those of its step, from 0, in the step's expressions and in the values of scalars."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A function that a call of the kernel launches, once or several times, after those of the steps before it."""
+
+    entry: str
+    launch: Launch
+    arguments: tuple[str, ...]
+    """Names of the arguments that the function takes, in order."""
+    when: Expression | None = None
+    """Condition on which it is launched; None for always."""
+    times: Expression | None = None
+    """Number of launches; None for one."""
+    swap: tuple[str, ...] = ()
+    """Two arrays whose memory is exchanged after each launch, for all launches that follow in the call."""
+
+    @property
+    def is_always_once(self) -> bool:
+        """Whether every configuration launches it exactly once."""
+        return self.when is None and self.times is None
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits that the author sets on a compiled candidate."""
@@ -75,7 +100,6 @@ class KernelSpec:
     summary: str
     template: str
     """File name of the template."""
-    entry: str
     options: tuple[str, ...]
     architecture: str | None
     """The only compilation target, such as ``sm_90a``; None for that of the device."""
@@ -93,7 +117,8 @@ class KernelSpec:
     rules: tuple[Rule, ...]
     heuristics: tuple[Rule, ...]
     """Conditions on the configurations that the search tries; see `Rule.is_heuristic`."""
-    launch: Launch
+    steps: tuple[Step, ...]
+    """What a call launches, in order; one step unless the file has ``[[steps]]``."""
     limits: Limits
     arguments: tuple[Argument, ...]
     reference: Reference
@@ -104,6 +129,34 @@ class KernelSpec:
     """Text of the file."""
     computed: tuple[Computed, ...] = ()
     """Values that functions compute from the configuration."""
+
+    @property
+    def has_one_launch(self) -> bool:
+        """Whether a call is one launch, in every configuration."""
+        return len(self.steps) == 1 and self.steps[0].is_always_once
+
+    @property
+    def entry(self) -> str:
+        """The function of the first step."""
+        return self.steps[0].entry
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The functions of all steps, each once."""
+        return tuple(dict.fromkeys(step.entry for step in self.steps))
+
+    def argument(self, name: str) -> Argument:
+        """Return the argument of the given name.
+
+        Raises
+        ------
+        KeyError
+            There is no such argument.
+        """
+        for argument in self.arguments:
+            if argument.name == name:
+                return argument
+        raise KeyError(name)
 
     def is_optional(self, name: str) -> bool:
         """Whether a size or flag may be omitted from a problem: flags, and sizes with a default of 1."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from autotile.core.frozen import dataclass
@@ -91,6 +91,17 @@ class Table:
         self._check_length(name, data)
         return Table(self.document, self.path(name), data)
 
+    def tables(self, name: str, *, max_length: int) -> tuple[Table, ...]:
+        """Return an array of 1 to ``max_length`` tables, whose keys are ``name[0]``, ``name[1]``, ..."""
+        entries = self.entries(name)
+        if len(entries) > max_length:
+            raise self.error(name, f"at most {max_length} tables are accepted, got {len(entries)}")
+        for entry in entries:
+            if not isinstance(entry, dict):
+                raise self.error(name, f"expected tables, as in [[{name}]], got {describe(entry)}")
+            self._check_length(name, entry)
+        return tuple(Table(self.document, f"{self.path(name)}[{i}]", entry) for i, entry in enumerate(entries))
+
     def text(self, name: str, default: str | None = None) -> str:
         """Return a string of one line."""
         value = self.data.get(name, default) if default is not None else self.require(name)
@@ -120,6 +131,13 @@ class Table:
                 raise self.error(name, f"expected strings, got {describe(value)}")
             if value in values[:position]:
                 raise self.error(name, f"{value!r} is listed twice; remove one")
+        return tuple(values)
+
+    def names(self, name: str, known: Sequence[str]) -> tuple[str, ...]:
+        """Return a list of names, each of which is known; a name may come twice."""
+        for value in (values := self.entries(name)):
+            if value not in known:
+                raise self.error(name, f"{describe(value)} is not accepted{_hint(value, known)}")
         return tuple(values)
 
     def whole_number(self, name: str, *, minimum: int, maximum: int = MAX_WHOLE_NUMBER) -> int:
@@ -161,6 +179,14 @@ class Table:
         if len(values) > max_length:
             raise self.error(name, f"at most {max_length} expressions are accepted, got {len(values)}")
         return tuple(self.parse(name, value, kinds, "number") for value in values)
+
+    def any_expression(self, name: str, value: Any, kinds: Mapping[str, Kind]) -> Expression:
+        """Parse a value of the entry ``name`` as an expression of any kind."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if not isinstance(value, str):
+            raise self.error(name, f"expected an expression in a string, got {describe(value)}")
+        return parse_expression(value, kinds, self.location(name))
 
     def parse(self, name: str, value: Any, kinds: Mapping[str, Kind], expected: Kind) -> Expression:
         """Parse a value of the entry ``name`` as an expression of one kind.
@@ -224,6 +250,10 @@ def describe(value: Any) -> str:
     return "a table" if isinstance(value, dict) else f"a {type(value).__name__}"
 
 
+def _hint(value: Any, known: Sequence[str]) -> str:
+    return f"{nearest(value, known) if isinstance(value, str) else ''} (known: {listing(known)})"
+
+
 def _not_toml(message: str, source: str) -> SpecError:
     position = re.search(_POSITION, message)
     line = int(position[1]) if position else None
@@ -240,6 +270,8 @@ def _check_keys(data: Mapping[str, Any], document: Document) -> None:
                 raise document.location(_dotted(path)).error(problem)
             if isinstance(value, dict):
                 tables.append(((path, name), value))
+            elif isinstance(value, list):
+                tables += [((path, f"{name}[{i}]"), entry) for i, entry in enumerate(value) if isinstance(entry, dict)]
 
 
 def _dotted(path: _Path) -> str:
@@ -254,12 +286,18 @@ def _key_lines(text: str) -> dict[str, int]:
     """Return the first line of each dotted key, found by pattern; the text is known to be TOML."""
     lines: dict[str, int] = {}
     section = ""
+    tables: dict[str, int] = {}
+    """Number of tables of each array of tables so far."""
     # What is longer stands in a text of several lines; each of its lines would be stored with the section before it.
     longest = MAX_KEY_PARTS * (MAX_KEY_CHARACTERS + 1)
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("["):
             section = _plain(line.strip().lstrip("[").partition("]")[0])[:longest]
             lines.setdefault(section, number)
+            if line.lstrip().startswith("[["):
+                tables[section] = tables.get(section, -1) + 1
+                section = f"{section}[{tables[section]}]"
+                lines.setdefault(section, number)
         elif entry := _KEY.match(line):
             lines.setdefault(f"{section}.{_plain(entry[1])}" if section else _plain(entry[1]), number)
     return lines

@@ -211,6 +211,10 @@ class Search:
             self.study.add_trial(finished_trial(trial, self._distributions, self._objective))
             self._rows.remaining(self._study)  # the sampler learns from it now
 
+    def is_pending(self, row: int) -> bool:
+        """Return whether a row was proposed and its trial was not told."""
+        return row in self._pending
+
     def row_of(self, config: Config) -> int | None:
         """Return the row of a configuration; None if it is not valid."""
         return self._space.row_of(config)

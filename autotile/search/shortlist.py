@@ -138,6 +138,15 @@ class Shortlist:
             self._search.set_aside(oldest)
             self._set_aside += 1
 
+    def add(self, trial: Trial) -> None:
+        """Learn from a trial that was not proposed here."""
+        row = self._search.row_of(trial.config)
+        if row is not None:
+            self._waiting.pop(row, None)
+            self._again.pop(row, None)
+            self._describe(row, trial)
+        self._search.add(trial)
+
     @property
     def _is_full(self) -> bool:
         """Whether a result must be told before the next trial may be chosen."""
@@ -209,11 +218,7 @@ class Shortlist:
         if row in self._running or row in self._waiting:
             self.tell(row, trial)
             return
-        if row >= 0:
-            self._waiting.pop(row, None)
-            self._again.pop(row, None)
-            self._describe(row, trial)
-        self._search.add(trial)
+        self.add(trial)
 
     def _describe(self, row: int, trial: Trial) -> None:
         self._described.add(row)

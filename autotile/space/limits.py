@@ -11,107 +11,19 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.frozen import cached_property, dataclass
-from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources, Value
+from autotile.core.frozen import dataclass
+from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources
 from autotile.errors import nearest
-from autotile.kernel.arguments import MemoryDemand
-from autotile.kernel.expressions import Expression
-from autotile.kernel.launch import known_names
+from autotile.kernel.launch import MAX_LAUNCHES, known_names
 from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason
 from autotile.kernel.spec import KernelSpec, Limits
-from autotile.kernel.tensor_maps import TensorMapDemand
-from autotile.space.occupancy import max_blocks_per_sm, occupancy
-
-Column = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-
-_CLIP = 2**20
-"""Above every limit of a block; factors are clipped to it so that their products fit in 64 bits."""
-
-_CLIP_BYTES = 2**40
-"""Above every limit of shared memory."""
+from autotile.space.demand import CLIP, Column, Demand, LaunchDemand, Mask, demand_of
+from autotile.space.occupancy import occupancy
 
 _MAX_CLUSTER_BLOCKS = 8
 """Portable maximum of blocks per cluster: CUDA C++ Programming Guide, thread block clusters."""
-
-
-@dataclass(frozen=True)
-class Demand:
-    """Resources that configurations need: int64 columns with one row per configuration.
-
-    A column with a single element applies to every configuration.
-    """
-
-    block: tuple[Column, ...]
-    grid: tuple[Column, ...]
-    cluster: tuple[Column, ...]
-    """Blocks per cluster; empty if the kernel has no clusters."""
-    static_smem_bytes: Column
-    dynamic_smem_bytes: Column
-    registers: Column
-    """Minimum registers per thread; 0 if not declared."""
-    memory: tuple[MemoryDemand, ...]
-    """Device memory of buffers and workspaces."""
-    tensor_maps: tuple[TensorMapDemand, ...]
-
-    @classmethod
-    def of(
-        cls, spec: KernelSpec, sizes: Mapping[str, int], dtype: str, evaluate: Callable[[Expression], Column]
-    ) -> Demand:
-        """Evaluate the launch and the arguments of a kernel.
-
-        Parameters
-        ----------
-        spec, sizes, dtype
-            The problem.
-        evaluate
-            Function that evaluates an expression for every row.
-        """
-        launch = spec.launch
-        block = tuple(evaluate(expression) for expression in launch.block)
-
-        def optional(expression: Expression | None) -> Column:
-            return evaluate(expression) if expression is not None else np.zeros_like(block[0])
-
-        memory = [argument.memory_demand(dtype, sizes, evaluate) for argument in spec.arguments]
-        tensor_maps = [argument.tensor_map_demand(dtype, sizes, evaluate) for argument in spec.arguments]
-        return cls(
-            block=block,
-            grid=tuple(evaluate(expression) for expression in launch.grid),
-            cluster=tuple(evaluate(expression) for expression in launch.cluster),
-            static_smem_bytes=optional(launch.static_smem_bytes),
-            dynamic_smem_bytes=optional(launch.dynamic_smem_bytes),
-            registers=optional(launch.min_registers),
-            memory=tuple(filter(None, memory)),
-            tensor_maps=tuple(filter(None, tensor_maps)),
-        )
-
-    @cached_property
-    def threads(self) -> Column:
-        """Threads per block."""
-        return reduce(np.multiply, [np.clip(dimension, 0, _CLIP) for dimension in self.block])
-
-    @cached_property
-    def memory_bytes(self) -> NDArray[np.float64]:
-        """Device memory of all arguments; float64, as products of absurd sizes exceed 64 bits."""
-        return reduce(np.add, [demand.size_bytes for demand in self.memory], np.zeros(1))
-
-    @cached_property
-    def smem_bytes(self) -> Column:
-        """Static and dynamic shared memory per block, in bytes."""
-        return np.clip(self.static_smem_bytes, 0, _CLIP_BYTES) + np.clip(self.dynamic_smem_bytes, 0, _CLIP_BYTES)
-
-    def blocks_per_sm(self, device: DeviceProperties) -> Column:
-        """Return the resident blocks per SM; 0 where a block cannot run."""
-        return max_blocks_per_sm(self.threads, np.clip(self.registers, 0, _CLIP), self.smem_bytes, device)
-
-    def occupancy(self, device: DeviceProperties) -> NDArray[np.float64]:
-        """Return the resident warps as a fraction of the SM's maximum."""
-        warps = -(-self.threads // device.warp_size)
-        return self.blocks_per_sm(device) * warps / device.max_warps_per_sm
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,62 +52,62 @@ def limit_violation(demand: Demand, device: DeviceProperties, spec: KernelSpec) 
     return ""
 
 
-def _threads_fit(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+def _threads_fit(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
     return demand.threads <= device.max_threads_per_block
 
 
-def _explain_threads(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+def _explain_threads(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
     return f"{_by(demand.block)} threads in a block, {device.name} allows {device.max_threads_per_block:,}"
 
 
-def _block_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+def _block_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
     return _within(demand.block, device.max_block_dim)
 
 
-def _explain_block(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+def _explain_block(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
     return f"a block of {_by(demand.block)} threads, {device.name} allows 1 to {_by(device.max_block_dim)}"
 
 
-def _grid_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+def _grid_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
     return _within(demand.grid, device.max_grid_dim)
 
 
-def _explain_grid(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+def _explain_grid(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
     return f"a grid of {_by(demand.grid)} blocks, {device.name} allows 1 to {_by(device.max_grid_dim)}"
 
 
-def _registers_fit(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+def _registers_fit(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
     by_block: Column = device.registers_per_block // np.maximum(demand.threads, 1)
     return (demand.registers <= by_block) & (demand.registers <= device.max_registers_per_thread)
 
 
-def _explain_registers(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+def _explain_registers(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
     return (
         f"at least {_text(demand.registers)} registers per thread for {_text(demand.threads)} threads, {device.name} "
         f"allows {device.max_registers_per_thread:,} per thread and {device.registers_per_block:,} per block"
     )
 
 
-def _smem_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+def _smem_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
     not_negative = (demand.static_smem_bytes >= 0) & (demand.dynamic_smem_bytes >= 0)
     static_fits = demand.static_smem_bytes <= device.smem_per_block_bytes
     return not_negative & static_fits & (demand.smem_bytes <= device.smem_per_block_optin_bytes)
 
 
-def _explain_smem(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+def _explain_smem(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
     return (
         f"{_text(demand.static_smem_bytes)} bytes static and {_text(demand.dynamic_smem_bytes)} dynamic, "
         f"{device.name} allows {device.smem_per_block_bytes:,} static, {device.smem_per_block_optin_bytes:,} together"
     )
 
 
-def _occupancy_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+def _occupancy_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
     found = demand.occupancy(device)
     return (found > 0) & (found >= spec.limits.min_occupancy)
 
 
-def _explain_occupancy(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
-    registers = np.clip(demand.registers, 0, _CLIP)
+def _explain_occupancy(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
+    registers = np.clip(demand.registers, 0, CLIP)
     found = occupancy(_first(demand.threads), _first(registers), _first(demand.smem_bytes), device)
     binding = ", ".join(found.limited_by)
     if found.blocks_per_sm == 0:
@@ -222,15 +134,17 @@ def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) 
     return f"its {what} take {needed:,.1f} GiB, {device.name} has {available:,.1f} GiB"
 
 
-def _cluster_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    blocks = reduce(np.multiply, [np.clip(dimension, 0, _CLIP) for dimension in demand.cluster])
+def _cluster_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+    if not demand.cluster:
+        return np.ones(1, np.bool_)
+    blocks = reduce(np.multiply, [np.clip(dimension, 0, CLIP) for dimension in demand.cluster])
     fits = (blocks >= 1) & (blocks <= _max_cluster_blocks(device))
     grid = [*demand.grid, *[np.ones_like(blocks)] * len(demand.cluster)]
     whole = [blocks_along % np.maximum(side, 1) == 0 for blocks_along, side in zip(grid, demand.cluster, strict=False)]
     return reduce(np.logical_and, whole, fits)
 
 
-def _explain_cluster(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+def _explain_cluster(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
     if _max_cluster_blocks(device) == 1:
         return f"clusters of {_by(demand.cluster)} blocks, but {device.name} has none: they need compute capability 9.0"
     return (
@@ -251,6 +165,41 @@ def _explain_tensor_maps(demand: Demand, device: DeviceProperties, spec: KernelS
     return next(filter(None, (tensor_map.explain() for tensor_map in demand.tensor_maps)), "")
 
 
+def _launch_count_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+    return (demand.launch_count >= 1) & (demand.launch_count <= MAX_LAUNCHES)
+
+
+def _explain_launch_count(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+    count = _first(demand.launch_count)
+    return "no step is launched" if count < 1 else f"more than {MAX_LAUNCHES:,} launches"
+
+
+LaunchFits = Callable[[LaunchDemand, DeviceProperties, KernelSpec], Mask]
+LaunchExplain = Callable[[LaunchDemand, DeviceProperties, KernelSpec], str]
+
+
+def _launch_limit(
+    name: str,
+    fits: LaunchFits,
+    explain: LaunchExplain,
+    applies: Callable[[KernelSpec], bool] = lambda spec: True,
+    hint: str = "add smaller values",
+) -> Limit:
+    """Return a limit that every launch of a configuration must meet."""
+
+    def all_fit(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+        return reduce(np.logical_and, [fits(launch, device, spec) | ~launch.runs for launch in demand.launches])
+
+    def explain_first(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
+        for launch in demand.launches:
+            if launch.runs[0] and not fits(launch, device, spec)[0]:
+                of = f"{launch.entry}: " if len(spec.steps) > 1 else ""
+                return of + explain(launch, device, spec)
+        return ""
+
+    return Limit(name, all_fit, explain_first, applies, hint)
+
+
 LIMITS = (
     Limit("memory", _memory_fits, _explain_memory, hint="choose smaller sizes"),
     Limit(
@@ -260,19 +209,26 @@ LIMITS = (
         applies=lambda spec: bool(spec.tensor_maps),
         hint="choose sizes whose rows are multiples of 16 bytes, other values, or a kernel without tensor maps",
     ),
-    Limit("threads_per_block", _threads_fit, _explain_threads),
-    Limit("block_dims", _block_fits, _explain_block),
-    Limit("grid_dims", _grid_fits, _explain_grid),
     Limit(
+        "launches",
+        _launch_count_fits,
+        _explain_launch_count,
+        applies=lambda spec: not all(step.is_always_once for step in spec.steps),
+        hint="change the conditions of the steps or their times",
+    ),
+    _launch_limit("threads_per_block", _threads_fit, _explain_threads),
+    _launch_limit("block_dims", _block_fits, _explain_block),
+    _launch_limit("grid_dims", _grid_fits, _explain_grid),
+    _launch_limit(
         "cluster",
         _cluster_fits,
         _explain_cluster,
-        applies=lambda spec: bool(spec.launch.cluster),
+        applies=lambda spec: any(step.launch.cluster for step in spec.steps),
         hint="choose other values or sizes",
     ),
-    Limit("registers", _registers_fit, _explain_registers),
-    Limit("shared_memory", _smem_fits, _explain_smem),
-    Limit("occupancy", _occupancy_fits, _explain_occupancy),
+    _launch_limit("registers", _registers_fit, _explain_registers),
+    _launch_limit("shared_memory", _smem_fits, _explain_smem),
+    _launch_limit("occupancy", _occupancy_fits, _explain_occupancy),
 )
 """All limits, in the order applied."""
 
@@ -334,11 +290,6 @@ def meets_heuristics(spec: KernelSpec, config: Config, sizes: Mapping[str, int],
     """
     names = known_names(spec, config, sizes, device)
     return all(rule.expression.evaluate(names) for rule in spec.heuristics)
-
-
-def demand_of(spec: KernelSpec, names: Mapping[str, Value], sizes: Mapping[str, int], dtype: str) -> Demand:
-    """Return the demand of a single configuration, given the value of every name."""
-    return Demand.of(spec, sizes, dtype, lambda expression: np.array([int(expression.evaluate(names))]))
 
 
 def _domain_violation(spec: KernelSpec, config: Config) -> str:

@@ -20,8 +20,9 @@ from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names
 from autotile.kernel.problem import check_device
 from autotile.kernel.spec import KernelSpec, Parameter
+from autotile.space.demand import Demand, Mask, demand_of
 from autotile.space.enumeration import Codes, SpaceStage, code_dtype, join, rank
-from autotile.space.limits import Demand, Limit, demand_of, limit_violation, limits_of
+from autotile.space.limits import Limit, limit_violation, limits_of
 
 MAX_COMBINATIONS = 2**63 - 1
 """Maximum number of combinations before the rules, so that a rank fits in int64."""
@@ -276,12 +277,24 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
     return replace(space.select(fits, stages), seconds=time.perf_counter() - started)
 
 
-def _column(space: SearchSpace, fixed: Mapping[str, Value], expression: Expression) -> NDArray[np.int64]:
-    """Return the value of an expression in every row, shape (rows,); shape (1,) if it contains no parameter."""
+def _column(
+    space: SearchSpace, fixed: Mapping[str, Value], expression: Expression, extra: Mapping[str, Value], rows: Mask
+) -> NDArray[np.int64]:
+    """Return the value of an expression in the given rows, 1 in others; shape (1,) if it contains no parameter.
+
+    Parameters are those of `autotile.space.demand.EvaluateWhere`.
+    """
+    if not rows.any():
+        return np.ones(1, np.int64)
+    fixed = {**extra, **fixed}
     varying = {*(each.name for each in space.parameters), *(each.name for each in space.computed)}
     if expression.names.isdisjoint(varying):
         return np.array([int(expression.evaluate(fixed))])
-    return space.evaluate(expression, fixed).astype(np.int64, copy=False)
+    if rows.all():
+        return space.evaluate(expression, fixed).astype(np.int64, copy=False)
+    column = np.ones(len(space), np.int64)
+    column[rows] = space.select(rows).evaluate(expression, fixed)
+    return column
 
 
 def _first_empty(limits: tuple[Limit, ...], stages: tuple[SpaceStage, ...], before: int) -> tuple[str, str, int]:

@@ -20,14 +20,14 @@ from autotile.cuda.timing import DISCARD_RATIO, discard_reason
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, RecordingError, ToolchainError, WorkerError
 from autotile.exchange.recording import Recording, find_recording, list_recordings, read_recording
-from autotile.kernel.library import Kernel
+from autotile.kernel.library import Kernel, reference_source
 from autotile.kernel.problem import check_memory
 from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Gpu
-from autotile.workers.protocol import Candidate, Evaluation, RaceTimes, Workload
+from autotile.workers.protocol import Candidate, Evaluation, KernelSource, RaceTimes, Workload
 from autotile.workers.sanitizer import Finding, Sanitizer, find_sanitizer
 from autotile.workers.worker_pool import WorkerPool
 
@@ -353,7 +353,13 @@ def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: Tun
         device_index=options.device_index,
         verify_sizes=options.verify_sizes,
         energy=ENERGY in options.objectives,
+        reference_source=_reference_source(kernel),
     )
+
+
+def _reference_source(kernel: Kernel) -> KernelSource | None:
+    found = reference_source(kernel)
+    return None if found is None else KernelSource(found[0], str(found[1]), found[2])
 
 
 def _select_recording(problem: Problem, options: TuneOptions, folders: Sequence[Path]) -> Recording:

@@ -60,9 +60,15 @@ class Finals:
 
 
 def choose_finalists(
-    trials: Sequence[Trial], default: Config, incumbent: Config | None, count: int, *, hurried: bool = False
+    trials: Sequence[Trial],
+    default: Config,
+    incumbent: Config | None,
+    count: int,
+    *,
+    tries: Sequence[Config] = (),
+    hurried: bool = False,
 ) -> list[Trial]:
-    """Return the fastest trials, and the default and the incumbent if they have a time, in order of time.
+    """Return the fastest trials, and the default, the incumbent and the tries if they have a time, in order of time.
 
     Parameters
     ----------
@@ -72,12 +78,14 @@ def choose_finalists(
         Configurations that take part regardless of their time; the incumbent is None where there is none.
     count
         Number of other finalists.
+    tries
+        Configurations that the user named, see `autotile.tuning.options.TuneOptions`.
     hurried
         Whether the user has interrupted the session: four other finalists at most.
     """
     count = min(count, _HURRIED_FINALISTS) if hurried else count
     fastest = sorted((t for t in trials if t.outcome is Outcome.OK and t.time_us is not None), key=_time_us)
-    seeded = {config_key(default)} | ({config_key(incumbent)} if incumbent is not None else set())
+    seeded = {config_key(config) for config in (default, incumbent, *tries) if config is not None}
     others = [t for t in trials if t.outcome.has_time and config_key(t.config) in seeded]
     finalists = {config_key(t.config): t for t in [*fastest[: max(count, 1)], *others]}
     return sorted(finalists.values(), key=_time_us)

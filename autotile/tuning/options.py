@@ -60,6 +60,8 @@ class TuneOptions:
         Whether to measure all configurations again instead of resuming the study.
     only
         Configurations to try; None for every valid one.
+    tries
+        Configurations that are tried before the search, and take part in the finals if they run.
     transfer
         Whether to learn from trials of other studies of the kernel: other sizes, other GPUs, other versions.
     served
@@ -102,6 +104,7 @@ class TuneOptions:
     l2: L2Mode = "cold"
     fresh: bool = False
     only: tuple[Config, ...] | None = None
+    tries: tuple[Config, ...] = ()
     transfer: bool = True
     served: Config | None = None
     verify_sizes: tuple[Mapping[str, int], ...] = ()

@@ -138,6 +138,22 @@ class Progress:
         return by_trials if by_budget is None else min(by_trials, by_budget)
 
 
+def trial_entry(trial: Trial) -> dict[str, Any]:
+    """Return configuration, outcome and time of a trial as JSON values."""
+    measured = trial.measurement
+    return {
+        "config": dict(trial.config),
+        "outcome": str(trial.outcome),
+        "reason": trial.reason,
+        "time_us": measured.time_us if measured is not None else None,
+        "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+        "registers": trial.resources.registers if trial.resources is not None else None,
+        "spill_bytes": trial.resources.spill_bytes if trial.resources is not None else None,
+        "occupancy": trial.occupancy.occupancy if trial.occupancy is not None else None,
+        "limited_by": list(trial.occupancy.limited_by) if trial.occupancy is not None else [],
+    }
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class TuneResult(Displayed):
     """Result of a tuning session.
@@ -178,6 +194,8 @@ class TuneResult(Displayed):
         Seconds of ``start``, ``search`` and ``finals``, for the phases that were reached.
     refused
         Finalists that failed the checks.
+    tried
+        Trials of the configurations that the user named, with their times in the finals where they took part.
     learnt_from
         Other studies that the search learned from, nearest first.
     not_learnt_from
@@ -213,6 +231,7 @@ class TuneResult(Displayed):
     notices: tuple[str, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
     refused: tuple[Trial, ...] = ()
+    tried: tuple[Trial, ...] = ()
     learnt_from: tuple[str, ...] = ()
     not_learnt_from: tuple[MisleadingSource, ...] = ()
     load: Load | None = None
@@ -275,6 +294,7 @@ class TuneResult(Displayed):
             "refused": [
                 {"config": dict(t.config), "outcome": str(t.outcome), "reason": t.reason} for t in self.refused
             ],
+            "tried": [trial_entry(trial) for trial in self.tried],
             "learnt_from": list(self.learnt_from),
             "not_learnt_from": [source.to_json() for source in self.not_learnt_from],
             "load": self.load.to_json() if self.load is not None else None,

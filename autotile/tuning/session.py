@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Outcome, Problem, Trial
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.timeline import Timeline
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of
 from autotile.database.paths import atomic_write
-from autotile.errors import InputError
+from autotile.errors import ConfigError, InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
 from autotile.search.samplers import check_sampler
 from autotile.settings import Settings
+from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
+from autotile.tuning.given_candidates import GivenCandidates
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
 from autotile.tuning.pipeline import CompiledCandidate, LoadMeter, Pipeline
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 
 Observer = Callable[[Progress], None]
+SessionClass = TypeVar("SessionClass", bound="Session")
 
 
 def tune(
@@ -74,7 +77,9 @@ def tune(
     ToolchainError
         NVRTC, CuPy or the driver does not work.
     """
-    with open_session(kernel, problem, settings, options, observe, worker_pool=worker_pool) as session:
+    with open_session(
+        kernel, problem, settings, options, observe, worker_pool=worker_pool, session_class=Session
+    ) as session:
         return session.run()
 
 
@@ -87,8 +92,9 @@ def open_session(
     observe: Observer,
     *,
     worker_pool: WorkerPool | None = None,
-) -> Iterator[Session]:
-    """Open a session: its device, its space and its database. Parameters and errors are those of `tune`."""
+    session_class: type[SessionClass],
+) -> Iterator[SessionClass]:
+    """Open a session of a class: its device, its space and its database. Parameters and errors are those of `tune`."""
     check_sampler(options.sampler, options.objectives)
     check_until(options)
     if options.trace is not None and not Path(options.trace).absolute().parent.is_dir():
@@ -103,7 +109,10 @@ def open_session(
         database = stack.enter_context(
             Database.open(settings.database if options.database is None else options.database)
         )
-        yield Session(
+        for config in options.tries:
+            if reason := check_config(kernel.spec, config, problem.sizes, backend.device, problem.dtype):
+                raise ConfigError(f"{config_text(config)} cannot be tried: {reason}")
+        yield session_class(
             kernel=kernel,
             problem=problem,
             settings=settings,
@@ -210,6 +219,8 @@ class Session:
                     self._start_search()
                     self._backend.wait()
                 with self._phase("search"):
+                    for trial in self._trials_of(self._options.tries):
+                        self._shortlist.add(trial)
                     for candidate, trial in self._trials():
                         self._store(candidate, trial)  # -> database
                 with self._phase("finals"):
@@ -298,21 +309,48 @@ class Session:
 
     def _store(self, candidate: CompiledCandidate, trial: Trial) -> None:
         """Commit a trial, and pass it on to the log, the search and the observer."""
-        with self._timeline.span("database", "store"):
-            self._record.add(trial)
-        self._log.add(trial)
-        self._load.add(trial)
+        self._keep(trial)
         with self._timeline.span("session", "tell"):
             self._shortlist.tell(candidate.row, trial)
         self._report("searching", trial)
         check_kernel_failure(self._kernel.spec.source, self._log, trial, self._plan.default, self._plan.max_trials)
+
+    def _keep(self, trial: Trial) -> None:
+        with self._timeline.span("database", "store"):
+            self._record.add(trial)
+        self._log.add(trial)
+        self._load.add(trial)
+
+    def _trials_of(self, configs: Sequence[Config]) -> Iterator[Trial]:
+        """Try valid configurations that have no trial yet, and yield their trials as they are stored."""
+        given = GivenCandidates(config for config in configs if self._log.find(config) is None)
+        self._pipeline.compile_ahead(given)
+        while given.is_open:
+            candidate = self._pipeline.next_candidate(given)
+            if candidate is None:
+                candidate, trial = self._pipeline.end_oldest()
+            elif (begun := self._pipeline.begin(candidate, self._best_us)) is None:
+                continue
+            else:
+                trial = begun
+            given.end(candidate.row)
+            self._keep(trial)
+            self._report("searching", trial)
+            yield trial
 
     def _hold_finals(self) -> Finals | None:
         """Race the finalists and store their trials; None where finals are disabled or no candidate can race."""
         plan, hurried = self._plan, self._stop.requested
         if not self._options.finals:
             return None
-        finalists = choose_finalists(self.trials, plan.default, plan.incumbent, self._options.finals, hurried=hurried)
+        finalists = choose_finalists(
+            self.trials,
+            plan.default,
+            plan.incumbent,
+            self._options.finals,
+            tries=self._options.tries,
+            hurried=hurried,
+        )
         if not any(trial.outcome is Outcome.OK for trial in finalists):
             return None
         self._report("finals")
@@ -361,9 +399,16 @@ class Session:
             flops=int(work.flops.evaluate(sizes)) if work.flops is not None else None,
             bytes=int(work.bytes.evaluate(sizes)) if work.bytes is not None else None,
             notices=self._notices,
+            tried=self._tried(finals),
             learnt_from=self._plan.learnt_from,
             not_learnt_from=self._plan.misleading_sources,
         )
+
+    def _tried(self, finals: Finals | None) -> tuple[Trial, ...]:
+        """Return the newest trial of each configuration that the user named."""
+        raced = {config_key(t.config): t for t in (*finals.ranked, *finals.refused)} if finals is not None else {}
+        found = [raced.get(config_key(config)) or self._log.find(config) for config in self._options.tries]
+        return tuple(trial for trial in found if trial is not None)
 
     def _report(self, phase: str, last: Trial | None = None) -> None:
         log = self._log

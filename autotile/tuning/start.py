@@ -124,7 +124,7 @@ def read_prior_results(
     served = find_served(database, study_id, options)
     sources = find_sources(database, key) if options.transfer else []
     seeded = [config for config in (incumbent, served) if config is not None]
-    named = [*(options.only or ()), *(trial.config for trial in trials), *seeded]
+    named = [*(options.only or ()), *options.tries, *(trial.config for trial in trials), *seeded]
     return PriorResults(trials, incumbent, served, sources, [dict(default), *named, *best_configs(sources)])
 
 
@@ -278,10 +278,15 @@ class SearchPlan:
 
     def begin(self, log: TrialLog) -> Shortlist:
         """Return the search, which has learned from the trials of earlier sessions."""
-        from autotile.search.search import Search
         from autotile.search.shortlist import Shortlist
 
-        search = Search(
+        return Shortlist(self.make_search(log), self._lookahead, self._sm_count, earlier=log.trials)
+
+    def make_search(self, log: TrialLog) -> Search:
+        """Return the search, which has not learned from trials yet."""
+        from autotile.search.search import Search
+
+        self._search = Search(
             self._space,
             self._sampler,
             self._options.seed,
@@ -292,5 +297,4 @@ class SearchPlan:
             objectives=self._options.objectives,
             sources=self._sources,
         )
-        self._search = search
-        return Shortlist(search, self._lookahead, self._sm_count, earlier=log.trials)
+        return self._search

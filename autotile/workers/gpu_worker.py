@@ -13,6 +13,7 @@ from autotile.core.documents import convert
 from autotile.core.model import Config, Outcome, config_text
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
+from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.function import Function, Module
 from autotile.cuda.instance import BoundArguments, ProblemInstance, Verdict
 from autotile.cuda.support import SupportKernels
@@ -41,8 +42,19 @@ class Workbench:
         cache = CubinCache(Path(workload.cache), workload.cache_limit_bytes)
         support = SupportKernels(cache, self.device.architecture)
 
+        source = workload.reference_source
+        references = ExpectedOutputs(
+            self._spec,
+            workload.dtype,
+            support,
+            device=self.device,
+            cache=cache,
+            source=(source.text, Path(source.path), source.digest) if source else None,
+            folder=Path(workload.reference_folder) if workload.reference_folder else None,
+        )
+
         def instance_of(sizes: Mapping[str, int], *, check: bool) -> ProblemInstance:
-            return ProblemInstance(self._spec, sizes, workload.dtype, support, check=check)
+            return ProblemInstance(self._spec, sizes, workload.dtype, support, check=check, references=references)
 
         self._ragged = instance_of(self._spec.ragged_sizes(workload.sizes), check=True)
         self._tuned = instance_of(workload.sizes, check=False)

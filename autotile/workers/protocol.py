@@ -69,6 +69,15 @@ def _lower_limit(kind: int, limit: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelSource:
+    """Source of a reference kernel: its text, its path, which need not exist, and the hash of all that it includes."""
+
+    text: str
+    path: str
+    digest: Name
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """The problem that a worker sets up once and evaluates candidates on."""
 
@@ -87,6 +96,10 @@ class Workload:
     """Whether the energy of a launch is measured, too."""
     verify_seed: int = 0
     """Seed of a second set of inputs, with which repeated verification alternates; 0 for none."""
+    reference_source: KernelSource | None = None
+    """Source of the reference kernel, if the reference is one."""
+    reference_folder: str = ""
+    """Folder of the results of a reference in Python; "" if the reference is none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""

@@ -102,7 +102,7 @@ class TestSameModel:
         ],
     )
     def test_forms_of_a_launch(self, launch, block, dynamic):
-        found = scale(launch=launch).definition.spec.launch
+        found = scale(launch=launch).definition.spec.steps[0].launch
         assert len(found.block) == block
         assert (found.dynamic_smem_bytes.text if found.dynamic_smem_bytes else None) == dynamic
 

@@ -15,6 +15,7 @@ from autotile.cuda.telemetry import Telemetry
 from autotile.cuda.timing import DriftProbe, Timer
 from autotile.errors import InputError
 from autotile.kernel.array_expressions import parse_array_expression
+from autotile.kernel.reference import Tolerance
 
 pytestmark = pytest.mark.gpu
 FLOAT = DTYPES["float32"]
@@ -65,9 +66,9 @@ def test_compare_finds_the_one_wrong_element(support: SupportKernels, name: str)
     got = GuardedBuffer((1000,), dtype, support)
     got.write(stored)
     want = cupy.asarray(dtype.decode(stored)).ravel()
-    assert support.compare(got.pointer, want.data.ptr, want.size, dtype, tolerance=0.0, scale=1.0)[0] == 0
+    assert support.compare(got.pointer, want, want.size, dtype, tolerance=Tolerance(0.0), scale=1.0)[0] == 0
     want[777] += 1.0
-    assert support.compare(got.pointer, want.data.ptr, want.size, dtype, tolerance=0.0, scale=1.0)[:2] == (1, 777)
+    assert support.compare(got.pointer, want, want.size, dtype, tolerance=Tolerance(0.0), scale=1.0)[:2] == (1, 777)
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
@@ -81,12 +82,12 @@ def test_8_bit_floats_are_decoded_alike(support: SupportKernels, name: str) -> N
     values = dtype.decode(cupy.asarray(stored))
     np.testing.assert_array_equal(values.get(), dtype.decode(stored))
     finite = int(np.isfinite(values.get()).sum())
-    wrong = support.compare(got.pointer, values.data.ptr, 256, dtype, tolerance=0.0, scale=1.0).wrong
+    wrong = support.compare(got.pointer, values, 256, dtype, tolerance=Tolerance(0.0), scale=1.0).wrong
     assert wrong == 256 - finite
     beyond = cupy.full(1, 1e9)  # saturates
     largest = GuardedBuffer((1,), dtype, support)
     largest.write(dtype.encode(np.array([1e9])))
-    assert support.compare(largest.pointer, beyond.data.ptr, 1, dtype, tolerance=0.0, scale=1.0).wrong == 0
+    assert support.compare(largest.pointer, beyond, 1, dtype, tolerance=Tolerance(0.0), scale=1.0).wrong == 0
 
 
 def test_nan_is_wrong(support: SupportKernels) -> None:
@@ -95,7 +96,7 @@ def test_nan_is_wrong(support: SupportKernels) -> None:
     got = GuardedBuffer((64,), FLOAT, support)
     got.poison()
     want = cupy.zeros(64)
-    assert support.compare(got.pointer, want.data.ptr, 64, FLOAT, tolerance=1e9, scale=1e9)[0] == 64
+    assert support.compare(got.pointer, want, 64, FLOAT, tolerance=Tolerance(1e9), scale=1e9)[0] == 64
 
 
 @pytest.mark.parametrize("offset", [-1, 64 * 64])

@@ -98,6 +98,7 @@ def learned_from(measured: TrainingData) -> LearnedRule:
 
 def _blocks_per_sm(config: Mapping[str, Value]) -> int:
     names = {**fixed_names(SPEC, {"M": 1, "N": 1, "K": 1}, DEVICE), **config}
-    threads = int(SPEC.launch.block[0].evaluate(names))
-    registers = min(int(SPEC.launch.min_registers.evaluate(names)) + 24, 255)
-    return occupancy(threads, registers, int(SPEC.launch.static_smem_bytes.evaluate(names)), DEVICE).blocks_per_sm
+    launch = SPEC.steps[0].launch
+    threads = int(launch.block[0].evaluate(names))
+    registers = min(int(launch.min_registers.evaluate(names)) + 24, 255)
+    return occupancy(threads, registers, int(launch.static_smem_bytes.evaluate(names)), DEVICE).blocks_per_sm

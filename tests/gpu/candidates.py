@@ -7,10 +7,10 @@ from pathlib import Path
 from autotile.core.model import Value
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import live_device
-from autotile.kernel.library import load_kernel
+from autotile.kernel.library import load_kernel, reference_source
 from autotile.settings import read_settings
 from autotile.workers.gpu_worker import Workbench
-from autotile.workers.protocol import Evaluation, Workload
+from autotile.workers.protocol import Evaluation, KernelSource, Workload
 
 
 def evaluate(toml: Path, **values: Value) -> Evaluation:
@@ -20,6 +20,7 @@ def evaluate(toml: Path, **values: Value) -> Evaluation:
     config = {**spec.default, **values}
     cache = CubinCache(settings.cache, settings.cache_limit_bytes)
     cubin = cache.get_or_compile(compile_job(kernel, config, spec.dtypes[0], live_device().architecture))
+    source = reference_source(kernel)
     workload = Workload(
         spec_text=spec.text,
         spec_source=spec.source,
@@ -29,5 +30,6 @@ def evaluate(toml: Path, **values: Value) -> Evaluation:
         cache=str(settings.cache),
         cache_limit_bytes=settings.cache_limit_bytes,
         sample_limit_s=0.05,
+        reference_source=KernelSource(source[0], str(source[1]), source[2]) if source else None,
     )
     return Workbench(workload).evaluate(config, str(cubin.path), None, lambda stage: None)

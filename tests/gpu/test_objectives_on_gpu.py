@@ -19,6 +19,7 @@ from autotile.cuda.support import SupportKernels
 from autotile.cuda.telemetry import EnergyMeter, Telemetry
 from autotile.cuda.timing import Timer
 from autotile.kernel.library import load_kernel
+from autotile.kernel.reference import Tolerance
 from autotile.tuning.options import TuneOptions
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Evaluation, Workload
@@ -83,7 +84,7 @@ class TestError:
         got[[7, 100_002]] += np.float32([1e-3, 3e-3])
         expected = np.max(np.abs(got.astype(np.float64) - want) / np.maximum(np.abs(want), 0.5))
         device_got, device_want = cupy.asarray(got), cupy.asarray(want)
-        found = support.compare(device_got.data.ptr, device_want.data.ptr, want.size, FLOAT, tolerance=1.0, scale=0.5)
+        found = support.compare(device_got.data.ptr, device_want, want.size, FLOAT, tolerance=Tolerance(1.0), scale=0.5)
         assert found[:2] == (0, 2**64 - 1)
         assert found.max_error == pytest.approx(expected, rel=1e-12)
 
@@ -93,7 +94,7 @@ class TestError:
 
         got, want = cupy.zeros(70, np.float32), cupy.zeros(70)
         got[69] = np.nan
-        found = support.compare(got.data.ptr, want.data.ptr, 70, FLOAT, tolerance=0.0, scale=scale)
+        found = support.compare(got.data.ptr, want, 70, FLOAT, tolerance=Tolerance(0.0), scale=scale)
         assert found == (1, 69, 0.0)
 
 

@@ -47,9 +47,9 @@ def test_every_section_is_read() -> None:
     assert list(spec.default) == [parameter.name for parameter in spec.parameters]
     assert [rule.name for rule in spec.rules] == ["squarish", "fits"]
     assert spec.heuristics == ()
-    assert [expression.text for expression in spec.launch.block] == ["BN // TM", "BM // TM"]
-    assert spec.launch.static_smem_bytes is not None
-    assert spec.launch.static_smem_bytes.evaluate({}) == 1024
+    assert [expression.text for expression in spec.steps[0].launch.block] == ["BN // TM", "BM // TM"]
+    assert spec.steps[0].launch.static_smem_bytes is not None
+    assert spec.steps[0].launch.static_smem_bytes.evaluate({}) == 1024
     assert (spec.limits.min_occupancy, spec.limits.max_spill_bytes) == (0.05, 0)
     assert [argument.name for argument in spec.arguments] == ["A", "B", "C", "M", "alpha"]
     assert spec.reference.outputs["C"].names == {"A", "B", "C", "alpha"}
@@ -100,8 +100,9 @@ def test_what_may_be_left_out() -> None:
     spec = parse_spec(MINIMAL, "copy.toml")
     assert (spec.summary, spec.options, spec.dtypes) == ("", (), ("float32",))
     assert spec.rules == ()
-    assert spec.launch.block[0].evaluate({}) == 256
-    assert (spec.launch.dynamic_smem_bytes, spec.launch.static_smem_bytes, spec.launch.min_registers) == (None,) * 3
+    assert spec.steps[0].launch.block[0].evaluate({}) == 256
+    launch = spec.steps[0].launch
+    assert (launch.dynamic_smem_bytes, launch.static_smem_bytes, launch.min_registers) == (None,) * 3
     assert (spec.limits.min_occupancy, spec.limits.max_spill_bytes) == (0.0, None)
     assert spec.reference.reduction.evaluate({}) == 1
     assert (spec.reference.tolerance, spec.work.flops, spec.work.bytes) == (None, None, None)

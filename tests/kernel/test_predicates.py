@@ -108,20 +108,20 @@ class TestDerivedDefault:
         product = " * ".join(parameter.name for parameter in parameters)
         kinds = dict.fromkeys((parameter.name for parameter in parameters), "number")
         rules = [Rule("r", parse_expression(f"{product} <= {bound}", kinds))]
-        default = derived_default(parameters, rules, (), {})
+        default = derived_default(parameters, rules, [], {})
         possible = min(np.prod(row) for row in itertools.product(*lists)) <= bound
         assert (default is not None) == possible
         assert default is None or np.prod(list(default.values())) <= bound
 
     def test_it_is_the_middle_where_that_is_valid(self):
         parameters = [Parameter("A", (1, 2, 4, 8)), Parameter("B", (16, 32, 64))]
-        assert derived_default(parameters, [], (), {}) == {"A": 2, "B": 32}
+        assert derived_default(parameters, [], [], {}) == {"A": 2, "B": 32}
 
     def test_its_block_fits_every_device(self):
         parameters = [Parameter("X", (64,)), Parameter("Y", (8, 16, 32))]
         block = [parse_expression(name, {"X": "number", "Y": "number"}) for name in "XY"]
-        assert derived_default(parameters, [], block, {}) == {"X": 64, "Y": 16}
-        assert derived_default([parameters[0], Parameter("Y", (16, 32, 64))], [], block, {}) == {"X": 64, "Y": 16}
+        assert derived_default(parameters, [], [block], {}) == {"X": 64, "Y": 16}
+        assert derived_default([parameters[0], Parameter("Y", (16, 32, 64))], [], [block], {}) == {"X": 64, "Y": 16}
 
     def test_a_file_without_a_default_has_the_derived_one(self):
         text = SCALE_SPACE.replace("[default]\nTHREADS = 128\nWORK = 1\n", "")

@@ -26,6 +26,7 @@ def test_the_limits_and_their_order() -> None:
     assert [limit.name for limit in LIMITS] == [
         "memory",
         "tensor_maps",
+        "launches",
         "threads_per_block",
         "block_dims",
         "grid_dims",

@@ -1,0 +1,157 @@
+"""``autotile tune --ask-tell``: a session that another program drives, by one JSON object a line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+import typer
+
+from autotile.cli.output import NOTHING_FOUND, UnwrittenAnswerError, discard_output, notice
+from autotile.core.documents import Count, Finite, Name, decode_json, encode_json
+from autotile.core.model import Value
+from autotile.errors import AutotileError, DataError, InputError, WorkerError
+
+if TYPE_CHECKING:
+    from autotile.api.stepping import TuningSession
+
+MAX_LINE_BYTES = 1 << 20
+_FORMAT = 1
+_REQUESTS = ("ask", "evaluate", "tell", "finish")
+
+
+class Told(msgspec.Struct, forbid_unknown_fields=True):
+    """A time that was measured elsewhere; null where the configuration does not work."""
+
+    config: dict[Name, Value]
+    time_us: Finite | None
+
+
+class Request(msgspec.Struct, forbid_unknown_fields=True):
+    """One line of standard input, with one of ``ask``, ``evaluate``, ``tell`` and ``finish``.
+
+    Attributes
+    ----------
+    id
+        Repeated in the answer.
+    """
+
+    id: int | Name | None = None
+    ask: Count | None = None
+    evaluate: list[dict[Name, Value]] | None = None
+    tell: list[Told] | None = None
+    finish: bool | None = None
+
+
+def serve(session: TuningSession, call: str) -> None:
+    """Answer each line of standard input by one line on standard output, until the input ends.
+
+    The last line is the result; the exit code is 1 if no configuration ran.
+
+    Parameters
+    ----------
+    session
+        Open session, which is finished.
+    call
+        Line of Python that serves the winner, for the result.
+    """
+    from autotile.cli.tune import tune_document
+
+    with session:  # finishes it
+        try:
+            _answer_all(session)
+        except BrokenPipeError:
+            discard_output(sys.stdout)  # Python would write it again at exit
+            notice("the program that reads the answers has ended; the result is stored")
+    result = session.finish()
+    _write({"result": tune_document(result, call)})
+    if result.winner is None:
+        raise typer.Exit(NOTHING_FOUND)
+
+
+def _answer_all(session: TuningSession) -> None:
+    _write({"ready": _ready(session)})
+    for line in _lines(sys.stdin.buffer):
+        request: Request | None = None
+        try:
+            request = _parse(line)
+            if request.finish:
+                return
+            answer = _answer(session, request)
+        except WorkerError as error:  # the device is at fault
+            _write(_error(request, error))
+            raise
+        except AutotileError as error:
+            answer = _error(request, error)
+        _write({"id": request.id, **answer} if request is not None and request.id is not None else answer)
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes | None]:
+    """Yield the lines of the input; None for one that is too long. Empty lines are left out."""
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(MAX_LINE_BYTES)
+            yield None
+        elif line.strip():
+            yield line
+
+
+def _parse(line: bytes | None) -> Request:
+    if line is None:
+        raise DataError(f"the line has more than {MAX_LINE_BYTES} bytes; send fewer configurations in one")
+    request = decode_json(line, Request)
+    named = [name for name in _REQUESTS if getattr(request, name) is not None]
+    if len(named) != 1:
+        raise DataError(f"expected one of {', '.join(_REQUESTS)} in a line, got {' and '.join(named) or 'none'}")
+    return request
+
+
+def _answer(session: TuningSession, request: Request) -> dict[str, Any]:
+    from autotile.api.stepping import MAX_ASKED
+    from autotile.tuning.result import trial_entry
+
+    if request.ask is not None:
+        return {"asked": [dict(config) for config in session.ask(request.ask)]}
+    if request.evaluate is not None:
+        if len(request.evaluate) > MAX_ASKED:
+            raise InputError(f"{len(request.evaluate)} configurations in a line, at most {MAX_ASKED} are accepted")
+        return {"trials": [trial_entry(trial) for trial in session.evaluate(request.evaluate)]}
+    for one in request.tell or ():
+        session.tell(one.config, one.time_us)
+    return {"told": len(request.tell or ())}
+
+
+def _ready(session: TuningSession) -> dict[str, Any]:
+    from autotile.tuning.result import trial_entry
+
+    best = session.best
+    return {
+        "format": _FORMAT,
+        "kernel": session.problem.kernel,
+        "problem": dict(session.problem.sizes),
+        "dtype": session.problem.dtype,
+        "device": {"name": session.device.name, "source": session.device.source},
+        "parameters": {name: list(values) for name, values in session.parameters.items()},
+        "default": dict(session.default),
+        "space": {"combinations": session.combinations, "valid": session.valid},
+        "trials": len(session.trials),
+        "best": trial_entry(best) if best is not None else None,
+    }
+
+
+def _error(request: Request | None, error: AutotileError) -> dict[str, Any]:
+    named = {"id": request.id} if request is not None and request.id is not None else {}
+    return {**named, "error": {"kind": type(error).__name__, "message": str(error)}}
+
+
+def _write(answer: Mapping[str, Any]) -> None:
+    try:
+        sys.stdout.write(encode_json(answer) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UnwrittenAnswerError(f"{error.strerror}: the answer cannot be written; trials are stored") from None

@@ -1,0 +1,128 @@
+"""References that are computed by another kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from candidates import evaluate
+from feature_kernels import write_kernel
+
+from autotile.core.model import Outcome
+from autotile.errors import InputError
+
+pytestmark = pytest.mark.gpu
+
+TEMPLATE = """
+template <typename T>
+__global__ void naive(const T* x, T* y, T scale, int n) {
+    const int i = blockIdx.x * 32 + threadIdx.x;
+    if (i < n) y[i] = FACTOR * scale * x[i] + x[(i + 1) % n];
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK) smooth(const float* x, float* y, float scale, int n) {
+    const int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) y[i] = 2 * scale * x[i] + x[(i + 1) % n] + ERROR;
+}
+
+extern "C" __global__ void keys(const unsigned long long* x, unsigned long long* y, float scale, int n) {
+    const int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) y[i] = (1ull << 60) + i + x[i] + ADDED;
+}
+"""
+
+SPACE = """
+[kernel]
+name = "smooth"
+template = "smooth.cu"
+entry = "@entry"
+
+[problem]
+sizes = { N = 5000 }
+
+[parameters]
+BLOCK = [64, 128]
+ERROR = [0, 1]
+ADDED = [0, 1]
+FACTOR = [2, 0]
+
+[default]
+BLOCK = 128
+ERROR = 0
+ADDED = 0
+FACTOR = 2
+
+[launch]
+block = ["BLOCK"]
+grid = ["ceil_div(N, BLOCK)"]
+
+[arguments]
+x = { buffer = "@type", shape = ["N"], access = "in" }
+y = { buffer = "@type", shape = ["N"], access = "out" }
+scale = { scalar = "float32", value = 0.1 }
+N = { scalar = "int32", value = "N" }
+
+[reference]
+kernel = "@reference"
+grid = ["ceil_div(N, 32)"]
+block = [32]
+@more
+"""
+
+
+def written(folder: Path, *, entry: str = "smooth", kind: str = "float32", reference: str, more: str = "") -> Path:
+    space = SPACE.replace("@entry", entry).replace("@type", kind).replace("@reference", reference)
+    return write_kernel(folder, TEMPLATE, space.replace("@more", more))
+
+
+@pytest.mark.parametrize("more", ["", 'element_type = "float64"'])
+def test_a_template_computes_the_reference(tmp_path: Path, more: str) -> None:
+    toml = written(tmp_path, reference="naive<double>" if more else "naive<float>", more=more)
+    assert evaluate(toml).outcome is Outcome.OK
+    wrong = evaluate(toml, ERROR=1)
+    assert wrong.outcome is Outcome.WRONG_RESULT
+    assert "y[0]" in wrong.reason
+
+
+def test_another_file_and_other_macros(tmp_path: Path) -> None:
+    other = 'extern "C" __global__ void other(const float* x, float* y) {\n'
+    other += "    const int i = blockIdx.x * 32 + threadIdx.x;\n"
+    other += "    if (i < COUNT) y[i] = 0.2f * x[i] + x[(i + 1) % COUNT];\n}\n"
+    (tmp_path / "other.cu").write_text(other)
+    more = 'template = "other.cu"\narguments = ["x", "y"]\ndefines = { COUNT = "N + 0" }'
+    assert evaluate(written(tmp_path, reference="other", more=more)).outcome is Outcome.OK
+
+
+def test_large_integers_are_compared_exactly(tmp_path: Path) -> None:
+    toml = written(tmp_path, entry="keys", kind="uint64", reference="keys", more="defines = { BLOCK = 32 }")
+    assert evaluate(toml).outcome is Outcome.OK
+    wrong = evaluate(toml, ADDED=1)
+    assert wrong.outcome is Outcome.WRONG_RESULT
+    assert "11529215046068469" in wrong.reason
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("if (i < n) y[i] = 1.0f / 0.0f;", "is not finite"),
+        ("if (i < n - 1) y[i] = 1.0f;", "were not written"),
+        ("if (i < n) y[i] = 1.0f; if (i == 0) y[n] = 1.0f;", "wrote 1 words outside y"),
+        ("if (i < n) y[i] = 1.0f; if (i == 0) ((float*)x)[0] = 1e9f;", "changed its input x"),
+        ("if (i < n) y[i] = (float)clock64();", "differ between two launches"),
+        ("if (i < n) y[i] = undeclared;", "does not compile"),
+    ],
+)
+def test_faults_of_a_reference_are_told(tmp_path: Path, body: str, said: str) -> None:
+    other = 'extern "C" __global__ void other(const float* x, float* y, float scale, int n) {\n'
+    (tmp_path / "other.cu").write_text(other + f"    const int i = blockIdx.x * 32 + threadIdx.x;\n    {body}\n}}\n")
+    with pytest.raises(InputError, match=said):
+        evaluate(written(tmp_path, reference="other", more='template = "other.cu"'))
+
+
+def test_tolerances_of_single_outputs(tmp_path: Path) -> None:
+    toml = written(tmp_path, reference="naive<float>", more="tolerance = { y = { absolute = 1.5 } }")
+    assert evaluate(toml, ERROR=1).outcome is Outcome.OK
+    toml = written(tmp_path, reference="naive<float>", more="tolerance = { y = { absolute = 0.5 } }")
+    wrong = evaluate(toml, ERROR=1)
+    assert wrong.outcome is Outcome.WRONG_RESULT
+    assert "within 0.5" in wrong.reason
