@@ -10,7 +10,6 @@ import shlex
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +39,8 @@ def _entry_hash(key: str, cubin_hash: str, functions: Mapping[str, Any]) -> str:
 
 
 def _to_json(functions: Mapping[str, CompiledFunction]) -> dict[str, Any]:
-    return {entry: asdict(function) for entry, function in functions.items()}
+    plain: dict[str, Any] = msgspec.to_builtins(functions)  # a tenth of the time of `asdict`
+    return plain
 
 
 _WRITES_BETWEEN_TRIMS = 32

@@ -371,8 +371,8 @@ class Database:
         self._discard_inherited_connections()
         with translated_errors(self._location):
             if connection is None:
-                with self._writer.begin() as connection:
-                    yield connection
+                with self._writer.begin() as begun:
+                    yield begun
             else:
                 with connection.begin():
                     yield connection

@@ -87,8 +87,8 @@ class RunRecord:
         self._entries: list[_Entry] = []
         self._summary: Mapping[str, Any] | None = None
         self._connection: Connection | None = None
-        """Connection to a file for the trials; None before the first one and after the last. A server may close one that
-        is idle, so that each transaction there takes a connection from the pool, which checks it."""
+        """Connection to a file for the trials; None before the first one and after the last. A server may close one
+        that is idle, so that each transaction there takes a connection from the pool, which checks it."""
 
     def start(
         self,

@@ -230,10 +230,10 @@ _PRIOR_TRIALS = 2
 class GaussianProcess:
     """A posterior at given points, with observations added one by one.
 
-    With K = L L^T over the observations, it keeps L, L^-1, and L^-1 k(observations, point) of each point. An observation
-    adds an element to each, at the cost of one pass over the last two instead of a new factorisation. Targets are passed
-    to `predict` only: several targets can share the factors, and an observation whose target is not known yet reduces
-    the variance and leaves the mean unchanged.
+    With K = L L^T over the observations, it keeps L, L^-1, and L^-1 k(observations, point) of each point. An
+    observation adds a row to the first two and an element to the others, at the cost of one pass over the last two
+    instead of a new factorisation. Targets are passed to `predict` only: several targets can share the factors, and an
+    observation whose target is not known yet reduces the variance and leaves the mean unchanged.
 
     Parameters
     ----------
@@ -364,12 +364,13 @@ class GaussianProcess:
         shares = np.square(covariance) / (variance * (variance[index] + np.float32(self._noise)))
         return np.minimum(shares, 1.0).astype(np.float64)
 
-    def _covariance_with(self, point: Singles, square: np.floating[Any]) -> Singles:
+    def _covariance_with(self, point: Singles, square: Any) -> Singles:
         """Return the prior covariance of each point with a scaled one, of which the squared norm is given."""
         squared = self._points @ (-2 * point)
         squared += self._squares
         squared += square
-        return matern(np.maximum(squared, 0, out=squared))
+        covariance: Singles = matern(np.maximum(squared, 0))
+        return covariance
 
     def _whiten(self, targets: Floats, known: NDArray[np.bool_]) -> Floats:
         """Solve L x = targets, with x = 0 for unknown targets, which are as expected."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from optuna.study import StudyDirection
 
 from autotile.search.embedding import CompiledPoints
-from autotile.search.gaussian_process import Floats, Hyperparameters
+from autotile.search.gaussian_process import Floats
 from autotile.search.history import History
 from autotile.search.row_sampler import Rows
 from autotile.search.surrogate import Fit, fitted_parameters

@@ -26,6 +26,8 @@ _WORKER_MODULE = "autotile.workers.compile_worker"
 
 MAX_WORKERS_PER_CORE = 2
 """More only take memory from each other, and a machine that is busy starting them does not end them either."""
+_CACHE_TRACK = "cubin cache"
+"""Row of the timeline for cubins that were compiled before."""
 _MAX_ATTEMPTS = 2
 """Attempts at a compilation whose worker the system killed, the second one alone."""
 
@@ -115,10 +117,24 @@ class CompilePool:
     def submit(self, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
         """Compile in the background; a candidate that fails is a result, not an error of the future.
 
+        A cubin in the cache is returned at once, since another thread takes longer to begin than to read it.
+
         The future raises `ToolchainError` if nothing can be compiled at all, `InputError` if the cubin cache or
         temporary files cannot be written, and `WorkerError` if no process can be started.
         """
-        return self._threads.submit(self._compile, make_job)
+        done: Future[Compiled] = Future()
+        start = self.begun_at = time.perf_counter()
+        try:
+            job = make_job()
+            cubin = self._cache.get(job.key)
+        except Exception as error:
+            done.set_exception(error)
+            return done
+        if cubin is None:
+            return self._threads.submit(self._compile, job)
+        seconds = self._record(_CACHE_TRACK, "cached", start, job)
+        done.set_result(Compiled(cubin, seconds))
+        return done
 
     def close(self) -> None:
         """Cancel the pending compilations and kill the running ones."""
@@ -136,19 +152,21 @@ class CompilePool:
                 child.kill()
         self._children.clear()
 
-    def _compile(self, make_job: Callable[[], CompileJob]) -> Compiled:
+    def _compile(self, job: CompileJob) -> Compiled:
         start = self.begun_at = time.perf_counter()
         self._update_busy(+1)
         try:
-            job = make_job()
-            cubin = self._cache.get(job.key)
-            compiled = Compiled(cubin) if cubin is not None else self._request(job)
-            seconds = time.perf_counter() - start
-            name = "cached" if cubin is not None else "compile"
-            self._timeline.add(_track(), name, start, start + seconds, options=" ".join(job.options))
-            return replace(compiled, seconds=seconds)
+            compiled = self._request(job)
+            return replace(compiled, seconds=self._record(_track(), "compile", start, job))
         finally:
             self._update_busy(-1)
+
+    def _record(self, track: str, name: str, start: float, job: CompileJob) -> float:
+        """Add a span that ends now to the timeline; return its duration in seconds."""
+        end = time.perf_counter()
+        if self._timeline.is_recording:
+            self._timeline.add(track, name, start, end, options=" ".join(job.options))
+        return end - start
 
     def _update_busy(self, change: int) -> None:
         """Accumulate the busy time, and change the number of busy workers."""
