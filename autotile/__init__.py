@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from autotile.api.inspection import explain as explain
     from autotile.api.inspection import occupancy as occupancy
     from autotile.api.inspection import space as space
+    from autotile.api.judging import CandidateCheck as CandidateCheck
+    from autotile.api.judging import check as check
     from autotile.api.listings import FamilyList as FamilyList
     from autotile.api.listings import ListedMiss as ListedMiss
     from autotile.api.listings import MissList as MissList
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from autotile.api.listings import StudyTrial as StudyTrial
     from autotile.api.listings import TrialList as TrialList
     from autotile.api.listings import TunedFamily as TunedFamily
+    from autotile.api.new_kernel import NewKernel as NewKernel
+    from autotile.api.new_kernel import new as new
     from autotile.api.results import BestResult as BestResult
     from autotile.api.results import best as best
     from autotile.api.results import families as families
@@ -203,6 +207,10 @@ _NAMES = {
         "occupancy",
         "space",
     ),
+    "api.judging": (
+        "CandidateCheck",
+        "check",
+    ),
     "api.listings": (
         "FamilyList",
         "ListedMiss",
@@ -212,6 +220,10 @@ _NAMES = {
         "StudyTrial",
         "TrialList",
         "TunedFamily",
+    ),
+    "api.new_kernel": (
+        "NewKernel",
+        "new",
     ),
     "api.results": (
         "BestResult",

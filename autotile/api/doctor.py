@@ -262,6 +262,7 @@ def _worker_text(settings: Settings) -> str:
     workload = Workload(
         spec_text=kernel.spec.text,
         spec_source=kernel.spec.source,
+        spec_folder=kernel.spec.folder,
         sizes=problem.sizes,
         dtype=problem.dtype,
         l2="cold",

@@ -193,8 +193,12 @@ class TunableKernel(Displayed):
         self._kernel = make_kernel(spec, template, described.source)
 
     def _parse(self, name: str) -> Any:
-        functions = {"predicates": self._described.rules, "heuristic_predicates": self._described.heuristics}
-        return parse_spec(toml_text(self.document), python_source(name), **functions)
+        return parse_spec(
+            toml_text(self.document),
+            python_source(name),
+            predicates=self._described.rules,
+            heuristic_predicates=self._described.heuristics,
+        )
 
     @property
     def definition(self) -> Kernel:

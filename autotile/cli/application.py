@@ -35,6 +35,7 @@ EVERYDAY, RESULTS, EXCHANGE, CARE = "Everyday", "Results", "Exchange", "Care"
 """Panels of commands in the help."""
 
 COMMANDS = (
+    ("new", EVERYDAY),
     ("tune", EVERYDAY),
     ("tune_family", EVERYDAY),
     ("tune_misses", EVERYDAY),
@@ -48,6 +49,7 @@ COMMANDS = (
     ("trials", RESULTS),
     ("misses", RESULTS),
     ("verify", RESULTS),
+    ("check", RESULTS),
     ("record", EXCHANGE),
     ("export", EXCHANGE),
     ("import_", EXCHANGE),

@@ -1,21 +1,13 @@
-"""Device buffers between guard bands, and input data."""
+"""Device buffers between guard bands."""
 
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
-import numpy as np
-
-from autotile.core.dtypes import DTYPES, Array, Dtype
+from autotile.core.dtypes import Array, Dtype
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
-from autotile.kernel.arguments import BufferArgument
-from autotile.settings import available_cores
 
 _ALIGNMENT_BYTES = 256
 """Alignment that cudaMalloc guarantees; a guarded buffer has the same."""
@@ -101,75 +93,3 @@ class GuardedBuffer:
 def _guard_bytes(row_bytes: int) -> int:
     guard = min(max(_MIN_GUARD_BYTES, 2 * row_bytes), _MAX_GUARD_BYTES)
     return -(-guard // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-
-
-_SEED = 20_240_601
-_INTEGER_SPAN = 8
-"""Random integers lie in [-8, 8] (unsigned: [0, 8]), so that sums of products stay exact in float64."""
-_INTEGER_RANGES = {
-    "bool": (0, 1),
-    **{f"uint{bits}": (0, _INTEGER_SPAN) for bits in (8, 16, 32, 64)},
-}
-_CHUNK = 1 << 20
-"""Number of values from one generator, which take a few milliseconds."""
-
-
-def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str, seed: int = 0) -> Array:
-    """Return the values of an input buffer, rounded to its dtype, in the storage dtype.
-
-    They depend only on the buffer's name, shape, dtype and distribution, and on the seed if they are random, not on the
-    process or the machine.
-
-    Parameters
-    ----------
-    buffer, dtype_name
-        The buffer and the name of its element type.
-    shape
-        Shape of the array; see `BufferArgument.array_shape`.
-    seed
-        Seed of random values.
-    """
-    dtype = DTYPES[dtype_name].component
-    if dtype.is_complex and buffer.init in ("normal", "uniform"):
-        return _random_complex(buffer, shape, dtype, seed)
-    random = partial(_random, buffer.name, shape, seed)
-    match buffer.init:
-        case "zeros":
-            values: Array = np.zeros(shape)
-        case "ones":
-            values = np.ones(shape)
-        case "arange":
-            values = np.arange(np.prod(shape, dtype=np.int64)).reshape(shape)
-        case "uniform":
-            values = random(lambda generator, chunk: generator.random(out=chunk, dtype=np.float32))
-        case "normal" if dtype.is_integer:
-            values = random(partial(_fill_integers, *_INTEGER_RANGES.get(dtype.name, (-_INTEGER_SPAN, _INTEGER_SPAN))))
-        case "normal":
-            values = random(lambda generator, chunk: generator.standard_normal(out=chunk, dtype=np.float32))
-    return np.ascontiguousarray(dtype.encode(values))
-
-
-def _random_complex(buffer: BufferArgument, shape: tuple[int, ...], dtype: Dtype, seed: int) -> Array:
-    """Return random values whose real and imaginary parts are drawn as a last axis."""
-    parts = make_input(buffer, (*shape, 2), "float32", seed)
-    return np.ascontiguousarray(dtype.encode(parts.view(np.complex64)[..., 0]))
-
-
-def _fill_integers(low: int, high: int, generator: np.random.Generator, chunk: Array) -> None:
-    chunk[:] = generator.integers(low, high, chunk.shape, np.int8, endpoint=True)
-
-
-def _random(
-    name: str, shape: tuple[int, ...], seed: int, fill: Callable[[np.random.Generator, Array], object]
-) -> Array:
-    """Return random float32 values of a generator that depends on seed, name and shape.
-
-    Each chunk of a fixed size has its own generator, so the values do not depend on the number of cores that draw them.
-    """
-    values = np.empty(math.prod(shape), np.float32)
-    chunks = [values[start : start + _CHUNK] for start in range(0, values.size, _CHUNK)]
-    seeds = np.random.SeedSequence([_SEED + seed, zlib.crc32(name.encode()), *shape]).spawn(len(chunks))
-    generators = [np.random.Generator(np.random.SFC64(seed)) for seed in seeds]
-    with ThreadPoolExecutor(available_cores()) as pool:
-        list(pool.map(fill, generators, chunks))
-    return values.reshape(shape)

@@ -11,12 +11,13 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
-from autotile.cuda.buffers import GuardedBuffer, make_input
+from autotile.cuda.buffers import GuardedBuffer
 from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.packing import decode_scalar, pack_arguments, scalar_value
 from autotile.cuda.reference_solution import ReferenceOutput
 from autotile.cuda.support import SupportKernels
 from autotile.kernel.arguments import BufferArgument, Workspace
+from autotile.kernel.inputs import InputMaker
 from autotile.kernel.launch import LaunchData, known_names
 from autotile.kernel.reference import Tolerance
 from autotile.kernel.spec import KernelSpec
@@ -161,7 +162,7 @@ class ProblemInstance:
             if name not in bound.zeroed:
                 workspace.poison()
         for buffer in self._spec.buffers:
-            if not buffer.is_read:
+            if not buffer.is_initialized:
                 self._buffers[buffer.name].poison()
             elif buffer.is_written:
                 self._buffers[buffer.name].copy_from(self._pristine[buffer.name])
@@ -212,11 +213,11 @@ class ProblemInstance:
 
     def _new_inputs(self, seed: int) -> _InputSet:
         pristine: dict[str, GuardedBuffer] = {}
+        inputs = InputMaker(self._spec, self.sizes, self._dtype, seed=seed, check=self._check)
         for buffer in self._spec.buffers:
-            if buffer.is_read:
+            if buffer.is_initialized:
                 pristine[buffer.name] = self._new_buffer(buffer)
-                element_type = buffer.element_type(self._dtype, self.sizes)
-                pristine[buffer.name].write(make_input(buffer, buffer.array_shape(self.sizes), element_type, seed))
+                pristine[buffer.name].write(inputs.stored(buffer.name))
         scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in self._spec.scalars}
         expected = self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check)
         return _InputSet(pristine, expected)

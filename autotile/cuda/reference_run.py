@@ -87,7 +87,7 @@ class ReferenceRun:
             for name, workspace in workspaces.items():
                 workspace.copy_from(self._new_workspaces()[name])
             for buffer in self._spec.buffers:  # zeros: an element that is not written differs from the first launch
-                if buffer.is_read:
+                if buffer.is_initialized:
                     buffers[buffer.name].copy_from(given[buffer.name])
                 else:
                     buffers[buffer.name].clear()
@@ -110,7 +110,7 @@ class ReferenceRun:
         for buffer in self._spec.buffers:
             kind = self._element_type(buffer.name)
             made[buffer.name] = GuardedBuffer(buffer.extents(self._sizes), kind, self._support)
-            if not buffer.is_read:
+            if not buffer.is_initialized:
                 continue
             given = DTYPES[self._tuned.buffer(buffer.name).element_type(self._dtype, self._sizes)]
             if given == kind:

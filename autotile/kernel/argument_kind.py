@@ -127,6 +127,10 @@ class ArgumentScope(NamedTuple):
     buffers: Mapping[str, BufferArgument] = {}
     workspaces: tuple[str, ...] = ()
     """Names of the workspaces."""
+    operands: Mapping[str, bool] = {}
+    """Names of the arguments whose value before a launch is known, with whether they are numbers."""
+    folder: str = ""
+    """Folder of the files that arguments name; that of the search-space file if empty."""
 
 
 class ArgumentKind:

@@ -32,15 +32,16 @@ from autotile.kernel.argument_kind import (
     parse_element_type,
 )
 from autotile.kernel.array_expressions import ShapeOnly
+from autotile.kernel.contents import Content, check_contents, declared_content
 from autotile.kernel.expressions import Expression
+from autotile.kernel.input_files import InputFile
 from autotile.kernel.structures import StructArgument
-from autotile.kernel.table import Table, check_array_names, check_names, describe
+from autotile.kernel.table import ProblemSection, Table, check_array_names, check_names, describe
 from autotile.kernel.tensor_maps import TensorMapArgument
 
 Access = Literal["in", "out", "inout"]
 Number = float | tuple[float, ...]
 """Value of a scalar; a tuple for a vector or a complex number."""
-Distribution = Literal["normal", "uniform", "zeros", "ones", "arange"]
 
 MAX_AXES = 8
 
@@ -84,34 +85,44 @@ class BufferArgument(ArgumentKind):
     dtype: ElementType
     shape: tuple[Expression, ...]
     access: Access
-    init: Distribution
+    init: str
+    """Content in tuning: a name of `autotile.kernel.inputs.NAMED`, or the text of ``content``."""
     is_passed: bool = True
-    """Whether the kernel takes its address; False for a buffer that is accessed through a tensor map only."""
+    """Whether the kernel takes its address; False for a buffer that is accessed through a tensor map or struct only."""
+    content: Content | None = None
+    """Content that is computed or read from a file; None for one that is a name alone."""
+    is_initialized: bool = True
+    """Whether it has its content before each launch: an input, or an output with ``init``."""
 
     @classmethod
     def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
         """Parse ``{ buffer = "float32", shape = [...], access = "in", ... }``."""
-        table.allow(("buffer", "shape", "access", "init", "pass"))
+        table.allow(("buffer", "shape", "access", "init", "file", "sha256", "whole", "restore", "pass"))
         shape = table.expressions("shape", scope.problem.kinds, max_length=MAX_AXES)
         scope.problem.check_positive(table, "shape", shape)
         access = _one_of(table, "access", get_args(Access))
-        if access == "out" and "init" in table.data:
-            raise table.error("init", 'a buffer with access = "out" is not initialized; remove init')
-        has_init = "init" in table.data
-        init: Distribution = _one_of(table, "init", get_args(Distribution)) if has_init else "normal"
+        if "restore" in table.data and (access == "in" or not table.boolean("restore", default=True)):
+            raise table.error("restore", "every buffer that is written and has a content is restored; remove restore")
+        init, content = declared_content(table, name, scope)
         dtype = parse_element_type(table.text("buffer"), scope.problem.flag_kinds, table.location("buffer"))
-        return cls(name, dtype, shape, access, init, table.boolean("pass", default=True))
+        is_initialized = access != "out" or bool(init)
+        is_passed = table.boolean("pass", default=True)
+        return cls(name, dtype, shape, access, init or "normal", is_passed, content, is_initialized)
 
     def meaning(self) -> dict[str, Any]:
         """Return the buffer's part of the space hash."""
-        meaning = {
+        meaning: dict[str, Any] = {
             "buffer": self.name,
             "dtype": str(self.dtype),
             "shape": canonical_texts(self.shape),
             "access": self.access,
-            "init": self.init,
+            "init": self.content.content_hash if isinstance(self.content, InputFile) else self.init,
         }
-        return meaning if self.is_passed else {**meaning, "pass": False}
+        if not self.is_passed:
+            meaning["pass"] = False
+        if self.is_initialized and not self.is_read:
+            meaning["initialized"] = True
+        return meaning
 
     @property
     def is_given(self) -> bool:
@@ -120,7 +131,7 @@ class BufferArgument(ArgumentKind):
 
     @property
     def is_read(self) -> bool:
-        """Whether it is initialized before a launch."""
+        """Whether the kernel may read what the caller passes."""
         return self.access != "out"
 
     @property
@@ -342,6 +353,7 @@ def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]
     check_array_names(table)
     entries = {name: table.table(name) for name in table.data}
     kind_of = {name: _kind(entry) for name, entry in entries.items()}
+    scope = scope._replace(operands=_operands(entries, kind_of))
     buffers = {
         name: BufferArgument.parse(entries[name], name, scope)
         for name, kind in kind_of.items()
@@ -355,6 +367,7 @@ def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]
         buffers[name] if name in buffers else kind_of[name].parse(entry, name, scope) for name, entry in entries.items()
     )
     _check_reachable(table, arguments)
+    _check_contents(table, arguments, scope.problem)
     for argument in arguments:
         if argument.name in sizes and not argument.repeats_size:
             hint = f'use another name, or make it a scalar with value = "{argument.name}"'
@@ -382,6 +395,23 @@ def _check_reachable(table: Table, arguments: Sequence[Argument]) -> None:
             hint = f'add {argument.name}_map = {{ tensor_map = "{argument.name}", ... }}, or remove pass'
             what = f"{argument.name!r} is not passed, has no tensor map, and no struct points to it"
             raise table.error(argument.name, f"{what}; {hint}")
+
+
+def _operands(entries: Mapping[str, Table], kind_of: Mapping[str, type[Argument]]) -> dict[str, bool]:
+    """Return the names of arguments that a content may be computed from, with whether they are numbers."""
+    return {
+        name: issubclass(kind, ScalarArgument)
+        for name, kind in kind_of.items()
+        if issubclass(kind, ScalarArgument)
+        or (issubclass(kind, BufferArgument) and entries[name].data.get("access") != "out")
+    }
+
+
+def _check_contents(table: Table, arguments: Sequence[Argument], problem: ProblemSection) -> None:
+    buffers = arguments_of_kind(arguments, BufferArgument)
+    for sizes, check in ((problem.sizes, False), (problem.ragged, True)):
+        operands = {a.name: a.operand(sizes, check=check) for a in arguments if a.is_operand}
+        check_contents(buffers, {**sizes, **operands}, table.location(""))
 
 
 def _constant(table: Table, name: str, dtype: str) -> Number:

@@ -105,7 +105,11 @@ class KernelReader:
         text, shown = _read_text(path, "search-space file"), str(path)
         path = path.absolute()  # the template is compiled later, maybe from another working directory
         last = self._last.get(path)
-        spec = last.spec if last is not None and last.spec.text == text else parse_spec(text, shown)
+        spec = (
+            last.spec
+            if last is not None and last.spec.text == text
+            else parse_spec(text, shown, folder=str(path.parent))
+        )
         template = _template_path(path, spec)
         kernel = make_kernel(spec, template)
         if last is not None and last.spec is spec and last == kernel:

@@ -63,6 +63,7 @@ def parse_spec(
     text: str,
     source: str,
     *,
+    folder: str = "",
     predicates: Mapping[str, Predicate] | None = None,
     heuristic_predicates: Mapping[str, Predicate] | None = None,
     functions: Mapping[str, ConfigFunction] | None = None,
@@ -75,6 +76,8 @@ def parse_spec(
         Text of the file.
     source
         Path of the file, as the user gave it; for a kernel that is written in Python, `python_source`.
+    folder
+        Folder of the files that the arguments name; that of ``source`` if empty.
     predicates, heuristic_predicates
         Rules and heuristics of such a kernel that are functions, by their names; see `parse_predicate`.
     functions
@@ -110,7 +113,7 @@ def parse_spec(
         _heuristics_table(document), all_kinds, heuristic_predicates or {}, names, taken=rules, are_heuristics=True
     )
     launched_kinds = {**all_kinds, **{each.name: each.kind for each in computed}}
-    scope = ArgumentScope(problem, all_kinds, launch_kinds(document, launched_kinds))
+    scope = ArgumentScope(problem, all_kinds, launch_kinds(document, launched_kinds), folder=folder)
     arguments = parse_arguments(document.table("arguments"), scope, taken)
     steps = parse_steps(document, arguments, launched_kinds)
     spec = KernelSpec(
@@ -138,6 +141,7 @@ def parse_spec(
         source=source,
         text=text,
         computed=computed,
+        folder=folder,
     )
     for argument in arguments:
         argument.check_ragged({**spec.ragged, **spec.default}, dtypes, document.table("arguments").table(argument.name))

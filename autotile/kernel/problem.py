@@ -209,7 +209,7 @@ def check_memory(spec: KernelSpec, problem: Problem, device: DeviceProperties) -
     for buffer in spec.buffers:
         elements = math.prod(buffer.extents(problem.sizes))
         element_bytes = DTYPES[buffer.element_type(problem.dtype, problem.sizes)].size_bytes
-        needed_bytes += elements * element_bytes * (2 if buffer.is_read else 1)
+        needed_bytes += elements * element_bytes * (2 if buffer.is_initialized else 1)
         if buffer.is_written:
             needed_bytes += elements * _FLOAT64_BYTES
     if needed_bytes > device.memory_bytes:

@@ -129,6 +129,8 @@ class KernelSpec:
     """Text of the file."""
     computed: tuple[Computed, ...] = ()
     """Values that functions compute from the configuration."""
+    folder: str = ""
+    """Folder of the files that the arguments name."""
 
     @property
     def has_one_launch(self) -> bool:

@@ -329,6 +329,11 @@ def is_c_identifier(name: str) -> bool:
     return name.isascii() and name.isidentifier()
 
 
+def is_keyword(name: str) -> bool:
+    """Return whether a name is a keyword of Python or C++, or reserved in a search-space file."""
+    return keyword.iskeyword(name) or name in _CXX_KEYWORDS or name in _RESERVED
+
+
 def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
     """Check the names that the keys of a table define, and add them to ``taken``.
 

@@ -344,6 +344,7 @@ def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: Tun
     return Workload(
         spec_text=kernel.spec.text,
         spec_source=kernel.spec.source,
+        spec_folder=kernel.spec.folder,
         sizes=problem.sizes,
         dtype=problem.dtype,
         l2=options.l2,

@@ -121,11 +121,11 @@ def run_finals(
     checks = FinalistChecks(backend, candidates, hurried=hurried)
     checks.sanitize()
     left = list(range(len(finalists)))
-    raced = _hold_race(backend, racing, left, seed, hurried=hurried)
+    raced = hold_race(backend, racing, left, seed, hurried=hurried)
     if raced is None and len(left) > 1:  # in replay, or because a finalist broke the race
         left = [i for i in left if checks.passes(i)]
         if 1 < len(left) < len(finalists):
-            raced = _hold_race(backend, racing, left, seed, hurried=hurried)
+            raced = hold_race(backend, racing, left, seed, hurried=hurried)
     for i, result in (raced or {}).items():
         if result.outcome is not Outcome.OK:
             checks.refuse(i, result.outcome, result.reason, "finals")
@@ -147,10 +147,10 @@ def run_finals(
     return Finals((), None, None, (), checks.refused(finalists), tuple(checks.notices))
 
 
-def _hold_race(
+def hold_race(
     backend: Backend, racing: Sequence[tuple[Trial, Candidate]], left: Sequence[int], seed: int, *, hurried: bool
 ) -> dict[int, RaceTimes] | None:
-    """Race those that are left; None where there is nothing to race, or no race is possible."""
+    """Race those finalists that are left; None where there is nothing to race, or no race is possible."""
     if len(left) < 2:
         return None
     round_us = sum(_time_us(racing[i][0]) for i in left)
@@ -258,6 +258,11 @@ class FinalistChecks:
                 f"{plural(count, 'configuration')} as fast as the winner could not be verified as often within "
                 f"{limit_s:g} s, and are not listed as ties"
             )
+
+    def repeats(self, index: int) -> int:
+        """Return the number of repetitions of a finalist's verification; 0 if it was not verified repeatedly."""
+        known = self._evaluations.get(index)
+        return int(known.telemetry.get("repeats", 0)) if known is not None else 0
 
     def refused(self, finalists: Sequence[Trial]) -> tuple[Trial, ...]:
         """Return the trials of the finalists that failed, with outcome and reason, in the order of detection."""

@@ -21,6 +21,7 @@ from autotile.cuda.telemetry import EnergyMeter, Telemetry
 from autotile.cuda.timing import DriftProbe, Launch, Timer, discard_reason
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError
+from autotile.kernel.inputs import missing_input
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
@@ -36,7 +37,7 @@ class Workbench:
     """
 
     def __init__(self, workload: Workload) -> None:
-        self._spec = parse_spec(workload.spec_text, workload.spec_source)
+        self._spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
         self.device = live_device(workload.device_index)
         load_cupy().cuda.Device(workload.device_index).use()
         cache = CubinCache(Path(workload.cache), workload.cache_limit_bytes)
@@ -56,7 +57,9 @@ class Workbench:
         def instance_of(sizes: Mapping[str, int], *, check: bool) -> ProblemInstance:
             return ProblemInstance(self._spec, sizes, workload.dtype, support, check=check, references=references)
 
-        self._ragged = instance_of(self._spec.ragged_sizes(workload.sizes), check=True)
+        ragged = self._spec.ragged_sizes(workload.sizes)
+        has_ragged = not missing_input(self._spec, ragged, workload.dtype)
+        self._ragged = instance_of(ragged, check=True) if has_ragged else None
         self._tuned = instance_of(workload.sizes, check=False)
         self._others = [instance_of(sizes, check=True) for sizes in workload.verify_sizes]
         self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
@@ -185,7 +188,7 @@ class Workbench:
     def _verify(self, function: Function, config: Config, *, as_measured: bool = False) -> Verdict:
         """Verify at the ragged sizes if the rules allow them there, at the tuned sizes, and at the extra ones."""
         max_error = 0.0
-        for instance in (self._ragged, self._tuned, *self._others):
+        for instance in filter(None, (self._ragged, self._tuned, *self._others)):
             broken_rule = check_config(self._spec, config, instance.sizes, self.device, self._dtype)
             if broken_rule and instance is self._ragged:
                 continue

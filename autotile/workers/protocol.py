@@ -90,6 +90,8 @@ class Workload:
     cache_limit_bytes: Whole
     sample_limit_s: NonNegative
     device_index: Count = 0
+    spec_folder: str = ""
+    """Folder of the files that the arguments name."""
     verify_sizes: tuple[Mapping[Name, Count], ...] = ()
     """Sizes at which a candidate is verified besides the ragged and the tuned ones."""
     energy: bool = False

@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 
 from autotile.core.documents import decode_json
 from autotile.core.dtypes import DTYPES
-from autotile.cuda.buffers import make_input
 from autotile.cuda.driver import live_device
 from autotile.cuda.function import Module
 from autotile.cuda.packing import pack_arguments, scalar_value
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError
 from autotile.kernel.arguments import BufferArgument, Workspace
+from autotile.kernel.inputs import InputMaker, missing_input
 from autotile.kernel.launch import LaunchData, known_names, launch_geometry
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
@@ -37,7 +37,7 @@ class Launcher:
     def __init__(self, workload: Workload, candidate: Candidate) -> None:
         self._workload = workload
         self._config = candidate.config
-        self._spec = parse_spec(workload.spec_text, workload.spec_source)
+        self._spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
         cuda = load_cupy().cuda
         cuda.Device(workload.device_index).use()
         cuda.set_allocator(None)  # no pool
@@ -48,7 +48,8 @@ class Launcher:
     def problems(self) -> Iterator[tuple[Mapping[str, int], bool]]:
         """Yield the sizes that the rules allow, and whether the scalars take their values for verification there."""
         ragged = self._spec.ragged_sizes(self._workload.sizes)
-        for sizes in (ragged, *self._workload.verify_sizes):
+        has_ragged = not missing_input(self._spec, ragged, self._workload.dtype)
+        for sizes in (*([ragged] if has_ragged else []), *self._workload.verify_sizes):
             if not check_config(self._spec, self._config, sizes, self._device, self._workload.dtype):
                 yield sizes, True
         yield self._workload.sizes, False
@@ -59,7 +60,8 @@ class Launcher:
         self._function.opt_in(geometry.dynamic_smem_bytes)
         dtype = self._workload.dtype
         data = LaunchData.of(self._spec, dtype, known_names(self._spec, self._config, sizes, self._device))
-        buffers = {buffer.name: _buffer(buffer, sizes, dtype) for buffer in self._spec.buffers}
+        inputs = InputMaker(self._spec, sizes, dtype, check=check)
+        buffers = {buffer.name: _buffer(buffer, sizes, dtype, inputs) for buffer in self._spec.buffers}
         workspaces = {workspace.name: _workspace(workspace) for workspace in data.workspaces if workspace.size_bytes}
         arguments = pack_arguments(
             self._spec,
@@ -102,11 +104,11 @@ def _exit(notify: Notify, error: Exception) -> NoReturn:
     sys.exit(1)
 
 
-def _buffer(buffer: BufferArgument, sizes: Mapping[str, int], problem_dtype: str) -> Any:
+def _buffer(buffer: BufferArgument, sizes: Mapping[str, int], problem_dtype: str, inputs: InputMaker) -> Any:
     shape, dtype = buffer.array_shape(sizes), buffer.element_type(problem_dtype, sizes)
     array = load_cupy().ndarray(shape, DTYPES[dtype].storage)
-    if buffer.is_read:
-        array.set(make_input(buffer, shape, dtype))
+    if buffer.is_initialized:
+        array.set(inputs.stored(buffer.name))
     return array
 
 

@@ -27,9 +27,11 @@ HEAVY = ("optuna", "kernel_tuner", "cupy", "sqlalchemy", "torch")
 
 COMMANDS = [
     "tune",
+    "new",
     "tune-family",
     "tune-misses",
     "verify",
+    "check",
     "best",
     "list",
     "misses",

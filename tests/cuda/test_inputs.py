@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 
 from autotile.core.dtypes import DTYPES
-from autotile.cuda.buffers import make_input
 from autotile.kernel.argument_kind import ElementType
-from autotile.kernel.arguments import BufferArgument, Distribution
+from autotile.kernel.arguments import BufferArgument
 from autotile.kernel.expressions import parse_expression
+from autotile.kernel.inputs import make_input
 
 
-def buffer(init: Distribution, name: str = "x") -> BufferArgument:
+def buffer(init: str, name: str = "x") -> BufferArgument:
     return BufferArgument(name, ElementType("dtype"), (parse_expression("4", {}),), "in", init)
 
 

@@ -24,6 +24,7 @@ def evaluate(toml: Path, **values: Value) -> Evaluation:
     workload = Workload(
         spec_text=spec.text,
         spec_source=spec.source,
+        spec_folder=spec.folder,
         sizes=dict(spec.sizes),
         dtype=spec.dtypes[0],
         l2="cold",

@@ -266,7 +266,6 @@ ARGUMENTS = [
     ('access = "inout"', 'access = "write"', "arguments.C.access", ["is not accepted", "known: in, out, inout"]),
     (', access = "inout"', "", "arguments.C", ["'access' is missing"]),
     ('init = "uniform"', 'init = "random"', "arguments.B.init", ["known: normal, uniform, zeros, ones, arange"]),
-    ('access = "inout"', 'access = "out", init = "ones"', "arguments.C.init", ["is not initialized"]),
     ('"K", "N"', '"K", "BN"', "arguments.B.shape", ["unknown name 'BN'"]),
     ('"K", "N"', '"K", "device.sm_count"', "arguments.B.shape", ["is not accepted here"]),
     ('"K", "N"', '"K", "N - 300"', "arguments.B.shape", ["N - 300 is -23, expected at least 1 where N = 277"]),

@@ -98,7 +98,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 def kernel(store: Any, live_gpu: None, cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> BoundKernel:
     store.put(N, BEST)
     kernel: BoundKernel = store.ask(N, device=None)
-    monkeypatch.setattr(kernel, "_compiled", lambda: SimpleNamespace(path=Path("scale.cubin")))
+    monkeypatch.setattr(kernel, "_compiled", lambda: SimpleNamespace(path=Path("scale.cubin"), symbols={}))
     return kernel
 
 

@@ -32,7 +32,7 @@ def test_tensor_maps_follow_the_addresses(monkeypatch: pytest.MonkeyPatch) -> No
     address, place, number = block.starts
     spare = len(block.words) - 1
     launched: list[tuple[int, int, int]] = []
-    layout = ParameterLayout((spare, address), (TensorMapPlace(spare, place, tensor_map),))
+    layout = ParameterLayout((spare, address), (TensorMapPlace(spare, place, tensor_map),), ())
     state = StreamState(lambda *launch: launched.append(launch), block, layout, None)
     made.clear()
     for mapped, other in ((64, 128), (64, 256), (32, 256)):
@@ -132,7 +132,7 @@ class OneIn:
         return library.spec(), library.spec()
 
     def layout(self, *_: Any) -> ParameterLayout:
-        return ParameterLayout((0, 1), ())
+        return ParameterLayout((0, 1), (), ())
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
 @pytest.fixture
 def state() -> StreamState:
     block = ParameterBlock([np.uint64(1)])
-    return StreamState(lambda *_: None, block, ParameterLayout((0,), ()), None)
+    return StreamState(lambda *_: None, block, ParameterLayout((0,), (), ()), None)
 
 
 def test_a_launch_that_comes_again_becomes_a_graph(cuda: Cuda, graphs: Graphs) -> None:

@@ -1,0 +1,164 @@
+"""Contents of buffers in tuning, made from their declarations.
+
+They depend only on the declaration, the sizes, the element type and the seed, not on the process or the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from autotile.core.dtypes import DTYPES, Array, Dtype
+from autotile.errors import InputError
+from autotile.kernel.arguments import BufferArgument
+from autotile.kernel.contents import InputExpression
+from autotile.kernel.draws import draw_chunks, fill_integers
+from autotile.kernel.input_files import InputFile
+from autotile.kernel.spec import KernelSpec
+
+
+class InputMaker:
+    """Makes the contents of the buffers of a problem.
+
+    Parameters
+    ----------
+    spec, sizes, dtype
+        The problem.
+    seed
+        Seed of random values.
+    check
+        Whether scalars have their check values.
+    """
+
+    def __init__(
+        self, spec: KernelSpec, sizes: Mapping[str, int], dtype: str, *, seed: int = 0, check: bool = False
+    ) -> None:
+        self._spec = spec
+        self._sizes = sizes
+        self._dtype = dtype
+        self._seed = seed
+        self._check = check
+        self._kept: dict[str, Array] = {}
+        contents = [b.content for b in spec.buffers if isinstance(b.content, InputExpression)]
+        self._used = frozenset[str]().union(*(content.inputs for content in contents))
+        """Names that contents are computed from, which are kept."""
+
+    def stored(self, name: str) -> Array:
+        """Return the content of a buffer in its storage dtype, C-contiguous.
+
+        Raises
+        ------
+        InputError
+            The content has no value, or does not fit in the element type; or its file cannot be used.
+        """
+        if name in self._kept:
+            return self._kept[name]
+        made = self._made(self._spec.buffer(name))
+        if name in self._used:
+            self._kept[name] = made
+        return made
+
+    def _made(self, buffer: BufferArgument) -> Array:
+        shape, name = buffer.array_shape(self._sizes), buffer.element_type(self._dtype, self._sizes)
+        if buffer.content is None:
+            return make_input(buffer, shape, name, self._seed)
+        if isinstance(buffer.content, InputFile):
+            return buffer.content.read(buffer.name, shape, DTYPES[name])
+        environment = {used: self._operand(used) for used in buffer.content.inputs}
+        scalars = {name: self._operand(name) for name in self._scalar_names()}
+        values = buffer.content.values({**scalars, **environment}, shape, buffer.name, self._seed)
+        return _encoded(buffer.name, values, DTYPES[name])
+
+    def _scalar_names(self) -> list[str]:
+        return [*self._sizes, *(scalar.name for scalar in self._spec.scalars if scalar.is_operand)]
+
+    def _operand(self, name: str) -> Any:
+        if name in self._sizes:
+            return self._sizes[name]
+        for scalar in self._spec.scalars:
+            if scalar.name == name:
+                value = scalar.given(self._sizes, check=self._check)
+                return np.asarray(value) if isinstance(value, tuple) else value
+        dtype = DTYPES[self._spec.buffer(name).element_type(self._dtype, self._sizes)]
+        return dtype.decode(self.stored(name))
+
+
+def _encoded(name: str, values: Array, dtype: Dtype) -> Array:
+    """Round values to an element type; those of an integer type must be in it."""
+    if values.dtype.kind == "c" and not dtype.is_complex:
+        raise InputError(f"the content of {name} is complex, but its type is {dtype.name}")
+    with np.errstate(all="ignore"):
+        stored = np.ascontiguousarray(dtype.encode(values))
+    if dtype.is_integer and not np.array_equal(dtype.decode(stored), values):
+        wrong = values[dtype.decode(stored) != values].ravel()[0]
+        raise InputError(
+            f"the content of {name} has the value {wrong:g}, which is not in {dtype.name}; use floor or bounds"
+        )
+    return stored
+
+
+_INTEGER_SPAN = 8
+"""Random integers lie in [-8, 8] (unsigned: [0, 8]), so that sums of products stay exact in float64."""
+_INTEGER_RANGES = {
+    "bool": (0, 1),
+    **{f"uint{bits}": (0, _INTEGER_SPAN) for bits in (8, 16, 32, 64)},
+}
+
+
+def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str, seed: int = 0) -> Array:
+    """Return a content that is a name alone, rounded to its dtype, in the storage dtype.
+
+    It depends only on the buffer's name, shape, dtype and distribution, and on the seed if it is random, not on the
+    process or the machine.
+
+    Parameters
+    ----------
+    buffer, dtype_name
+        The buffer and the name of its element type.
+    shape
+        Shape of the array; see `BufferArgument.array_shape`.
+    seed
+        Seed of random values.
+    """
+    dtype = DTYPES[dtype_name].component
+    if dtype.is_complex and buffer.init in ("normal", "uniform"):
+        return _random_complex(buffer, shape, dtype, seed)
+    random = partial(draw_chunks, buffer.name, shape, seed)
+    match buffer.init:
+        case "zeros":
+            values: Array = np.zeros(shape)
+        case "ones":
+            values = np.ones(shape)
+        case "arange":
+            values = np.arange(np.prod(shape, dtype=np.int64)).reshape(shape)
+        case "uniform":
+            values = random(lambda generator, chunk: generator.random(out=chunk, dtype=np.float32))
+        case "normal" if dtype.is_integer:
+            low, high = _INTEGER_RANGES.get(dtype.name, (-_INTEGER_SPAN, _INTEGER_SPAN))
+            values = random(partial(fill_integers, low, high, np.int8))
+        case "normal":
+            values = random(lambda generator, chunk: generator.standard_normal(out=chunk, dtype=np.float32))
+        case unknown:
+            raise InputError(f"unknown content {unknown!r} of {buffer.name}")
+    return np.ascontiguousarray(dtype.encode(values))
+
+
+def _random_complex(buffer: BufferArgument, shape: tuple[int, ...], dtype: Dtype, seed: int) -> Array:
+    """Return random values whose real and imaginary parts are drawn as a last axis."""
+    parts = make_input(buffer, (*shape, 2), "float32", seed)
+    return np.ascontiguousarray(dtype.encode(parts.view(np.complex64)[..., 0]))
+
+
+def missing_input(spec: KernelSpec, sizes: Mapping[str, int], dtype: str) -> str:
+    """Return why a problem has no inputs: a file does not hold enough; "" if it has all."""
+    for buffer in spec.buffers:
+        if isinstance(buffer.content, InputFile):
+            name = buffer.element_type(dtype, sizes)
+            try:
+                buffer.content.check(buffer.name, buffer.array_shape(sizes), DTYPES[name])
+            except InputError as error:
+                return str(error)
+    return ""

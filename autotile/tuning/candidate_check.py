@@ -1,0 +1,191 @@
+"""A rewritten kernel against the present winner: everything that a finalist goes through, and an interleaved race."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Config, Outcome, Problem, Trial
+from autotile.core.statistics import Interval, median_interval, paired_ratio, widen_by_session_spread
+from autotile.errors import InputError
+from autotile.kernel.library import Kernel
+from autotile.kernel.problem import check_memory
+from autotile.settings import Settings
+from autotile.space.limits import check_config
+from autotile.tuning.backend import Backend, choose_backend
+from autotile.tuning.finals import FinalistChecks, hold_race
+from autotile.tuning.given_candidates import GivenCandidates
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.pipeline import CompiledCandidate, Pipeline
+from autotile.workers.compile_pool import CompilePool
+from autotile.workers.protocol import Candidate, RaceTimes
+
+CandidateVerdict = Literal["wrong", "slower", "equal", "faster", "right"]
+
+_WORKERS = 2
+"""The candidate and the winner compile at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A candidate, judged.
+
+    Attributes
+    ----------
+    device
+        Device that it ran on.
+    candidate, winner
+        Trials of both, with their times in the race; one that failed has the outcome and the reason.
+    speedup
+        Time of the winner over time of the candidate, with a 95 % interval; None where they were not raced.
+    repeats
+        Number of repetitions of the candidate's verification, of two launches each.
+    notices
+        Checks that could not be made, one line each.
+    """
+
+    device: DeviceProperties
+    candidate: Trial
+    winner: Trial
+    speedup: Interval | None
+    repeats: int
+    notices: tuple[str, ...]
+
+    @property
+    def verdict(self) -> CandidateVerdict:
+        """``wrong``; ``slower``, ``equal`` or ``faster`` than the winner, by the interval; ``right`` without a race."""
+        if self.candidate.outcome is not Outcome.OK:
+            return "wrong"
+        if self.speedup is None:
+            return "right"
+        return "equal" if self.speedup.contains(1.0) else "faster" if self.speedup.value > 1.0 else "slower"
+
+
+def judge(
+    kernel: Kernel,
+    candidate: Kernel,
+    problem: Problem,
+    *,
+    configs: tuple[Config, Config],
+    settings: Settings,
+    options: TuneOptions,
+) -> Judged:
+    """Verify a candidate, and race it against the winner.
+
+    Parameters
+    ----------
+    kernel, candidate
+        The kernel, and the same with the candidate's source.
+    problem
+        Problem to verify and time them at.
+    configs
+        Configurations of the candidate and of the winner.
+    settings, options
+        Settings of the installation; of the options, ``verify_sizes``, ``sanitize``, ``l2``, the timeouts and the
+        device apply.
+
+    Raises
+    ------
+    InputError
+        There is no GPU, or the candidate's configuration is not valid.
+    ToolchainError, WorkerError
+        As for `autotile.tuning.session.tune`.
+    """
+    with ExitStack() as stack:
+        backend = stack.enter_context(closing(choose_backend(kernel, problem, settings, options)))
+        if backend.source != "cuda":
+            raise InputError("a candidate must run on a GPU, and launches are replayed here")
+        check_memory(kernel.spec, problem, backend.device)
+        for config, what in zip(configs, ("the candidate", "the winner"), strict=True):
+            if reason := check_config(kernel.spec, config, problem.sizes, backend.device, problem.dtype):
+                raise InputError(f"{what} cannot be launched: {reason}")
+        limits = (settings.cache, settings.cache_limit_bytes, _WORKERS, options.compile_deadline_s)
+        compile_pool = stack.enter_context(closing(CompilePool(*limits)))
+        pipelines = [Pipeline(each, problem, backend, compile_pool) for each in (candidate, kernel)]
+        return Judge(backend, pipelines, options.seed).judge(configs)
+
+
+class Judge:
+    """The steps of `judge`, on a backend.
+
+    Parameters
+    ----------
+    backend
+        Device that both run on.
+    pipelines
+        Pipelines of the candidate and of the winner.
+    seed
+        Seed of the order within the rounds of the race.
+    """
+
+    def __init__(self, backend: Backend, pipelines: Sequence[Pipeline], seed: int) -> None:
+        self._backend = backend
+        self._pipelines = pipelines
+        self._seed = seed
+
+    def judge(self, configs: tuple[Config, Config]) -> Judged:
+        """Compile, verify and measure both; then race them, and verify the candidate as finals verify a winner."""
+        given = [GivenCandidates([config]) for config in configs]
+        for pipeline, one in zip(self._pipelines, given, strict=True):
+            pipeline.compile_ahead(one)  # both compile at once
+        self._backend.wait()
+        (candidate, ours), (winner, theirs) = (
+            self._tried(pipeline, one) for pipeline, one in zip(self._pipelines, given, strict=True)
+        )
+        if candidate.outcome is not Outcome.OK or ours is None:
+            return Judged(self._backend.device, candidate, winner, None, 0, ())
+        checks = FinalistChecks(self._backend, [ours], hurried=False)
+        checks.sanitize()
+        raced: dict[int, RaceTimes] | None = None
+        notices: list[str] = []
+        if winner.outcome is Outcome.OK and theirs is not None:
+            raced = hold_race(self._backend, [(candidate, ours), (winner, theirs)], [0, 1], self._seed, hurried=False)
+            if raced is None:
+                notices.append("the race broke: a launch failed or overwrote the data of the other")
+        else:
+            notices.append(f"the winner does not run now, so there is no ratio: {winner.outcome}: {winner.reason}")
+        if raced is not None and raced[0].outcome is not Outcome.OK:
+            checks.refuse(0, raced[0].outcome, raced[0].reason, "finals")
+        checks.passes(0, wins=True)
+        refused = checks.refused([candidate])
+        return Judged(
+            device=self._backend.device,
+            candidate=refused[0] if refused else _with_times(candidate, raced, 0),
+            winner=_with_times(winner, raced, 1),
+            speedup=None if refused or raced is None else _speedup(raced),
+            repeats=checks.repeats(0),
+            notices=(*notices, *checks.notices),
+        )
+
+    def _tried(self, pipeline: Pipeline, given: GivenCandidates) -> tuple[Trial, Candidate | None]:
+        """Return the trial of the only candidate, with its compiled code where there is some."""
+        compiled = pipeline.next_candidate(given)
+        assert compiled is not None
+        trial = pipeline.begin(compiled, None)
+        if trial is None:
+            compiled, trial = pipeline.end_oldest()
+        return trial, _candidate(compiled)
+
+
+def _candidate(compiled: CompiledCandidate) -> Candidate | None:
+    return Candidate(compiled.trial.config, str(compiled.cubin.path)) if compiled.cubin is not None else None
+
+
+def _with_times(trial: Trial, raced: dict[int, RaceTimes] | None, index: int) -> Trial:
+    if raced is None or trial.measurement is None:
+        return trial
+    times_us = raced[index].times_us
+    time = median_interval(times_us)
+    measurement = replace(
+        trial.measurement, time_us=time.value, low_us=time.low, high_us=time.high, samples_us=times_us
+    )
+    return replace(trial, stage="finals", measurement=measurement)
+
+
+def _speedup(raced: dict[int, RaceTimes]) -> Interval:
+    """Return the time of the winner over that of the candidate; the slower one may have left the race earlier."""
+    rounds = min(len(raced[0].times_us), len(raced[1].times_us))
+    return widen_by_session_spread(paired_ratio(raced[0].times_us[:rounds], raced[1].times_us[:rounds]))

@@ -1,0 +1,69 @@
+"""``autotile new``: what it writes is valid, compiles, has a test that passes, and overwrites nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import autotile
+from autotile.errors import InputError
+from autotile.settings import child_environment
+
+
+def test_its_files_are_a_valid_kernel(tmp_path):
+    made = autotile.new("blur", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"blur.cu", "blur.toml", "test_blur.py"}
+    assert autotile.space(made.space, device="h200").valid == 19
+    explanation = autotile.explain(made.space, device="h200")
+    assert explanation.fault == ""
+    assert explanation.resources.registers > 0
+    assert "NAME" not in made.source.read_text() + made.space.read_text() + made.test.read_text()
+
+
+def test_its_test_passes(tmp_path):
+    autotile.new("blur", tmp_path)
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=child_environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
+
+
+@pytest.mark.parametrize("existing", ["blur.cu", "blur.toml", "test_blur.py"])
+def test_nothing_is_overwritten(tmp_path, existing):
+    (tmp_path / existing).write_text("mine")
+    with pytest.raises(InputError, match=f"{existing} exists already, and nothing is overwritten"):
+        autotile.new("blur", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [existing]
+    assert (tmp_path / existing).read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["", "2d", "a-b", "a b", "../up", "int", "class", "x", "N", "_hidden", "n" * 65, "é"])
+def test_a_name_is_an_identifier_that_is_free(tmp_path, name):
+    with pytest.raises(InputError, match="name"):
+        autotile.new(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_used(tmp_path):
+    with pytest.raises(InputError, match="is not a folder; make it first"):
+        autotile.new("blur", tmp_path / "none")
+
+
+def test_the_command(run, tmp_path):
+    answer = run("new", "blur", "--in", tmp_path, "--json")
+    assert answer.code == 0
+    assert answer.document == {
+        "name": "blur",
+        "source": str(tmp_path / "blur.cu"),
+        "space": str(tmp_path / "blur.toml"),
+        "test": str(tmp_path / "test_blur.py"),
+    }
+    again = run("new", "blur", "--in", tmp_path)
+    assert again.code == 2
+    assert "exists already" in again.err
+    shown = run("new", "sharpen", "--in", tmp_path)
+    assert f"autotile tune {tmp_path / 'sharpen.toml'} N=16777216" in shown.out

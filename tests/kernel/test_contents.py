@@ -1,0 +1,247 @@
+"""Contents of buffers: expressions with generators, files, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autotile.database.keys import space_hash
+from autotile.errors import InputError, SpecError
+from autotile.kernel.inputs import InputMaker, missing_input
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.spec import KernelSpec
+
+SPACE = """
+[kernel]
+name = "k"
+template = "k.cu"
+entry = "k"
+
+[problem]
+sizes = { N = 4096, K = 16 }
+ragged = { N = 100, K = 7 }
+
+[parameters]
+BLOCK = [64, 128]
+
+[default]
+BLOCK = 64
+
+[launch]
+block = ["BLOCK"]
+grid = ["ceil_div(N, BLOCK)"]
+
+[arguments]
+x = { buffer = "@type", shape = @shape, access = "in", @content }
+y = { buffer = "float32", shape = ["N"], access = "out" }
+scale = { scalar = "float32", value = 3.0, check = 5.0 }
+@more
+
+[reference]
+outputs = { y = "0.0 * z" }
+"""
+
+
+def spec_of(content: str, dtype: str = "float32", shape: str = '["N"]', more: str = "", folder: str = "") -> KernelSpec:
+    text = SPACE.replace("@type", dtype).replace("@shape", shape).replace("@content", content)
+    if "z =" not in more:
+        more += '\nz = { buffer = "float32", shape = ["N"], access = "in" }'
+    return parse_spec(text.replace("@more", more), "k.toml", folder=folder)
+
+
+def values_of(spec: KernelSpec, *, check: bool = False, seed: int = 0) -> np.ndarray:
+    sizes = spec.ragged if check else spec.sizes
+    return InputMaker(spec, sizes, "float32", seed=seed, check=check).stored("x")
+
+
+def test_uniform_and_normal_take_their_parameters() -> None:
+    uniform = values_of(spec_of('init = "uniform(-2, 5)"'))
+    assert uniform.dtype == np.float32
+    assert -2 <= uniform.min() < -1.9
+    assert 4.9 < uniform.max() <= 5
+    normal = values_of(spec_of('init = "normal(10, 0.5)"'))
+    assert normal.mean() == pytest.approx(10, abs=0.1)
+    assert normal.std() == pytest.approx(0.5, rel=0.1)
+
+
+def test_integers_exclude_the_upper_bound_and_may_depend_on_sizes() -> None:
+    values = values_of(spec_of('init = "integers(-3, K)"', dtype="int16"))
+    assert set(np.unique(values)) == set(range(-3, 16))
+    ragged = values_of(spec_of('init = "integers(-3, K)"', dtype="int16"), check=True)
+    assert ragged.shape == (100,)
+    assert set(np.unique(ragged)) == set(range(-3, 7))
+
+
+def test_a_permutation_has_every_index_once() -> None:
+    values = values_of(spec_of('init = "permutation(N)"', dtype="int32"))
+    assert not np.array_equal(values, np.arange(4096))
+    np.testing.assert_array_equal(np.sort(values), np.arange(4096))
+    np.testing.assert_array_equal(np.sort(values_of(spec_of('init = "permutation()"', dtype="int32"))), np.arange(4096))
+
+
+@pytest.mark.parametrize(("content", "value"), [("init = 2.5", 2.5), ('init = "0.5 * K"', 8.0), ("init = -1", -1.0)])
+def test_constants(content: str, value: float) -> None:
+    assert (values_of(spec_of(content)) == value).all()
+
+
+def test_expressions_use_sizes_scalars_and_generators() -> None:
+    np.testing.assert_array_equal(values_of(spec_of('init = "scale * arange(N) + K"')), 3 * np.arange(4096) + 16)
+    np.testing.assert_array_equal(
+        values_of(spec_of('init = "scale * arange() + K"'), check=True), 5 * np.arange(100) + 7
+    )
+
+
+def test_expressions_use_other_inputs_as_the_kernel_gets_them() -> None:
+    more = 'z = { buffer = "float16", shape = ["N"], access = "in", init = "uniform(0, 1)" }'
+    spec = spec_of('init = "2 * z + 1"', more=more)
+    maker = InputMaker(spec, spec.sizes, "float32")
+    np.testing.assert_array_equal(maker.stored("x"), (2 * maker.stored("z").astype(np.float64) + 1).astype(np.float32))
+
+
+def test_each_generator_draws_numbers_of_its_own() -> None:
+    first = values_of(spec_of('init = "uniform(0, 1) - uniform(0, 1)"'))
+    assert np.abs(first).max() > 0.5
+    np.testing.assert_array_equal(first, values_of(spec_of('init = "uniform(0, 1) - uniform(0, 1)"')))
+    assert not np.array_equal(first, values_of(spec_of('init = "uniform(0, 1) - uniform(0, 1)"'), seed=1))
+
+
+def test_another_process_makes_the_same_values() -> None:
+    spec = spec_of('init = "normal(0, 1) + permutation(N) + integers(0, 10)"')
+    program = (
+        "import hashlib; from autotile.kernel.parser import parse_spec; from autotile.kernel.inputs import InputMaker\n"
+        f"spec = parse_spec({spec.text!r}, 'k.toml')\n"
+        "print(hashlib.sha256(InputMaker(spec, spec.sizes, 'float32').stored('x').tobytes()).hexdigest())"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    assert found == hashlib.sha256(values_of(spec).tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ('init = "gaussian"', "is not accepted.*known: normal"),
+        ('init = "unifrm(0, 1)"', "cannot be called"),
+        ('init = "uniform(1)"', r"uniform is called as uniform\(low, high\)"),
+        ('init = "integers()"', r"integers is called as"),
+        ('init = "integers(0, high=3)"', r"integers is called as"),
+        ('init = "integers(0, arange(3))"', r"integers is called as .* with numbers"),
+        ('init = "integers(0, q)"', "unknown name 'q'"),
+        ('init = "arange(K)"', r"the content has the shape \(16,\), but the buffer x has \(4096,\)"),
+        ('init = "2 * x"', "unknown name 'x'"),
+        ('init = "y"', "is not accepted.*known: normal"),
+        ('init = "ones", file = "x.npy"', "remove init"),
+        ('file = "x.txt"', "ends in .npy"),
+        ('file = "x.npy", sha256 = "12"', "64 hexadecimal digits"),
+        ("whole = true", "belongs to a file"),
+        ("restore = true", "remove restore"),
+    ],
+)
+def test_refusals(content: str, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
+        spec_of(content)
+
+
+def test_a_content_does_not_depend_on_itself() -> None:
+    more = 'z = { buffer = "float32", shape = ["N"], access = "in", init = "x + 1" }'
+    with pytest.raises(SpecError, match="depends on itself"):
+        spec_of('init = "z + 1"', more=more)
+
+
+@pytest.mark.parametrize(
+    ("content", "dtype", "problem"),
+    [
+        ('init = "uniform(0, 1)"', "int32", "which is not in int32"),
+        ('init = "integers(0, 1000)"', "uint8", "which is not in uint8"),
+        ('init = "integers(K, 0)"', "int32", "is empty"),
+        ('init = "1.0 / arange()"', "int32", "which is not in int32"),
+    ],
+)
+def test_values_that_do_not_fit(content: str, dtype: str, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        values_of(spec_of(content, dtype=dtype))
+
+
+def test_the_content_is_part_of_the_hash() -> None:
+    one, two, spaced = (
+        space_hash(spec_of(f'init = "{text}"')) for text in ("integers(0,3)", "integers(0,4)", "integers( 0, 3 )")
+    )
+    assert one != two
+    assert one == spaced
+
+
+# --- files
+
+
+def test_a_file_is_read_beside_the_search_space_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(4096, dtype=np.float32))
+    spec = spec_of('file = "x.npy"', folder=str(tmp_path))
+    np.testing.assert_array_equal(values_of(spec), np.arange(4096))
+    np.testing.assert_array_equal(values_of(spec, check=True), np.arange(100))
+    assert missing_input(spec, spec.ragged, "float32") == ""
+    assert "expected (5000,) or more" in missing_input(spec, {"N": 5000, "K": 1}, "float32")
+
+
+def test_a_file_that_is_used_as_a_whole(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(4096, dtype=np.float32))
+    spec = spec_of('file = "x.npy", whole = true', folder=str(tmp_path))
+    assert missing_input(spec, spec.sizes, "float32") == ""
+    assert "expected (100,) for x" in missing_input(spec, spec.ragged, "float32")
+
+
+def test_the_hash_is_that_of_the_files_content(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(4096, np.float32))
+    spec = spec_of('file = "x.npy"', folder=str(tmp_path))
+    before = space_hash(spec)
+    (tmp_path / "z.npy").write_bytes((tmp_path / "x.npy").read_bytes())
+    assert space_hash(spec_of('file = "z.npy"', folder=str(tmp_path))) == before
+    np.save(tmp_path / "x.npy", np.ones(4096, np.float32))
+    assert space_hash(spec) != before
+
+
+def test_a_declared_hash_is_checked(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(4096, np.float32))
+    spec = spec_of(f'file = "x.npy", sha256 = "{"0" * 64}"', folder=str(tmp_path))
+    space_hash(spec)  # takes the declared one
+    with pytest.raises(InputError, match="the SHA-256 is"):
+        values_of(spec)
+
+
+def write_objects(path: Path) -> None:
+    np.save(path, np.array([{}], dtype=object), allow_pickle=True)
+
+
+def write_archive(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, a=np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("write", "problem"),
+    [
+        (lambda path: None, "No such file"),
+        (lambda path: path.write_bytes(b"abc"), "cannot be read as a .npy file"),
+        (lambda path: path.write_bytes(b""), "cannot be read as a .npy file"),
+        (write_objects, "cannot be read as a .npy file"),
+        (lambda path: path.mkdir(), "not a regular file"),
+        (lambda path: np.save(path, np.zeros(4096)), "has the dtype float64, expected float32 for x"),
+        (lambda path: np.save(path, np.zeros((64, 64), np.float32)), r"has the shape \(64, 64\)"),
+        (write_archive, "an archive of several arrays"),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path: Path, write: object, problem: str) -> None:
+    write(tmp_path / "x.npy")  # type: ignore[operator]
+    with pytest.raises(InputError, match=problem):
+        values_of(spec_of('file = "x.npy"', folder=str(tmp_path)))
+
+
+def test_an_output_may_have_a_content() -> None:
+    text = spec_of('init = "normal"').text.replace('access = "out"', 'access = "out", init = "zeros", restore = true')
+    spec = parse_spec(text, "k.toml")
+    assert spec.buffer("y").is_initialized
+    assert not spec.buffer("y").is_read
+    assert space_hash(spec) != space_hash(spec_of('init = "normal"'))
