@@ -125,14 +125,14 @@ def _distances(values: Sequence[Value]) -> NDArray[np.float32]:
     return (steps / max(1, len(values) - 1)).astype(np.float32)
 
 
-MAX_EVALUATED_ROWS = 8192
+MAX_EVALUATED_ROWS = 4096
 """Size of the largest space of which a model evaluates every row."""
 
 _MIN_EVALUATED_ROWS = 1024
 _MAX_PAIRS = 400_000
 """Maximum number of pairs of an evaluated row and a trial, which a proposal's time is proportional to."""
 
-_MUTANTS = 8192
+_MUTANTS = 4096
 """Random changes of the best rows of a larger space; those that are valid rows are evaluated."""
 
 _MAX_CHANGES = 3
