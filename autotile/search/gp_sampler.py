@@ -11,7 +11,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from autotile.search.embedding import Embedding
-from autotile.search.gaussian_process import Floats, log_expected_improvement, one_blas_thread
+from autotile.search.gaussian_process import Floats, Posterior, log_expected_improvement, one_blas_thread
 from autotile.search.history import History, Result, result_of
 from autotile.search.refits import STARTUP, Refits
 from autotile.search.row_sampler import RankingSampler, Rows, rows_to_evaluate
@@ -31,6 +31,13 @@ _SPREAD_DRAWS = 200
 
 _MAX_EMBEDDED_ROWS = 1 << 16
 """Number of rows of the largest space of which the coordinates are kept, some 10 MB."""
+
+_MAX_TRIALS = 256
+_MAX_COMPILED = 128
+"""Maximum numbers of the trials before the last fit that the model of all rows and that of compiled rows use."""
+
+_RANKED_ROWS = 256
+"""Number of rows, the best by their gain and by their mean, that the proposals between two results choose among."""
 
 _MIN_UNEXPLAINED = 1e-4
 """Smallest share of a variance that the result of another row is assumed to leave."""
@@ -155,8 +162,9 @@ class FeasibleGPSampler(RankingSampler):
                 return rows[0]
             model = self._model(study, guided=guided, compiled=True)
             model.set_rows(np.array(rows))
-            ranking = _Ranking(model, model.predict(history, _weights(study, self._draws(ended))))
-            return self._best(ranking, np.ones(len(rows), np.bool_), turn=ended)
+            free = np.ones(len(rows), np.bool_)
+            ranking = _Ranking(model, model.predict(history, _weights(study, self._draws(ended))), free)
+            return self._best(ranking, free, turn=ended)
 
     def misleading_sources(self, study: Study) -> tuple[MisleadingSource, ...]:
         """Return the sources that the prior ignores, as the results of the study contradict them."""
@@ -230,7 +238,7 @@ class FeasibleGPSampler(RankingSampler):
         if _is_starting(self._trials(guided)):
             return self._first(rng()) if guided else self._farthest(rng())
         ranking = self._ranked(study, guided, rng)
-        free = (self.candidates.free if guided else self._untaken)[ranking.rows]
+        free = self._free(guided)[ranking.rows]
         self.expected_gain = None
         if not free.any():
             return self.candidates.uniform(rng())
@@ -244,7 +252,8 @@ class FeasibleGPSampler(RankingSampler):
         known, ranking = self._rankings.get(guided, (None, None))
         if ranking is None or known != state or len(study.directions) > 1:
             model = self._model(study, guided=guided)
-            ranking = _Ranking(model, model.predict(history, _weights(study, rng)))
+            prediction = model.predict(history, _weights(study, rng))
+            ranking = _Ranking(model, prediction, self._free(guided)[prediction.rows])
             self._rankings[guided] = state, ranking
         elif ranking.chosen is not None:
             ranking.expect(ranking.chosen)
@@ -254,10 +263,9 @@ class FeasibleGPSampler(RankingSampler):
         """Return the generator of a turn; few turns need it, and to make one takes as long as to rank 500 rows."""
         return partial(np.random.default_rng, (self._seed, turn))
 
-    @property
-    def _untaken(self) -> NDArray[np.bool_]:
-        """Whether each row is free for a search without a prior, shape (rows,)."""
-        if not self._guided:
+    def _free(self, guided: bool) -> NDArray[np.bool_]:
+        """Return whether each row is free for the search with the prior, or that without, shape (rows,)."""
+        if guided or not self._guided:
             return self.candidates.free
         untaken = self.candidates.free.copy()
         untaken[list(self._guided)] = True
@@ -283,7 +291,7 @@ class FeasibleGPSampler(RankingSampler):
 
     def _farthest(self, rng: np.random.Generator) -> int:
         """Return a row far from those proposed before, so that the first results show the effect of each parameter."""
-        untaken = self._untaken
+        untaken = self._free(guided=False)
         drawn = np.flatnonzero(untaken)[[rng.integers(np.count_nonzero(untaken))]]
         offered = np.array([row for row in self._offered if row not in self._guided], np.int64)
         if not len(offered):
@@ -324,7 +332,8 @@ class FeasibleGPSampler(RankingSampler):
         fit = self._refits[compiled, prior].newest()
         model = self._models.get((compiled, prior))
         if model is None or model.fit is not fit:
-            model = Surrogate(fit, history, directions=study.directions, prior=prior)
+            max_first = _MAX_COMPILED if compiled else _MAX_TRIALS
+            model = Surrogate(fit, history, directions=study.directions, prior=prior, max_first=max_first)
             if not compiled:
                 model.set_rows(self._rows_to_evaluate(model, history))
             self._models[compiled, prior] = model
@@ -399,7 +408,17 @@ def _weights(study: Study, rng: Draws) -> Floats:
 
 
 class _Ranking:
-    """Rows with their predicted merit.
+    """The best of the rows that a model predicts, with their predicted merit.
+
+    The results of chosen rows only lower the gains of others, so that the rows that are not among the best at first do
+    not become so before a trial begins or ends, or too late to matter.
+
+    Parameters
+    ----------
+    model, prediction
+        The model, and its prediction.
+    free
+        Whether each row may be chosen, shape (rows,).
 
     Attributes
     ----------
@@ -417,24 +436,35 @@ class _Ranking:
         Row that was proposed last; None for none.
     """
 
-    def __init__(self, model: Surrogate, prediction: Prediction) -> None:
+    def __init__(self, model: Surrogate, prediction: Prediction, free: NDArray[np.bool_]) -> None:
         self.speed = prediction.speed
-        self.rows = prediction.rows
-        self.mean = prediction.mean
         self.since_best = prediction.since_best
-        self._model = model
-        self._prediction = prediction
-        self._deviation = prediction.deviation
-        self._log_success = np.log(prediction.success)
-        self.gain = self._gain()
         self.chosen: int | None = None
+        self._model = model
+        self._posterior: Posterior | None = None
+        self._best = prediction.best
+        success = np.log(prediction.success)
+        gain = log_expected_improvement(prediction.mean, prediction.deviation, prediction.best) + success
+        kept = _best_of(np.where(free, gain, -np.inf), np.where(free, -prediction.mean, -np.inf))
+        self._kept = kept
+        self.rows = prediction.rows[kept]
+        self.mean = prediction.mean[kept]
+        self.gain = gain[kept]
+        self._deviation = prediction.deviation[kept]
+        self._success = success[kept]
 
     def expect(self, row: int) -> None:
         """Take note that the result of a row will be known: rows whose result it would tell gain less by theirs."""
         index = int(np.flatnonzero(self.rows == row)[0])
-        self._deviation = self._deviation * np.sqrt(np.maximum(1 - self._model.explained_by(index), _MIN_UNEXPLAINED))
-        self.gain = self._gain()
+        if self._posterior is None:
+            self._posterior = self._model.among(self._kept)
+        unexplained = np.maximum(1 - self._posterior.explained_by(index), _MIN_UNEXPLAINED)
+        self._deviation = self._deviation * np.sqrt(unexplained)
+        self.gain = log_expected_improvement(self.mean, self._deviation, self._best) + self._success
 
-    def _gain(self) -> Floats:
-        improvement = log_expected_improvement(self.mean, self._deviation, self._prediction.best)
-        return np.asarray(improvement + self._log_success)
+
+def _best_of(*merits: Floats) -> NDArray[np.int64]:
+    """Return the indices, ascending, of the highest of each merit."""
+    if len(merits[0]) <= _RANKED_ROWS:
+        return np.arange(len(merits[0]))
+    return np.unique([np.argpartition(-merit, _RANKED_ROWS // 2)[: _RANKED_ROWS // 2] for merit in merits])

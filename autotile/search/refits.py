@@ -108,7 +108,7 @@ def due_fit(ended: int) -> int:
     """Return the largest number of trials up to ``ended`` at which hyperparameters are fitted."""
     due = STARTUP
     growth = _GROWTH
-    while (after := max(due + 1, int(due * growth))) <= ended:
+    while (after := max(due + 2, int(due * growth))) <= ended:
         due = after
         growth = _GROWTH if due < _SETTLED_TRIALS else _SETTLED_GROWTH
     return due

@@ -10,16 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from optuna.study import StudyDirection
 
-from autotile.search.gaussian_process import Floats, GaussianProcess, Hyperparameters, fit, informative
+from autotile.search.gaussian_process import Floats, GaussianProcess, Hyperparameters, Posterior
 from autotile.search.history import History, losses, standardized
+from autotile.search.hyperparameters import fit, informative
 from autotile.search.row_sampler import Rows
 from autotile.search.transfer import TransferPrior
 
 _MAX_FITTED = 128
 """Maximum number of trials that hyperparameters are fitted to."""
-
-_MAX_FIRST = 256
-"""Maximum number of the trials before the last fit that a model uses."""
 
 _FIRST_STEPS = 30
 _LATER_STEPS = 8
@@ -80,13 +78,15 @@ class Surrogate:
     Parameters
     ----------
     fit
-        Hyperparameters. Of the trials that they were fitted to, only the informative ones are used if they are many.
+        Hyperparameters. Of the trials that they were fitted to, the informative ones are used.
     history
         The trials.
     directions
         Directions of the study.
     prior
         Expected speeds from other studies; ignored if there are several objectives.
+    max_first
+        Maximum number of the trials of the fit that are used.
 
     Attributes
     ----------
@@ -103,6 +103,7 @@ class Surrogate:
         *,
         directions: Sequence[StudyDirection],
         prior: TransferPrior | None = None,
+        max_first: int,
     ) -> None:
         self.fit = fit
         self.prior = prior if len(directions) == 1 else None
@@ -111,7 +112,7 @@ class Surrogate:
         ended = history.first_ended(fit.trials)
         ascending = np.argsort(losses(history.values(fit.trials), directions, np.ones(len(directions))), kind="stable")
         self.best: Rows = history.rows(ended[ascending[:_BEST]])
-        chosen = informative(ascending, _MAX_FIRST)
+        chosen = informative(ascending, max_first)
         self._indices: NDArray[np.int64] = ended[chosen]
         """Trials of the process, by their index in the history."""
         self._included = set(ended.tolist())
@@ -141,9 +142,9 @@ class Surrogate:
         self._rows = rows
         self._order = np.array([self._slots[row] for row in wanted], np.int64)
 
-    def explained_by(self, index: int) -> Floats:
-        """Return the share of the variance at each row that the result of one of them, by its index, would explain."""
-        return self._process.explained_by(int(self._order[index]))[self._order]
+    def among(self, indices: NDArray[np.int64]) -> Posterior:
+        """Return the posterior at some of the rows, by their indices, until the next call of `predict`."""
+        return self._process.among(self._order[indices])
 
     def predict(self, history: History, weights: Floats) -> Prediction:
         """Predict the rows that were set.
@@ -190,8 +191,7 @@ class Surrogate:
         self._seen = history.begun
         if not added:
             return
-        for point in self._points(history.rows(np.array(added))):
-            self._process.observe(point)
+        self._process.observe(self._points(history.rows(np.array(added))))
         self._indices = np.append(self._indices, added)
 
 

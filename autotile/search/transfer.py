@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from autotile.core.model import Config
 from autotile.kernel.spec import Parameter
 from autotile.search.embedding import Embedding
-from autotile.search.gaussian_process import Floats, GaussianProcess, fit, informative, one_blas_thread
+from autotile.search.gaussian_process import Floats, GaussianProcess, one_blas_thread
+from autotile.search.hyperparameters import fit, informative
 from autotile.search.row_sampler import Rows
 from autotile.space.search_space import SearchSpace
 

@@ -268,6 +268,7 @@ class Session:
         if self._rules.room != 0 and self._log.find(self._plan.default) is None:
             self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
         self._shortlist = self._resources.enter_context(closing(self._plan.begin(self._log)))
+        self._resources.enter_context(import_module("autotile.search.gaussian_process").one_blas_thread())
         self._compile_ahead()
         import_module("autotile.search.importance")  # imports SciPy, while compilers and GPU worker start
 

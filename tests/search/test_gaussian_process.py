@@ -39,11 +39,12 @@ def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("first", [1, 30, 90])
-def test_observations_may_come_one_by_one(drawn, first: int) -> None:
+@pytest.mark.parametrize("together", [1, 7])
+def test_observations_may_come_later(drawn, first: int, together: int) -> None:
     points, observed, targets = drawn
     process = GaussianProcess(PARAMETERS, points, observed[:first])
-    for point in observed[first:]:
-        process.observe(point)
+    for start in range(first, 90, together):
+        process.observe(observed[start : min(start + together, 90)])
     mean, deviation = process.predict(targets[None], np.ones(90, np.bool_))
     expected, variance = direct(points, observed, targets)
     assert mean[0] == pytest.approx(expected, abs=2e-2)
@@ -54,7 +55,7 @@ def test_an_observation_without_a_target_lowers_the_doubt_and_leaves_the_mean(dr
     points, observed, targets = drawn
     process = GaussianProcess(PARAMETERS, points, observed[:20])
     before, doubt = process.predict(targets[None, :20], np.ones(20, np.bool_))
-    process.observe(points[0])
+    process.observe(points[:1])
     after, less = process.predict(np.append(targets[:20], 99.0)[None], np.arange(21) < 20)
     assert after == pytest.approx(before, abs=1e-5)
     assert less[0] < 0.3 * doubt[0]
