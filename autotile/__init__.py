@@ -134,9 +134,9 @@ if TYPE_CHECKING:
     from autotile.families.rule import Split as Split
     from autotile.kernel.arguments import Workspace as Workspace
     from autotile.kernel.launch import LaunchData as LaunchData
-    from autotile.kernel.python_document import Buffer as Buffer
-    from autotile.kernel.python_document import Scalar as Scalar
-    from autotile.kernel.python_document import Scratch as Scratch
+    from autotile.kernel.python_arguments import Buffer as Buffer
+    from autotile.kernel.python_arguments import Scalar as Scalar
+    from autotile.kernel.python_arguments import Scratch as Scratch
     from autotile.kernel.spec import Parameter as Parameter
     from autotile.kernel.tensor_maps import TensorMap as TensorMap
     from autotile.kernel.workrate import Workrate as Workrate
@@ -321,7 +321,7 @@ _NAMES = {
     ),
     "kernel.arguments": ("Workspace",),
     "kernel.launch": ("LaunchData",),
-    "kernel.python_document": (
+    "kernel.python_arguments": (
         "Buffer",
         "Scalar",
         "Scratch",
@@ -371,7 +371,7 @@ class _Package(ModuleType):
     Python makes a subpackage an attribute of its package when it imports it. Without this, the function `space` would
     become the package ``autotile.space`` as soon as any of its modules was imported. Names of that package are imported
     by ``from autotile.space.search_space import SearchSpace``; ``import autotile.space.search_space as name`` fails, as
-    it looks for them in the function.
+    it looks for them in the function. The same holds for `kernel`.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -44,6 +44,8 @@ class Settings:
     """Folders of search-space files, in search order (``AUTOTILE_KERNELS``, ``kernels``, then the built-in folder)."""
     recording_folders: tuple[Path, ...]
     """Folders of recordings."""
+    include_folders: tuple[Path, ...] = ()
+    """Folders of headers for all kernels, such as those of CUTLASS (``AUTOTILE_INCLUDE``, ``include``)."""
     sanitizer: str = ""
     """Path of compute-sanitizer (``AUTOTILE_SANITIZER``, ``sanitizer``); empty to search the usual locations."""
     graphs: bool = True
@@ -56,6 +58,7 @@ class _Config(msgspec.Struct, forbid_unknown_fields=True):
     database: str | msgspec.UnsetType = msgspec.UNSET
     cache: str | msgspec.UnsetType = msgspec.UNSET
     kernels: str | msgspec.UnsetType = msgspec.UNSET
+    include: str | msgspec.UnsetType = msgspec.UNSET
     cache_limit_mib: int | str = 1024
     sanitizer: str | msgspec.UnsetType = msgspec.UNSET
     graphs: str | msgspec.UnsetType = msgspec.UNSET
@@ -87,6 +90,7 @@ def read_settings() -> Settings:
     if graphs not in _SWITCH:
         raise InputError(f"the setting graphs (AUTOTILE_GRAPHS) is {graphs!r}, expected on or off")
     extra = entry("AUTOTILE_KERNELS", config.kernels, "").split(os.pathsep)
+    include = entry("AUTOTILE_INCLUDE", config.include, "").split(os.pathsep)
     return Settings(
         database=_database(
             entry("AUTOTILE_DB", config.database, _user_folder("XDG_DATA_HOME", ".local/share") / "autotile.db")
@@ -100,6 +104,7 @@ def read_settings() -> Settings:
             data_folder("search_spaces"),
         ),
         recording_folders=(data_folder("recordings"),),
+        include_folders=tuple(_folder(folder, "a folder of headers") for folder in include if folder),
         sanitizer=entry("AUTOTILE_SANITIZER", config.sanitizer, ""),
         graphs=_SWITCH[graphs],
     )

@@ -29,6 +29,7 @@ from autotile.database.retention import CleanedStudy, Criteria, clean_database, 
 from autotile.database.winners import Winner
 from autotile.errors import InputError
 from autotile.exchange.shipped import read_winners
+from autotile.kernel.library import KernelName
 from autotile.settings import expand_path
 
 
@@ -233,7 +234,7 @@ def merge(sources: Sequence[str | Path], output: str | Path) -> MergeResult:
 
 
 def clean(
-    kernel: str | Path | None = None,
+    kernel: KernelName | None = None,
     *,
     before: datetime | None = None,
     keep_gpus: Sequence[str] = (),
@@ -250,7 +251,7 @@ def clean(
     Parameters
     ----------
     kernel
-        Name of the only kernel to consider, or path of its search-space file; None for all kernels.
+        The only kernel to consider, as for `autotile.tune`; None for all kernels.
     before
         Delete trials recorded before this moment.
     keep_gpus

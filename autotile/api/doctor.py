@@ -13,9 +13,11 @@ from typing import Literal
 from autotile.core.display import Displayed
 from autotile.core.text import bytes_text, device_text, plural
 from autotile.cuda.compiler import CompileJob
+from autotile.cuda.compiler_messages import header_cure
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import device_count, driver_version, live_device
-from autotile.cuda.toolchain import INSTALL_WHEELS, include_folders, load_cupy, nvrtc_version
+from autotile.cuda.headers import find_header, header_folders
+from autotile.cuda.toolchain import INSTALL_WHEELS, load_cupy, nvrtc_version
 from autotile.database.database import Database
 from autotile.database.engine import parse_location
 from autotile.database.paths import check_writable
@@ -31,6 +33,20 @@ from autotile.workers.protocol import Workload
 Status = Literal["ok", "warn", "fail"]
 
 _TINY_KERNEL = 'extern "C" __global__ void tiny(float* x) { x[threadIdx.x] = 1.0f; }\n'
+_HEADERS = (
+    *(
+        "cuda_runtime.h",
+        "cuda_fp16.h",
+        "cuda_bf16.h",
+        "cuda_fp8.h",
+        "cooperative_groups.h",
+        "crt/mma.h",
+        "cuda/std/limits",
+    ),
+    *("cuda/pipeline", "cub/block/block_reduce.cuh", "curand_kernel.h"),
+)
+"""Headers that kernels include, by the files that they need."""
+_INCLUDED_AS = {"crt/mma.h": "mma.h", "cub/block/block_reduce.cuh": "cub/cub.cuh"}
 _DEFAULT_ARCHITECTURE = "sm_80"
 """Compilation target without a GPU."""
 _TIMEOUT_S = 60.0
@@ -117,7 +133,7 @@ def doctor(database: str | Path | None = None) -> HealthReport:
         _check_driver(missing),
         *_check_gpus(gpus, missing),
         _check("NVRTC", lambda: f"version {nvrtc_version()}"),
-        _check_headers(),
+        *_check_headers(),
         _check_compiler(_architecture(gpus)),
         _check_cache(settings),
         _check_database(str(settings.database if database is None else database)),
@@ -177,12 +193,20 @@ def _gpu_text(index: int) -> str:
     return f"{gpu.name}, compute capability {gpu.compute_capability}, {bytes_text(gpu.memory_bytes)}"
 
 
-def _check_headers() -> HealthCheck:
-    folders = include_folders()
-    if folders:
-        return HealthCheck("headers", "ok", ", ".join(folders))
-    detail = "no CUDA headers: kernels that include cuda_fp16.h do not compile"
-    return HealthCheck("headers", "warn", detail, INSTALL_WHEELS)
+def _check_headers() -> Iterator[HealthCheck]:
+    """Yield a check of the folders of headers, and one of each header that kernels often include."""
+    folders = header_folders().toolkit
+    if not folders:
+        detail = "no CUDA headers: kernels that include cuda_fp16.h do not compile"
+        yield HealthCheck("headers", "warn", detail, INSTALL_WHEELS)
+        return
+    missing = {name: header_cure(name) for name in _HEADERS if find_header(name) is None}
+    found = [name for name in _HEADERS if name not in missing]
+    yield HealthCheck("headers", "ok", f"{', '.join(found)} in {', '.join(folders)}")
+    for name, cure in missing.items():
+        yield HealthCheck(
+            "headers", "warn", f"no <{_INCLUDED_AS.get(name, name)}>: kernels that include it do not compile", cure
+        )
 
 
 def _architecture(gpus: int) -> str:

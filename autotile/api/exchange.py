@@ -24,13 +24,13 @@ from autotile.exchange.kernel_tuner import import_into_database, import_into_rec
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.shipment import Selection, Shipment, pack_shipment, prepare_shipments, write_shipped_header
 from autotile.exchange.t4 import write_t4
-from autotile.kernel.library import Kernel
+from autotile.kernel.library import Kernel, KernelHolder, KernelName, held_kernel
 from autotile.settings import read_settings
 
 TrialFormat = Literal["t4", "kernel-tuner", "optuna", "recording"]
 ExportFormat = Literal["t4", "kernel-tuner", "optuna", "recording", "c-header"]
 ImportFormat = Literal["kernel-tuner"]
-KernelSelection = str | Path | tuple[str | Path, Mapping[str, int] | None]
+KernelSelection = str | Path | KernelHolder | tuple[str | Path | KernelHolder, Mapping[str, int] | None]
 """Kernel by name or path; or with the sizes of one problem, where None stands for all problems."""
 
 _OPTUNA_TABLE = "version_info"
@@ -168,7 +168,7 @@ class WrittenBundle(Displayed):
 
 @overload
 def export(
-    kernel: str | Path,
+    kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
     /,
     *,
@@ -184,7 +184,7 @@ def export(
 
 @overload
 def export(
-    kernel: str | Path,
+    kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
     /,
     *,
@@ -199,7 +199,7 @@ def export(
 
 
 def export(
-    kernel: str | Path,
+    kernel: KernelName,
     sizes: Mapping[str, int] | None = None,
     /,
     *,
@@ -250,7 +250,7 @@ def export(
     if format == "c-header":
         if device is not None:
             raise InputError("--device is not for --format c-header: a header holds the results of all GPUs")
-        return _export_header(Selection(str(kernel), given or None), path, architectures, dtype, database)
+        return _export_header(Selection(_name(kernel), given or None), path, architectures, dtype, database)
     if architectures:
         raise InputError("--arch is for --format c-header; the other formats hold no compiled code")
     loaded, problem = open_problem(kernel, given, dtype)
@@ -313,7 +313,7 @@ def import_(
 
 
 def bundle(
-    kernels: str | Path | Sequence[KernelSelection],
+    kernels: str | Path | KernelHolder | Sequence[KernelSelection],
     *,
     output: str | Path,
     architectures: Sequence[str] = (),
@@ -352,7 +352,7 @@ def bundle(
     <WrittenBundle: app.autotile (1.2 MiB): sgemm_2d, matmul_tiled>
     """
     file = output_file(output)
-    entries = [kernels] if isinstance(kernels, str | Path) else kernels
+    entries = [kernels] if isinstance(kernels, str | Path | KernelHolder) else kernels
     shipments = _prepare([_selection(entry) for entry in entries], architectures, dtype, database)
     images: dict[str, bytes] = {}
     packed = [pack_shipment(shipment, images) for shipment in shipments]
@@ -364,12 +364,16 @@ def bundle(
     return WrittenBundle(file, digest, file.stat().st_size, tuple(map(_entry, packed)), notices)
 
 
+def _name(kernel: KernelName) -> KernelName:
+    return kernel if held_kernel(kernel) else str(kernel)
+
+
 def _selection(entry: KernelSelection) -> Selection:
     match entry:
-        case str() | Path():
-            return Selection(str(entry))
-        case (str() | Path() as kernel, sizes):
-            return Selection(str(kernel), dict(sizes) if sizes else None)
+        case str() | Path() | KernelHolder():
+            return Selection(_name(entry))
+        case (str() | Path() | KernelHolder() as kernel, sizes):
+            return Selection(_name(kernel), dict(sizes) if sizes else None)
     raise InputError(f"{entry!r} is no kernel; expected a name, a path, or a pair of that and sizes")
 
 

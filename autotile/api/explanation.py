@@ -13,14 +13,15 @@ from autotile.core.text import bytes_text, device_text, occupancy_text, percent_
 from autotile.cuda.compiler import compile_job
 from autotile.errors import ConfigError, SpecError, ToolchainError, WorkerError
 from autotile.kernel.arguments import Workspace
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, launch_geometry, value_or_zero
+from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import unsupported_reason
+from autotile.kernel.signature import signature_fault
 from autotile.kernel.spec import STEP, KernelSpec, Rule
 from autotile.kernel.tensor_maps import TensorMap
 from autotile.settings import read_settings
 from autotile.space.demand import demand_of
-from autotile.space.limits import check_config, limits_of, resource_violation
+from autotile.space.limits import CompiledStep, check_config, compiled_steps, limits_of
 from autotile.space.occupancy import UNLIMITED, occupancy
 
 CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]
@@ -121,6 +122,11 @@ class Explanation(Displayed):
         None if the launch geometry cannot be evaluated.
     data
         Workspaces and tensor maps; None if they cannot be evaluated.
+    launches
+        What a call launches, in order; empty if it cannot be evaluated. With several steps, the fields above are those
+        of the main launch, the one with the most threads.
+    steps
+        Each step as compiled, the main one first; empty if the configuration was not compiled.
     notices
         Assumptions about the device and the sizes, one line each.
     """
@@ -136,6 +142,8 @@ class Explanation(Displayed):
     block: BlockResources | None
     occupancy: Occupancy | None
     data: LaunchData | None
+    launches: tuple[StepLaunch, ...] = ()
+    steps: tuple[CompiledStep, ...] = ()
     notices: tuple[str, ...] = ()
 
     def facts(self) -> Iterator[tuple[str, str]]:
@@ -154,6 +162,9 @@ class Explanation(Displayed):
             yield "shared memory", f"{self.resources.static_smem_bytes:,} B static, {dynamic_bytes:,} B dynamic"
         else:
             yield "not compiled", self.not_compiled
+        if len(self.launches) > 1:
+            yield "launches", f"{len(self.launches):,} in a call, of which the above is the one with the most threads"
+            yield from ((f"step {step.entry}", _step_text(step)) for step in self.steps)
         if self.data is not None:
             yield from (("workspace", _workspace_text(workspace)) for workspace in self.data.workspaces)
             yield from (("tensor map", _tensor_map_text(tensor_map)) for tensor_map in self.data.tensor_maps)
@@ -190,16 +201,18 @@ def explain_config(
     candidate = _Candidate(kernel, config, problem, device)
     checks = list(candidate.checks())
     fault = check_config(kernel.spec, config, problem.sizes, device, problem.dtype)
-    geometry = candidate.geometry()
-    resources, not_compiled = None, "it would not be compiled" if fault else ""
-    if not fault and geometry is not None:
-        resources, fault, not_compiled = candidate.compile()
+    plan = candidate.plan()
+    steps: list[CompiledStep] = []
+    not_compiled = "it would not be compiled" if fault else ""
+    if not fault and plan is not None:
+        functions, fault, not_compiled = candidate.compile()
         if fault:
             checks.append(Check("compiled", "source", False, fault))
-    block = candidate.block(geometry, resources) if geometry is not None else None
-    found = block.occupancy(device) if block is not None else None
-    if resources is not None and geometry is not None and found is not None:
-        fault = resource_violation(kernel.spec.limits, geometry, resources, found, device)
+        steps = compiled_steps(kernel.spec, plan, functions, device) if functions else []
+    resources = steps[0].resources if steps else None
+    block = candidate.block(plan, resources) if plan is not None else None
+    if steps:
+        fault = next((step.fault for step in steps if step.fault), "")
         checks.append(Check("compiled", "resources", not fault, fault))
     return Explanation(
         problem=problem,
@@ -207,12 +220,14 @@ def explain_config(
         config=config,
         checks=tuple(checks),
         fault=fault,
-        geometry=geometry,
+        geometry=plan.main.geometry if plan is not None else None,
         resources=resources,
         not_compiled=not_compiled,
         block=block,
-        occupancy=found,
+        occupancy=block.occupancy(device) if block is not None else None,
         data=candidate.data(),
+        launches=plan.launches if plan is not None else (),
+        steps=tuple(steps),
         notices=notices,
     )
 
@@ -258,9 +273,9 @@ class _Candidate:
             fits = bool(limit.fits(demand, self.device, self.spec)[0])
             yield Check("limit", limit.name, fits, "" if fits else limit.explain(demand, self.device, self.spec))
 
-    def geometry(self) -> LaunchGeometry | None:
+    def plan(self) -> LaunchPlan | None:
         try:
-            return launch_geometry(self.spec, self.config, self.problem.sizes, self.device)
+            return LaunchPlan.of(self.spec, self.config, self.problem.sizes, self.device)
         except (ConfigError, SpecError):
             return None  # a check reports the reason
 
@@ -270,13 +285,13 @@ class _Candidate:
         except (ConfigError, SpecError):
             return None  # a check reports the reason
 
-    def compile(self) -> tuple[Resources | None, str, str]:
+    def compile(self) -> tuple[dict[str, Resources], str, str]:
         """Compile through the cubin cache, in a process of its own: the compiler may hang or run out of memory.
 
         Returns
         -------
         resources
-            Resources reported by the compiler; None if there are none.
+            Resources of each function, as reported by the compiler; empty if there are none.
         fault
             The compiler's error, or how its process ended; otherwise empty.
         not_compiled
@@ -291,21 +306,37 @@ class _Candidate:
             )
             compiled = compile_in_worker(job, read_settings(), TuneOptions().compile_deadline_s)
         except (ToolchainError, WorkerError) as error:
-            return None, "", str(error)
+            return {}, "", str(error)
         if compiled.cubin is None:
-            return None, f"it does not compile: {compiled.reason}", "the compiler refuses it"
-        return compiled.cubin.resources, "", ""
+            return {}, f"it does not compile: {compiled.reason}", "the compiler refuses it"
+        functions = compiled.cubin.functions
+        taken = {entry: function.parameter_bytes for entry, function in functions.items()}
+        faults = (
+            signature_fault(self.spec, step, self.problem.dtype, taken.get(step.entry), self.kernel.source)
+            for step in self.spec.steps
+        )
+        resources = {entry: function.resources for entry, function in functions.items()}
+        return resources, next(filter(None, faults), ""), ""
 
-    def block(self, geometry: LaunchGeometry, resources: Resources | None) -> BlockResources:
-        """Return the resources of a block as compiled, or else as declared in the search-space file."""
+    def block(self, plan: LaunchPlan, resources: Resources | None) -> BlockResources:
+        """Return the resources of a block of the main launch, as compiled, or else as declared."""
+        geometry = plan.main.geometry
         if resources is not None:
             registers, static_bytes = resources.registers, resources.static_smem_bytes
         else:
-            step = LaunchPlan.of(self.spec, self.config, self.problem.sizes, self.device).main.step
-            launch, names = self.spec.steps[step].launch, {STEP: 0, **self.names}
+            launch, names = self.spec.steps[plan.main.step].launch, {STEP: 0, **self.names}
             registers = value_or_zero(launch.min_registers, names)
             static_bytes = value_or_zero(launch.static_smem_bytes, names)
         return BlockResources(geometry.threads, registers, static_bytes + geometry.dynamic_smem_bytes)
+
+
+def _step_text(step: CompiledStep) -> str:
+    used = step.resources
+    smem_bytes = used.static_smem_bytes + step.geometry.dynamic_smem_bytes
+    return (
+        f"{step.geometry.blocks:,} blocks of {step.geometry.threads:,} threads, {used.registers} registers a thread, "
+        f"{smem_bytes:,} B shared, {used.spill_bytes:,} B spilled, occupancy {percent_text(step.occupancy.occupancy)}"
+    )
 
 
 def _workspace_text(workspace: Workspace) -> str:

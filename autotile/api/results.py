@@ -326,7 +326,7 @@ def _best_result(bound: BoundKernel) -> BestResult:
         geometry=bound.geometry,
         resources=bound.resources,
         occupancy=bound.occupancy,
-        workrate=Workrate.of(bound.definition.spec, bound.problem),
+        workrate=Workrate.of(bound.definition.spec, bound.problem, bound.config),
         explanation=bound.explain(),
     )
 

@@ -78,6 +78,11 @@ class TuningSession(Displayed):
         return len(self._session.space)
 
     @property
+    def notices(self) -> tuple[str, ...]:
+        """Remarks about the session, one line each, such as that launches are replayed."""
+        return self._session.notices
+
+    @property
     def trials(self) -> list[Trial]:
         """Newest trial of each configuration, including those of earlier sessions of the study."""
         return self._session.trials

@@ -7,9 +7,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from autotile.core.display import Displayed
 from autotile.core.model import config_text
@@ -20,6 +23,8 @@ from autotile.kernel.library import Kernel, load_kernel, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.python_document import PythonDocument, build_document
+from autotile.kernel.reference_function import Library, ReferenceFunction
+from autotile.kernel.spec import KernelSpec
 from autotile.kernel.syntax import python_source
 from autotile.settings import expand_path
 
@@ -32,13 +37,16 @@ if TYPE_CHECKING:
 
 def kernel(
     source: str | os.PathLike[str],
-    entry: str,
+    entry: str | None = None,
     /,
     *,
     parameters: Mapping[str, Sequence[Any]],
     arguments: Mapping[str, Any] | Sequence[Any],
     launch: Mapping[str, Any] | Sequence[Any] | None = None,
+    steps: Sequence[Mapping[str, Any]] = (),
     reference: Any = None,
+    reference_on: Library = "numpy",
+    tolerance: float | Mapping[str, Any] | None = None,
     sizes: Mapping[str, int] | None = None,
     rules: Mapping[str, Any] | Sequence[Any] = (),
     heuristics: Mapping[str, Any] | Sequence[Any] = (),
@@ -47,12 +55,12 @@ def kernel(
     summary: str = "",
     flags: Mapping[str, int] | None = None,
     ragged: Mapping[str, int] | None = None,
-    dtypes: Sequence[str] = (),
+    dtypes: str | Sequence[str] = (),
     flops: int | str | None = None,
     bytes: int | str | None = None,
-    options: Sequence[str] = (),
+    options: str | Sequence[str] = (),
     defines: Mapping[str, Any] | None = None,
-    include: Sequence[str | os.PathLike[str]] = (),
+    include: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     compiler: str | None = None,
     architecture: str | None = None,
     minimum_compute_capability: str | None = None,
@@ -67,19 +75,30 @@ def kernel(
     source
         CUDA C++ code, or the path of a file that contains it. A text with a line break, a brace or a semicolon is code.
     entry
-        Name of the ``__global__`` function.
+        Name of the ``__global__`` function; left out with ``steps``.
     parameters
         Values of each tunable parameter, by name; each is passed to the code as a macro.
     arguments
         The function's arguments in order: a mapping from their names to `autotile.Buffer`, `autotile.Scalar`,
-        `autotile.Scratch`, a NumPy number, or a table as in a search-space file. Or a list of them, which are named as
-        in the code.
+        `autotile.Scratch`, an array of NumPy or CuPy (an input with this content), a NumPy number, or a table as in a
+        search-space file. Or a list of them, which are named as in the code.
     launch
         ``block``, ``grid``, ``dynamic_smem_bytes`` and the other keys of ``[launch]``, or a tuple of the first two or
         three: numbers or expressions, or lists of up to three.
+    steps
+        For a computation of several launches: a mapping for each with the keys of ``[[steps]]``, in place of ``entry``
+        and ``launch``.
     reference
-        The expected outputs: an array expression of the only output, a mapping of one for each output, or a table as
-        in a search-space file.
+        The expected outputs: an array expression of the only output, its values as an array, or a mapping of one of
+        these for each output; the name of another ``__global__`` function of the source, with the same launch and
+        arguments; a Python function; a table as in a search-space file. Or None: configurations are then compared with
+        each other.
+    reference_on
+        Library whose arrays a Python function takes as its reference. Real numbers are passed in double precision. The
+        function runs in a child process for at most ten minutes; one over CuPy arrays runs in this process if CUDA is
+        already initialized here.
+    tolerance
+        Relative tolerance, or one for each output, as in ``[reference]``; None for that of the element type.
     sizes
         Sizes that the best configuration depends on, with their defaults.
     rules
@@ -145,6 +164,7 @@ def kernel(
         parameters=parameters,
         arguments=arguments,
         launch=launch,
+        steps=steps,
         reference=reference,
         sizes=sizes,
         rules=rules,
@@ -153,18 +173,29 @@ def kernel(
         name=name,
         kernel={
             "summary": summary,
-            "options": options,
+            "options": _strings(options),
             "defines": defines,
-            "include": [str(Path(folder).absolute()) for folder in include],
+            "include": [str(Path(folder).expanduser().absolute()) for folder in _strings(include)],
             "compiler": compiler,
             "architecture": architecture,
             "minimum_compute_capability": minimum_compute_capability,
         },
-        problem={"flags": flags, "ragged": ragged, "dtypes": dtypes},
+        problem={"flags": flags, "ragged": ragged, "dtypes": _strings(dtypes)},
         work={"flops": flops, "bytes": bytes},
-        sections=sections or {},
+        sections=_with_tolerance(sections or {}, tolerance),
     )
-    return TunableKernel(described)
+    return TunableKernel(described, reference_on)
+
+
+def _strings(given: Any) -> list[Any]:
+    """Return the entries of a list; a single one may stand alone."""
+    return [given] if isinstance(given, str | os.PathLike) else list(given)
+
+
+def _with_tolerance(sections: Mapping[str, Any], tolerance: float | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if tolerance is None:
+        return sections
+    return {**sections, "reference": {**sections.get("reference", {}), "tolerance": tolerance}}
 
 
 class TunableKernel(Displayed):
@@ -179,23 +210,25 @@ class TunableKernel(Displayed):
         The search-space file that the kernel would have, without rules that are functions.
     """
 
-    def __init__(self, described: PythonDocument) -> None:
+    def __init__(self, described: PythonDocument, reference_on: Library = "numpy") -> None:
         self.document = described.document
+        self._function = ReferenceFunction(described.reference, reference_on) if described.reference else None
         self._described = described
-        name = str(self.document["kernel"]["name"])
-        first = self._parse(name)
-        self.document["default"] = dict(first.default)
-        spec = self._parse(first.name)
-        template = described.template
+        self._folder = _private_folder() if described.arrays or described.template is None else None
+        for file, array in described.arrays.items():
+            np.save(Path(str(self._folder)) / file, array, allow_pickle=False)
+        self.document["default"] = dict(self._parse().default)
+        spec, template = self._parse(), described.template
         if template is None:
-            template = _private_folder(first.name) / spec.template
+            template = Path(str(self._folder)) / spec.template
             template.write_text(str(described.source))
-        self._kernel = make_kernel(spec, template, described.source)
+        self._kernel = replace(make_kernel(spec, template, described.source), reference_function=self._function)
 
-    def _parse(self, name: str) -> Any:
+    def _parse(self) -> KernelSpec:
         return parse_spec(
             toml_text(self.document),
-            python_source(name),
+            python_source(str(self.document["kernel"]["name"])),
+            folder=str(self._folder or Path(str(self._described.template)).parent),
             predicates=self._described.rules,
             heuristic_predicates=self._described.heuristics,
         )
@@ -204,7 +237,8 @@ class TunableKernel(Displayed):
     def definition(self) -> Kernel:
         """The kernel, with its source as it is now."""
         if self._described.source is None:
-            read = make_kernel(self._kernel.spec, self._kernel.template_path)
+            made = make_kernel(self._kernel.spec, self._kernel.template_path)
+            read = replace(made, reference_function=self._function)
             if read != self._kernel:
                 self._kernel = read
         return self._kernel
@@ -242,7 +276,7 @@ class TunableKernel(Displayed):
         return get_best_kernel(self, **{**self._sizes(sizes, arguments), **arguments})
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write the search-space file, and the template beside it, so that the command line finds the kernel.
+        """Write the search-space file, with the template and all arrays beside it, for use from the command line.
 
         Parameters
         ----------
@@ -259,7 +293,7 @@ class TunableKernel(Displayed):
         Raises
         ------
         InputError
-            A rule is a function, which no file can hold, a file exists, or a file cannot be written.
+            A rule or the reference is a function, which no file can hold, a file exists, or a file cannot be written.
         """
         target = expand_path(str(path), "a search-space file")
         if target.suffix != ".toml":
@@ -272,12 +306,20 @@ class TunableKernel(Displayed):
         definition = self.definition
         template = target.parent / definition.spec.template
         is_own = definition.template_path.exists() and template.exists() and template.samefile(definition.template_path)
-        for file in (target, *([] if is_own else [template])):
+        if self._described.reference is not None:
+            raise InputError(
+                "the reference is a Python function, which a search-space file cannot hold; give expressions, another "
+                "kernel, or arrays"
+            )
+        files = [target, *([] if is_own else [template]), *(target.parent / file for file in self._described.arrays)]
+        for file in files:
             if file.exists() and not overwrite:
                 raise InputError(f"{file} exists already; name another file, or pass overwrite=True")
         try:
             if not is_own:
                 template.write_text(definition.source)
+            for name, array in self._described.arrays.items():
+                np.save(target.parent / name, array, allow_pickle=False)
             target.write_text(toml_text(self.document))
         except OSError as error:
             raise InputError(f"cannot write {error.filename}: {error.strerror}") from None
@@ -326,6 +368,6 @@ def _session_folder() -> Path:
     return folder
 
 
-def _private_folder(name: str) -> Path:
+def _private_folder() -> Path:
     """Return a new folder for a kernel; the one around it holds only such folders, as templates may include from it."""
-    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_session_folder()))
+    return Path(tempfile.mkdtemp(dir=_session_folder()))

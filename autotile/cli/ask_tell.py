@@ -139,6 +139,7 @@ def _ready(session: TuningSession) -> dict[str, Any]:
         "space": {"combinations": session.combinations, "valid": session.valid},
         "trials": len(session.trials),
         "best": trial_entry(best) if best is not None else None,
+        "notices": list(session.notices),
     }
 
 

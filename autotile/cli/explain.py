@@ -95,10 +95,32 @@ def explanation_document(explanation: Explanation) -> dict[str, Any]:
         "fault": explanation.fault,
         "checks": [asdict(check) for check in explanation.checks],
         "geometry": _geometry_document(explanation.geometry),
+        **_steps_document(explanation),
         **_data_document(explanation.data),
         "resources": _resources_document(explanation.resources),
         "not_compiled": explanation.not_compiled,
         "occupancy": {**occupancy_values(occupancy), "compiled": compiled} if occupancy is not None else None,
+    }
+
+
+def _steps_document(explanation: Explanation) -> dict[str, Any]:
+    """Return the launches of a call and the compiled steps, where a call is more than one launch."""
+    if len(explanation.launches) < 2:
+        return {}
+    return {
+        "launches": [
+            {"step": one.step, **(_geometry_document(one.geometry) or {}), "arguments": list(one.arguments)}
+            for one in explanation.launches
+        ],
+        "steps": [
+            {
+                "entry": step.entry,
+                **(_geometry_document(step.geometry) or {}),
+                "resources": _resources_document(step.resources),
+                "occupancy": occupancy_values(step.occupancy),
+            }
+            for step in explanation.steps
+        ],
     }
 
 

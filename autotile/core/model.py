@@ -78,8 +78,8 @@ class Problem:
     dtype: Name
 
     def __str__(self) -> str:
-        sizes = " ".join(f"{name}={value}" for name, value in self.sizes.items())
-        return f"{self.kernel} {sizes} {self.dtype}"
+        sizes = [f"{name}={value}" for name, value in self.sizes.items()]
+        return " ".join([self.kernel, *sizes, self.dtype])
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,15 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotile.core.documents import Name, canonical_json
+from autotile.core.documents import Bytes, Name, canonical_json
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Resources, Value
+from autotile.cuda.elf import parameter_bytes
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import ToolchainError
 
 if TYPE_CHECKING:
-    from autotile.kernel.library import Kernel
+    from autotile.kernel.library import Kernel, Variant
 
 _ENTRY = r"Compiling entry function '([^']+)'"
 _FRAME = r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
@@ -40,6 +41,8 @@ class CompileJob:
     options: tuple[str, ...]
     further_entries: tuple[str, ...] = ()
     """Names of further functions that the same cubin holds."""
+    include_folders: tuple[str, ...] = ()
+    """The author's own folders of headers; ``source_hash`` covers what is included from them."""
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -66,6 +69,8 @@ class CompiledFunction:
     symbol: Name
     """Its name in the cubin: mangled, unless the function is ``extern "C"``."""
     resources: Resources
+    parameter_bytes: tuple[Bytes, ...] | None = None
+    """Size of each parameter; None if the cubin does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +110,29 @@ def compile_job(
     """
     sizes = sizes if sizes is not None else kernel.spec.sizes
     flags = {name: sizes[name] for name in kernel.spec.flags}
+    if kernel.variant is not None:
+        return _variant_job(kernel, kernel.variant(config), architecture)
     return CompileJob(
         source=kernel.source,
         source_hash=kernel.source_hash,
         template_path=str(kernel.template_path),
-        entry=kernel.spec.entry,
+        entry=kernel.spec.entries[0],
+        further_entries=kernel.spec.entries[1:],
         architecture=kernel.spec.architecture or architecture,
         options=(*kernel.spec.options, *macro_options({**config, **flags}, dtype)),
+        include_folders=tuple(map(str, kernel.include_folders)),
+    )
+
+
+def _variant_job(kernel: Kernel, variant: Variant, architecture: str) -> CompileJob:
+    digest = hashlib.sha256(f"{kernel.source_hash}\0{variant.source}".encode(errors="surrogatepass")).hexdigest()
+    return CompileJob(
+        source=variant.source,
+        source_hash=digest,
+        template_path=str(kernel.template_path),
+        entry=kernel.spec.entry,
+        architecture=kernel.spec.architecture or architecture,
+        options=(*kernel.spec.options, *variant.options),
     )
 
 
@@ -130,11 +151,13 @@ def compile_cubin(job: CompileJob) -> Compilation:
     return compile_with_nvrtc(job)
 
 
-def compiled_functions(log: str, symbols: Mapping[str, str]) -> dict[str, CompiledFunction]:
+def compiled_functions(cubin: bytes, log: str, symbols: Mapping[str, str]) -> dict[str, CompiledFunction]:
     """Return the functions of a cubin, with the resources that the assembler reported.
 
     Parameters
     ----------
+    cubin
+        The cubin.
     log
         The assembler's report.
     symbols
@@ -146,7 +169,10 @@ def compiled_functions(log: str, symbols: Mapping[str, str]) -> dict[str, Compil
         The report has an unknown format, or lacks a function.
     """
     reports = _reports(log)
-    return {entry: CompiledFunction(symbol, _resources(reports, symbol)) for entry, symbol in symbols.items()}
+    return {
+        entry: CompiledFunction(symbol, _resources(reports, symbol), parameter_bytes(cubin, symbol))
+        for entry, symbol in symbols.items()
+    }
 
 
 def reported_symbols(log: str) -> list[str]:

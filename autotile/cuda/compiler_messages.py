@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotile.cuda.toolchain import include_folders
+from autotile.cuda.headers import include_folders
 from autotile.errors import CompileError
 from autotile.kernel.global_functions import global_functions
 from autotile.kernel.includes import is_permitted, permitted_folders
@@ -19,16 +20,33 @@ _PLACE = re.compile(r"(/[^\n]*?)\(\d+\)")
 _NAME_MAP = re.compile(r"__nv_name_map\(\d+\): error: ([^\n]*)")
 """Error in the part that NVRTC appends to a source for the names of its entries."""
 
+_MISSING_HEADER = re.compile(r'(?:cannot|could not) open source file "([^"]+)"|fatal error: (\S+): No such file')
+_UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
+_HOST = re.compile(r"not allowed in JIT mode|namespace \"std\" has no member|calling a __host__ function")
+_PACKAGES = {
+    r"crt/": "nvidia-cuda-crt",
+    r"curand": "nvidia-curand",
+    r"(?:cub|cuda|thrust|nv)/": "nvidia-cuda-cccl",
+    r"cublas": "nvidia-cublas",
+    r"(?:cuda|vector_|cooperative_groups|mma\.h)": "nvidia-cuda-runtime",
+}
+"""Wheels of CUDA 13 that hold headers, by the beginnings of their names."""
+HOST_CURE = (
+    "NVRTC compiles device code only: keep code for the host out with #ifndef __CUDACC_RTC__ ... #endif, or compile "
+    'with nvcc: [kernel] compiler = "nvcc"'
+)
+
 
 def compile_error(log: str, job: CompileJob) -> CompileError:
     """Return the error for a compiler's log, with the remedy where it is known."""
-    error = first_error(log, Path(job.template_path))
+    error = first_error(log, Path(job.template_path), job.include_folders)
     if match := _NAME_MAP.match(error):
         return CompileError(_entry_error(job, match[1]), log)
-    return CompileError(error, log)
+    cure = _cure(error)
+    return CompileError(f"{error}\n{cure}" if cure else error, log)
 
 
-def first_error(log: str, template: Path) -> str:
+def first_error(log: str, template: Path, own: Sequence[str] = ()) -> str:
     """Return the compiler's first error, with the lines that show the source.
 
     Of a file that the template must not include, which a macro may have named, nothing is shown.
@@ -37,7 +55,7 @@ def first_error(log: str, template: Path) -> str:
     for index, line in enumerate(lines):
         if "error" in line.lower():
             place = _PLACE.match(line)
-            if place is not None and _is_foreign(Path(place[1]), template):
+            if place is not None and _is_foreign(Path(place[1]), template, own):
                 return f"{place[0]}: error in a file that the template must not include, as it is outside of its folder"
             context = [following for following in lines[index + 1 : index + 3] if following.strip()]
             return "\n".join([line, *context])
@@ -60,6 +78,32 @@ def _entry_error(job: CompileJob, error: str) -> str:
     return f"entry {entries}: {error}; {cure} (__global__ functions found: {names})"
 
 
-def _is_foreign(path: Path, template: Path) -> bool:
-    folders = permitted_folders(template, [Path(folder) for folder in include_folders()])
+def _cure(error: str) -> str:
+    """Return the remedy of an error; "" if none is known."""
+    if match := _MISSING_HEADER.search(error):
+        return header_cure(match[1] or match[2])
+    if match := _UNDEFINED.search(error):
+        name = match[1]
+        if name.startswith("cuda") and name[4:5].isupper():
+            return HOST_CURE
+        if name.isupper():
+            return f'if {name} is a macro, define it: [kernel] defines = {{ {name} = "..." }}'
+    if _HOST.search(error):
+        return HOST_CURE
+    return ""
+
+
+def header_cure(name: str) -> str:
+    """Return how to provide a header that is missing."""
+    package = next((package for pattern, package in _PACKAGES.items() if re.match(pattern, name)), None)
+    if package is not None:
+        return f"{name} comes with the wheel {package} (pip install {package}) or a CUDA toolkit (set CUDA_HOME)"
+    return (
+        f'if {name} is in a folder of yours, name the folder: [kernel] include = ["path/to/folder"], or set '
+        "AUTOTILE_INCLUDE"
+    )
+
+
+def _is_foreign(path: Path, template: Path, own: Sequence[str]) -> bool:
+    folders = permitted_folders(template, [Path(folder) for folder in (*own, *include_folders())])
     return not is_permitted(path, folders)

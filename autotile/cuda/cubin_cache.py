@@ -11,7 +11,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -20,6 +20,9 @@ from autotile.core.frozen import dataclass
 from autotile.core.model import Resources
 from autotile.cuda.compiler import Compilation, CompiledFunction, CompileJob, compile_cubin
 from autotile.errors import DataError, InputError
+
+if TYPE_CHECKING:
+    from autotile.kernel.library import Kernel
 
 
 def _create_private(folder: Path) -> None:
@@ -223,3 +226,18 @@ class CubinCache:
             for entry in entries:
                 with contextlib.suppress(OSError):
                     yield Path(entry.path), entry.stat()
+
+
+def check_signatures(kernel: Kernel, problem_dtype: str, cubin: CachedCubin) -> None:
+    """Raise if a function of a kernel takes other parameters than the arguments that are declared for it.
+
+    Raises
+    ------
+    SpecError
+        The number or the size of the parameters differs.
+    """
+    from autotile.kernel.signature import check_signature  # a compile worker does without
+
+    for step in kernel.spec.steps:
+        if (function := cubin.functions.get(step.entry)) is not None:
+            check_signature(kernel.spec, step, problem_dtype, function.parameter_bytes, kernel.source)

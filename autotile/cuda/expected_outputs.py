@@ -19,6 +19,7 @@ from autotile.cuda.reference_solution import ReferenceOutput, ReferenceSolution,
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import CompileError, InputError
+from autotile.kernel.contents import InputExpression
 from autotile.kernel.expected_files import expected_file
 from autotile.kernel.launch import known_names
 from autotile.kernel.library import Kernel
@@ -117,7 +118,9 @@ class ExpectedOutputs:
         self, sizes: Mapping[str, int], inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], at: str
     ) -> dict[str, ReferenceOutput]:
         environment: dict[str, Any] = {**sizes, **scalars}
-        environment |= {name: self._element_type(name, sizes).decode(b.array) for name, b in inputs.items()}
+        for name, buffer in inputs.items():  # whole numbers stay whole, and exact
+            kind = self._element_type(name, sizes)
+            environment[name] = buffer.array if kind.component.is_integer else kind.decode(buffer.array)
         solution = ReferenceSolution(environment, self._support)
         return {
             name: solution.output(
@@ -141,9 +144,9 @@ class ExpectedOutputs:
                 )
             folder, written = self._folder, [b.name for b in self._spec.buffers if b.is_written]
             return {name: expected_file(folder, name, sizes, seed, check=check) for name in written}
-        if seed or dict(sizes) != dict(self._spec.sizes):
+        if seed or any(sizes[name] != size for name, size in self._spec.sizes.items()):
             return {}  # a file holds the outputs for one set of inputs
-        base = Path(self._spec.source).parent
+        base = Path(self._spec.folder) if self._spec.folder else Path(self._spec.source).parent
         return {name: base / file for name, file in reference.files.items()}
 
     def _reference_kernel(self, sizes: Mapping[str, int]) -> Function:
@@ -186,6 +189,15 @@ class ExpectedOutputs:
 
     def _shape(self, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
         return self._element_type(name, sizes).array_shape(self._spec.buffer(name).extents(sizes))
+
+
+def _is_random(spec: KernelSpec) -> bool:
+    """Return whether the contents of inputs depend on the seed."""
+    for buffer in spec.buffers:
+        random = buffer.content.generators if isinstance(buffer.content, InputExpression) else ()
+        if buffer.is_read and (random or (buffer.content is None and buffer.init in ("normal", "uniform"))):
+            return True
+    return False
 
 
 def _read_array(path: Path, place: str) -> Any:

@@ -27,10 +27,19 @@ _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 
 
 class Function:
-    """An entry function of a loaded module."""
+    """An entry function of a loaded module, which it keeps loaded.
+
+    It may be deleted at any time, even while a stream is being captured, when CUDA unloads a module only in the
+    relaxed mode.
+    """
 
     def __init__(self, function: Any) -> None:
-        self._function = function
+        self._held = [function]
+        finalize(self, _release, self._held, os.getpid()).atexit = False  # CUDA ends with the process
+
+    @property
+    def _function(self) -> Any:
+        return self._held[0]
 
     @property
     def pointer(self) -> int:
@@ -63,6 +72,15 @@ class Function:
         return int(driver.occupancyMaxActiveBlocksPerMultiprocessor(self._function.ptr, threads, dynamic_smem_bytes))
 
 
+def _release(held: list[object], process: int) -> None:
+    """Release a function, and with the last one of a module the module."""
+    if os.getpid() != process:  # in a forked child
+        _inherited.append(held)
+        return
+    with outside_of_captures():
+        held.clear()
+
+
 @dataclass(frozen=True, slots=True)
 class PackedCubin:
     """A cubin inside another file: its resources, a function that reads its bytes, and the symbols of its entries."""
@@ -81,6 +99,11 @@ class Module:
             self._module.load(image)
         else:
             self._module.load_file(str(image))
+
+    @property
+    def pointer(self) -> int:
+        """Driver handle of the module."""
+        return int(self._module.ptr)
 
     def function(self, name: str) -> Function:
         """Return a function by its symbol: the mangled name, or that of an ``extern "C"`` function."""
@@ -193,7 +216,7 @@ _free_places: SimpleQueue[None] = SimpleQueue()  # reentrant, as a finalizer may
 for _ in range(_MAX_GRAPHS):
     _free_places.put(None)
 _inherited: list[object] = []
-"""Graphs of the parent process, which a forked child must not destroy."""
+"""Functions and graphs of the parent process, which a forked child must not destroy."""
 
 
 def make_launch_graph(

@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
 from autotile.cuda.buffers import GuardedBuffer
+from autotile.cuda.constants import constant_copies, copy_constants
 from autotile.cuda.expected_outputs import ExpectedOutputs
-from autotile.cuda.packing import decode_scalar, pack_arguments, scalar_value
+from autotile.cuda.packing import decode_scalar, pack_launches, problem_scalars
 from autotile.cuda.reference_solution import ReferenceOutput
 from autotile.cuda.support import SupportKernels
+from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.arguments import BufferArgument, Workspace
 from autotile.kernel.inputs import InputMaker
-from autotile.kernel.launch import LaunchData, known_names
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.reference import Tolerance
 from autotile.kernel.spec import KernelSpec
 
@@ -42,19 +45,25 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BoundArguments:
-    """Launch arguments of a configuration on the buffers of a problem, and the workspaces of the configuration.
+    """Launches of a configuration on the buffers of a problem, and the workspaces of the configuration.
 
     Attributes
     ----------
+    instance
+        The problem, whose buffers the arguments point to.
+    plan
+        The launches.
     arguments
-        Launch arguments, in order.
+        Arguments of each launch, in order.
     workspaces
         Workspaces by name, except empty ones.
     zeroed
         Names of the workspaces that each launch must leave zeroed.
     """
 
-    arguments: tuple[Any, ...]
+    instance: ProblemInstance
+    plan: LaunchPlan
+    arguments: tuple[tuple[Any, ...], ...]
     workspaces: Mapping[str, GuardedBuffer]
     zeroed: frozenset[str]
 
@@ -107,12 +116,19 @@ class ProblemInstance:
         self._support = support
         self._check = check
         self._references = references or ExpectedOutputs(spec, dtype, support)
-        self._scalars = {a.name: scalar_value(a, sizes, dtype, check=check) for a in spec.scalars}
+        self._scalars = problem_scalars(spec, sizes, dtype, check=check)
         self._buffers: dict[str, GuardedBuffer] = {}
         for buffer in spec.buffers:
             self._buffers[buffer.name] = self._new_buffer(buffer)
         self._sets = {0: self._new_inputs(0)}
         self.use_inputs(0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Device memory of the buffers, the inputs and the expected outputs, without guard bands."""
+        kept = [*self._buffers.values(), *(b for one in self._sets.values() for b in one.pristine.values())]
+        expected = (output.values for one in self._sets.values() for output in one.expected.values())
+        return sum(int(b.array.nbytes) for b in kept) + sum(int(values.nbytes) for values in expected)
 
     def add_inputs(self, seed: int) -> None:
         """Draw a second set of inputs, and compute its reference; the set of seed 0 stays in use. See `use_inputs`.
@@ -147,14 +163,24 @@ class ProblemInstance:
         names = known_names(self._spec, config, self.sizes, device)
         data = LaunchData.of(self._spec, self._dtype, names)
         workspaces = {w.name: self._new_workspace(w) for w in data.workspaces if w.size_bytes}
-        arguments = pack_arguments(
+        plan = LaunchPlan.of(self._spec, config, self.sizes, device)
+        arguments = pack_launches(
             self._spec,
+            plan,
             data,
+            self._dtype,
             pointers={name: buffer.pointer for name, buffer in self._buffers.items()},
             scalars=self._scalars,
             workspaces={w.name: workspaces[w.name].pointer if w.size_bytes else 0 for w in data.workspaces},
         )
-        return BoundArguments(arguments, workspaces, frozenset(w.name for w in data.workspaces if w.zeroed))
+        zeroed = frozenset(w.name for w in data.workspaces if w.zeroed)
+        return BoundArguments(self, plan, arguments, workspaces, zeroed)
+
+    def copy_constants(self, module: int) -> None:
+        """Copy the inputs in use to the ``__constant__`` variables of a module, given by its driver handle."""
+        copies = constant_copies(self._spec, module, self.sizes, self._dtype)
+        pointers = {name: buffer.pointer for name, buffer in self._buffers.items()}
+        copy_constants(copies, pointers, load_cupy().cuda.get_current_stream().ptr)
 
     def prepare(self, bound: BoundArguments) -> None:
         """Poison the buffers that the kernel must write, and restore those that it updates."""
@@ -192,6 +218,11 @@ class ProblemInstance:
             max_error = max(max_error, verdict.max_error)
         return Verdict(Outcome.OK, max_error=max_error)
 
+    def content(self, name: str) -> NDArray[Any]:
+        """Return the content of a buffer, in the type that it is stored in."""
+        stored: NDArray[Any] = self._buffers[name].array.get()
+        return stored
+
     def _compare(self, name: str, expected: ReferenceOutput) -> Verdict:
         output = self._buffers[name]
         dtype, tolerance, scale = self._element_type(name), self._tolerance(name), expected.scale
@@ -218,7 +249,8 @@ class ProblemInstance:
             if buffer.is_initialized:
                 pristine[buffer.name] = self._new_buffer(buffer)
                 pristine[buffer.name].write(inputs.stored(buffer.name))
-        scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in self._spec.scalars}
+        operands = [scalar for scalar in self._spec.scalars if scalar.is_operand]
+        scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in operands}
         expected = self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check)
         return _InputSet(pristine, expected)
 

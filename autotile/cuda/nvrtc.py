@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.cuda.compiler_messages import compile_error
-from autotile.cuda.toolchain import include_folders, load_nvrtc, nvrtc_version
+from autotile.cuda.headers import HOST_HEADERS, PRELUDE, include_folders
+from autotile.cuda.toolchain import load_nvrtc, nvrtc_version
 from autotile.errors import ToolchainError
+from autotile.kernel.host_code import without_host_functions
 
 if TYPE_CHECKING:
     from autotile.cuda.compiler import Compilation, CompileJob
@@ -17,21 +20,34 @@ if TYPE_CHECKING:
 _BASE_OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--no-cache")
 """NVRTC's own cache (12.9 and later, with a driver) omits the assembler's report, so it is disabled."""
 
+_NVCC_ONLY = re.compile(
+    r'identifier "\w+" is undefined|namespace "std" has no member|name must be a namespace name'
+    r"|not allowed in JIT mode|(?:cannot|could not) open source file"
+)
+"""Errors of sources that nvcc may compile."""
+_NO_CODE = b"#include <iosfwd>\n"
+"""Content of a header for the host."""
+_written_for_nvcc: set[str] = set()
+"""Hashes of sources that did not compile otherwise."""
+
 
 def compile_with_nvrtc(job: CompileJob) -> Compilation:
     """Compile a source to a cubin; errors as for `autotile.cuda.compiler.compile_cubin`."""
     from autotile.cuda.compiler import Compilation, compiled_functions
 
-    folders = (str(Path(job.template_path).parent), *include_folders())
+    folders = (str(Path(job.template_path).parent), *job.include_folders, *include_folders())
     options = [f"--gpu-architecture={job.architecture}", *_BASE_OPTIONS, *job.options, *(f"-I{f}" for f in folders)]
-    attempt = _attempt(job.source, Path(job.template_path).name, options, job.entries)
+    attempt = None if job.source_hash in _written_for_nvcc else _attempt(job, options)
+    if attempt is None or (attempt.fault and _NVCC_ONLY.search(attempt.log)):
+        _written_for_nvcc.add(job.source_hash)
+        attempt = _attempt(job, options, as_nvcc=True)
     if attempt.is_option_refused:
         refusal = f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {attempt.log.strip()}"
         raise ToolchainError(refusal)
     if attempt.fault:
         raise compile_error(attempt.log or f"NVRTC returned {attempt.fault}", job)
     symbols = dict(zip(job.entries, attempt.symbols, strict=True))
-    return Compilation(attempt.cubin, compiled_functions(attempt.log, symbols))
+    return Compilation(attempt.cubin, compiled_functions(attempt.cubin, attempt.log, symbols))
 
 
 def known_architectures() -> tuple[str, ...]:
@@ -60,9 +76,23 @@ class _Attempt(NamedTuple):
     is_option_refused: bool = False
 
 
-def _attempt(source: str, name: str, options: Sequence[str], entries: Sequence[str]) -> _Attempt:
-    nvrtc = load_nvrtc()
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
+def _attempt(job: CompileJob, options: Sequence[str], *, as_nvcc: bool = False) -> _Attempt:
+    """Compile a job.
+
+    Parameters
+    ----------
+    as_nvcc
+        Whether to accept what nvcc accepts besides: names that it declares without an ``#include``, and host functions
+        with their headers.
+    """
+    nvrtc, entries, source = load_nvrtc(), job.entries, job.source
+    headers: tuple[str, ...] = ()
+    if as_nvcc:
+        source, headers = without_host_functions(source), HOST_HEADERS
+        options = [*options, f"--pre-include={PRELUDE}", "--device-as-default-execution-space"]
+    names = [header.encode() for header in headers]
+    name = Path(job.template_path).name.encode()
+    status, program = nvrtc.nvrtcCreateProgram(source.encode(), name, len(names), [_NO_CODE] * len(names), names)
     _expect_success(nvrtc, status)
     try:
         for entry in entries:

@@ -14,7 +14,7 @@ from autotile.core.dtypes import DTYPES, Dtype
 from autotile.cuda.driver import load_driver, result_name
 from autotile.errors import ArgumentError, ToolchainError
 from autotile.kernel.arguments import BufferArgument, ScalarArgument, WorkspaceArgument
-from autotile.kernel.launch import LaunchData
+from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.structures import StructArgument, StructValue
 from autotile.kernel.tensor_maps import UNIT_BYTES, TensorMap, TensorMapArgument
@@ -43,6 +43,12 @@ def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], problem_dtype
         The value does not fit in the argument's type.
     """
     return encode_scalar(scalar, scalar.given(sizes, check=check), problem_dtype)
+
+
+def problem_scalars(spec: KernelSpec, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> dict[str, Any]:
+    """Return the value of each scalar that the problem determines, as `scalar_value` does."""
+    scalars = (scalar for scalar in spec.scalars if not scalar.is_per_launch)
+    return {scalar.name: scalar_value(scalar, sizes, problem_dtype, check=check) for scalar in scalars}
 
 
 def encode_scalar(scalar: ScalarArgument, value: Any, problem_dtype: str) -> Any:
@@ -233,6 +239,43 @@ def encode_struct(struct: StructValue, addresses: Mapping[str, int]) -> NDArray[
     return memory.view((np.void, struct.size_bytes))
 
 
+def pack_launches(
+    spec: KernelSpec,
+    plan: LaunchPlan,
+    data: LaunchData,
+    dtype: str,
+    *,
+    pointers: Mapping[str, int],
+    scalars: Mapping[str, Any],
+    workspaces: Mapping[str, int],
+) -> tuple[tuple[Any, ...], ...]:
+    """Return the arguments of every launch of a call.
+
+    Parameters
+    ----------
+    spec, plan, data, dtype
+        The kernel, and the launches and the data of a configuration for an element type.
+    pointers, scalars, workspaces
+        As for `pack_arguments`; scalars that depend on the launch are left out.
+
+    Raises
+    ------
+    ArgumentError
+        As for `pack_arguments`; or a scalar that depends on the launch does not fit in its type.
+    ToolchainError
+        As for `pack_arguments`.
+    """
+    known = {scalar.name: scalar for scalar in spec.scalars}
+
+    def packed(launch: StepLaunch) -> tuple[Any, ...]:
+        own = {name: encode_scalar(known[name], value, dtype) for name, value in launch.scalars}
+        values = {**scalars, **own}
+        names = launch.arguments
+        return pack_arguments(spec, data, pointers=pointers, scalars=values, workspaces=workspaces, names=names)
+
+    return tuple(map(packed, plan.launches))
+
+
 def pack_arguments(
     spec: KernelSpec,
     data: LaunchData,
@@ -240,6 +283,7 @@ def pack_arguments(
     pointers: Mapping[str, int],
     scalars: Mapping[str, Any],
     workspaces: Mapping[str, int],
+    names: Sequence[str] | None = None,
 ) -> tuple[Any, ...]:
     """Return the arguments of a launch, in order.
 
@@ -255,6 +299,8 @@ def pack_arguments(
         Encoded values; see `encode_value`.
     workspaces
         Device address of each workspace; 0 for an empty one.
+    names
+        Arguments that the function takes, in order; None for all that are passed.
 
     Raises
     ------
@@ -266,7 +312,8 @@ def pack_arguments(
     maps = {tensor_map.name: tensor_map for tensor_map in data.tensor_maps}
     structs = {struct.name: struct for struct in data.structs}
     packed: list[Any] = []
-    for argument in spec.arguments:
+    passed = spec.arguments if names is None else [spec.argument(name) for name in names]
+    for argument in passed:
         if not argument.is_passed:
             continue
         match argument:

@@ -1,4 +1,4 @@
-"""Load NVRTC and CuPy, and find the headers of the CUDA toolkit."""
+"""Load NVRTC and CuPy."""
 
 from __future__ import annotations
 
@@ -73,17 +73,6 @@ def _wheels(folder: str) -> Iterator[str]:
                 match := re.fullmatch(_NVRTC_WHEEL + r"(?:_cu\d+)?-(\d+\.\d+)[\d.]*\.dist-info", name)
             ):
                 yield match[1]
-
-
-@lru_cache
-def include_folders() -> tuple[str, ...]:
-    """Return the folders of the toolkit's headers, such as ``cuda_fp16.h`` and ``cuda/std``."""
-    try:
-        from cuda.pathfinder import find_nvidia_header_directory
-    except ImportError:  # it is installed with the bindings of NVRTC
-        return ()
-    found = (find_nvidia_header_directory(library) for library in ("cudart", "cccl"))
-    return tuple(folder for folder in found if folder)
 
 
 @lru_cache

@@ -167,11 +167,15 @@ class MissCostEstimator:
         """
         work = self._kernel.spec.work
         ratios = [
-            _value(expression, asked) / _value(expression, tuned)
+            self._value(expression, asked) / self._value(expression, tuned)
             for expression in (work.flops, work.bytes)
-            if expression is not None and _value(expression, tuned) > 0
+            if expression is not None and self._value(expression, tuned) > 0
         ]
         return max(ratios) if ratios else _volume(asked) / _volume(tuned)
+
+    def _value(self, expression: Expression, problem: Problem) -> float:
+        """Return the work of a problem, in the default configuration if it depends on parameters."""
+        return float(expression.evaluate({**self._kernel.spec.default, **problem.sizes}))
 
 
 def _nearest(studies: Sequence[StudyTimes], problem: Problem) -> StudyTimes | None:
@@ -180,10 +184,6 @@ def _nearest(studies: Sequence[StudyTimes], problem: Problem) -> StudyTimes | No
 
 def _applies(stored: StoredRule, miss: StoredMiss) -> bool:
     return stored.key.gpu_name == miss.gpu_name and dict(miss.problem.sizes) in stored.rule.family
-
-
-def _value(expression: Expression, problem: Problem) -> float:
-    return float(expression.evaluate(problem.sizes))
 
 
 def _volume(problem: Problem) -> float:

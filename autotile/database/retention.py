@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from sqlalchemy import Connection, delete, exists, select
 
@@ -16,7 +15,7 @@ from autotile.database.rows import parsed_rows
 from autotile.database.schema import BEST, RUNS, STUDIES, TRIALS
 from autotile.database.studies import StoredStudy, stored_study
 from autotile.errors import AutotileError, InputError
-from autotile.kernel.library import kernel_names, load_kernel
+from autotile.kernel.library import KernelName, kernel_names, load_kernel
 
 _MAX_RUN_AGE = timedelta(days=1)
 """A younger run without an end may still be going: its trials stay."""
@@ -123,7 +122,7 @@ def stored_gpu_names(database: Database, names: Iterable[str]) -> Iterator[str]:
             raise InputError(f"{error}; the database holds results of {held}") from None
 
 
-def current_versions(kernel: str | Path | None) -> dict[str, tuple[str, str]]:
+def current_versions(kernel: KernelName | None) -> dict[str, tuple[str, str]]:
     """Return template hash and space hash by kernel name, of one kernel or of all that are found by name.
 
     Raises
@@ -132,7 +131,7 @@ def current_versions(kernel: str | Path | None) -> dict[str, tuple[str, str]]:
         The given kernel cannot be read; of all kernels, those that cannot be read are left out.
     """
     found = {}
-    for name in [str(kernel)] if kernel is not None else kernel_names():
+    for name in [kernel] if kernel is not None else kernel_names():
         try:
             loaded = load_kernel(name)
         except AutotileError:

@@ -9,6 +9,8 @@ from typing import assert_never
 import numpy as np
 
 from autotile.core.dtypes import DTYPES
+from autotile.cuda.constants import variable_symbols
+from autotile.errors import InputError
 from autotile.exchange.cpp_expressions import literal, to_cpp
 from autotile.kernel.argument_kind import PROBLEM_DTYPE, ElementType
 from autotile.kernel.arguments import BufferArgument, Number, ScalarArgument, WorkspaceArgument
@@ -67,6 +69,7 @@ def launch_values(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> d
     for argument in spec.arguments:
         if isinstance(argument, StructArgument):
             lines += _struct(argument, dtype, symbols)
+    lines += _preparation(spec, dtype, symbols)
     pointers = [f"&value_{argument.name}" for argument in spec.arguments if argument.is_passed]
     return {"values": "\n".join(f"        {line}" for line in lines), "value_pointers": ", ".join(pointers)}
 
@@ -163,6 +166,35 @@ def _workspace(argument: WorkspaceArgument, dtype: str, symbols: Mapping[str, st
     yield f"    {' * '.join([*factors, _element_bytes(argument.dtype, dtype, symbols)])};"
     zeroed = "true" if argument.zeroed else "false"
     yield f'CUdeviceptr value_{name} = workspace(stream, "{name}", static_cast<std::size_t>(bytes_{name}), {zeroed});'
+
+
+def _preparation(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:
+    """Yield the code that fills outputs before a launch, and copies buffers to constant memory.
+
+    Raises
+    ------
+    InputError
+        An output has another content than zeros.
+    """
+    for buffer in spec.buffers:
+        factors = [f"({to_cpp(extent, symbols)})" for extent in buffer.shape]
+        size_bytes = f"static_cast<std::size_t>({' * '.join([*factors, _element_bytes(buffer.dtype, dtype, symbols)])})"
+        if buffer.is_initialized and not buffer.is_read:
+            if not buffer.is_zeroed:
+                hint = 'use init = "zeros", or an inout buffer'
+                raise InputError(f"a C++ header cannot make the content of the output {buffer.name}; {hint}")
+            yield f'detail::check(cuMemsetD8Async(arguments.{buffer.name}, 0, {size_bytes}, stream), "{buffer.name}");'
+        if buffer.constant:
+            (symbol,) = variable_symbols(buffer.constant)
+            yield "// launches that overlap must not need different contents of constant memory"
+            yield f"CUmodule module_{buffer.name} = nullptr;"
+            yield f"CUdeviceptr constant_{buffer.name} = 0;"
+            yield f'detail::check(cuFuncGetModule(&module_{buffer.name}, prepared.function), "the module");'
+            found = f'cuModuleGetGlobal(&constant_{buffer.name}, nullptr, module_{buffer.name}, "{symbol}")'
+            yield f"if ({found} == CUDA_SUCCESS) {{"
+            copied = f"cuMemcpyDtoDAsync(constant_{buffer.name}, arguments.{buffer.name}, {size_bytes}, stream)"
+            yield f'    detail::check({copied}, "{buffer.constant}");'
+            yield "}"
 
 
 def _struct(argument: StructArgument, dtype: str, symbols: Mapping[str, str]) -> Iterator[str]:

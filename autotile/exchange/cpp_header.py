@@ -256,6 +256,11 @@ def _only_launch(spec: KernelSpec) -> Launch:
             f"{spec.name} has several steps, and a header launches one kernel only; serve it from Python, or from a "
             "bundle (`autotile bundle`)"
         )
+    if spec.shaping:
+        raise InputError(
+            f"arrays or the reference of {spec.name} depend on the parameters {', '.join(spec.shaping)}, which a "
+            "header cannot tell its caller; serve it from Python, or from a bundle (`autotile bundle`)"
+        )
     for scalar in spec.scalars:
         if scalar.is_per_launch:
             raise InputError(

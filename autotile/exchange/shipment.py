@@ -25,7 +25,7 @@ from autotile.errors import InputError
 from autotile.exchange.bundle import BundledCubin, BundledKernel, cubin_member
 from autotile.exchange.cpp_header import HeaderCubin, write_header
 from autotile.exchange.shipped import shipped_rules, shipped_winners
-from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import ARCHITECTURE, capability_of, resolve_problem, unsupported_reason
 from autotile.settings import available_cores, read_settings
 from autotile.workers.compile_pool import CompilePool
@@ -41,12 +41,12 @@ class Selection(NamedTuple):
     Attributes
     ----------
     kernel
-        Name, or path of a search-space file.
+        Name, path of a search-space file, or an object that holds the kernel.
     sizes
         Problem to ship; None for all that are tuned.
     """
 
-    kernel: str
+    kernel: KernelName
     sizes: Mapping[str, int] | None = None
 
 

@@ -161,8 +161,8 @@ class Traits:
         return cls(
             sizes={name: column.astype(float) for name, column in table.sizes.items()},
             outputs=table.outputs(),
-            flops=table.column(spec.work.flops),
-            bytes=table.column(spec.work.bytes),
+            flops=table.column(spec.work.flops, spec.default),
+            bytes=table.column(spec.work.bytes, spec.default),
             blocks=np.stack([grids.blocks(config) for config in configs], axis=1),
             slots=device.sm_count * np.maximum(np.array(blocks_per_sm, float), 1.0),
             tile=np.array([float((large.outputs() / large.blocks(config))[0]) for config in configs]),
@@ -285,6 +285,10 @@ class _Problems:
     def _dimension(self, extent: Expression, config: Config) -> Column:
         return np.maximum(self.column(extent, {STEP: 0, **config}), 1.0)
 
+    def _elements(self, shape: Sequence[Expression]) -> Column:
+        """Return the elements of an array, in the default configuration if its shape depends on that."""
+        return reduce(np.multiply, (self.column(extent, self._spec.default) for extent in shape))
+
     def meets_rules(self, config: Config) -> NDArray[np.bool_]:
         """Return whether every rule holds, shape (problems,)."""
         rules = (self.column(rule.expression, config) != 0 for rule in self._spec.rules)
@@ -293,5 +297,5 @@ class _Problems:
     def outputs(self) -> Column:
         """Return the elements of all written arrays, shape (problems,)."""
         written = [buffer for buffer in self._spec.buffers if buffer.access != "in"]
-        extents = (reduce(np.multiply, (self.column(extent) for extent in buffer.shape)) for buffer in written)
+        extents = (self._elements(buffer.shape) for buffer in written)
         return reduce(np.add, extents, np.zeros(self._count))

@@ -13,7 +13,7 @@ from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.errors import listing, nearest
-from autotile.kernel.array_expressions import ShapeOnly
+from autotile.kernel.array_shapes import ShapeOnly
 from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.nodes import NOUNS, Kind
 from autotile.kernel.syntax import ExpressionError, ExpressionText, Location, one_line
@@ -133,6 +133,9 @@ class ArgumentScope(NamedTuple):
     """Folder of the files that arguments name; that of the search-space file if empty."""
 
 
+POINTER_BYTES = 8
+
+
 class ArgumentKind:
     """Base class of the kinds of arguments; a kind overrides what differs from the defaults here."""
 
@@ -196,6 +199,10 @@ class ArgumentKind:
     def expressions(self) -> tuple[Expression, ...]:
         """All of its expressions."""
         return ()
+
+    def parameter_bytes(self, problem_dtype: str) -> int:
+        """Return the size of the parameter that it is passed as, in bytes; of a pointer by default."""
+        return POINTER_BYTES
 
     def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly | float | complex:
         """Return its value in a reference; for an array, the shape.

@@ -31,12 +31,12 @@ from autotile.kernel.argument_kind import (
     known_type,
     parse_element_type,
 )
-from autotile.kernel.array_expressions import ShapeOnly
-from autotile.kernel.contents import Content, check_contents, declared_content
+from autotile.kernel.array_shapes import ShapeOnly
+from autotile.kernel.contents import Content, InputExpression, check_contents, declared_content
 from autotile.kernel.expressions import Expression
 from autotile.kernel.input_files import InputFile
 from autotile.kernel.structures import StructArgument
-from autotile.kernel.table import ProblemSection, Table, check_array_names, check_names, describe
+from autotile.kernel.table import ProblemSection, Table, check_names, describe, is_c_identifier
 from autotile.kernel.tensor_maps import TensorMapArgument
 
 Access = Literal["in", "out", "inout"]
@@ -72,6 +72,11 @@ class MemoryDemand(NamedTuple):
     is_workspace: bool
 
     @property
+    def min_extent(self) -> int:
+        """Smallest valid extent; a workspace may be empty."""
+        return 0 if self.is_workspace else 1
+
+    @property
     def size_bytes(self) -> NDArray[np.float64]:
         """Size in bytes as float64, as products of absurd extents exceed 64 bits; negative extents count as 0."""
         return reduce(np.multiply, [np.maximum(extent, 0.0) for extent in self.shape]) * self.element_bytes
@@ -93,11 +98,13 @@ class BufferArgument(ArgumentKind):
     """Content that is computed or read from a file; None for one that is a name alone."""
     is_initialized: bool = True
     """Whether it has its content before each launch: an input, or an output with ``init``."""
+    constant: str = ""
+    """``__constant__`` variable to which it is copied before a launch; "" if it is passed."""
 
     @classmethod
     def parse(cls, table: Table, name: str, scope: ArgumentScope) -> Self:
         """Parse ``{ buffer = "float32", shape = [...], access = "in", ... }``."""
-        table.allow(("buffer", "shape", "access", "init", "file", "sha256", "whole", "restore", "pass"))
+        table.allow(("buffer", "shape", "access", "init", "file", "sha256", "whole", "restore", "pass", "constant"))
         shape = table.expressions("shape", scope.problem.kinds, max_length=MAX_AXES)
         scope.problem.check_positive(table, "shape", shape)
         access = _one_of(table, "access", get_args(Access))
@@ -106,8 +113,9 @@ class BufferArgument(ArgumentKind):
         init, content = declared_content(table, name, scope)
         dtype = parse_element_type(table.text("buffer"), scope.problem.flag_kinds, table.location("buffer"))
         is_initialized = access != "out" or bool(init)
-        is_passed = table.boolean("pass", default=True)
-        return cls(name, dtype, shape, access, init or "normal", is_passed, content, is_initialized)
+        constant = _constant_variable(table, access)
+        is_passed = not constant and table.boolean("pass", default=True)
+        return cls(name, dtype, shape, access, init or "normal", is_passed, content, is_initialized, constant)
 
     def meaning(self) -> dict[str, Any]:
         """Return the buffer's part of the space hash."""
@@ -118,7 +126,9 @@ class BufferArgument(ArgumentKind):
             "access": self.access,
             "init": self.content.content_hash if isinstance(self.content, InputFile) else self.init,
         }
-        if not self.is_passed:
+        if self.constant:
+            meaning["constant"] = self.constant
+        elif not self.is_passed:
             meaning["pass"] = False
         if self.is_initialized and not self.is_read:
             meaning["initialized"] = True
@@ -144,6 +154,16 @@ class BufferArgument(ArgumentKind):
         return ShapeOnly(self.array_shape(sizes))
 
     @property
+    def is_zeroed(self) -> bool:
+        """Whether its content is zero."""
+        return self.init == "zeros" or (isinstance(self.content, InputExpression) and self.content.is_zero)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The buffer itself, if the kernel reads it from constant memory."""
+        return (self.name,) if self.constant else ()
+
+    @property
     def is_written(self) -> bool:
         """Whether the kernel writes it."""
         return self.access != "in"
@@ -166,8 +186,12 @@ class BufferArgument(ArgumentKind):
         dtype = DTYPES.get(self.dtype.of("", names))  # the problem's type, which "" stands for, is no vector
         return dtype.array_shape(self.extents(names)) if dtype is not None else self.extents(names)
 
+    def size_bytes(self, problem_dtype: str, names: Mapping[str, Value]) -> int:
+        """Return the size of the array in bytes."""
+        return math.prod(self.extents(names)) * DTYPES[self.element_type(problem_dtype, names)].size_bytes
+
     def memory_demand(self, problem_dtype: str, sizes: Mapping[str, int], evaluate: Evaluate) -> MemoryDemand:
-        """Return the size of the array, the same in every configuration."""
+        """Return the size of the array in every configuration."""
         element_bytes = DTYPES[self.element_type(problem_dtype, sizes)].size_bytes
         return MemoryDemand(self.name, tuple(map(evaluate, self.shape)), element_bytes, is_workspace=False)
 
@@ -207,7 +231,7 @@ class ScalarArgument(ArgumentKind):
                     "value", f"expected a list of {DTYPES[dtype].parts} numbers for {dtype}, not an expression"
                 )
             expression = table.expression("value", scope.launch_kinds, "number")
-            if expression.names - scope.problem.sizes.keys():
+            if expression.names - scope.problem.own_names:
                 return cls(name, dtype, expression, None, is_per_launch=True)
             for sizes in (scope.problem.sizes, scope.problem.ragged):
                 expression.evaluate(sizes)
@@ -257,6 +281,10 @@ class ScalarArgument(ArgumentKind):
     def expressions(self) -> tuple[Expression, ...]:
         """The expression that binds it."""
         return () if self.binding is None else (self.binding,)
+
+    def parameter_bytes(self, problem_dtype: str) -> int:
+        """See `ArgumentKind.parameter_bytes`."""
+        return DTYPES[self.element_type(problem_dtype)].size_bytes
 
     def element_type(self, problem_dtype: str) -> str:
         """Return the name of the type for a problem of the given dtype."""
@@ -346,11 +374,9 @@ def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]
     SpecError
         An argument is malformed, or no buffer is written.
     """
-    sizes = (
-        scope.problem.sizes.keys() - scope.problem.flags
-    )  # a flag is a macro, which would replace the name of a parameter
+    problem = scope.problem
+    sizes = problem.own_names - {*problem.flags}  # a flag is a macro, which would replace the name of a parameter
     check_names(table, what="an argument", taken={name: what for name, what in taken.items() if name not in sizes})
-    check_array_names(table)
     entries = {name: table.table(name) for name in table.data}
     kind_of = {name: _kind(entry) for name, entry in entries.items()}
     scope = scope._replace(operands=_operands(entries, kind_of))
@@ -412,6 +438,20 @@ def _check_contents(table: Table, arguments: Sequence[Argument], problem: Proble
     for sizes, check in ((problem.sizes, False), (problem.ragged, True)):
         operands = {a.name: a.operand(sizes, check=check) for a in arguments if a.is_operand}
         check_contents(buffers, {**sizes, **operands}, table.location(""))
+
+
+def _constant_variable(table: Table, access: Access) -> str:
+    """Return the ``__constant__`` variable that a buffer is copied to, a C++ name; "" if none."""
+    name = table.text("constant", "")
+    if "constant" not in table.data:
+        return ""
+    if not all(is_c_identifier(part) for part in name.split("::")):
+        raise table.error("constant", f"{describe(name)} is not the name of a variable, such as d_filter or ns::filter")
+    if access != "in":
+        raise table.error("constant", 'constant memory is read only; the access of the buffer must be "in"')
+    if "pass" in table.data:
+        raise table.error("pass", "what is copied to constant memory is not passed; remove pass")
+    return name
 
 
 def _constant(table: Table, name: str, dtype: str) -> Number:

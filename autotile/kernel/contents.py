@@ -112,6 +112,11 @@ class InputExpression:
         """All names in it, except those of generators."""
         return self.expression.names - self.generators.keys()
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether it is the number 0."""
+        return self.text in ("0", "0.0")
+
     def shape(self, names: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of its value in a buffer of the given shape, from the shapes of the other inputs.
 

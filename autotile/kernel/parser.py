@@ -37,6 +37,9 @@ SECTIONS = (
     "computed",
 )
 
+_KERNEL_KEYS = (
+    *("name", "template", "entry", "summary", "options", "include", "architecture", "minimum_compute_capability"),
+)
 _FORMER_HEURISTICS = "pruning"
 """Deprecated name of the section ``[heuristics]``."""
 
@@ -91,7 +94,9 @@ def parse_spec(
     document = read_document(text, source)
     document.allow(SECTIONS, deprecated=(_FORMER_HEURISTICS,))
     kernel, problem_table = document.table("kernel"), document.table("problem")
-    kernel.allow(("name", "template", "entry", "summary", "options", "architecture", "minimum_compute_capability"))
+    kernel.allow(
+        ("name", "template", "entry", "summary", "options", "include", "architecture", "minimum_compute_capability")
+    )
     problem_table.allow(("sizes", "flags", "ragged", "dtypes"))
 
     taken: dict[str, str] = {}
@@ -113,7 +118,8 @@ def parse_spec(
         _heuristics_table(document), all_kinds, heuristic_predicates or {}, names, taken=rules, are_heuristics=True
     )
     launched_kinds = {**all_kinds, **{each.name: each.kind for each in computed}}
-    scope = ArgumentScope(problem, all_kinds, launch_kinds(document, launched_kinds), folder=folder)
+    shaped = problem.with_parameters(*_shaping(document.table("default", optional=True), parameters))
+    scope = ArgumentScope(shaped, all_kinds, launch_kinds(document, launched_kinds), folder=folder)
     arguments = parse_arguments(document.table("arguments"), scope, taken)
     steps = parse_steps(document, arguments, launched_kinds)
     spec = KernelSpec(
@@ -121,6 +127,7 @@ def parse_spec(
         summary=kernel.text("summary", ""),
         template=_matching(kernel, "template", _TEMPLATE, "a bare file name that ends in .cu, without directories"),
         options=_listed(kernel, "options", ALLOWED_OPTIONS),
+        include=kernel.texts("include", optional=True),
         architecture=_optional(kernel, "architecture", ARCHITECTURE, "a target such as 'sm_90a'"),
         minimum_compute_capability=_optional(
             kernel, "minimum_compute_capability", CAPABILITY, "a compute capability such as '8.0'"
@@ -136,8 +143,8 @@ def parse_spec(
         steps=steps,
         limits=_limits(document.table("limits", optional=True)),
         arguments=arguments,
-        reference=parse_reference(document.table("reference"), arguments, problem, all_kinds),
-        work=parse_work(document.table("work", optional=True), problem),
+        reference=parse_reference(document.table("reference"), arguments, shaped, all_kinds),
+        work=parse_work(document.table("work", optional=True), shaped),
         source=source,
         text=text,
         computed=computed,
@@ -179,9 +186,7 @@ def _heuristics_table(document: Table) -> Table:
 
 
 def _sizes(problem: Table, taken: dict[str, str]) -> dict[str, int]:
-    table = problem.table("sizes")
-    if not table.data:
-        raise problem.error("sizes", "no size is declared; declare at least one, as in sizes = { N = 4096 }")
+    table = problem.table("sizes", optional=True)
     check_names(table, what="a size", taken=taken)
     return {name: table.whole_number(name, minimum=1) for name in table.data}
 
@@ -220,6 +225,21 @@ def _values(table: Table, name: str) -> tuple[Value, ...]:
         if isinstance(value, str) and not re.fullmatch(_STRING_VALUE, value):
             raise table.error(name, f"{describe(value)} is neither a C identifier nor a C number")
     return tuple(values)
+
+
+def _shaping(default: Table, parameters: Sequence[Parameter]) -> tuple[dict[str, int], dict[str, Kind]]:
+    """Return the parameters that shapes and references may use: a value of each, and its kind.
+
+    The value is that of the default configuration if it is declared, else the first one.
+    """
+    values: dict[str, int] = {}
+    for parameter in parameters:
+        value = default.data.get(parameter.name, parameter.values[0])
+        value = value if value in parameter.values else parameter.values[0]
+        if isinstance(value, int):
+            values[parameter.name] = value
+    kinds = {name: _kind(value) for name, value in values.items()}
+    return values, kinds
 
 
 def _kind(value: Value) -> Kind:

@@ -160,8 +160,9 @@ def resolve_problem(
     if dtype is not None and dtype not in spec.dtypes:
         raise ProblemError(f"{spec.name} does not support dtype {dtype!r}; it supports {', '.join(spec.dtypes)}")
     problem = Problem(spec.name, values, dtype or spec.dtypes[0])
+    shaped = spec.shaped_sizes(values, spec.default)
     for buffer in spec.buffers:
-        shape = buffer.extents(values)
+        shape = buffer.extents(shaped)
         if min(shape) < 1:
             raise ProblemError(f"{problem} is too small: its array {buffer.name} would have the shape {shape}")
     return problem
@@ -195,7 +196,7 @@ def size_distance(a: Mapping[str, int], b: Mapping[str, int]) -> tuple[int, floa
 
 
 def check_memory(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> None:
-    """Raise if tuning a problem needs more memory than the device has.
+    """Raise if tuning a problem needs more memory than the device has, in the default configuration.
 
     Tuning holds each buffer once, a second copy of each input (to check that it is unchanged), and each output in
     float64.
@@ -206,8 +207,9 @@ def check_memory(spec: KernelSpec, problem: Problem, device: DeviceProperties) -
         The device's memory is too small.
     """
     needed_bytes = device.l2_bytes
+    shaped = spec.shaped_sizes(problem.sizes, spec.default)
     for buffer in spec.buffers:
-        elements = math.prod(buffer.extents(problem.sizes))
+        elements = math.prod(buffer.extents(shaped))
         element_bytes = DTYPES[buffer.element_type(problem.dtype, problem.sizes)].size_bytes
         needed_bytes += elements * element_bytes * (2 if buffer.is_initialized else 1)
         if buffer.is_written:

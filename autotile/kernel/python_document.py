@@ -2,111 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autotile.core.dtypes import dtype_name
 from autotile.errors import InputError, SpecError
 from autotile.kernel.predicates import Predicate
+from autotile.kernel.python_arguments import Buffer, Scalar, Scratch, as_array, listed, parameter_names
 from autotile.kernel.syntax import python_source
-
-Size = int | str
-"""A number, or an expression of a search-space file for one."""
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A device array that the caller passes.
-
-    Attributes
-    ----------
-    dtype
-        Element type: a name such as ``"float32"``, ``"dtype"`` for that of the problem, or a NumPy dtype.
-    shape
-        Extents, row-major: numbers, or expressions over sizes and flags.
-    access
-        ``"in"``, ``"out"`` or ``"inout"``.
-    init
-        Content of an ``in`` or ``inout`` buffer in tuning, such as ``"uniform"``; None for ``"normal"``.
-    options
-        Further keys of the argument in a search-space file.
-
-    Examples
-    --------
-    >>> Buffer("float32", ["M", "N"], "out").to_table()
-    {'buffer': 'float32', 'shape': ['M', 'N'], 'access': 'out'}
-    """
-
-    dtype: Any
-    shape: Size | Sequence[Size]
-    access: str = "in"
-    init: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_table(self) -> dict[str, Any]:
-        """Return the argument as in a search-space file."""
-        table = {"buffer": _dtype(self.dtype), "shape": _listed(self.shape), "access": self.access}
-        return table | ({"init": self.init} if self.init is not None else {}) | dict(self.options)
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """A scalar argument.
-
-    Attributes
-    ----------
-    dtype
-        Element type, as for `Buffer`.
-    value
-        An expression over sizes and flags, which binds the value to the problem; or a number, which the caller may
-        override.
-    check
-        With a number: the value at the ragged sizes; None for the same one.
-
-    Examples
-    --------
-    >>> Scalar("int32", "N").to_table()
-    {'scalar': 'int32', 'value': 'N'}
-    """
-
-    dtype: Any
-    value: float | str
-    check: float | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_table(self) -> dict[str, Any]:
-        """Return the argument as in a search-space file."""
-        table = {"scalar": _dtype(self.dtype), "value": self.value}
-        return table | ({"check": self.check} if self.check is not None else {}) | dict(self.options)
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """A workspace: device memory that a launch needs for itself.
-
-    Attributes
-    ----------
-    dtype, shape
-        As for `Buffer`; the extents may also depend on parameters.
-    init
-        ``"zeros"`` if it must be zero before the first launch, and is left zero by every launch.
-    """
-
-    dtype: Any
-    shape: Size | Sequence[Size]
-    init: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_table(self) -> dict[str, Any]:
-        """Return the argument as in a search-space file."""
-        table = {"workspace": _dtype(self.dtype), "shape": _listed(self.shape)}
-        return table | ({"init": self.init} if self.init is not None else {}) | dict(self.options)
 
 
 class PythonDocument(NamedTuple):
@@ -122,22 +32,29 @@ class PythonDocument(NamedTuple):
         Text of the template; None if it is a file.
     template
         Path of the template; None if it is a text.
+    arrays
+        Contents of buffers and expected outputs, by the names of the files that the document gives for them.
+    reference
+        Function that computes the expected outputs; None if the reference is none.
     """
 
-    document: dict[str, dict[str, Any]]
+    document: dict[str, Any]
     rules: dict[str, Predicate]
     heuristics: dict[str, Predicate]
     source: str | None
     template: Path | None
+    arrays: dict[str, NDArray[Any]]
+    reference: Callable[..., Any] | None
 
 
 def build_document(
     source: str | os.PathLike[str],
-    entry: str,
+    entry: str | None,
     *,
     parameters: Mapping[str, Sequence[Any]],
     arguments: Mapping[str, Any] | Sequence[Any],
     launch: Mapping[str, Any] | Sequence[Any] | None,
+    steps: Sequence[Mapping[str, Any]],
     reference: Any,
     sizes: Mapping[str, int] | None,
     rules: Mapping[str, Any] | Sequence[Any],
@@ -166,39 +83,50 @@ def build_document(
         An argument has a type that no search-space file could hold.
     """
     text, template = _source(source)
-    name = name if name is not None else _kernel_name(entry)
-    listed = _named_arguments(arguments, entry, text if text is not None else _peek(template))
-    tables = {key: _argument(key, value, name) for key, value in listed.items()}
-    text_rules, rule_functions = _rules(rules, "rule")
-    text_heuristics, heuristic_functions = _rules(heuristics, "heuristic")
+    if not (isinstance(entry, str) or (entry is None and steps)):
+        raise InputError(f"the entry is {entry!r:.60}, expected the name of a __global__ function")
+    first = entry if entry is not None else str(next(iter(steps)).get("entry", ""))
+    name = str(name) if name is not None else _kernel_name(first)
+    given = _named_arguments(arguments, first, text if text is not None else _peek(template), name)
+    arrays: dict[str, NDArray[Any]] = {}
+    tables = {key: _argument(key, value, name, arrays) for key, value in given.items()}
+    launched = _launch(launch, name)
+    text_rules, rule_functions = _rules(rules, "rule", name)
+    text_heuristics, heuristic_functions = _rules(heuristics, "heuristic", name)
     document: dict[str, Any] = {
-        "kernel": {"name": name, "template": _template_name(name, template), "entry": entry, **_given(kernel)},
-        "problem": {"sizes": dict(sizes or {}), **_given(problem)},
-        "parameters": {key: _listed(values) for key, values in parameters.items()},
-        "default": dict(default or {}),
+        "kernel": {"name": name, "template": _template_name(name, template), **_given({"entry": entry, **kernel})},
+        "problem": {"sizes": _mapping(sizes, "sizes", name), **_given(problem)},
+        "parameters": {key: listed(values) for key, values in _mapping(parameters, "parameters", name).items()},
+        "default": _mapping(default, "default", name),
         "rules": text_rules,
         "heuristics": text_heuristics,
-        "launch": _launch(launch),
+        "launch": launched,
+        "steps": [_launch(step, name) for step in steps],
         "arguments": tables,
-        "reference": _reference(reference, tables),
+        "reference": _reference(reference, tables, launched, arrays),
         "work": _given(work),
     }
-    for key, table in sections.items():
-        merged = document.get(key)
-        document[key] = {**merged, **table} if isinstance(merged, dict) and isinstance(table, Mapping) else table
-    plain = {key: _plain(table, key, name) for key, table in document.items() if table or key in _REQUIRED}
-    return PythonDocument(plain, rule_functions, heuristic_functions, text, template)
+    for key, table in _mapping(sections, "sections", name).items():
+        document[key] = {**document.get(key, {}), **_mapping(table, key, name)}
+    kept = (*_REQUIRED, *([] if steps else ["launch"]), *sections)
+    plain = {key: _plain(table, key, name) for key, table in document.items() if table or key in kept}
+    function = reference if callable(reference) else None
+    return PythonDocument(plain, rule_functions, heuristic_functions, text, template, arrays, function)
 
 
-_REQUIRED = ("kernel", "problem", "parameters", "launch", "arguments", "reference")
+_REQUIRED = ("kernel", "problem", "parameters", "arguments", "reference")
 
 
 def _source(source: str | os.PathLike[str]) -> tuple[str | None, Path | None]:
     """Return the text or the path of a template; a text has a line break, a brace or a semicolon."""
     if isinstance(source, str) and any(mark in source for mark in "\n{;"):
         return source.replace("\r\n", "\n").replace("\r", "\n"), None
-    path = Path(source).expanduser()
-    if not path.is_file():
+    try:
+        path = Path(source).expanduser()
+        is_file = path.is_file()
+    except (OSError, TypeError, RuntimeError):  # too long, of another type, or of a user who does not exist
+        is_file = False
+    if not is_file:
         raise InputError(
             f"the source {str(source)[:80]!r} is neither a file that exists nor CUDA C++ code; give a path, or the code"
         )
@@ -207,6 +135,14 @@ def _source(source: str | os.PathLike[str]) -> tuple[str | None, Path | None]:
 
 def _peek(template: Path | None) -> str:
     return template.read_text(errors="replace") if template is not None else ""
+
+
+def _mapping(value: Any, key: str, kernel: str) -> dict[str, Any]:
+    """Return a mapping that the caller gave; empty for None."""
+    if value is not None and not isinstance(value, Mapping):
+        what = f"expected a mapping, got {value!r:.60}, a {type(value).__name__}"
+        raise SpecError(what, source=python_source(kernel), key=key)
+    return dict(value or {})
 
 
 def _kernel_name(entry: str) -> str:
@@ -228,39 +164,37 @@ def _is_empty(value: Any) -> bool:
     return isinstance(value, str | Mapping | Sequence) and len(value) == 0
 
 
-def _named_arguments(arguments: Mapping[str, Any] | Sequence[Any], entry: str, source: str) -> dict[str, Any]:
+def _named_arguments(arguments: Any, entry: str, source: str, kernel: str) -> dict[str, Any]:
     """Return arguments by name; those of a list are named as in the signature, where it can be read."""
-    if isinstance(arguments, Mapping):
-        return dict(arguments)
+    if not isinstance(arguments, list | tuple):
+        return _mapping(arguments, "arguments", kernel)
     names = parameter_names(source, entry)
-    if len(names) != len(arguments) or len(set(names)) != len(names):
+    if len(names) != len(arguments) or len(set(names)) != len(names) or "" in names:
         names = tuple(f"argument_{number}" for number in range(len(arguments)))
     return dict(zip(names, arguments, strict=True))
 
 
-def parameter_names(source: str, entry: str) -> tuple[str, ...]:
-    """Return the names of a function's parameters as its definition declares them; empty where none is found."""
-    function = re.escape(entry.partition("<")[0].rpartition("::")[2].strip())
-    match = re.search(rf"__global__[^;{{}}]*?\b{function}\s*\(", source)
-    if match is None:
-        return ()
-    depth, start, declared = 1, match.end(), []
-    for position in range(match.end(), len(source)):
-        character = source[position]
-        depth += (character in "(<[") - (character in ")>]")
-        if depth == 0 or (character == "," and depth == 1):
-            declared.append(source[start:position])
-            start = position + 1
-        if depth == 0:
-            break
-    found = [re.search(r"([A-Za-z_]\w*)\s*(?:\[[^\]]*\]\s*)*$", text.partition("=")[0]) for text in declared]
-    return tuple(match[1] if match else "" for match in found)
+def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:
+    """Add an array, and return the name of its file, which tells its content apart from others."""
+    digest = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
+    digest.update(np.ascontiguousarray(array).data)
+    file = f"{name}-{digest.hexdigest()[:16]}.npy"
+    arrays[file] = array
+    return file
 
 
-def _argument(name: str, value: Any, kernel: str) -> dict[str, Any]:
+def _argument(name: str, value: Any, kernel: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return the table of an argument; the content of an array is added to ``arrays``."""
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, Buffer | Scalar | Scratch):
+    if as_array(value) is not None:
+        value = Buffer(value)
+    if isinstance(value, Buffer):
+        table, array = value.to_table(), value.array
+        if array is not None and value.access != "out":
+            table |= {"file": _file_of(name, array, arrays), "whole": True}
+        return table
+    if isinstance(value, Scalar | Scratch):
         return value.to_table()
     if isinstance(value, np.generic):
         return Scalar(value.dtype, value.item()).to_table()
@@ -272,52 +206,87 @@ def _argument(name: str, value: Any, kernel: str) -> dict[str, Any]:
     )
 
 
-def _rules(rules: Mapping[str, Any] | Sequence[Any], noun: str) -> tuple[dict[str, str], dict[str, Callable[..., Any]]]:
+def _rules(rules: Any, noun: str, kernel: str) -> tuple[dict[str, str], dict[str, Callable[..., Any]]]:
     """Return the rules that are texts, and those that are functions, by name."""
     if isinstance(rules, str) or callable(rules):
         rules = [rules]
     named: dict[str, Any] = {}
-    if isinstance(rules, Mapping):
-        named = dict(rules)
-    else:
+    if isinstance(rules, Iterable) and not isinstance(rules, Mapping):
         for number, rule in enumerate(rules, start=1):
             own = getattr(rule, "__name__", "")
             named[own if own.isidentifier() and own not in named else f"{noun}_{number}"] = rule
+    else:
+        named = _mapping(rules, f"{noun}s", kernel)
     functions = {name: rule for name, rule in named.items() if callable(rule)}
     return {name: rule for name, rule in named.items() if name not in functions}, functions
 
 
-def _launch(launch: Mapping[str, Any] | Sequence[Any] | None) -> dict[str, Any]:
+_LAUNCH_KEYS = ("block", "grid", "dynamic_smem_bytes")
+
+
+def _launch(launch: Any, kernel: str) -> dict[str, Any]:
     """Return ``[launch]`` for a mapping, or for a block, a grid and dynamic shared memory in bytes."""
-    if launch is None:
-        return {}
-    if not isinstance(launch, Mapping):
-        launch = dict(zip(("block", "grid", "dynamic_smem_bytes"), launch, strict=False))
-    table = {key: value for key, value in launch.items() if value is not None}
-    return {key: _listed(value) if key in ("block", "grid", "cluster") else value for key, value in table.items()}
+    if isinstance(launch, list | tuple) and 2 <= len(launch) <= len(_LAUNCH_KEYS):
+        launch = dict(zip(_LAUNCH_KEYS, launch, strict=False))
+    if not isinstance(launch, Mapping | None):
+        raise SpecError(
+            f"expected a mapping with block and grid, or a tuple of these and of dynamic shared memory in bytes; got "
+            f"{launch!r:.60}",
+            source=python_source(kernel),
+            key="launch",
+        )
+    table = {key: value for key, value in (launch or {}).items() if value is not None}
+    return {key: listed(value) if key in ("block", "grid", "cluster") else value for key, value in table.items()}
 
 
-_REFERENCE_KEYS = {"outputs", "reduction", "tolerance"}
+_FORMS = {"outputs", "kernel", "function", "verify"}
+_AGREEMENT = {"verify": "agreement"}
 
 
-def _reference(reference: Any, arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return ``[reference]`` for an expression of the only output, or a mapping of outputs or of keys."""
+def _reference(
+    reference: Any,
+    arguments: Mapping[str, Mapping[str, Any]],
+    launch: Mapping[str, Any],
+    arrays: dict[str, NDArray[Any]],
+) -> dict[str, Any]:
+    """Return ``[reference]`` for any of the forms that `autotile.kernel` accepts."""
     written = [name for name, table in arguments.items() if table.get("access") in ("out", "inout")]
+    if reference is None or (isinstance(reference, str) and reference == "agreement"):
+        return dict(_AGREEMENT)
+    if callable(reference):
+        return {"function": _function_name(reference)}
     if isinstance(reference, str):
+        if re.fullmatch(r"[A-Za-z_][\w:]*(<.*>)?", reference) and reference not in arguments:
+            own = {key: launch[key] for key in _LAUNCH_KEYS if key in launch}
+            return {"kernel": reference, **own}
         return {"outputs": dict.fromkeys(written[:1], reference)}
     if isinstance(reference, Mapping):
-        return dict(reference) if reference.keys() <= _REFERENCE_KEYS else {"outputs": dict(reference)}
-    return {}
+        if not reference.keys() & _FORMS or reference.keys() & set(written):
+            reference = {"outputs": reference}
+        outputs = reference.get("outputs", {})
+    else:
+        outputs = dict.fromkeys(written[:1], reference)
+        reference = {"outputs": outputs}
+    converted = {name: _expected(name, value, arrays) for name, value in outputs.items()}
+    return {**reference, "outputs": converted} if converted else dict(reference)
 
 
-def _dtype(dtype: Any) -> str:
-    return dtype if isinstance(dtype, str) else dtype_name(dtype)
+def _function_name(function: Callable[..., Any]) -> str:
+    """Return a name that changes with the code of a function, so that results belong to the reference they passed."""
+    name = str(getattr(function, "__qualname__", type(function).__name__))
+    code = getattr(function, "__code__", None)
+    return name if code is None else f"{name}-{hashlib.sha256(_code_text(code).encode()).hexdigest()[:16]}"
 
 
-def _listed(value: Any) -> list[Any]:
-    if isinstance(value, np.ndarray):
-        return list(value.tolist())
-    return [value] if isinstance(value, str | int) else list(value)
+def _code_text(code: CodeType) -> str:
+    constants = [_code_text(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return " ".join([code.co_code.hex(), *code.co_names, *code.co_varnames, *constants])
+
+
+def _expected(name: str, value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+    """Return the reference of one output: an expression, a table, or the file of an array."""
+    array = as_array(value)
+    return value if array is None else {"file": _file_of(f"expected-{name}", array, arrays)}
 
 
 def _plain(value: Any, key: str, kernel: str) -> Any:

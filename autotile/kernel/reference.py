@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from autotile.errors import nearest
 from autotile.kernel.arguments import Argument, BufferArgument, arguments_of_kind
 from autotile.kernel.array_expressions import ArrayExpression, parse_array_expression
 from autotile.kernel.expressions import Expression, parse_expression
@@ -60,6 +59,8 @@ class Reference(NamedTuple):
         Name of the Python function that computes the outputs; the function itself is attached to the kernel.
     is_agreement
         Whether there is no reference, and configurations are compared with each other.
+    unchecked
+        Written buffers that are not compared with anything.
     """
 
     outputs: Mapping[str, ArrayExpression]
@@ -70,6 +71,7 @@ class Reference(NamedTuple):
     files: Mapping[str, str] = {}
     function: str | None = None
     is_agreement: bool = False
+    unchecked: tuple[str, ...] = ()
 
     def meaning(self) -> dict[str, Any]:
         """Return its part of the space hash; what is at its default is left out."""
@@ -88,6 +90,8 @@ class Reference(NamedTuple):
             meaning["reference_function"] = self.function
         if self.is_agreement:
             meaning["verify"] = "agreement"
+        if self.unchecked:
+            meaning["unchecked"] = sorted(self.unchecked)
         return meaning
 
 
@@ -104,7 +108,7 @@ def check_reference(reference: Reference, arguments: tuple[Argument, ...], probl
     for sizes, check in _problems(problem):
         operands = {a.name: a.operand(sizes, check=check) for a in arguments if a.is_operand}
         for name, expression in reference.outputs.items():
-            shape, expected = np.shape(expression.evaluate({**sizes, **operands})), buffers[name].array_shape(sizes)
+            shape, expected = expression.shape({**sizes, **operands}), buffers[name].array_shape(sizes)
             if shape != expected:
                 at = " ".join(f"{size}={value}" for size, value in sizes.items())
                 problem_text = f"the result has the shape {shape}, but the buffer {name} has {expected}, at {at}"
@@ -139,7 +143,7 @@ def parse_reference(
         An output is missing or unknown, or its expression is malformed, uses a buffer that is not initialized, or has
         no value or the wrong shape.
     """
-    table.allow(("outputs", "kernel", "function", "verify", "reduction", "tolerance", *KERNEL_KEYS))
+    table.allow(("outputs", "kernel", "function", "verify", "unchecked", "reduction", "tolerance", *KERNEL_KEYS))
     forms = [form for form in ("outputs", "kernel", "function", "verify") if form in table.data]
     if len(forms) != 1:
         what = f"{' and '.join(forms)} are both given" if forms else "there is no reference"
@@ -156,20 +160,40 @@ def parse_reference(
     written = [buffer.name for buffer in arguments_of_kind(arguments, BufferArgument) if buffer.is_written]
     reduction = _reduction(table, problem)
     tolerance, tolerances = _tolerances(table, written)
-    common = Reference({}, reduction, tolerance, tolerances)
+    unchecked = _unchecked(table, written)
+    common = Reference({}, reduction, tolerance, tolerances, unchecked=unchecked)
     match form:
         case "kernel":
             return common._replace(kernel=parse_reference_kernel(table, arguments, kinds))
         case "function":
             return common._replace(function=table.text("function"))
         case "verify":
-            if table.text("verify") != "agreement":
-                raise table.error("verify", f'{describe(table.data["verify"])} is not accepted; expected "agreement"')
-            return common._replace(is_agreement=True)
-    outputs, files = _outputs(table.table("outputs"), written, arguments, problem)
+            return _verified(table, common, tuple(written))
+    checked = [name for name in written if name not in unchecked]
+    outputs, files = _outputs(table.table("outputs"), checked, arguments, problem)
     reference = common._replace(outputs=outputs, files=files)
     check_reference(reference, arguments, problem)
     return reference
+
+
+def _verified(table: Table, common: Reference, written: tuple[str, ...]) -> Reference:
+    """Return a reference without expected outputs: agreement of the configurations, or nothing."""
+    match table.text("verify"):
+        case "agreement":
+            return common._replace(is_agreement=True)
+        case "nothing":
+            return common._replace(unchecked=written)
+        case other:
+            raise table.error("verify", f'{describe(other)} is not accepted; expected "agreement" or "nothing"')
+
+
+def _unchecked(table: Table, written: list[str]) -> tuple[str, ...]:
+    """Parse the names of written buffers that are not compared."""
+    names = table.texts("unchecked", optional=True)
+    for name in names:
+        if name not in written:
+            raise table.error("unchecked", f"{name[:60]!r} is no buffer that is written{nearest(name, written)}")
+    return names
 
 
 def _outputs(
@@ -191,7 +215,8 @@ def _outputs(
             if not files[name].endswith(".npy"):
                 raise entry.error("file", f"{describe(files[name])} is not accepted; expected a .npy file")
         else:
-            outputs[name] = parse_array_expression(table.text(name), known, problem.kinds, table.location(name))
+            text = "; ".join(table.texts(name)) if isinstance(table.data[name], list) else table.text(name)
+            outputs[name] = parse_array_expression(text, known, problem.kinds, table.location(name))
     return outputs, files
 
 

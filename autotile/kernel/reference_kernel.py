@@ -143,7 +143,8 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
     )
     passed = tuple(argument.name for argument in arguments if argument.is_passed)
     step = replace(spec.steps[0], entry=kernel.entry, launch=launch, arguments=passed, when=None, times=None, swap=())
-    return replace(spec, steps=(step,), arguments=tuple(arguments))
+    default = {name: sizes.get(name, value) for name, value in spec.default.items()}
+    return replace(spec, steps=(step,), arguments=tuple(arguments), default=default)
 
 
 def wide_type(dtype: str) -> str:

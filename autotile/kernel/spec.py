@@ -5,12 +5,14 @@ The smaller parts are named tuples for the reason given in `autotile.kernel.node
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from autotile.core.documents import Name
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
+from autotile.errors import InputError
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument, WorkspaceArgument, arguments_of_kind
 from autotile.kernel.computed import Computed
 from autotile.kernel.expressions import Expression
@@ -101,6 +103,8 @@ class KernelSpec:
     template: str
     """File name of the template."""
     options: tuple[str, ...]
+    include: tuple[str, ...]
+    """Folders of the author's headers, as written."""
     architecture: str | None
     """The only compilation target, such as ``sm_90a``; None for that of the device."""
     minimum_compute_capability: str | None
@@ -131,6 +135,19 @@ class KernelSpec:
     """Values that functions compute from the configuration."""
     folder: str = ""
     """Folder of the files that the arguments name."""
+
+    @property
+    def shaping(self) -> tuple[str, ...]:
+        """The parameters that the buffers, their contents or the reference depend on."""
+        used = {name for buffer in self.buffers for extent in buffer.shape for name in extent.names}
+        used |= {name for buffer in self.buffers for name in getattr(buffer.content, "inputs", ())}
+        used |= {name for expression in self.reference.outputs.values() for name in expression.names}
+        used |= self.reference.reduction.names
+        return tuple(parameter.name for parameter in self.parameters if parameter.name in used)
+
+    def shaped_sizes(self, sizes: Mapping[str, int], config: Mapping[str, Value]) -> dict[str, int]:
+        """Return sizes and flags with the values of the parameters that the buffers or the reference depend on."""
+        return {**sizes, **{name: int(config[name]) for name in self.shaping}}
 
     @property
     def has_one_launch(self) -> bool:
@@ -200,3 +217,18 @@ class KernelSpec:
     def tensor_maps(self) -> tuple[TensorMapArgument, ...]:
         """The tensor maps, in order."""
         return arguments_of_kind(self.arguments, TensorMapArgument)
+
+
+def check_variables(spec: KernelSpec, source: str) -> None:
+    """Raise if a template that includes no files of the author lacks a ``__constant__`` variable.
+
+    Raises
+    ------
+    InputError
+        The template lacks it.
+    """
+    for buffer in spec.buffers:
+        name = buffer.constant.rpartition("::")[2]
+        if name and not re.search(rf"\b{name}\b", source) and not re.search(r'#\s*include\s*"', source):
+            hint = f"declare it as in __constant__ {buffer.dtype} {name}[...];"
+            raise InputError(f"{spec.source}: {buffer.name}: the template has no variable {buffer.constant}; {hint}")

@@ -132,6 +132,10 @@ class StructArgument(ArgumentKind):
         evaluated = ((offset, dtype, tuple(_value_of(v, names) for v in values)) for offset, dtype, values in scalars)
         return StructValue(self.name, size_bytes, tuple(evaluated), pointers)
 
+    def parameter_bytes(self, problem_dtype: str) -> int:
+        """See `ArgumentKind.parameter_bytes`."""
+        return self.layout(problem_dtype).size_bytes
+
     def layout(self, problem_dtype: str) -> StructLayout:
         """Return the layout in C, for a problem of the given dtype."""
         layout = _Layout(problem_dtype)
@@ -265,7 +269,7 @@ def _scalar(table: Table, name: str, scope: ArgumentScope) -> ScalarMember:
 def _value(table: Table, entry: Any, scope: ArgumentScope) -> Expression | float:
     if isinstance(entry, str):
         expected = table.parse("value", entry, scope.kinds, "number")
-        if expected.names <= scope.problem.sizes.keys():
+        if expected.names <= scope.problem.own_names:
             for sizes in (scope.problem.sizes, scope.problem.ragged):
                 expected.evaluate(sizes)
         return expected

@@ -14,6 +14,9 @@ from autotile.errors import SpecError
 MAX_CHARACTERS = 1000
 """Maximum length of an expression."""
 
+MAX_STATEMENT_CHARACTERS = 8000
+"""Maximum length of assignments that end in an expression."""
+
 MAX_DEPTH = 100
 """Maximum nesting depth; a sum of n terms nests n deep."""
 
@@ -133,6 +136,46 @@ class ExpressionText:
         _check_depth(tree, self)
         return tree
 
+    def parse_statements(self) -> tuple[list[tuple[str, ast.expr]], ast.expr]:
+        """Parse assignments that end in one expression, ``t = x @ w; maximum(t, 0)``.
+
+        Returns
+        -------
+        tuple
+            Names with the expressions that are assigned to them, in order, and the last expression.
+
+        Raises
+        ------
+        ExpressionError
+            As for `parse`.
+        """
+        if ";" not in self.text:
+            return [], self.parse()
+        _check_characters(self.text, MAX_STATEMENT_CHARACTERS)
+        try:
+            statements = ast.parse(self.text).body
+        except SyntaxError as error:
+            raise ExpressionError(
+                f"not assignments and an expression: {error.msg}", self._clamp(error.offset)
+            ) from None
+        except (RecursionError, MemoryError, ValueError):
+            raise ExpressionError("nested too deeply; split it into several assignments") from None
+        assigned: list[tuple[str, ast.expr]] = []
+        for statement in statements[:-1]:
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    _check_depth(value, self)
+                    assigned.append((name, value))
+                case _:
+                    raise ExpressionError("expected an assignment, as in t = x @ w", self._statement_column(statement))
+        if not statements or not isinstance(statements[-1], ast.Expr):
+            raise ExpressionError("expected an expression after the last assignment, as in t = x @ w; t + 1")
+        _check_depth(statements[-1].value, self)
+        return assigned, statements[-1].value
+
+    def _statement_column(self, statement: ast.stmt) -> int:
+        return len(self.text.encode()[: statement.col_offset].decode()) + 1
+
     def _clamp(self, offset: int | None) -> int | None:
         return None if offset is None else min(max(offset, 1), len(self.text) + 1)
 
@@ -144,16 +187,16 @@ def one_line(text: str) -> str:
 
 def canonical_text(text: str) -> str:
     """Return a spelling that is equal for expressions that differ in spaces and redundant parentheses only."""
+    if ";" in text:
+        return "; ".join(ast.unparse(statement) for statement in ast.parse(text.strip()).body)
     return ast.unparse(ast.parse(text.strip(), mode="eval"))
 
 
-def _check_characters(text: str) -> None:
+def _check_characters(text: str, limit: int = MAX_CHARACTERS) -> None:
     if not text:
         raise ExpressionError("the expression is empty")
-    if len(text) > MAX_CHARACTERS:
-        raise ExpressionError(
-            f"the expression has {len(text)} characters, at most {MAX_CHARACTERS} are accepted; split it"
-        )
+    if len(text) > limit:
+        raise ExpressionError(f"the expression has {len(text)} characters, at most {limit} are accepted; split it")
     if text.isprintable() and "#" not in text and _BACKSLASH not in text:
         return
     for position, character in enumerate(text):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 from typing import Any, TypeAlias
 
 from autotile.core.frozen import dataclass
 from autotile.core.reading import MAX_KEY_PARTS, parse_toml
 from autotile.errors import SpecError, listing, nearest
-from autotile.kernel.array_expressions import ARRAY_FUNCTIONS
 from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.nodes import NOUNS, Kind
 from autotile.kernel.syntax import Location, is_python_source
@@ -364,13 +364,6 @@ def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
         taken[name] = what
 
 
-def check_array_names(table: Table) -> None:
-    """Raise if an argument has the name of a function of array expressions."""
-    for name in table.data:
-        if name in ARRAY_FUNCTIONS:
-            raise table.error(name, f"{name!r} already names a function of [reference]; use another name")
-
-
 @dataclass(frozen=True, slots=True)
 class ProblemSection:
     """The parsed section ``[problem]``: names for expressions, and two problems at which each expression is tested.
@@ -383,17 +376,29 @@ class ProblemSection:
         Names that are 0 or 1.
     dtypes
         Element types that the kernel supports.
+    parameters
+        Kinds of the parameters that shapes and references may use; ``sizes`` and ``ragged`` hold a value of each.
     """
 
     sizes: Mapping[str, int]
     ragged: Mapping[str, int]
     flags: tuple[str, ...]
     dtypes: tuple[str, ...]
+    parameters: Mapping[str, Kind] = field(default_factory=dict)
+
+    def with_parameters(self, values: Mapping[str, int], kinds: Mapping[str, Kind]) -> ProblemSection:
+        """Return the section with parameters as further names, each with the value that expressions are tested at."""
+        return ProblemSection({**self.sizes, **values}, {**self.ragged, **values}, self.flags, self.dtypes, kinds)
+
+    @property
+    def own_names(self) -> frozenset[str]:
+        """Sizes and flags."""
+        return frozenset(self.sizes.keys() - self.parameters.keys())
 
     @property
     def kinds(self) -> dict[str, Kind]:
         """Kind of each name; a flag is a boolean."""
-        return {name: "boolean" if name in self.flags else "number" for name in self.sizes}
+        return {name: "boolean" if name in self.flags else self.parameters.get(name, "number") for name in self.sizes}
 
     @property
     def flag_kinds(self) -> dict[str, Kind]:

@@ -44,6 +44,8 @@ MAX_EXTENT = 2**32
 MAX_STRIDE_BYTES = 2**40
 UNIT_BYTES = 16
 """Alignment of the address, and unit of the row pitch and of the innermost extent of a box."""
+TENSOR_MAP_BYTES = 128
+"""Size of a tensor map (CUDA driver API, ``CUtensorMap``)."""
 SWIZZLES = (0, 32, 64, 128)
 L2_PROMOTIONS = (0, 64, 128, 256)
 
@@ -258,6 +260,10 @@ class TensorMapArgument(ArgumentKind):
                 f"at the ragged sizes, rows of {self.buffer.name} are {misaligned} bytes apart, a tensor map takes "
                 f"multiples of {UNIT_BYTES}; set problem.ragged to sizes of whole {UNIT_BYTES} bytes",
             )
+
+    def parameter_bytes(self, problem_dtype: str) -> int:
+        """See `ArgumentKind.parameter_bytes`."""
+        return TENSOR_MAP_BYTES
 
     def tensor_map(self, problem_dtype: str, names: Mapping[str, Value]) -> TensorMap:
         """Return the tensor map of a configuration, given the value of every name."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Problem
+from autotile.core.model import Config, Problem, Value
 from autotile.core.text import NOTHING, percent_text
 from autotile.errors import SpecError
 from autotile.kernel.expressions import Expression
@@ -33,9 +34,13 @@ class Workrate:
     dtype: str
 
     @classmethod
-    def of(cls, spec: KernelSpec, problem: Problem) -> Workrate:
-        """Evaluate the ``[work]`` section of a search-space file for a problem."""
-        flops, size_bytes = (_evaluate(expression, problem) for expression in (spec.work.flops, spec.work.bytes))
+    def of(cls, spec: KernelSpec, problem: Problem, config: Config | None = None) -> Workrate:
+        """Evaluate the ``[work]`` section of a search-space file for a problem.
+
+        Work that depends on parameters is known only with a configuration.
+        """
+        names = {**problem.sizes, **(config or {})}
+        flops, size_bytes = (_evaluate(expression, names) for expression in (spec.work.flops, spec.work.bytes))
         return cls(flops, size_bytes, problem.dtype)
 
     def text(self, time_us: float | None, device: DeviceProperties | None) -> str:
@@ -78,12 +83,12 @@ def bandwidth_text(bytes_per_s: float) -> str:
     return f"{gigabytes:,.0f} GB/s" if gigabytes >= 100 else f"{gigabytes:.3g} GB/s"
 
 
-def _evaluate(expression: Expression | None, problem: Problem) -> int | None:
-    """Return the value of an expression, or None if there is none or its value overflows 64 bits."""
-    if expression is None:
+def _evaluate(expression: Expression | None, names: Mapping[str, Value]) -> int | None:
+    """Return the value of an expression; None if there is none, a name is unknown, or the value overflows 64 bits."""
+    if expression is None or not expression.names <= names.keys():
         return None
     try:
-        return int(expression.evaluate(problem.sizes))
+        return int(expression.evaluate(names))
     except SpecError:
         return None
 

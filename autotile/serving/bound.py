@@ -12,10 +12,10 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources, config_text
 from autotile.core.text import source_text
 from autotile.cuda.driver import outside_of_captures
-from autotile.cuda.packing import scalar_value
+from autotile.cuda.packing import problem_scalars
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ToolchainError
-from autotile.kernel.launch import LaunchData, known_names, launch_geometry
+from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel
 from autotile.serving.choice import Choice, Tier
 from autotile.settings import read_settings
@@ -224,8 +224,8 @@ class BoundKernel:
         self.definition = kernel
         self.choice = choice
         self._device_index = device_index
-        self._geometry = launch_geometry(spec, choice.config, sizes, device)
-        self._scalars = {s.name: scalar_value(s, sizes, problem.dtype, check=False) for s in spec.scalars}
+        self._plan = LaunchPlan.of(spec, choice.config, sizes, device)
+        self._scalars = problem_scalars(spec, sizes, problem.dtype, check=False)
         self._data = LaunchData.of(spec, problem.dtype, known_names(spec, choice.config, sizes, device))
         self._cubin: CachedCubin | None = None
         outputs = [i for i, b in enumerate(spec.buffers) if b.access != "in"]
@@ -270,8 +270,20 @@ class BoundKernel:
 
     @property
     def geometry(self) -> LaunchGeometry:
-        """Grid, block and dynamic shared memory of the launch."""
-        return self._geometry
+        """Grid, block and dynamic shared memory of the launch; of the main one if a call launches several kernels."""
+        return self._plan.main.geometry
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each array, by its name. Shapes may depend on the configuration that is served."""
+        spec = self.definition.spec
+        names = spec.shaped_sizes(self.problem.sizes, self.config)
+        return {buffer.name: buffer.array_shape(names) for buffer in spec.buffers}
+
+    @property
+    def launches(self) -> tuple[StepLaunch, ...]:
+        """What a call launches, in order."""
+        return self._plan.launches
 
     @property
     def resources(self) -> Resources | None:
@@ -281,7 +293,7 @@ class BoundKernel:
         if self.choice.resources is not None and self.tuned_on == self.device.name:
             return self.choice.resources
         try:
-            return self._compiled().resources
+            return self._compiled().functions[self.definition.spec.steps[self._plan.main.step].entry].resources
         except ToolchainError:
             return None
 
@@ -289,7 +301,7 @@ class BoundKernel:
     def occupancy(self) -> Occupancy | None:
         """Blocks per SM and the limit that binds; None if the resources are unknown."""
         resources = self.resources
-        return compiled_occupancy(self._geometry, resources, self.device) if resources is not None else None
+        return compiled_occupancy(self.geometry, resources, self.device) if resources is not None else None
 
     def explain(self) -> str:
         """Return a short paragraph: the configuration, the reason, the differences, and the age of the result."""
@@ -308,7 +320,10 @@ class BoundKernel:
             The kernel was not returned by `get_best_kernel`.
         """
         if self.request is None:
-            raise TypeError(f"{self!r} was not returned by get_best_kernel, so it cannot be served again")
+            raise TypeError(
+                f"{self!r} cannot be served again: it was not returned by get_best_kernel, or is of a kernel that is "
+                "written in Python; save that one as a search-space file"
+            )
         return _serve_again, (self.request,)
 
     def __repr__(self) -> str:
@@ -416,36 +431,51 @@ class BoundKernel:
                 f"{self.kernel} was served for inspection only: for {self.device.name}, not for a CUDA device of this "
                 "machine; to launch it, call get_best_kernel on a machine with a CUDA device, and without a device name"
             )
-        from autotile.cuda.function import Module
+        from autotile.cuda.sequence import StepFunctions
         from autotile.serving.launching import CallArguments, Launcher
+        from autotile.serving.preparation import Preparation
 
-        with_graphs = read_settings().graphs
+        with_graphs, spec = read_settings().graphs, self.definition.spec
+
+        def load() -> StepFunctions:
+            packed = self._packed
+            image = packed.read() if packed is not None else self._compiled().path
+            symbols = packed.symbols if packed is not None else self._compiled().symbols
+            functions = StepFunctions(spec.steps, image, symbols)
+            functions.opt_in(self._plan)
+            return functions
+
         with self._lock:
             if self._launcher is None:
                 with load_cupy().cuda.Device(self._device_index), outside_of_captures():
-                    packed, entry = self._packed, self.definition.spec.entry
-                    image = packed.read() if packed is not None else self._compiled().path
-                    symbols = packed.symbols if packed is not None else self._compiled().symbols
-                    function = Module(image).function(symbols.get(entry, entry))
-                    function.opt_in(self._geometry.dynamic_smem_bytes)
+                    functions = load()
                 arguments = CallArguments(
-                    self.definition.spec,
+                    spec,
                     self.problem,
-                    self._geometry,
+                    self.config,
+                    self._plan,
                     data=self._data,
                     scalars=self._scalars,
                     device_index=self._device_index,
                 )
-                self._launcher = Launcher(arguments, function, self._device_index, with_graphs=with_graphs)
+                self._launcher = Launcher(
+                    arguments,
+                    functions,
+                    self._device_index,
+                    with_graphs=with_graphs,
+                    preparation=Preparation.of(spec, self.problem, self._plan, load),
+                )
             return self._launcher
 
     def _compiled(self) -> CachedCubin:
         from autotile.cuda.compiler import compile_job
-        from autotile.cuda.cubin_cache import CubinCache
+        from autotile.cuda.cubin_cache import CubinCache, check_signatures
 
         if self._cubin is None:
             settings = read_settings()
             problem = self.problem
             job = compile_job(self.definition, self.config, problem.dtype, self.device.architecture, problem.sizes)
-            self._cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
+            cubin = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job)
+            check_signatures(self.definition, problem.dtype, cubin)
+            self._cubin = cubin
         return self._cubin

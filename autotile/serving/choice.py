@@ -222,7 +222,7 @@ def _description(rule: FamilyRule) -> str:
 
 
 def _resource_violation(kernel: Kernel, winner: Winner, problem: Problem, device: DeviceProperties) -> str:
-    if winner.resources is None:
+    if winner.resources is None or not kernel.spec.has_one_launch:  # of several steps those of one are stored
         return ""
     geometry = launch_geometry(kernel.spec, winner.config, problem.sizes, device)
     found = compiled_occupancy(geometry, winner.resources, device)

@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import LaunchGeometry, Problem
+from autotile.core.model import Config, Problem
 from autotile.cuda.driver import device_count
-from autotile.cuda.function import WORD_BYTES, Function, ParameterBlock, driver_launch
-from autotile.cuda.packing import encode_scalar, pack_arguments
+from autotile.cuda.function import WORD_BYTES, ParameterBlock
+from autotile.cuda.packing import encode_scalar, pack_launches
+from autotile.cuda.sequence import StepFunctions
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError
 from autotile.kernel.arguments import BufferArgument
-from autotile.kernel.launch import LaunchData
+from autotile.kernel.launch import LaunchData, LaunchPlan
 from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import (
     ArraySpec,
@@ -30,13 +31,14 @@ from autotile.serving.arrays import (
     new_array,
     on_stream,
 )
+from autotile.serving.preparation import Preparation
 from autotile.serving.stream_state import (
+    DriverLaunch,
     ParameterLayout,
     StreamState,
     StreamWorkspaces,
     TensorMapPlace,
     ThreadStates,
-    WorkspaceSet,
 )
 
 
@@ -60,8 +62,8 @@ class CallArguments:
 
     Parameters
     ----------
-    spec, problem, geometry
-        The kernel, its problem and the geometry of its launches.
+    spec, problem, config, plan
+        The kernel, its problem and configuration, and the launches of a call.
     data
         Workspaces and tensor maps of the configuration.
     scalars
@@ -71,8 +73,10 @@ class CallArguments:
 
     Attributes
     ----------
-    geometry
-        Geometry of the launches.
+    plan
+        As given.
+    shapes
+        Shape of each buffer, by its name.
     workspaces
         Workspaces of each stream.
     """
@@ -81,18 +85,21 @@ class CallArguments:
         self,
         spec: KernelSpec,
         problem: Problem,
-        geometry: LaunchGeometry,
+        config: Config,
+        plan: LaunchPlan,
         *,
         data: LaunchData,
         scalars: Mapping[str, Any],
         device_index: int,
     ) -> None:
         sizes, dtype = problem.sizes, problem.dtype
+        shaped = spec.shaped_sizes(sizes, config)
         self._spec = spec
         self._problem = problem
-        self.geometry = geometry
+        self._shaping = {name: config[name] for name in spec.shaping}
+        self.plan = plan
         self._device_index = device_index
-        self._shapes = {b.name: b.array_shape(sizes) for b in spec.buffers}
+        self.shapes = {b.name: b.array_shape(shaped) for b in spec.buffers}
         self._element_types = {b.name: b.element_type(dtype, sizes) for b in spec.buffers}
         self._scalars = scalars
         self._data = data
@@ -131,7 +138,7 @@ class CallArguments:
         given = iter(arrays)
         kept = [b for b in self._spec.buffers if b.access not in left_out]
         missing = (
-            len(self._shapes[b.name]) - len(getattr(array, "shape", self._shapes[b.name]))
+            len(self.shapes[b.name]) - len(getattr(array, "shape", self.shapes[b.name]))
             for b, array in zip(kept, arrays, strict=True)
         )
         dropped = min(missing, default=0)
@@ -142,7 +149,7 @@ class CallArguments:
     def pack(
         self, views: Mapping[str, Any], scalars: Mapping[str, float], workspaces: Mapping[str, int]
     ) -> tuple[Any, ...]:
-        """Return the kernel's parameters, in order.
+        """Return the parameters of all launches, in order.
 
         Raises
         ------
@@ -153,12 +160,21 @@ class CallArguments:
         """
         pointers = {name: int(view.data.ptr) for name, view in views.items()}
         values = {**self._scalars, **{name: self._override(name, value) for name, value in scalars.items()}}
-        return pack_arguments(self._spec, self._data, pointers=pointers, scalars=values, workspaces=workspaces)
+        launches = pack_launches(
+            self._spec,
+            self.plan,
+            self._data,
+            self._problem.dtype,
+            pointers=pointers,
+            scalars=values,
+            workspaces=workspaces,
+        )
+        return tuple(value for launch in launches for value in launch)
 
     def array_specs(self, library: Library) -> tuple[ArraySpec, ...]:
         """Return what a library's arrays must be to be accepted on the fast path."""
         return tuple(
-            library.spec(_with_and_without_ones(self._shapes[b.name]), self._element_types[b.name])
+            library.spec(_with_and_without_ones(self.shapes[b.name]), self._element_types[b.name])
             for b in self._spec.buffers
         )
 
@@ -173,10 +189,10 @@ class CallArguments:
             Number of words. The last ones, one for each buffer, hold addresses that are not parameters.
         """
         buffers = self._spec.buffers
-        passed = [a for a in self._spec.arguments if a.is_passed]
+        passed = [self._spec.argument(name) for launch in self.plan.launches for name in launch.arguments]
         found = list(zip(passed, starts, strict=True))
         spare = {b.name: words - len(buffers) + i for i, b in enumerate(buffers)}
-        word = spare | {a.name: start for a, start in found if a.is_given}
+        word = spare | {a.name: start for a, start in reversed(found) if a.is_given}
         maps = {tensor_map.name: tensor_map for tensor_map in self._data.tensor_maps}
         map_places = (
             TensorMapPlace(word[a.described_buffer], start, maps[a.name]) for a, start in found if a.name in maps
@@ -189,7 +205,16 @@ class CallArguments:
             for offset, target in structs[a.name].pointers
             if target in word
         )
-        return ParameterLayout(tuple(word[b.name] for b in buffers), tuple(map_places), tuple(copies))
+        repeated = ((word[a.name], start) for a, start in found if a.is_given and start != word[a.name])
+        places = tuple(word[b.name] for b in buffers)
+        return ParameterLayout(places, tuple(map_places), (*repeated, *copies))
+
+    def place(self, block: ParameterBlock, views: Mapping[str, Any]) -> tuple[int, ...]:
+        """Write the addresses of the buffers to a block with spare words, and return the word of each."""
+        words = self.layout(block.starts, len(block.words)).words
+        for buffer, word in zip(self._spec.buffers, words, strict=True):
+            block.words[word] = int(views[buffer.name].data.ptr)
+        return words
 
     def _left_out(self, count: int) -> tuple[str, ...]:
         """Return the kinds of buffers that a call with ``count`` arrays leaves out."""
@@ -201,16 +226,18 @@ class CallArguments:
         raise ArgumentError(f"{self._spec.name} takes the arrays {expected}; got {count}. Outputs may be left out")
 
     def _new_output(self, buffer: BufferArgument, dropped: int, like: Any) -> Any:
-        shape, leading = self._shapes[buffer.name], 0
+        shape, leading = self.shapes[buffer.name], 0
         while leading < min(dropped, len(shape)) and shape[leading] == 1:
             leading += 1
         return new_array(like, shape[leading:], self._element_types[buffer.name], zeroed=buffer.access == "inout")
 
     def _checked(self, buffer: BufferArgument, array: Any) -> Any:
-        name, shape, element_type = buffer.name, self._shapes[buffer.name], self._element_types[buffer.name]
+        name, shape, element_type = buffer.name, self.shapes[buffer.name], self._element_types[buffer.name]
         view, dtype = as_bits(as_cupy(array, name), element_type), np.dtype(DTYPES[element_type].storage)
         if view.shape != shape and (1,) * (len(shape) - view.ndim) + view.shape != shape:
-            raise ArgumentError(f"{name} has shape {view.shape}, expected {shape} for {self._problem}")
+            with_values = " ".join(f"{name}={value}" for name, value in self._shaping.items())
+            served = f" with {with_values}; see the kernel's attribute shapes" if with_values else ""
+            raise ArgumentError(f"{name} has shape {view.shape}, expected {shape} for {self._problem}{served}")
         if view.dtype != dtype:
             raise ArgumentError(f"{name} has dtype {view.dtype}, expected {dtype}; convert it with astype")
         if not view.flags.c_contiguous:
@@ -244,18 +271,20 @@ ReadSignature = Callable[[Sequence[Any]], Signature]
 
 
 class Launcher:
-    """Launches a function that is loaded on a device.
+    """Launches functions that are loaded on a device.
 
     Parameters
     ----------
     arguments
         Arguments of the calls.
-    function
-        The loaded function, which is kept alive.
+    functions
+        The loaded functions, which are kept alive.
     device_index
         CUDA device.
     with_graphs
         Whether repeated launches may become CUDA graphs.
+    preparation
+        Work before each launch; None if there is none.
 
     Attributes
     ----------
@@ -263,18 +292,27 @@ class Launcher:
         As given.
     """
 
-    def __init__(self, arguments: CallArguments, function: Function, device_index: int, *, with_graphs: bool) -> None:
+    def __init__(
+        self,
+        arguments: CallArguments,
+        functions: StepFunctions,
+        device_index: int,
+        *,
+        with_graphs: bool,
+        preparation: Preparation | None = None,
+    ) -> None:
         self.arguments = arguments
-        self._function = function
+        self._functions = functions
         self._device_index = device_index
         self._with_graphs = with_graphs
+        self._preparation = preparation
         self._one_device = device_count() == 1
         runtime = load_cupy().cuda.runtime
         self._current_device: Callable[[], int] = runtime.getDevice
         self._launch_graph: Callable[[int, int], None] = runtime.graphLaunch
         self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
         """Not to be called with stream 0, which cannot be captured."""
-        self._launch = driver_launch(function.pointer, arguments.geometry)
+        self._launch = functions.driver_launch(arguments.plan)
         self._cupy = CupyLibrary()
         self._libraries: dict[type, tuple[CurrentStream, ReadSignature, tuple[ArraySpec, ...]]] = {}
         self._states = ThreadStates()
@@ -368,12 +406,16 @@ class Launcher:
         workspaces = self.arguments.workspaces.current()
         values = self.arguments.pack(checked.views, scalars, workspaces.pointers)
         block = ParameterBlock(values, spare_words=len(checked.arrays))
-        self._launch(stream, block.address, 0)
+        launch = self._launch
+        if self._preparation is not None:
+            words = self.arguments.place(block, checked.views)
+            launch = self._preparation.launch(launch, block, words, stream)
+        launch(stream, block.address, 0)
         library = library_of(checked.arrays[0])
         if library is not None and not scalars:
             if stream not in self._states.by_stream:  # an existing state, with its graphs, stays valid
                 layout = self.arguments.layout(block.starts, len(block.words))
-                self._states.keep(stream, self._new_state(block, layout, workspaces))
+                self._states.keep(stream, self._new_state(launch, block, layout, workspaces))
             self._libraries.setdefault(
                 type(checked.arrays[0]), (library.stream, library.signature, self.arguments.array_specs(library))
             )
@@ -388,8 +430,16 @@ class Launcher:
             load_cupy().cuda.runtime.setDevice(index)  # it makes a context current
             with on_stream(checked.arrays):
                 workspaces = self.arguments.workspaces.current()
-            block = ParameterBlock(self.arguments.pack(checked.views, scalars, workspaces.pointers))
-            state = self._new_state(block, ParameterLayout((), (), ()), workspaces)
+            values = self.arguments.pack(checked.views, scalars, workspaces.pointers)
+            launch, own = self._launch, None
+            if self._preparation is None:
+                block = ParameterBlock(values)
+            else:
+                block = ParameterBlock(values, spare_words=len(checked.arrays))
+                launch, own = self._preparation.bound_launch(
+                    launch, block, self.arguments.place(block, checked.views), stream
+                )
+            state = self._new_state(launch, block, ParameterLayout((), (), ()), (workspaces, own))
             states.keep(stream, state)
             return state
 
@@ -410,8 +460,10 @@ class Launcher:
         new_state(current_stream(index))  # so that errors are raised here
         return launch if self._one_device else launch_on_device
 
-    def _new_state(self, block: ParameterBlock, layout: ParameterLayout, workspaces: WorkspaceSet) -> StreamState:
-        return StreamState(self._launch, block, layout, (self._function, workspaces))
+    def _new_state(
+        self, launch: DriverLaunch, block: ParameterBlock, layout: ParameterLayout, memory: object
+    ) -> StreamState:
+        return StreamState(launch, block, layout, (self._functions, memory))
 
     def _launch_parameters(
         self, state: StreamState, stream: int, pointers: Pointers, signature: Signature, is_captured: bool

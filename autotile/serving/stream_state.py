@@ -131,7 +131,7 @@ class ParameterLayout(NamedTuple):
 
     words: tuple[int, ...]
     maps: tuple[TensorMapPlace, ...]
-    copies: tuple[tuple[int, int], ...]
+    copies: tuple[tuple[int, int], ...] = ()
     """Pairs of words, of which the second takes the value of the first: the pointers in structs."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources
 from autotile.errors import nearest
-from autotile.kernel.launch import MAX_LAUNCHES, known_names
+from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, known_names
 from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason
 from autotile.kernel.spec import KernelSpec, Limits
 from autotile.space.demand import CLIP, Column, Demand, LaunchDemand, Mask, demand_of
@@ -120,15 +121,16 @@ def _explain_occupancy(demand: LaunchDemand, device: DeviceProperties, spec: Ker
 
 
 def _memory_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
-    possible = [extent >= 0 for memory in demand.memory if memory.is_workspace for extent in memory.shape]
+    possible = [extent >= memory.min_extent for memory in demand.memory for extent in memory.shape]
     return reduce(np.logical_and, possible, demand.memory_bytes <= device.memory_bytes)
 
 
 def _explain_memory(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> str:
     workspaces = [memory for memory in demand.memory if memory.is_workspace]
-    for workspace in workspaces:
-        if any(_first(extent) < 0 for extent in workspace.shape):
-            return f"the workspace {workspace.name} would have the shape {_by(workspace.shape)}"
+    for memory in demand.memory:
+        if any(_first(extent) < memory.min_extent for extent in memory.shape):
+            what = "workspace" if memory.is_workspace else "array"
+            return f"the {what} {memory.name} would have the shape {_by(memory.shape)}"
     needed, available = demand.memory_bytes[0] / 2**30, device.memory_bytes / 2**30
     what = "arrays and workspaces" if workspaces else "arrays"
     return f"its {what} take {needed:,.1f} GiB, {device.name} has {available:,.1f} GiB"
@@ -311,6 +313,44 @@ def compiled_occupancy(geometry: LaunchGeometry, resources: Resources, device: D
     """Calculate the occupancy from the compiled resources."""
     smem_bytes = resources.static_smem_bytes + geometry.dynamic_smem_bytes
     return occupancy(geometry.threads, resources.registers, smem_bytes, device)
+
+
+class CompiledStep(NamedTuple):
+    """A step of a configuration after compilation."""
+
+    entry: str
+    geometry: LaunchGeometry
+    """That of its launch with the most shared memory."""
+    resources: Resources
+    occupancy: Occupancy
+    fault: str
+    """Reason why it must not be launched, as one line; "" if it may."""
+
+
+def compiled_steps(
+    spec: KernelSpec, plan: LaunchPlan, resources: Mapping[str, Resources], device: DeviceProperties
+) -> list[CompiledStep]:
+    """Return each step that a configuration launches, the main one first.
+
+    Parameters
+    ----------
+    spec, plan
+        The kernel, and the launches of the configuration.
+    resources
+        Resources of each function, by its entry.
+    device
+        Device that would run it.
+    """
+    launches = {**plan.steps, plan.main.step: plan.main}
+    found = []
+    for step in sorted(launches, key=lambda step: step != plan.main.step):
+        entry, geometry = spec.steps[step].entry, launches[step].geometry
+        used = resources[entry]
+        occupancy = compiled_occupancy(geometry, used, device)
+        fault = resource_violation(spec.limits, geometry, used, occupancy, device)
+        of = f"{entry}: " if fault and len(spec.steps) > 1 else ""
+        found.append(CompiledStep(entry, geometry, used, occupancy, of + fault))
+    return found
 
 
 def resource_violation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol, Self
@@ -15,6 +16,7 @@ from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import L2Mode, Outcome, Problem
 from autotile.core.objectives import ENERGY, ERROR
 from autotile.cuda.compiler import compile_job
+from autotile.cuda.cubin_cache import check_signatures
 from autotile.cuda.driver import device_count, has_driver, live_device
 from autotile.cuda.timing import DISCARD_RATIO, discard_reason
 from autotile.database.keys import space_hash
@@ -28,9 +30,12 @@ from autotile.tuning.options import TuneOptions
 from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Evaluation, KernelSource, RaceTimes, Workload
+from autotile.workers.python_reference import ExpectedFolder, InputSet
 from autotile.workers.sanitizer import Finding, Sanitizer, find_sanitizer
 from autotile.workers.worker_pool import WorkerPool
 
+SECOND_SEED = 1
+"""Seed of the second set of inputs, with which finalists are verified."""
 _PROFILE = "h200"
 """Device profile for the checks without a GPU; the built-in recordings are of this GPU."""
 _SANITIZER_S = 120.0
@@ -133,13 +138,22 @@ class LiveBackend:
         Properties of the GPU.
     sanitizer
         Runs finalists under compute-sanitizer; None to skip that.
+    expected
+        Results of a reference in Python, deleted with the backend.
     """
 
     source: Literal["cuda", "replayed"] = "cuda"
     notice = ""
 
-    def __init__(self, gpu: Gpu, device: DeviceProperties, sanitizer: Sanitizer | None = None) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        device: DeviceProperties,
+        sanitizer: Sanitizer | None = None,
+        expected: ExpectedFolder | None = None,
+    ) -> None:
         self.device = device
+        self._expected = expected
         self._gpu = gpu
         self._sanitizer = sanitizer
 
@@ -152,18 +166,21 @@ class LiveBackend:
         The worker starts before anything is known about the device, as its imports take as long as all that follows
         here.
         """
-        workload = _workload(kernel, problem, settings, options)
-        sanitizer = Sanitizer(workload, find_sanitizer(settings.sanitizer), _SANITIZER_S) if options.sanitize else None
-        gpu = Gpu(workload, options.run_deadline_s, worker_pool=worker_pool)
-        try:
+        with ExitStack() as opened:
+            expected = _expected_folder(kernel, problem, options)
+            if expected is not None:
+                opened.callback(expected.close)
+            folder = str(expected.path) if expected is not None else ""
+            workload = replace(_workload(kernel, problem, settings, options), reference_folder=folder)
+            tool = find_sanitizer(settings.sanitizer) if options.sanitize else None
+            sanitizer = Sanitizer(workload, tool, _SANITIZER_S) if tool is not None else None
+            gpu = Gpu(workload, options.run_deadline_s, worker_pool=worker_pool)
+            opened.callback(gpu.close)
             device = live_device(options.device_index) if device_count() else None
-        except BaseException:
-            gpu.close()
-            raise
-        if device is None:
-            gpu.close()
-            return None
-        return cls(gpu, device, sanitizer)
+            if device is None:
+                return None
+            opened.pop_all()
+        return cls(gpu, device, sanitizer, expected)
 
     def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
         """Return None: every row can be run."""
@@ -205,6 +222,8 @@ class LiveBackend:
     def close(self) -> None:
         """End the worker, or return it to the worker pool."""
         self._gpu.close()
+        if self._expected is not None:
+            self._expected.close()
 
 
 class ReplayBackend:
@@ -338,6 +357,7 @@ def check_without_gpu(kernel: Kernel, problem: Problem, settings: Settings, opti
         return
     if compiled.cubin is None:
         raise InputError(f"{kernel.spec.source}: the default configuration does not compile: {compiled.reason}")
+    check_signatures(kernel, problem.dtype, compiled.cubin)
 
 
 def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Workload:
@@ -355,7 +375,22 @@ def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: Tun
         verify_sizes=options.verify_sizes,
         energy=ENERGY in options.objectives,
         reference_source=_reference_source(kernel),
+        captured=kernel.inspection.buffers if kernel.inspection is not None else (),
+        capture_folder=kernel.inspection.folder if kernel.inspection is not None else "",
     )
+
+
+def _expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> ExpectedFolder | None:
+    """Compute a reference in Python for every set of inputs that verification may use."""
+    if kernel.reference_function is None:
+        return None
+    inputs = [
+        InputSet(kernel.spec.ragged_sizes(problem.sizes), 0, check=True),
+        InputSet(problem.sizes, 0, check=False),
+        InputSet(problem.sizes, SECOND_SEED, check=False),
+        *(InputSet(sizes, 0, check=True) for sizes in options.verify_sizes),
+    ]
+    return ExpectedFolder(kernel.spec, problem.dtype, kernel.reference_function, inputs)
 
 
 def _reference_source(kernel: Kernel) -> KernelSource | None:

@@ -13,7 +13,7 @@ from autotile.core.model import Config, Measurement, Outcome, Trial, config_key
 from autotile.core.statistics import Interval, median_interval, paired_ratio, ratio_of, widen_by_session_spread
 from autotile.core.text import plural
 from autotile.errors import InputError, ToolchainError
-from autotile.tuning.backend import Backend
+from autotile.tuning.backend import SECOND_SEED, Backend
 from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
 from autotile.workers.sanitizer import ToolResult
 
@@ -175,8 +175,6 @@ _HURRIED_CHECKS_S = 0.5
 """Time of the repeated verification of all finalists but the winner, in seconds; as long as the race."""
 _MIN_CHECK_S = 0.1
 """Time for one of them after that, so that each is verified repeatedly."""
-_SECOND_SEED = 1
-"""Seed of the second set of inputs."""
 
 
 class FinalistChecks:
@@ -278,7 +276,7 @@ class FinalistChecks:
             return
         self._has_inputs = True
         try:
-            self._backend.draw_second_inputs(_SECOND_SEED)
+            self._backend.draw_second_inputs(SECOND_SEED)
         except (InputError, ToolchainError) as error:
             self.notices.append(f"the finalists were verified with one set of inputs, not two: {error}")
 

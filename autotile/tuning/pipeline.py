@@ -7,16 +7,17 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from autotile.core.model import SAME_CODE, Config, LaunchGeometry, Outcome, Problem, Trial, config_key, config_text
+from autotile.core.model import SAME_CODE, Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CompileJob, compile_job
-from autotile.cuda.cubin_cache import CachedCubin
+from autotile.cuda.cubin_cache import CachedCubin, check_signatures
 from autotile.kernel.computed import computed_values
-from autotile.kernel.launch import LaunchData, known_names, launch_geometry
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
-from autotile.space.limits import compiled_occupancy, resource_violation
+from autotile.space.limits import compiled_steps
 from autotile.tuning.backend import Backend
 from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.protocol import Candidate, Evaluation
@@ -64,7 +65,7 @@ class CompiledCandidate:
 @dataclass(slots=True)
 class _Queued:
     config: Config
-    geometry: LaunchGeometry
+    plan: LaunchPlan
     compilation: Future[Compiled]
     trial: Trial | None = None
     """Trial after the second gate; None until the compilation was waited for."""
@@ -130,8 +131,7 @@ class Pipeline:
         """Start the compilation of all candidates that are proposed while ``room`` trials may still begin."""
         while (proposed := self._propose(proposer, room)) is not None:
             row, config = proposed
-            geometry = launch_geometry(self._kernel.spec, config, self._problem.sizes, self._device)
-            self._queue[row] = _Queued(config, geometry, self._compile(config))
+            self._queue[row] = _Queued(config, self._plan(config), self._compile(config))
         if self._timeline.is_recording:
             compiling = sum(not queued.compilation.done() for queued in self._queue.values())
             self._timeline.count("candidates", compiling=compiling, compiled=len(self._queue) - compiling)
@@ -145,6 +145,8 @@ class Pipeline:
         ------
         ToolchainError
             Nothing can be compiled at all.
+        SpecError
+            A function takes other parameters than the declared arguments.
         """
         with self._timeline.span("session", "wait for the compilers"):
             compiled = {row: self._apply_second_gate(self._queue[row]) for row in self._compiled_rows(proposer)}
@@ -204,8 +206,20 @@ class Pipeline:
             seconds={**candidate.trial.seconds, **evaluation.seconds},
             telemetry=evaluation.telemetry,
         )
+        if evaluation.captured:
+            trial = self._inspected(trial, Path(evaluation.captured))
         self.remember([trial])
         return candidate, trial
+
+    def _inspected(self, trial: Trial, folder: Path) -> Trial:
+        """Return a trial after the check of its outputs by a function of the user's."""
+        assert self._kernel.inspection is not None
+        with self._timeline.span("session", "inspect"):
+            wrong, telemetry = self._kernel.inspection.inspect(trial.config, folder)
+        trial = replace(trial, telemetry={**trial.telemetry, **telemetry})
+        if not wrong:
+            return trial
+        return replace(trial, outcome=Outcome.WRONG_RESULT, reason=wrong, stage="verify", measurement=None)
 
     def recompile(self, trials: Sequence[Trial]) -> list[tuple[Trial, Candidate]]:
         """Return finished trials with their compiled candidates; trials that no longer compile are left out.
@@ -249,31 +263,37 @@ class Pipeline:
     def _apply_second_gate(self, queued: _Queued) -> Trial:
         """Wait for a compilation, and check the compiled resources against the device."""
         if queued.trial is None:
-            queued.trial = self._gated_trial(queued.config, queued.geometry, queued.compilation.result())
+            queued.trial = self._gated_trial(queued.config, queued.plan, queued.compilation.result())
         return queued.trial
 
-    def _gated_trial(self, config: Config, geometry: LaunchGeometry, compiled: Compiled) -> Trial:
+    def _plan(self, config: Config) -> LaunchPlan:
+        return LaunchPlan.of(self._kernel.spec, config, self._problem.sizes, self._device)
+
+    def _gated_trial(self, config: Config, plan: LaunchPlan, compiled: Compiled) -> Trial:
         trial = Trial(
             config,
             compiled.outcome,
             compiled.reason,
             "compile",
-            geometry,
+            plan.main.geometry,
             source=self._backend.source,
             seconds={"compile": round(compiled.seconds, 6)},
         )
         cubin = compiled.cubin
         if cubin is None:
             return trial
-        occupancy = compiled_occupancy(geometry, cubin.resources, self._device)
-        trial = replace(trial, resources=cubin.resources, occupancy=occupancy, cubin_hash=cubin.cubin_hash)
-        fault = resource_violation(self._kernel.spec.limits, geometry, cubin.resources, occupancy, self._device)
+        check_signatures(self._kernel, self._problem.dtype, cubin)
+        resources = {entry: function.resources for entry, function in cubin.functions.items()}
+        steps = compiled_steps(self._kernel.spec, plan, resources, self._device)
+        main = steps[0]
+        trial = replace(trial, resources=main.resources, occupancy=main.occupancy, cubin_hash=cubin.cubin_hash)
+        fault = next((step.fault for step in steps if step.fault), "")
         return replace(trial, outcome=Outcome.RESOURCE_EXCEEDED, reason=fault, stage="resources") if fault else trial
 
     def _launch_of(self, trial: Trial) -> _Launch:
         spec, problem = self._kernel.spec, self._problem
         names = known_names(spec, trial.config, problem.sizes, self._device)
-        return _Launch(trial.cubin_hash, trial.geometry, LaunchData.of(spec, problem.dtype, names))
+        return _Launch(trial.cubin_hash, self._plan(trial.config), LaunchData.of(spec, problem.dtype, names))
 
     def _compile(self, config: Config) -> Future[Compiled]:
         prefetched = self._prefetched.pop(config_key(config), None)
@@ -291,7 +311,7 @@ class _Launch(NamedTuple):
     """All that distinguishes the launch of one configuration from that of another."""
 
     cubin_hash: str
-    geometry: LaunchGeometry | None
+    plan: LaunchPlan
     data: LaunchData
 
 

@@ -20,6 +20,7 @@ from autotile.database.paths import atomic_write
 from autotile.errors import ConfigError, InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
+from autotile.kernel.workrate import Workrate
 from autotile.search.samplers import check_sampler
 from autotile.settings import Settings
 from autotile.space.limits import check_config
@@ -374,7 +375,9 @@ class Session:
         return finals
 
     def _result(self, finals: Finals | None, interrupted: bool) -> TuneResult:
-        log, work, sizes = self._log, self._kernel.spec.work, self._problem.sizes
+        log = self._log
+        winner = finals.winner if finals is not None else log.best
+        workrate = Workrate.of(self._kernel.spec, self._problem, winner.config if winner is not None else None)
         return TuneResult(
             problem=self._problem,
             device=self._backend.device,
@@ -382,7 +385,7 @@ class Session:
             valid=len(self._space),
             gates=log.gates,
             outcomes=log.outcomes,
-            winner=finals.winner if finals is not None else log.best,
+            winner=winner,
             default=finals.default if finals is not None else log.find(self._plan.default),
             speedup=finals.speedup if finals is not None else None,
             ties=finals.ties if finals is not None else (),
@@ -397,8 +400,8 @@ class Session:
             resumed=log.resumed,
             interrupted=interrupted,
             database=self._database.location,
-            flops=int(work.flops.evaluate(sizes)) if work.flops is not None else None,
-            bytes=int(work.bytes.evaluate(sizes)) if work.bytes is not None else None,
+            flops=workrate.flops,
+            bytes=workrate.bytes,
             notices=self._notices,
             tried=self._tried(finals),
             learnt_from=self._plan.learnt_from,

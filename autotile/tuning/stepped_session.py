@@ -48,6 +48,11 @@ class SteppedSession(Session):
             raise
 
     @property
+    def notices(self) -> tuple[str, ...]:
+        """Remarks for the user."""
+        return self._notices
+
+    @property
     def space(self) -> SearchSpace:
         """The valid configurations."""
         return self._space

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,20 +10,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from autotile.core.documents import convert
 from autotile.core.model import Config, Outcome, config_text
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.expected_outputs import ExpectedOutputs
-from autotile.cuda.function import Function, Module
 from autotile.cuda.instance import BoundArguments, ProblemInstance, Verdict
+from autotile.cuda.instances import MEMORY_SHARE, Instances
+from autotile.cuda.sequence import LaunchSequence, StepFunctions
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.telemetry import EnergyMeter, Telemetry
-from autotile.cuda.timing import DriftProbe, Launch, Timer, discard_reason
+from autotile.cuda.timing import DriftProbe, Timer, discard_reason
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError
 from autotile.kernel.inputs import missing_input
-from autotile.kernel.launch import launch_geometry
+from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
 from autotile.workers.protocol import Candidate, Evaluation, FinalReply, RaceTimes, Stage, Workload, serve
@@ -54,14 +58,22 @@ class Workbench:
             folder=Path(workload.reference_folder) if workload.reference_folder else None,
         )
 
-        def instance_of(sizes: Mapping[str, int], *, check: bool) -> ProblemInstance:
-            return ProblemInstance(self._spec, sizes, workload.dtype, support, check=check, references=references)
+        def instances_of(sizes: Mapping[str, int], *, check: bool) -> Instances:
+            def make(names: Mapping[str, int]) -> ProblemInstance:
+                return ProblemInstance(self._spec, names, workload.dtype, support, check=check, references=references)
+
+            instances = Instances(self._spec, sizes, make, MEMORY_SHARE * self.device.memory_bytes)
+            default = self._spec.default
+            if not self._spec.shaping or not check_config(self._spec, default, sizes, self.device, workload.dtype):
+                instances.of(default)  # so that an error of the problem is reported now
+            return instances
 
         ragged = self._spec.ragged_sizes(workload.sizes)
-        has_ragged = not missing_input(self._spec, ragged, workload.dtype)
-        self._ragged = instance_of(ragged, check=True) if has_ragged else None
-        self._tuned = instance_of(workload.sizes, check=False)
-        self._others = [instance_of(sizes, check=True) for sizes in workload.verify_sizes]
+        is_same = ragged == dict(workload.sizes) and all(scalar.check_value is None for scalar in self._spec.scalars)
+        has_ragged = not is_same and not missing_input(self._spec, ragged, workload.dtype)
+        self._ragged = instances_of(ragged, check=True) if has_ragged else None
+        self._tuned = instances_of(workload.sizes, check=False)
+        self._others = [instances_of(sizes, check=True) for sizes in workload.verify_sizes]
         self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
         self._dtype = workload.dtype
         self._telemetry = Telemetry(workload.device_index)
@@ -70,7 +82,8 @@ class Workbench:
         self._event_floor_us: float | None = None
         self._verify_seed = 0
         self.set_verify_seed(workload.verify_seed)
-        self._known_good: tuple[Function, Config] | None = None
+        self._captured, self._capture_folder, self._captures = workload.captured, workload.capture_folder, 0
+        self._known_good: tuple[StepFunctions, Config] | None = None
         """Newest candidate that passed verification."""
         self.fresh = True
         """Whether no candidate has run yet."""
@@ -80,21 +93,36 @@ class Workbench:
         config = candidate.config
         timer = _StageTimer()
         stage("load")
-        function = self._load(candidate)
+        functions = self._load(candidate)
         timer.end("load")
         stage("verify")
-        verdict = self._verify(function, config)
+        verdict = self._verify(functions, config)
         timer.end("verify")
         if verdict.outcome is not Outcome.OK:
             return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=timer.seconds, began_at=timer.began_at)
+        instance = self._tuned.of(config)
+        captured = self._capture(instance)
         stage("measure")
-        bound = self._tuned.bind(config, self.device)
-        evaluation = self._measure(self._launch(function, config, self._tuned, bound), best_us, bound)
+        bound = instance.bind(config, self.device)
+        evaluation = self._measure(_sequence(functions, instance, bound), best_us, bound)
         timer.end("measure")
         if evaluation.outcome.has_time:
-            self._known_good = (function, config)
+            self._known_good = (functions, config)
         telemetry = {**evaluation.telemetry, "max_error": verdict.max_error}
-        return replace(evaluation, seconds=timer.seconds, telemetry=telemetry, began_at=timer.began_at)
+        return replace(
+            evaluation, seconds=timer.seconds, telemetry=telemetry, captured=captured, began_at=timer.began_at
+        )
+
+    def _capture(self, instance: ProblemInstance) -> str:
+        """Save what the verified launch wrote at the tuned sizes, if that is asked for; return the folder."""
+        if not self._captured:
+            return ""
+        self._captures += 1
+        folder = Path(self._capture_folder) / f"{os.getpid()}-{self._captures}"
+        folder.mkdir()
+        for name in self._captured:
+            np.save(folder / f"{name}.npy", instance.content(name), allow_pickle=False)
+        return str(folder)
 
     def verify(self, candidate: Candidate, repeats: int, limit_s: float, stage: Stage) -> Evaluation:
         """Verify up to ``repeats`` times, but once in any case, alternately with a plain launch and as for timing.
@@ -103,29 +131,32 @@ class Workbench:
         earlier launch is wrong.
         """
         stage("load")
-        config, function = candidate.config, self._load(candidate)
+        config, functions = candidate.config, self._load(candidate)
         stage("verify")
         start = time.perf_counter()
+        instance = self._tuned.of(config)
+        if self._verify_seed:
+            instance.add_inputs(self._verify_seed)
         done, verdict = 0, Verdict(Outcome.OK)
         while done == 0 or (done < repeats and time.perf_counter() - start < limit_s):
-            self._tuned.use_inputs(self._verify_seed if done // 2 % 2 else 0)
+            instance.use_inputs(self._verify_seed if done // 2 % 2 else 0)
             done += 1
-            verdict = self._verify(function, config, as_measured=done % 2 == 0)
+            verdict = self._verify(functions, config, as_measured=done % 2 == 0)
             if verdict.outcome is not Outcome.OK:
                 break
-        self._tuned.use_inputs(0)
+        instance.use_inputs(0)
         if verdict.outcome is not Outcome.OK:
             return Evaluation(verdict.outcome, f"{verdict.reason}, in repeat {done} of {repeats}", "verify")
-        self._known_good = (function, config)
+        self._known_good = (functions, config)
         seconds = {"verify": round(time.perf_counter() - start, 6)}
         return Evaluation(Outcome.OK, stage="verify", seconds=seconds, telemetry={"repeats": done})
 
     def set_verify_seed(self, seed: int) -> None:
         """Draw the second set of inputs, or drop it if the seed is 0; see `Workload.verify_seed`."""
         if seed:
-            self._tuned.add_inputs(seed)
-        else:
-            self._tuned.drop_inputs()
+            self._tuned.of(self._spec.default).add_inputs(seed)
+        for instance in self._tuned if not seed else ():
+            instance.drop_inputs()
         self._verify_seed = seed
 
     def is_intact(self) -> bool:
@@ -134,10 +165,12 @@ class Workbench:
 
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[RaceTimes]:
         """Time verified candidates in interleaved rounds, and verify the outputs that timed launches wrote."""
-        bounds = [self._tuned.bind(candidate.config, self.device) for candidate in candidates]
+        instances = [self._tuned.of(candidate.config) for candidate in candidates]
+        pairs = list(zip(instances, candidates, strict=True))
+        bounds = [instance.bind(candidate.config, self.device) for instance, candidate in pairs]
         launches = [
-            self._launch(self._load(candidate), candidate.config, self._tuned, bound)
-            for candidate, bound in zip(candidates, bounds, strict=True)
+            _sequence(self._load(candidate), instance, bound)
+            for (instance, candidate), bound in zip(pairs, bounds, strict=True)
         ]
         verdicts: list[Verdict] = []
         self.fresh = False
@@ -146,23 +179,24 @@ class Workbench:
             launches,
             rounds,
             seed,
-            prepares=[partial(self._tuned.prepare, bound) for bound in bounds],
+            prepares=[partial(bound.instance.prepare, bound) for bound in bounds],
             check=lambda index: verdicts.append(self._verdict_on_timed(bounds[index])),
         )
         return [RaceTimes(tuple(row), v.outcome, v.reason) for row, v in zip(times, verdicts, strict=True)]
 
     def driver_blocks_per_sm(self, candidate: Candidate) -> int:
-        """Return the occupancy that the driver computes."""
-        function = self._load(candidate)
-        geometry = launch_geometry(self._spec, candidate.config, self._tuned.sizes, self.device)
-        function.opt_in(geometry.dynamic_smem_bytes)
-        return function.blocks_per_sm(geometry.threads, geometry.dynamic_smem_bytes)
+        """Return the occupancy that the driver computes, that of the main launch if there are several."""
+        functions = self._load(candidate)
+        plan = LaunchPlan.of(self._spec, candidate.config, self._tuned.sizes, self.device)
+        functions.opt_in(plan)
+        geometry = plan.main.geometry
+        return functions[plan.main.step].blocks_per_sm(geometry.threads, geometry.dynamic_smem_bytes)
 
-    def _measure(self, launch: Launch, best_us: float | None, bound: BoundArguments) -> Evaluation:
+    def _measure(self, launch: LaunchSequence, best_us: float | None, bound: BoundArguments) -> Evaluation:
         if self._event_floor_us is None:
             self._timer.warm_up(launch)
             self._event_floor_us = round(self._timer.event_floor_us(), 3)
-        timing = self._timer.measure(launch, best_us, partial(self._tuned.prepare, bound))
+        timing = self._timer.measure(launch, best_us, partial(bound.instance.prepare, bound))
         verdict = self._verdict_on_timed(bound)
         if verdict.outcome is not Outcome.OK:
             return Evaluation(verdict.outcome, verdict.reason, "measure")
@@ -176,26 +210,36 @@ class Workbench:
             outcome, reason = Outcome.PRUNED, discard_reason(best_us)
         elif self._energy is not None:
             telemetry |= self._energy.read(launch, timing.measurement.time_us)
+        if outcome is Outcome.OK and len(self._spec.steps) > 1:
+            telemetry |= self._step_times(launch, bound)
         return Evaluation(outcome, reason, "measure", timing.measurement, telemetry=telemetry)
+
+    def _step_times(self, launch: LaunchSequence, bound: BoundArguments) -> dict[str, float]:
+        """Return the time of each step in microseconds, measured between events in whole calls."""
+        by_step = launch.by_step()
+        times = self._timer.parts(list(by_step.values()), partial(bound.instance.prepare, bound))
+        names = [f"step_us.{step}.{self._spec.steps[step].entry}" for step in by_step]
+        return dict(zip(names, times, strict=True))
 
     def _verdict_on_timed(self, bound: BoundArguments) -> Verdict:
         """Verify what the last timed launch wrote, before which the outputs were overwritten."""
-        verdict = self._tuned.verdict(bound)
+        verdict = bound.instance.verdict(bound)
         if verdict.outcome is Outcome.OK:
             return verdict
         return verdict._replace(reason=f"{verdict.reason}, in a timed launch after correct ones")
 
-    def _verify(self, function: Function, config: Config, *, as_measured: bool = False) -> Verdict:
+    def _verify(self, functions: StepFunctions, config: Config, *, as_measured: bool = False) -> Verdict:
         """Verify at the ragged sizes if the rules allow them there, at the tuned sizes, and at the extra ones."""
         max_error = 0.0
-        for instance in filter(None, (self._ragged, self._tuned, *self._others)):
-            broken_rule = check_config(self._spec, config, instance.sizes, self.device, self._dtype)
-            if broken_rule and instance is self._ragged:
+        for instances in filter(None, (self._ragged, self._tuned, *self._others)):
+            broken_rule = check_config(self._spec, config, instances.sizes, self.device, self._dtype)
+            if broken_rule and instances is self._ragged:
                 continue
             if broken_rule:
-                return Verdict(Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instance.sizes)}")
+                return Verdict(Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instances.sizes)}")
+            instance = instances.of(config)
             bound = instance.bind(config, self.device)
-            launch = self._launch(function, config, instance, bound)
+            launch = _sequence(functions, instance, bound)
             instance.prepare(bound)
             self.fresh = False
             if as_measured:
@@ -208,18 +252,13 @@ class Workbench:
             max_error = max(max_error, verdict.max_error)
         return Verdict(Outcome.OK, max_error=max_error)
 
-    def _load(self, candidate: Candidate) -> Function:
-        symbol = candidate.symbols.get(self._spec.entry, self._spec.entry)
-        return Module(Path(candidate.cubin_path)).function(symbol)
+    def _load(self, candidate: Candidate) -> StepFunctions:
+        return StepFunctions(self._spec.steps, Path(candidate.cubin_path), candidate.symbols)
 
-    def _launch(self, function: Function, config: Config, instance: ProblemInstance, bound: BoundArguments) -> Launch:
-        geometry = launch_geometry(self._spec, config, instance.sizes, self.device)
-        function.opt_in(geometry.dynamic_smem_bytes)
 
-        def launch() -> None:
-            function.launch(geometry.grid, geometry.block, bound.arguments, geometry.dynamic_smem_bytes)
-
-        return launch
+def _sequence(functions: StepFunctions, instance: ProblemInstance, bound: BoundArguments) -> LaunchSequence:
+    instance.copy_constants(functions.module)
+    return LaunchSequence(functions, bound.plan, bound.arguments)
 
 
 class _StageTimer:

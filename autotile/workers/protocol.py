@@ -98,6 +98,10 @@ class Workload:
     """Whether the energy of a launch is measured, too."""
     verify_seed: int = 0
     """Seed of a second set of inputs, with which repeated verification alternates; 0 for none."""
+    captured: tuple[Name, ...] = ()
+    """Buffers whose content after the verified launch is saved, for a check by the parent."""
+    capture_folder: str = ""
+    """Folder of the saved contents."""
     reference_source: KernelSource | None = None
     """Source of the reference kernel, if the reference is one."""
     reference_folder: str = ""
@@ -120,6 +124,8 @@ class Evaluation:
     telemetry: Mapping[Name, Finite | Whole | Text] = field(default_factory=dict)
     began_at: NonNegative = 0.0
     """Start in the worker, by `time.perf_counter`, which all processes of a machine share; 0 if it is not known."""
+    captured: Text = ""
+    """Folder of the contents of buffers that were saved; see `Workload.captured`."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""

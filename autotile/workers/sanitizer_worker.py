@@ -15,14 +15,15 @@ from typing import Any, NoReturn
 
 from autotile.core.documents import decode_json
 from autotile.core.dtypes import DTYPES
+from autotile.cuda.constants import constant_copies, copy_constants
 from autotile.cuda.driver import live_device
-from autotile.cuda.function import Module
-from autotile.cuda.packing import pack_arguments, scalar_value
+from autotile.cuda.packing import pack_launches, problem_scalars
+from autotile.cuda.sequence import LaunchSequence, StepFunctions
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError
 from autotile.kernel.arguments import BufferArgument, Workspace
 from autotile.kernel.inputs import InputMaker, missing_input
-from autotile.kernel.launch import LaunchData, known_names, launch_geometry
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
 from autotile.workers.protocol import Candidate, SanitizerRequest, Workload, exit_with_parent, limit_disk_use
@@ -42,8 +43,7 @@ class Launcher:
         cuda.Device(workload.device_index).use()
         cuda.set_allocator(None)  # no pool
         self._device = live_device(workload.device_index)
-        symbol = candidate.symbols.get(self._spec.entry, self._spec.entry)
-        self._function = Module(Path(candidate.cubin_path)).function(symbol)
+        self._functions = StepFunctions(self._spec.steps, Path(candidate.cubin_path), candidate.symbols)
 
     def problems(self) -> Iterator[tuple[Mapping[str, int], bool]]:
         """Yield the sizes that the rules allow, and whether the scalars take their values for verification there."""
@@ -55,23 +55,27 @@ class Launcher:
         yield self._workload.sizes, False
 
     def launch(self, sizes: Mapping[str, int], notify: Notify, *, check: bool) -> None:
-        """Set up the problem, launch once and wait."""
-        geometry = launch_geometry(self._spec, self._config, sizes, self._device)
-        self._function.opt_in(geometry.dynamic_smem_bytes)
+        """Set up the problem, make one call and wait."""
+        plan = LaunchPlan.of(self._spec, self._config, sizes, self._device)
         dtype = self._workload.dtype
         data = LaunchData.of(self._spec, dtype, known_names(self._spec, self._config, sizes, self._device))
-        inputs = InputMaker(self._spec, sizes, dtype, check=check)
-        buffers = {buffer.name: _buffer(buffer, sizes, dtype, inputs) for buffer in self._spec.buffers}
+        shaped = self._spec.shaped_sizes(sizes, self._config)
+        inputs = InputMaker(self._spec, shaped, dtype, check=check)
+        buffers = {buffer.name: _buffer(buffer, shaped, dtype, inputs) for buffer in self._spec.buffers}
         workspaces = {workspace.name: _workspace(workspace) for workspace in data.workspaces if workspace.size_bytes}
-        arguments = pack_arguments(
+        arguments = pack_launches(
             self._spec,
+            plan,
             data,
+            dtype,
             pointers={name: buffer.data.ptr for name, buffer in buffers.items()},
-            scalars={s.name: scalar_value(s, sizes, dtype, check=check) for s in self._spec.scalars},
+            scalars=problem_scalars(self._spec, sizes, dtype, check=check),
             workspaces={w.name: workspaces[w.name].data.ptr if w.size_bytes else 0 for w in data.workspaces},
         )
+        pointers = {name: buffer.data.ptr for name, buffer in buffers.items()}
+        copy_constants(constant_copies(self._spec, self._functions.module, sizes, dtype), pointers, 0)
         notify(Notice.AT, " ".join(f"{name}={value}" for name, value in sizes.items()))
-        self._function.launch(geometry.grid, geometry.block, arguments, geometry.dynamic_smem_bytes)
+        LaunchSequence(self._functions, plan, arguments)()
         load_cupy().cuda.runtime.deviceSynchronize()
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import doctest
 import gc
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +16,12 @@ import pytest
 import autotile
 from autotile import Buffer, Scalar, Scratch
 from autotile.api import tunable
+from autotile.core.dtypes import DTYPES
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, SpecError, UnknownKernelError
-from autotile.kernel import python_document
+from autotile.kernel import python_arguments
 from autotile.kernel.library import load_kernel
-from autotile.kernel.python_document import parameter_names
+from autotile.kernel.python_arguments import parameter_names
 from autotile.settings import child_environment
 
 CODE = """
@@ -124,6 +127,131 @@ class TestSameModel:
         assert scale(sections={"limits": {"max_spill_bytes": 0}}).definition.spec.limits.max_spill_bytes == 0
 
 
+class TestSteps:
+    CODE = """
+    __global__ void partial_sums(const float* x, float* partials, int N) { partials[blockIdx.x] = x[threadIdx.x] + N; }
+    __global__ void total(const float* partials, float* y, int count) { y[0] = partials[0] + count; }
+    """
+
+    def test_they_take_the_place_of_entry_and_launch(self, tmp_path):
+        kernel = autotile.kernel(
+            self.CODE,
+            name="two_step_sum",
+            sizes={"N": 4096},
+            parameters={"BLOCK": [64, 128], "BLOCKS": [32, 64]},
+            arguments={
+                "x": Buffer("float32", "N"),
+                "y": Buffer("float32", 1, "out"),
+                "partials": Scratch("float32", "BLOCKS"),
+                "N": Scalar("int32", "N"),
+                "count": Scalar("int32", "BLOCKS"),
+            },
+            steps=[
+                {"entry": "partial_sums", "block": "BLOCK", "grid": "BLOCKS", "arguments": ["x", "partials", "N"]},
+                {"entry": "total", "block": 64, "grid": 1, "arguments": ["partials", "y", "count"]},
+            ],
+            reference={"y": "reshape(sum(x), 1)"},
+        )
+        spec = kernel.definition.spec
+        assert [step.entry for step in spec.steps] == ["partial_sums", "total"]
+        assert kernel.explain(device="h200").fault == ""
+        saved = load_kernel(kernel.save(tmp_path / "sum.toml"))
+        assert space_hash(saved.spec) == space_hash(spec)
+
+    def test_an_entry_is_superfluous(self):
+        with pytest.raises(SpecError, match=r"\[entry\]: the file has \[\[steps\]\]"):
+            scale(steps=[{"entry": "scale", "block": 32, "grid": 1}], launch=None)
+
+    def test_without_steps_an_entry_is_required(self):
+        with pytest.raises(InputError, match="the entry is None, expected the name of a __global__ function"):
+            scale(entry=None)
+
+
+class TestReferences:
+    @pytest.mark.parametrize(
+        ("given", "expected"),
+        [
+            (None, {"verify": "agreement"}),
+            ("agreement", {"verify": "agreement"}),
+            ("factor * x", {"outputs": {"y": "factor * x"}}),
+            ({"y": "factor * x"}, {"outputs": {"y": "factor * x"}}),
+            ({"outputs": {"y": "factor * x"}, "reduction": 1}, {"outputs": {"y": "factor * x"}, "reduction": 1}),
+            ({"kernel": "naive", "block": [1], "grid": [1]}, {"kernel": "naive", "block": [1], "grid": [1]}),
+            ("naive", {"kernel": "naive", "block": ["THREADS"], "grid": ["ceil_div(n, THREADS * WORK)"]}),
+            (
+                "naive<double>",
+                {"kernel": "naive<double>", "block": ["THREADS"], "grid": ["ceil_div(n, THREADS * WORK)"]},
+            ),
+        ],
+    )
+    def test_each_form_is_that_of_a_file(self, given, expected):
+        assert scale(reference=given).document["reference"] == expected
+
+    def test_a_function_has_a_name_that_changes_with_its_code(self):
+        functions = [lambda x: 2 * x, lambda x: 2 * x, lambda x: 3 * x, np.negative]
+        names = [scale(reference=function).document["reference"]["function"] for function in functions]
+        assert names[0] == names[1] != names[2]
+        assert names[3] == "negative"
+
+    def test_an_answer_as_an_array_is_a_file_of_its_content(self):
+        answer = np.arange(4096, dtype=np.float32)
+        hashes = {space_hash(scale(reference=values).definition.spec) for values in (answer, answer.copy(), answer + 1)}
+        assert len(hashes) == 2
+        kernel = scale(reference={"y": answer})
+        (file,) = kernel.definition.spec.reference.files.values()
+        assert (np.load(Path(kernel.definition.spec.folder) / file) == answer).all()
+
+    def test_tolerances(self):
+        assert scale(tolerance=1e-3).definition.spec.reference.tolerance == 1e-3
+        assert scale(tolerance={"y": {"absolute": 0.1}}).definition.spec.reference.tolerances["y"].absolute == 0.1
+
+
+X = np.arange(1000, dtype=np.float32)
+OF_ARRAYS = {
+    "sizes": None,
+    "ragged": None,
+    "rules": [],
+    "flops": None,
+    "bytes": None,
+    "arguments": [X, Buffer("float32", [1000], "out"), np.int32(1000), np.float32(2)],
+    "launch": ("THREADS", "ceil_div(1000, THREADS * WORK)"),
+}
+
+
+class TestArrays:
+    def test_an_input_has_their_type_shape_and_content(self):
+        kernel = scale(**OF_ARRAYS)
+        (x, y) = kernel.definition.spec.buffers
+        assert (str(x.dtype), [extent.text for extent in x.shape], x.access) == ("float32", ["1000"], "in")
+        assert x.content.read("x", (1000,), DTYPES["float32"]).tolist() == X.tolist()
+        assert y.content is None
+
+    def test_the_content_is_part_of_the_key(self):
+        others = [X, X.copy(), X + 1]
+        specs = [
+            scale(**{**OF_ARRAYS, "arguments": [other, *OF_ARRAYS["arguments"][1:]]}).definition.spec
+            for other in others
+        ]
+        assert len({space_hash(spec) for spec in specs}) == 2
+
+    def test_a_problem_needs_no_sizes(self):
+        kernel = scale(**OF_ARRAYS)
+        assert kernel.space(device="h200").valid == 12
+        assert str(kernel.best().problem) == "scale float32"
+
+    def test_they_are_saved_beside_the_file(self, tmp_path):
+        kernel = scale(**OF_ARRAYS, reference=2 * X)
+        saved = load_kernel(kernel.save(tmp_path / "mine.toml"))
+        assert space_hash(saved.spec) == space_hash(kernel.definition.spec)
+        assert len(list(tmp_path.glob("*.npy"))) == 2
+
+    def test_an_array_of_an_inout_buffer(self):
+        arguments = {"x": Buffer(X, access="inout"), "y": Buffer(np.float64, "n", "out")}
+        spec = scale(arguments=arguments, reference=None).definition.spec
+        assert [buffer.access for buffer in spec.buffers] == ["inout", "out"]
+        assert spec.buffers[0].content is not None
+
+
 MISTAKES = {
     "rules['rule_1']]: column 1: unknown name 'THREAD'; did you mean 'THREADS'": {"rules": ["THREAD < 2"]},
     "[launch['grid']]: column": {"launch": {"block": "THREADS", "grid": "n +"}},
@@ -133,8 +261,17 @@ MISTAKES = {
     "[parameters['WORK']]: the number 1 is listed twice": {"parameters": {"THREADS": [32], "WORK": [1, 1]}},
     "[default['WORK']]: the number 3 is not among the values": {"default": {"THREADS": 128, "WORK": 3}},
     "[flops]: ": {"flops": "n +"},
-    "[reference": {"reference": None},
+    "[reference": {"reference": "factor * xx"},
     "[dtypes]": {"dtypes": ["float33"]},
+    "[sizes]: expected a mapping, got 5": {"sizes": 5},
+    "[default]: expected a mapping": {"default": [1]},
+    "[arguments]: expected a mapping, got 'x'": {"arguments": "x"},
+    "[rules]: expected a mapping": {"rules": 5},
+    "[launch]: expected a mapping with block and grid": {"launch": "THREADS"},
+    "[sections]: expected a mapping": {"sections": 5},
+    "[limits]: expected a mapping": {"sections": {"limits": 5}},
+    "[nosuch]: unknown section 'nosuch'": {"sections": {"nosuch": {}}},
+    "[limits['max_spill_bytes']]: expected text, numbers": {"sections": {"limits": {"max_spill_bytes": object()}}},
 }
 
 
@@ -146,9 +283,10 @@ class TestMessages:
         assert message in str(raised.value)
         assert str(raised.value).startswith("<kernel scale>: [")
 
-    def test_a_source_that_does_not_exist(self):
-        with pytest.raises(InputError, match=r"'no/such.cu' is neither a file that exists nor CUDA C\+\+ code"):
-            scale(source="no/such.cu")
+    @pytest.mark.parametrize("source", ["no/such.cu", "x" * 5000, 5, "a\0b", "~nobody_of_this_name/x.cu"])
+    def test_a_source_that_does_not_exist(self, source):
+        with pytest.raises(InputError, match=r"is neither a file that exists nor CUDA C\+\+ code"):
+            scale(source=source)
 
 
 class TestEveryFunction:
@@ -176,6 +314,14 @@ class TestEveryFunction:
         assert first.best(n=1000).config == {"THREADS": 128, "WORK": 1}
         assert second.best(n=1000).config == {"THREADS": 64, "WORK": 2}
 
+    def test_replayed_results_are_bundled_and_cleaned(self, recording, tmp_path):
+        kernel = scale(parameters={"THREADS": [32, 64, 128, 256], "WORK": [1, 2, 4]})
+        options = autotile.TuneOptions(replay=recording, trials=3, finals=1)
+        assert kernel.tune(n=1048576, progress=False, options=options).winner is not None
+        written = autotile.bundle([(kernel, {"n": 1048576})], output=tmp_path / "a.bundle", architectures=["sm_90"])
+        assert "scale" in repr(written)
+        assert autotile.clean(kernel, stale=True, dry_run=True).studies == ()
+
     def test_it_is_not_found_by_its_name(self):
         scale()
         with pytest.raises(UnknownKernelError):
@@ -191,10 +337,29 @@ class TestDisplay:
         assert "<th>THREADS</th><td>32 64 128 256</td>" in html
         assert "<th>enough_blocks</th><td>n &gt;= THREADS * WORK</td>" in html
 
-    @pytest.mark.parametrize("module", [tunable, python_document])
+    @pytest.mark.parametrize("module", [tunable, python_arguments])
     def test_examples_in_docstrings_are_right(self, module):
         names = {"kernel": autotile.kernel, "Buffer": Buffer, "Scalar": Scalar}
         assert doctest.testmod(module, extraglobs=names).failed == 0
+
+
+def make_folder(parent: Path) -> Path:
+    """An empty folder with a name that no other has."""
+    folder = parent / f"{len(list(parent.iterdir()))}"
+    folder.mkdir()
+    return folder
+
+
+def test_the_notebook_runs_without_a_gpu(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.mkdtemp", lambda *_, **__: str(make_folder(tmp_path)))
+    monkeypatch.setattr(autotile, "devices", lambda: autotile.DeviceList((), {}))
+    notebook = Path(__file__).parents[2] / "examples" / "notebook" / "softmax.ipynb"
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        exec("".join(cell["source"]), names)
+    assert 'rule_1 = "BLOCK * UNROLL <= 4096"' in capsys.readouterr().out
+    assert names["softmax"].explain(BLOCK=512, UNROLL=4, device="h200").fault == ""
 
 
 def test_no_file_is_left_behind(tmp_path):

@@ -36,6 +36,7 @@ class TestProtocol:
         assert ready["ready"]["parameters"] == {"THREADS": [32, 64, 128, 256], "WORK": [1, 2, 4]}
         assert ready["ready"]["default"] == {"THREADS": 128, "WORK": 1}
         assert ready["ready"]["space"] == {"combinations": 12, "valid": 12}
+        assert "replayed from measurements recorded on NVIDIA H200" in ready["ready"]["notices"][0]
         assert result["result"]["winner"]["config"] == {"THREADS": 128, "WORK": 1}
         assert "autotile.get_best_kernel(" in result["result"]["call"]
 

@@ -108,11 +108,11 @@ ptxas info    : Function properties for second
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 12 registers, used 0 barriers
 """
-    functions = compiled_functions(log, {"f": "first", "s": "second"})
+    functions = compiled_functions(b"", log, {"f": "first", "s": "second"})
     assert functions["f"].resources == Resources(40, 4, 12, 8, 1024)
     assert functions["s"].resources == Resources(12, 0, 0, 0, 0)
     with pytest.raises(ToolchainError, match=r"'third'.*only first, second"):
-        compiled_functions(log, {"t": "third"})
+        compiled_functions(b"", log, {"t": "third"})
 
 
 def test_an_error_shows_nothing_of_a_file_that_a_macro_named(tmp_path: Path) -> None:

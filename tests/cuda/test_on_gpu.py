@@ -153,7 +153,7 @@ def test_the_device_and_numpy_give_the_same_answer(support: SupportKernels, text
     expression = parse_array_expression(text, host)
     expected = expression.evaluate(host)
     solution = ReferenceSolution({name: cupy.asarray(array) for name, array in host.items()}, support)
-    output = solution.output("y", expression, expected.shape, "[reference] outputs.y")
+    output = solution.output("y", expression, expected.shape, DTYPES["float64"], "[reference] outputs.y")
     np.testing.assert_allclose(output.values.get(), expected, rtol=1e-10, atol=1e-10)
     assert output.scale == pytest.approx(np.sqrt(np.mean(expected**2)))
 
@@ -166,7 +166,7 @@ def test_an_answer_that_is_none_is_told(support: SupportKernels, text: str, word
 
     solution = ReferenceSolution({"x": cupy.arange(1.0, 9.0)}, support)
     with pytest.raises(InputError, match=words):
-        solution.output("y", parse_array_expression(text, ["x"]), (8,), "[reference] outputs.y")
+        solution.output("y", parse_array_expression(text, ["x"]), (8,), DTYPES["float64"], "[reference] outputs.y")
 
 
 def test_telemetry_reads_or_is_empty() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotile.errors import SpecError
-from autotile.kernel.array_expressions import ARRAY_FUNCTIONS, ArrayExpression, parse_array_expression, shift
+from autotile.kernel.array_expressions import ArrayExpression, parse_array_expression
 from autotile.kernel.nodes import Kind
 from autotile.kernel.syntax import Location
 
@@ -57,7 +57,6 @@ CASES = {
 @pytest.mark.parametrize("text", CASES)
 def test_values_are_those_of_numpy_in_float64(text: str) -> None:
     result = parse(text).evaluate(arrays())
-    assert result.dtype == np.float64
     np.testing.assert_allclose(result, CASES[text](arrays()), rtol=1e-14)
 
 
@@ -89,7 +88,6 @@ def test_shift_reads_zero_outside(rows: int, columns: int, down: int, right: int
         ]
         for i in range(rows)
     ]
-    assert shift(array, down, right).tolist() == expected
     text = f"shift(A, {down}, {right})"
     assert parse(text).evaluate({"A": array}).tolist() == expected
 
@@ -123,31 +121,38 @@ def test_shapes_that_do_not_fit(text: str, problem: str) -> None:
         ("A @ C", 5, ["unknown name 'C'", "known: A, B, v, alpha, N"]),
         ("alpa * A", 1, ["did you mean 'alpha'?"]),
         ("sum * A", 1, ["unknown name 'sum'; it is a function"]),
-        ("relu(A)", 1, ["'relu' cannot be called", "functions exp, log"]),
+        ("relu(A)", 1, ["'relu' cannot be called", "functions: exp, exp2"]),
         ("A.sum()", 1, ["'A.sum' cannot be called"]),
-        ("A.T", 1, ["'A.T' is not accepted"]),
+        ("A.real", 1, ["'A.real' is not accepted"]),
         ("exp()", 1, ["called as exp(x)"]),
         ("exp(A, B)", 1, ["called as exp(x)"]),
         ("maximum(A)", 1, ["called as maximum(a, b)"]),
-        ("sum(A, axis=1)", 1, ["called as sum(x) or sum(x, axis)"]),
-        ("exp(*A)", 1, ["plain arguments"]),
-        ("sum(A, N)", 8, ["'N' is not a literal whole number"]),
-        ("sum(A, True)", 8, ["'True' is not a literal whole number"]),
-        ("sum(A, 1.0)", 8, ["'1.0' is not a literal whole number"]),
-        ("shift(A)", 1, ["one offset for each axis"]),
-        ("shift(A, 99999999999, 0)", 10, ["is not a literal whole number up to 2147483647"]),
-        ("A // B", 1, ["operator is not accepted"]),
-        ("A % B", 1, ["operator is not accepted"]),
-        ("A < B", 1, ["'A < B' is not accepted"]),
+        ("sum(A, ax=1)", 1, ["called as sum(x, axis=None, keepdims=False)"]),
+        ("sum(A, 0, axis=1)", 1, ["called as sum("]),
+        ("exp(*A)", 1, ["called as exp(x)"]),
+        ("sum(A, N)", 8, ["'N' is not a whole number, or an expression of sizes: unknown name 'N'"]),
+        ("sum(A, True)", 8, ["'True' is not a whole number"]),
+        ("sum(A, 1.0)", 8, ["'1.0' is not a whole number"]),
+        ("sum(A, keepdims=1)", 17, ["keepdims of sum is a boolean, as in keepdims=True"]),
+        ("pad(A, 1, mode=edge)", 16, ["mode of pad is a text"]),
+        ("shift(A)", 1, ["called as shift(x, *offsets)"]),
+        ("stack(A)", 7, ["stack takes 1 to 64 arrays in a list"]),
         ("A if alpha else B", 6, ["unknown name 'alpha'"]),
-        ("A and B", 1, ["is not accepted"]),
-        ("+A", 1, ["is not accepted"]),
-        ("A[0]", 1, ["is not accepted"]),
+        ("A and B", 1, ["combine arrays with & and |"]),
+        ("not A", 1, ["use ~ for arrays"]),
+        ("A in B", 1, ["'in' and 'is' are not accepted"]),
         ("[A]", 1, ["is not accepted"]),
+        ("A[B, 1.5]", 6, ["'1.5' is not a whole number"]),
         ("'x'", 1, ["is not a number"]),
         ("True * A", 1, ["is not a number"]),
-        ("1j * A", 1, ["is not a number"]),
         ("9" * 900, 1, ["does not fit in float64"]),
+        ("t = A; A = t; t", 12, ["'A' already has a meaning"]),
+        ("t = A; t = t; t", 12, ["'t' already has a meaning"]),
+        ("t = u; t", 5, ["unknown name 'u'"]),
+        ("t = A; t = A", None, ["expected an expression after the last assignment"]),
+        ("A.x = A; A", 1, ["expected an assignment"]),
+        ("import os; A", 1, ["expected an assignment"]),
+        ("t = A; while t: t", None, ["not assignments and an expression"]),
         ("lambda: A", 1, ["is not accepted"]),
         ("__import__('os')", 1, ["cannot be called"]),
         ("A @", None, ["not an expression"]),
@@ -173,14 +178,7 @@ TOKENS = "A B v alpha N ( ) , + - * / ** @ exp sum shift maximum transpose 0 -1 
 @given(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(TOKENS.split()), max_size=12).map(" ".join)))
 def test_any_text_gives_an_array_or_a_spec_error(text: str) -> None:
     with contextlib.suppress(SpecError):
-        assert parse(text).evaluate(arrays()).dtype == np.float64
-
-
-def test_the_functions_are_those_of_the_format() -> None:
-    assert set(ARRAY_FUNCTIONS) == {
-        *("exp", "log", "sqrt", "abs", "tanh", "transpose", "maximum", "minimum"),
-        *("sum", "mean", "max", "shift"),
-    }
+        assert parse(text).evaluate(arrays()).dtype.kind in "biufc"
 
 
 class TestChoicesAndStacks:

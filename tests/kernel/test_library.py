@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autotile.cuda.compiler import CompileJob, compile_cubin
 from autotile.errors import InputError, SpecError, UnknownKernelError
-from autotile.kernel import library
+from autotile.kernel import source_text, sources
 from autotile.kernel.includes import is_permitted, permitted_folders
 from autotile.kernel.library import kernel_names, load_kernel
 from autotile.settings import data_folder
@@ -321,7 +321,7 @@ class TestFormsOfIncludes:
         before = source_hash(scale_toml)
         (folder / ".git" / "HEAD").write_text("main\n")
         (folder / "autotile.db").write_bytes(b"SQLite format 3\0")
-        os.truncate(folder / "autotile.db", library._MAX_FILE_BYTES + 1)
+        os.truncate(folder / "autotile.db", sources._MAX_FILE_BYTES + 1)
         (folder / "autotile.db-wal").write_bytes(b"")
         scale_toml.write_text(scale_toml.read_text() + "\n")
         (folder / "loop").symlink_to(folder)
@@ -340,12 +340,12 @@ class TestFormsOfIncludes:
             ("_MAX_TREE_BYTES", r"more than 0 MiB of text; name the file in the #include"),
         ):
             with monkeypatch.context() as patch:
-                patch.setattr(library, limit, 1)
+                patch.setattr(sources, limit, 1)
                 with pytest.raises(InputError, match=message):
                     source_hash(scale_toml)
         template.write_text('#include "x.h"\n')
         with (folder / "x.h").open("r+b") as file:
-            file.truncate(library._MAX_FILE_BYTES + 1)
+            file.truncate(sources._MAX_FILE_BYTES + 1)
         with pytest.raises(InputError, match=r"the included file .*x\.h is larger than 16 MiB"):
             source_hash(scale_toml)
 
@@ -432,7 +432,7 @@ class TestNormalizing:
         ],
     )
     def test_different(self, one: str, other: str) -> None:
-        hashes = {library._hash_with_includes(Path("none/x.cu"), text) for text in (one, other)}
+        hashes = {sources.hash_with_includes(Path("none/x.cu"), text) for text in (one, other)}
         assert len(hashes) == 2
 
     @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ class TestNormalizing:
         ],
     )
     def test_equal(self, one: str, other: str) -> None:
-        assert len({library._hash_with_includes(Path("none/x.cu"), text) for text in (one, other)}) == 1
+        assert len({sources.hash_with_includes(Path("none/x.cu"), text) for text in (one, other)}) == 1
 
     @pytest.mark.parametrize(
         "unit",
@@ -485,7 +485,7 @@ class TestNormalizing:
     def test_time_is_linear(self, unit: str) -> None:
         """Quadratic time would take minutes."""
         started = time.process_time()
-        library._hash_with_includes(Path("none/x.cu"), "'1' " + unit * (400_000 // len(unit)))
+        sources.hash_with_includes(Path("none/x.cu"), "'1' " + unit * (400_000 // len(unit)))
         assert time.process_time() - started < 10
 
     @given(st.lists(st.sampled_from(["/", "*", '"', "'", "\\", "\n", "\\\n", "a", "1", ".", " ", "//", "/*", "*/"])))
@@ -493,7 +493,7 @@ class TestNormalizing:
     @example(["1", "'", "1", '"', "'", "//"])
     def test_comments_are_those_of_the_standard(self, pieces: list[str]) -> None:
         text = "".join(pieces)
-        assert library._strip_comments(text).replace("\\\n", "") == _phases_2_and_3(text)
+        assert source_text.strip_comments(text).replace("\\\n", "") == _phases_2_and_3(text)
 
 
 def _phases_2_and_3(text: str) -> str:

@@ -45,7 +45,7 @@ class TemplateOnDevice:
         bound = instance.bind(config, self._device)
         for _ in range(2):
             instance.prepare(bound)
-            self.launch(function, config, sizes, bound.arguments)
+            self.launch(function, config, sizes, bound.arguments[0])
             verdict = instance.verdict(bound)
             assert verdict.outcome is Outcome.OK, (config, sizes, verdict.reason)
 

@@ -40,7 +40,7 @@ class Pool:
             name = "-".join(job.options)
             path = self.folder / name
             path.touch()
-            cubin = CachedCubin(path, self.code or name, {"f": CompiledFunction("f", resources)})
+            cubin = CachedCubin(path, self.code or name, {"scale": CompiledFunction("scale", resources)})
             future.set_result(Compiled(cubin, 0.25))
         self.waiting.clear()
 

@@ -48,7 +48,9 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
     function = SimpleNamespace(opt_in=lambda _: None, launch=lambda *launch: launches.append(launch))
     monkeypatch.setattr(sanitizer_worker, "load_cupy", lambda: SimpleNamespace(cuda=cuda, ndarray=RecordedArray))
     monkeypatch.setattr(sanitizer_worker, "live_device", lambda _: device_profile("h200"))
-    monkeypatch.setattr(sanitizer_worker, "Module", lambda _: SimpleNamespace(function=lambda _: function))
+    monkeypatch.setattr(
+        "autotile.cuda.sequence.Module", lambda _: SimpleNamespace(function=lambda _: function, pointer=1)
+    )
 
 
 def launcher(toml: Path, config: Config, *others: int) -> Launcher:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from autotile.core.model import Value
-from autotile.cuda.compiler import CubinCache, compile_job
+from autotile.cuda.compiler import compile_job
+from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.kernel.library import load_kernel, reference_source
 from autotile.settings import read_settings
 from autotile.workers.gpu_worker import Workbench
-from autotile.workers.protocol import Evaluation, KernelSource, Workload
+from autotile.workers.protocol import Candidate, Evaluation, KernelSource, Workload
 
 
 def evaluate(toml: Path, **values: Value) -> Evaluation:
@@ -33,4 +34,5 @@ def evaluate(toml: Path, **values: Value) -> Evaluation:
         sample_limit_s=0.05,
         reference_source=KernelSource(source[0], str(source[1]), source[2]) if source else None,
     )
-    return Workbench(workload).evaluate(config, str(cubin.path), None, lambda stage: None)
+    candidate = Candidate(config, str(cubin.path), cubin.symbols)
+    return Workbench(workload).evaluate(candidate, None, lambda stage: None)

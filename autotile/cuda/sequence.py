@@ -1,0 +1,115 @@
+"""The launches of a call, in order, through CuPy or through the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from autotile.cuda.function import WORD_BYTES, Function, Module, driver_launch
+from autotile.kernel.launch import LaunchPlan
+from autotile.kernel.spec import Step
+
+DriverLaunch = Callable[[int, int, int], None]
+"""Launches on a stream, with the parameters at an address; the last argument is 0."""
+
+
+class StepFunctions:
+    """The functions of a kernel's steps, loaded into the current context.
+
+    Parameters
+    ----------
+    steps
+        The steps.
+    image
+        Cubin that holds their functions.
+    symbols
+        Name in the cubin of each entry; one that is not listed has its own name.
+
+    Attributes
+    ----------
+    module
+        Driver handle of the module, which the functions keep loaded.
+    """
+
+    def __init__(self, steps: Sequence[Step], image: Path | bytes, symbols: Mapping[str, str]) -> None:
+        module = Module(image)
+        self.module = module.pointer
+        self._entries = [step.entry for step in steps]
+        self._functions = {entry: module.function(symbols.get(entry, entry)) for entry in self._entries}
+
+    def __getitem__(self, step: int) -> Function:
+        """Return the function of a step, by its index."""
+        return self._functions[self._entries[step]]
+
+    def opt_in(self, plan: LaunchPlan) -> None:
+        """Allow the dynamic shared memory of every launch."""
+        needed: dict[str, int] = {}
+        for step, launch in plan.steps.items():
+            entry = self._entries[step]
+            needed[entry] = max(needed.get(entry, 0), launch.geometry.dynamic_smem_bytes)
+        for entry, smem_bytes in needed.items():
+            self._functions[entry].opt_in(smem_bytes)
+
+    def driver_launch(self, plan: LaunchPlan) -> DriverLaunch:
+        """Return a function that launches a plan from one parameter block, which holds the parameters of all launches.
+
+        A single launch costs as much as the driver's own call; nothing is checked.
+        """
+        launches = [driver_launch(self[one.step].pointer, one.geometry) for one in plan.launches]
+        if len(launches) == 1:
+            return launches[0]
+        starts = accumulate((WORD_BYTES * len(one.arguments) for one in plan.launches), initial=0)
+        pairs = list(zip(launches, starts, strict=False))
+
+        def launch_all(stream: int, address: int, extra: int) -> None:
+            for launch, start in pairs:
+                launch(stream, address + start, extra)
+
+        return launch_all
+
+
+class LaunchSequence:
+    """Launches on CuPy's current stream, in order.
+
+    Parameters
+    ----------
+    functions, plan
+        Loaded functions, and what to launch.
+    arguments
+        Arguments of each launch: CuPy arrays or NumPy scalars of the exact types.
+
+    Attributes
+    ----------
+    count
+        Number of launches.
+    """
+
+    def __init__(self, functions: StepFunctions, plan: LaunchPlan, arguments: Sequence[Sequence[Any]]) -> None:
+        functions.opt_in(plan)
+        self.count = len(plan.launches)
+        self._plan = plan
+        self._launches = [
+            partial(
+                functions[one.step].launch,
+                one.geometry.grid,
+                one.geometry.block,
+                values,
+                one.geometry.dynamic_smem_bytes,
+            )
+            for one, values in zip(plan.launches, arguments, strict=True)
+        ]
+
+    def __call__(self) -> None:
+        """Queue the launches."""
+        for launch in self._launches:
+            launch()
+
+    def by_step(self) -> dict[int, list[Callable[[], None]]]:
+        """Return the launches of each step that is launched, by its index."""
+        grouped: dict[int, list[Callable[[], None]]] = {}
+        for one, launch in zip(self._plan.launches, self._launches, strict=True):
+            grouped.setdefault(one.step, []).append(launch)
+        return grouped

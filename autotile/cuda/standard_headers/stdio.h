@@ -1,0 +1,2 @@
+#pragma once  // NVRTC has printf built in
+#include <stddef.h>

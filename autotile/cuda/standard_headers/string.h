@@ -1,0 +1,2 @@
+#pragma once  // NVRTC has memcpy and memset built in
+#include <stddef.h>

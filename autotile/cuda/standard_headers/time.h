@@ -1,0 +1,2 @@
+#pragma once  // NVRTC has clock built in
+#include <stddef.h>

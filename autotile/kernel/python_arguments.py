@@ -1,0 +1,156 @@
+"""Arguments of kernels that are written in Python: typed forms of the tables of a search-space file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.core.dtypes import dtype_name
+
+Size = int | str
+"""A number, or an expression of a search-space file for one."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A device array that the caller passes.
+
+    Attributes
+    ----------
+    dtype
+        Element type: a name such as ``"float32"``, ``"dtype"`` for that of the problem, or a NumPy dtype. Or an array
+        of NumPy or CuPy, which is its content in tuning, and gives type and shape.
+    shape
+        Extents, row-major: numbers, or expressions over sizes, flags and parameters; None for those of the array.
+    access
+        ``"in"``, ``"out"`` or ``"inout"``.
+    init
+        Content of an ``in`` or ``inout`` buffer in tuning, such as ``"uniform"``; None for ``"normal"``.
+    options
+        Further keys of the argument in a search-space file.
+
+    Examples
+    --------
+    >>> Buffer("float32", ["M", "N"], "out").to_table()
+    {'buffer': 'float32', 'shape': ['M', 'N'], 'access': 'out'}
+    """
+
+    dtype: Any
+    shape: Size | Sequence[Size] | None = None
+    access: str = "in"
+    init: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def array(self) -> NDArray[Any] | None:
+        """The content, if one is given."""
+        return as_array(self.dtype)
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the argument as in a search-space file; a content is not part of it."""
+        dtype = self.array.dtype if self.array is not None else self.dtype
+        shape = self.array.shape if self.shape is None and self.array is not None else self.shape
+        table = {"buffer": _element_type(dtype), "shape": listed(shape), "access": self.access}
+        return table | ({"init": self.init} if self.init is not None else {}) | dict(self.options)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A scalar argument.
+
+    Attributes
+    ----------
+    dtype
+        Element type, as for `Buffer`.
+    value
+        An expression over sizes and flags, which binds the value to the problem; or a number, which the caller may
+        override.
+    check
+        With a number: the value at the ragged sizes; None for the same one.
+
+    Examples
+    --------
+    >>> Scalar("int32", "N").to_table()
+    {'scalar': 'int32', 'value': 'N'}
+    """
+
+    dtype: Any
+    value: float | str
+    check: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the argument as in a search-space file."""
+        table = {"scalar": _element_type(self.dtype), "value": self.value}
+        return table | ({"check": self.check} if self.check is not None else {}) | dict(self.options)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A workspace: device memory that a launch needs for itself.
+
+    Attributes
+    ----------
+    dtype, shape
+        As for `Buffer`; the extents may also depend on parameters.
+    init
+        ``"zeros"`` if it must be zero before the first launch, and is left zero by every launch.
+    """
+
+    dtype: Any
+    shape: Size | Sequence[Size]
+    init: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the argument as in a search-space file."""
+        table = {"workspace": _element_type(self.dtype), "shape": listed(self.shape)}
+        return table | ({"init": self.init} if self.init is not None else {}) | dict(self.options)
+
+
+def parameter_names(source: str, entry: str) -> tuple[str, ...]:
+    """Return the names of a function's parameters as its definition declares them; empty where none is found."""
+    function = re.escape(entry.partition("<")[0].rpartition("::")[2].strip())
+    match = re.search(rf"__global__[^;{{}}]*?\b{function}\s*\(", source)
+    if match is None:
+        return ()
+    depth, start, declared = 1, match.end(), []
+    for position in range(match.end(), len(source)):
+        character = source[position]
+        depth += (character in "(<[") - (character in ")>]")
+        if depth == 0 or (character == "," and depth == 1):
+            declared.append(source[start:position])
+            start = position + 1
+        if depth == 0:
+            break
+    found = [re.search(r"([A-Za-z_]\w*)\s*(?:\[[^\]]*\]\s*)*$", text.partition("=")[0]) for text in declared]
+    return tuple(match[1] if match else "" for match in found)
+
+
+def as_array(value: Any) -> NDArray[Any] | None:
+    """Return an array of NumPy or CuPy as one of NumPy; None for anything else."""
+    if isinstance(value, np.ndarray):
+        return value
+    is_cupy = hasattr(value, "__cuda_array_interface__") and hasattr(value, "get")
+    return np.asarray(value.get()) if is_cupy else None
+
+
+def _element_type(dtype: Any) -> str:
+    if isinstance(dtype, str):
+        return dtype
+    name = dtype_name(dtype)
+    return name if name.isidentifier() else type(dtype).__name__
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a list, or any iterable, as a list; a single value as a list of it, and None as an empty one."""
+    if value is None:
+        return []
+    if isinstance(value, np.ndarray):
+        return list(value.tolist())
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]

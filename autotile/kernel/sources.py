@@ -1,0 +1,271 @@
+"""The author's files that a template consists of, and their hash."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from autotile.errors import InputError
+from autotile.kernel.includes import check_include, is_permitted, permitted_folders
+from autotile.kernel.source_text import SPLICE, has_trigraphs, included_names, normalize, strip_comments
+
+_PATH = re.compile(r'[^\s"<>(),;#]+')
+
+_INCLUDE = re.compile(rb'^[^\S\n]*#[^\S\n]*include(?:_next)?[^\S\n]*["<]([^">\n]+)[">]', re.MULTILINE)
+_MAX_FILE_BYTES = 16 << 20
+_FIRST_READ_BYTES = 1 << 16
+_MAX_TREE_BYTES = 64 << 20
+_MAX_TREE_ENTRIES = 2000
+_BINARY_CHECK_BYTES = 8000
+"""A file with a NUL in its first bytes is not text; Git decides in the same way (buffer_is_binary)."""
+_NOT_SOURCES = (".toml", "-wal", "-shm", "-journal")
+"""Endings of search-space files, which have a hash of their own, and of the files beside an open database."""
+_NOT_CODE = (".md", ".rst", ".txt", ".py", ".sh", ".json", ".yaml", ".yml")
+"""Endings of files whose paths are not operands of an ``#include``; as files they count."""
+
+
+def read_text(path: Path, what: str) -> str:
+    """Return the text of a file, whose lines end with a line feed; ``what`` names it in errors.
+
+    Raises
+    ------
+    InputError
+        It cannot be read, is too large, or is not UTF-8.
+    """
+    try:
+        return read_bytes(path, what).decode().replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError:
+        raise InputError(f"the {what} {path} is not UTF-8 text") from None
+
+
+def read_bytes(path: Path, what: str) -> bytes:
+    """Return the content of a file of at most 16 MiB; parameters and errors as for `read_text`."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_FIRST_READ_BYTES)  # a read of the whole limit would allocate it
+            if len(content) == _FIRST_READ_BYTES:
+                content += file.read(_MAX_FILE_BYTES + 1 - _FIRST_READ_BYTES)
+    except OSError as error:
+        raise InputError(f"cannot read the {what} {path}: {error.strerror}") from None
+    if len(content) > _MAX_FILE_BYTES:
+        raise InputError(f"the {what} {path} is larger than {_MAX_FILE_BYTES >> 20} MiB")
+    return content
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a path is that of a file."""
+    try:
+        return path.is_file()
+    except OSError:  # not a valid file name: too long, for example
+        return False
+
+
+def hash_with_includes(path: Path, source: str, include_folders: Sequence[Path] = ()) -> str:
+    """Return the hash of the author's files; the toolkit's headers are identified by the NVRTC version.
+
+    Parameters
+    ----------
+    path, source
+        Path and text of the template.
+    include_folders
+        Further folders of the author's headers, such as those of a library. What is included from them is hashed as it
+        is, and names that macros stand for are not followed there.
+    """
+    sources = _Sources(path, include_folders)
+    sources.add(path, path.name, source)
+    return sources.hexdigest()
+
+
+class _Sources:
+    """The author's files that a template can include, found as the compiler finds them.
+
+    Files are found too often rather than too rarely: in both folders that the compiler searches before the toolkit's,
+    and in branches that the preprocessor skips.
+    """
+
+    def __init__(self, template: Path, include_folders: Sequence[Path] = ()) -> None:
+        self._folder = template.parent
+        self._template = template
+        self._include_folders = include_folders
+        self._digest = hashlib.sha256()
+        self._seen: set[Path] = set()
+        self._waiting: list[tuple[Path, str, str]] = []
+        self._read: list[tuple[Path, str]] = []
+        self._has_macro = False
+        self._trees: set[Path] = set()
+        self._resolved: dict[Path, Path] = {}
+        self._libraries = tuple(folder.resolve() for folder in include_folders)
+        self._headers: list[Path] = []
+
+    @cached_property
+    def _permitted(self) -> tuple[Path, ...]:
+        """Folders of files that may be included; most templates include none."""
+        return permitted_folders(self._template, self._include_folders)
+
+    def add(self, path: Path, label: str, text: str) -> None:
+        """Add a file, whose name is ``label`` in the hash."""
+        self._waiting.append((path, label, text))
+
+    def hexdigest(self) -> str:
+        """Return the hash of the files and of all that they include."""
+        while self._waiting or self._headers:
+            if self._headers:
+                self._add_header(self._headers.pop())
+                continue
+            path, label, text = self._waiting.pop()
+            stripped = strip_comments(text)
+            code = normalize(stripped)
+            if has_trigraphs(text):
+                code = text
+                stripped += "\n" + strip_comments(text.replace("??=", "#").replace("??/", "\\"))
+            self._digest.update(f"{label}\0{len(code)}\0{code}".encode(errors="surrogateescape"))
+            spliced = stripped.replace(SPLICE, "")
+            self._read.append((path, spliced))
+            for name in included_names(spliced):
+                if name is None:
+                    self._has_macro = True
+                    self._add_tree(path.parent)
+                else:
+                    self._add_included(path, name, text)
+            if self._has_macro and not self._waiting and not self._headers:
+                self._add_macro_operands()
+        return self._digest.hexdigest()
+
+    def _add_included(self, path: Path, name: str, text: str | None = None) -> bool:
+        """Add the files that a file of the given path includes by a name; return whether there are any.
+
+        With the text of a directive's file, one that must not be included is an error; without, it is left out.
+        """
+        is_found = False
+        for folder in dict.fromkeys((path.parent, self._folder, *self._include_folders)):  # before the toolkit's
+            included = folder / name
+            if not is_file(included):
+                if text is not None and os.path.exists(included):  # noqa: PTH110 - never raises
+                    self._check(included, path, name, text)
+                continue
+            parent = included.parent
+            if parent not in self._resolved:
+                self._resolved[parent] = parent.resolve()
+            included = self._resolved[parent] / included.name  # not resolved itself: the compiler looks beside a link
+            if included not in self._seen:
+                if not self._is_permitted(included):
+                    if text is not None:
+                        self._check(included, path, name, text)
+                    continue
+                self._seen.add(included)
+                if any(included.is_relative_to(library) for library in self._libraries):
+                    self._headers.append(included)
+                else:
+                    self.add(included, included.name, _text(read_bytes(included, "included file")))
+            is_found = True
+        return is_found
+
+    def _add_header(self, path: Path) -> None:
+        """Add a file below one of the further folders, and the files that it includes."""
+        status = path.stat()
+        digest, names = _header(path, status.st_mtime_ns, status.st_size)
+        self._digest.update(f"{path.name}\0{digest}".encode(errors="surrogateescape"))
+        for name in names:
+            self._add_included(path, name)
+
+    def _is_permitted(self, included: Path) -> bool:
+        """Return whether a file, the links of whose folder are resolved, may be included."""
+        if self._resolved.get(self._folder) == included.parent and not included.is_symlink():
+            return True  # as nearly all are; the rest takes ten times as long
+        return is_permitted(included, self._permitted)
+
+    def _check(self, included: Path, path: Path, name: str, text: str) -> None:
+        """Raise if a file includes one that it must not."""
+        line = text.count("\n", 0, max(0, text.find(name))) + 1
+        check_include(included, self._permitted, name, f"{path}:{line}")
+
+    def _add_macro_operands(self) -> None:
+        """Add what a macro can name: the template's folder, and the paths in the code that lead elsewhere."""
+        self._add_tree(self._folder)
+        while self._read:
+            path, code = self._read.pop()
+            if path.name.endswith(_NOT_CODE):
+                continue
+            for word in sorted(set(_PATH.findall(code))):
+                is_upward = ".." in word.split("/")
+                if not (is_upward or word.startswith((".", "/")) or "/." in word):
+                    continue
+                if not self._add_included(path, word) and is_upward:  # the rest of the name may be pasted to it
+                    for named in (path.parent / word, self._folder / word):
+                        self._add_tree(named if os.path.isdir(named) else named.parent)  # noqa: PTH112 - never raises
+
+    def _add_tree(self, folder: Path) -> None:
+        """Add all text files below a folder."""
+        if not os.path.isdir(folder):  # noqa: PTH112 - never raises
+            return
+        folder = folder.resolve()
+        if any(_is_below(folder, tree) for tree in self._trees):
+            return
+        self._trees.add(folder)
+        total_bytes = 0
+        for path in _tree(folder):
+            if _is_binary(path):
+                continue
+            content = read_bytes(path, "file")
+            total_bytes += len(content)
+            if total_bytes > _MAX_TREE_BYTES:
+                raise _too_large(folder, f"{_MAX_TREE_BYTES >> 20} MiB of text")
+            self.add(path, path.relative_to(folder).as_posix(), _text(content))
+
+
+@lru_cache(maxsize=4096)
+def _header(path: Path, _mtime_ns: int, _size: int) -> tuple[str, tuple[str, ...]]:
+    """Return the hash of a header, and the names that it includes; it is read again when its status changes."""
+    content = read_bytes(path, "included file")
+    names = (name.decode(errors="surrogateescape") for name in _INCLUDE.findall(content))
+    return hashlib.sha256(content).hexdigest(), tuple(dict.fromkeys(names))
+
+
+def _text(content: bytes) -> str:
+    return content.decode(errors="surrogateescape").replace("\r\n", "\n")  # a lone \\r does not end a line in NVRTC
+
+
+def _tree(folder: Path) -> list[Path]:
+    """Return the regular files below a folder, sorted; hidden ones, such as ``.git``, are left out."""
+    found: list[Path] = []
+    entries, visited = 0, set()
+    for base, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(base)
+        if real in visited:  # links can form a loop
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = sorted(name for name in folders if not _is_hidden(name))
+        entries += len(folders) + len(names)
+        if entries > _MAX_TREE_ENTRIES:
+            raise _too_large(folder, f"{_MAX_TREE_ENTRIES} files")
+        files = (Path(base, name) for name in names if not _is_hidden(name) and not name.endswith(_NOT_SOURCES))
+        found += [path for path in files if is_file(path)]
+    return sorted(found)
+
+
+def _is_binary(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return b"\0" in file.read(_BINARY_CHECK_BYTES)
+    return False
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__pycache__"
+
+
+def _is_below(folder: Path, tree: Path) -> bool:
+    """Return whether a walk of the tree meets the folder."""
+    return folder.is_relative_to(tree) and not any(_is_hidden(name) for name in folder.relative_to(tree).parts)
+
+
+def _too_large(folder: Path, limit: str) -> InputError:
+    return InputError(
+        f"a macro names a file that the template includes, so that all files below {folder} count as its source, and "
+        f"there are more than {limit}; name the file in the #include, or keep the kernel in a folder of its own"
+    )

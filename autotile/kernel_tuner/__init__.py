@@ -1,0 +1,11 @@
+"""Kernel Tuner's interface on autotile's engine: change the import of a script from ``kernel_tuner`` to this package.
+
+See docs/from-kernel-tuner.md for what each argument does here.
+"""
+
+from autotile.kernel_tuner import strategies as strategies
+from autotile.kernel_tuner import util as util
+from autotile.kernel_tuner.interface import run_kernel as run_kernel
+from autotile.kernel_tuner.interface import tune_kernel as tune_kernel
+
+__all__ = ["run_kernel", "strategies", "tune_kernel", "util"]

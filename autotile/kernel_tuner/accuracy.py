@@ -1,0 +1,196 @@
+"""Arguments that depend on a parameter, and an observer of the error: what Kernel Tuner's scripts import from here."""
+
+from __future__ import annotations
+
+import re
+from collections import UserDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotile.errors import InputError
+from autotile.kernel_tuner.observers import OutputObserver
+from autotile.kernel_tuner.python_strings import evaluate
+
+Metric = Callable[[NDArray[Any], NDArray[Any]], float]
+
+
+class Tunable(UserDict[Any, Any]):
+    """An argument that is one of several arrays, by the value of a parameter.
+
+    Parameters
+    ----------
+    param_key
+        Name of the parameter, an expression over parameters, or a function of a dictionary of them.
+    arrays
+        The array for each value; a list stands for the values 0, 1, ...
+    """
+
+    def __init__(
+        self, param_key: str | Callable[[Mapping[str, Any]], Any], arrays: Mapping[Any, Any] | Sequence[Any]
+    ) -> None:
+        super().__init__(arrays if isinstance(arrays, Mapping) else dict(enumerate(arrays)))
+        self.param_key = param_key
+
+    def select_for_configuration(self, params: Mapping[str, Any]) -> Any:
+        """Return the array for a configuration.
+
+        Raises
+        ------
+        KeyError
+            There is none.
+        """
+        option = self._option(params)
+        if option not in self.data:
+            raise KeyError(f"there is no array for {option!r}; expected one of {', '.join(map(str, self.data))}")
+        chosen = self.data[option]
+        return chosen.select_for_configuration(params) if isinstance(chosen, Tunable) else chosen
+
+    def __call__(self, params: Mapping[str, Any]) -> Any:
+        """Return the array for a configuration."""
+        return self.select_for_configuration(params)
+
+    def _option(self, params: Mapping[str, Any]) -> Any:
+        if callable(self.param_key):
+            return self.param_key(params)
+        return params[self.param_key] if self.param_key in params else evaluate(self.param_key, params)
+
+
+_PRECISIONS: Mapping[str, str] = {
+    **dict.fromkeys(("half", "f16", "float16", "__half", "khalf"), "float16"),
+    **dict.fromkeys(("float", "single", "f32", "float32", "kfloat"), "float32"),
+    **dict.fromkeys(("double", "f64", "float64", "kdouble"), "float64"),
+}
+_BFLOAT16 = ("bfloat16", "bf16", "kbfloat16", "__nv_bfloat16")
+
+
+class TunablePrecision(Tunable):
+    """An argument whose element type is the value of a parameter.
+
+    Parameters
+    ----------
+    param_key
+        As for `Tunable`.
+    array
+        Array or NumPy scalar, which is converted to each type.
+    dtypes
+        Types by the values of the parameter, or a list of names of types; None for ``half``, ``float`` and ``double``,
+        and ``bfloat16`` if the package ml_dtypes is installed.
+    """
+
+    def __init__(
+        self,
+        param_key: str | Callable[[Mapping[str, Any]], Any],
+        array: Any,
+        dtypes: Mapping[str, Any] | Sequence[str] | None = None,
+    ) -> None:
+        if not dtypes:
+            chosen: dict[str, Any] = {"half": np.float16, "float": np.float32, "double": np.float64}
+            bfloat16 = _bfloat16()
+            chosen |= {"bfloat16": bfloat16} if bfloat16 is not None else {}
+        else:
+            chosen = dict(dtypes) if isinstance(dtypes, Mapping) else {name: _dtype(name) for name in dtypes}
+        values = array if isinstance(array, np.generic) else np.asarray(array)
+        with np.errstate(over="ignore"):  # a value beyond a type's range is infinite in it
+            super().__init__(param_key, {name: values.astype(dtype) for name, dtype in chosen.items()})
+
+
+def _bfloat16() -> Any:
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        return None
+    return bfloat16
+
+
+def _dtype(name: str) -> Any:
+    key = name.lower()
+    if key in _BFLOAT16:
+        if (found := _bfloat16()) is None:
+            raise InputError(f"the element type {name!r} needs the package ml_dtypes: pip install ml_dtypes")
+        return found
+    return np.dtype(_PRECISIONS.get(key, key))
+
+
+def _squares(a: NDArray[Any], b: NDArray[Any]) -> Any:
+    return np.mean((a - b) ** 2)
+
+
+def _log_difference(a: NDArray[Any], b: NDArray[Any], eps: float) -> NDArray[Any]:
+    return np.log10(a + eps) - np.log10(b + eps)
+
+
+def _metrics(eps: float) -> Mapping[str, Metric]:
+    """Return the metrics by their names without ``error``, in which long words are shortened."""
+    found: dict[tuple[str, ...], Metric] = {
+        ("mse", "mean sq"): lambda a, b: float(_squares(a, b)),
+        ("rmse", "root mean sq"): lambda a, b: float(np.sqrt(_squares(a, b))),
+        ("nrmse", "normalized root mean sq"): lambda a, b: float(np.sqrt(_squares(a, b) / np.mean(a**2))),
+        ("mae", "abs", "mean abs"): lambda a, b: float(np.mean(np.abs(a - b))),
+        ("mre", "rel", "mean rel"): lambda a, b: float(np.mean(np.abs(a - b) / np.maximum(np.abs(a), eps))),
+        ("rmsre", "root mean sq rel"): lambda a, b: float(np.sqrt(np.mean((a - b) ** 2 / np.maximum(a, eps) ** 2))),
+        ("male", "mean abs log"): lambda a, b: float(np.mean(np.abs(_log_difference(a, b, eps)))),
+        ("rmsle", "root mean sq log"): lambda a, b: float(np.sqrt(np.mean(_log_difference(a, b, eps) ** 2))),
+        ("max", "max abs"): lambda a, b: float(np.max(np.abs(a - b))),
+        ("max rel",): lambda a, b: float(np.max(np.abs(a - b) / np.maximum(np.abs(a), eps))),
+    }
+    return {name: metric for names, metric in found.items() for name in names}
+
+
+_SHORT = {
+    **{"average": "mean", "avg": "mean", "squared": "sq", "square": "sq", "maximum": "max"},
+    **{"relative": "rel", "absolute": "abs", "logarithmic": "log"},
+}
+
+
+def error_metric_from_name(user_key: str, EPS: float = 1e-8) -> Metric:
+    """Return the function of an error metric, such as ``"RMSE"`` or ``"mean relative error"``.
+
+    Parameters
+    ----------
+    user_key
+        Name; case, the word "error" and the kind of separator do not matter.
+    EPS
+        Least denominator of relative errors.
+
+    Raises
+    ------
+    ValueError
+        There is no such metric.
+    """
+    words = re.split(r"[\s_-]+", user_key.lower().strip())
+    key = " ".join(_SHORT.get(word, word) for word in words if word and word != "error")
+    metrics = _metrics(EPS)
+    if key not in metrics:
+        raise ValueError(f"there is no error metric {user_key!r}; expected one of {', '.join(metrics)}")
+    return lambda a, b: metrics[key](np.asarray(a, np.float64), np.asarray(b, np.float64))
+
+
+class AccuracyObserver(OutputObserver):
+    """Records the greatest error of the outputs against the answer.
+
+    Parameters
+    ----------
+    metric
+        Name of a metric, see `error_metric_from_name`, or a function of answer and output; None for the RMSE.
+    key
+        Key of the error in the results.
+    atol
+        Least denominator of relative errors.
+    """
+
+    def __init__(self, metric: str | Metric | None = None, key: str = "error", *, atol: float = 1e-8) -> None:
+        self.key = key
+        self.metric = metric if callable(metric) else error_metric_from_name(metric or "rmse", atol)
+        self.result: float | None = None
+
+    def process_output(self, answer: Sequence[Any], output: Sequence[Any]) -> None:
+        """Compare the outputs with the answer."""
+        pairs = zip(answer, output, strict=True)
+        self.result = max(self.metric(expected, got) for expected, got in pairs if expected is not None)
+
+    def get_results(self) -> dict[str, Any]:
+        """Return the error."""
+        return {self.key: self.result}

@@ -1,0 +1,12 @@
+"""An observer of Kernel Tuner that has no counterpart here."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from autotile.kernel_tuner.observers.unsupported import refuse
+
+
+def PowerSensorObserver(*arguments: Any, **options: Any) -> NoReturn:
+    """Raise an `InputError` that names what to use instead."""
+    refuse("PowerSensorObserver")

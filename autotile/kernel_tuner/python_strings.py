@@ -1,0 +1,223 @@
+"""Kernel Tuner's string expressions: Python arithmetic over parameters and results, evaluated without running Python.
+
+Kernel Tuner pastes values into such strings and runs them. Here the text is parsed, and only the operations listed in
+this module are carried out, by this module.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from autotile.errors import InputError
+
+_MAX_CHARACTERS = 10_000
+_MAX_POWER_BITS = 4096
+"""Size of a whole number that ``**`` or ``<<`` may give."""
+_TOKEN = re.compile(r"\w+")
+
+_BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.RShift: operator.rshift,
+}
+_UNARY: Mapping[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+    ast.Invert: operator.invert,
+}
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda value, among: value in among,
+    ast.NotIn: lambda value, among: value not in among,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+_PLAIN: Mapping[str, Callable[..., Any]] = {
+    **{name: getattr(math, name) for name in ("ceil", "floor", "sqrt", "log", "log2", "log10", "exp", "pow", "gcd")},
+    **{"int": int, "float": float, "bool": bool, "str": str, "abs": abs, "round": round, "len": len},
+    **{"min": min, "max": max, "sum": sum, "any": any, "all": all, "sorted": sorted, "set": set, "list": list},
+}
+_NUMPY_NAMES = (
+    *(
+        "ceil",
+        "floor",
+        "sqrt",
+        "log",
+        "log2",
+        "log10",
+        "exp",
+        "power",
+        "abs",
+        "sum",
+        "prod",
+        "mean",
+        "median",
+        "average",
+    ),
+    *("min", "max", "amin", "amax", "minimum", "maximum", "std", "var", "array", "round", "pi", "any", "all"),
+    *("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint32", "uint64"),
+)
+_NUMPY = {name: getattr(np, name) for name in _NUMPY_NAMES}
+_MODULES: Mapping[str, Mapping[str, Any]] = {
+    "math": {name: getattr(math, name) for name in dir(math) if not name.startswith("_")},
+    "np": _NUMPY,
+    "numpy": _NUMPY,
+}
+_METHODS = frozenset({"startswith", "endswith", "lower", "upper", "split", "strip", "count", "index", "get"})
+"""Methods of strings, lists and dictionaries that may be called."""
+
+
+def evaluate(text: str, values: Mapping[str, Any]) -> Any:
+    """Return the value of an expression.
+
+    Parameters
+    ----------
+    text
+        The expression: arithmetic, comparisons, conditions, lists, and functions of Python, ``math`` and ``np``.
+    values
+        Values of the names in it.
+
+    Raises
+    ------
+    InputError
+        The text is not such an expression, or names something unknown.
+    ArithmeticError, TypeError, ValueError
+        An operation has no result.
+    """
+    return _value(_parsed(text), values, text)
+
+
+def names_in(text: str) -> set[str]:
+    """Return the names in an expression; errors as for `evaluate`."""
+    return {node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)}
+
+
+def replace_names(text: str, values: Mapping[str, Any]) -> str:
+    """Return a text with each word that is a name replaced by its value."""
+    return _TOKEN.sub(lambda match: str(values[match[0]]) if match[0] in values else match[0], text)
+
+
+def _parsed(text: str) -> ast.expr:
+    if len(text) > _MAX_CHARACTERS:
+        raise InputError(f"the expression {text[:60]!r}... has {len(text):,} characters, at most {_MAX_CHARACTERS:,}")
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"the expression {text!r} is not Python: {error}") from None
+
+
+def _value(tree: ast.expr, values: Mapping[str, Any], text: str) -> Any:  # noqa: PLR0911, PLR0912 - a case a node
+    def value(part: ast.expr) -> Any:
+        return _value(part, values, text)
+
+    match tree:
+        case ast.Constant():
+            return tree.value
+        case ast.Name(id=name):
+            return _named(name, values, text)
+        case ast.BinOp(left=left, op=ast.Pow() | ast.LShift() as operation, right=right):
+            return _power(operation, value(left), value(right))
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _BINARY:
+            return _BINARY[type(operation)](value(left), value(right))
+        case ast.UnaryOp(op=operation, operand=operand):
+            return _UNARY[type(operation)](value(operand))
+        case ast.BoolOp(op=ast.And(), values=operands):
+            return _until(operands, value, is_end=operator.not_)
+        case ast.BoolOp(values=operands):
+            return _until(operands, value, is_end=bool)
+        case ast.Compare(left=left, ops=operations, comparators=others):
+            return _compared(value(left), operations, others, value)
+        case ast.IfExp(test=test, body=body, orelse=otherwise):
+            return value(body) if value(test) else value(otherwise)
+        case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements):
+            return tuple(value(element) for element in elements)
+        case ast.Subscript(value=array, slice=index) if not isinstance(index, ast.Slice):
+            return value(array)[value(index)]
+        case ast.Call(func=function, args=arguments, keywords=[]):
+            return _function(function, value, text)(*(value(argument) for argument in arguments))
+        case ast.Attribute(value=ast.Name(id=module), attr=name) if name in _MODULES.get(module, {}):
+            return _MODULES[module][name]
+        case ast.ListComp() | ast.GeneratorExp():
+            return _comprehended(tree, values, text)
+    raise InputError(
+        f"{ast.unparse(tree)!r} in the expression {text!r} is not carried out; use arithmetic, comparisons, conditions "
+        "and functions of math, or pass a function"
+    )
+
+
+def _named(name: str, values: Mapping[str, Any], text: str) -> Any:
+    if name in values:
+        return values[name]
+    if name in _PLAIN:
+        return _PLAIN[name]
+    raise InputError(f"{name!r} in the expression {text!r} is unknown; known are {', '.join(map(str, values))}")
+
+
+def _until(operands: list[ast.expr], value: Callable[[ast.expr], Any], is_end: Callable[[Any], bool]) -> Any:
+    """Return the first operand that ends the evaluation, or the last one."""
+    found: Any = None
+    for operand in operands:
+        found = value(operand)
+        if is_end(found):
+            break
+    return found
+
+
+def _compared(left: Any, operations: list[ast.cmpop], others: list[ast.expr], value: Callable[[ast.expr], Any]) -> bool:
+    for operation, other in zip(operations, others, strict=True):
+        right = value(other)
+        if not _COMPARISONS[type(operation)](left, right):
+            return False
+        left = right
+    return True
+
+
+def _power(operation: ast.operator, base: Any, exponent: Any) -> Any:
+    """Return ``base ** exponent`` or ``base << exponent``, unless the number would be absurdly long."""
+    is_shift = isinstance(operation, ast.LShift)
+    if isinstance(base, int) and isinstance(exponent, int):
+        bits = base.bit_length() + exponent if is_shift else base.bit_length() * exponent
+        if bits > _MAX_POWER_BITS:
+            raise OverflowError(f"{base} {'<<' if is_shift else '**'} {exponent} has {bits:,} bits")
+    return base << exponent if is_shift else base**exponent
+
+
+def _function(tree: ast.expr, value: Callable[[ast.expr], Any], text: str) -> Callable[..., Any]:
+    match tree:
+        case ast.Attribute(value=owner, attr=name) if name in _METHODS:
+            method: Callable[..., Any] = getattr(value(owner), name)
+            return method
+        case ast.Name() | ast.Attribute():
+            function = value(tree)
+            if callable(function):
+                return function  # type: ignore[no-any-return]
+    raise InputError(f"{ast.unparse(tree)!r} in the expression {text!r} is not a function that is known here")
+
+
+def _comprehended(tree: ast.ListComp | ast.GeneratorExp, values: Mapping[str, Any], text: str) -> list[Any]:
+    match tree.generators:
+        case [ast.comprehension(target=ast.Name(id=name), iter=source, ifs=conditions, is_async=0)]:
+            scopes = ({**values, name: item} for item in _value(source, values, text))
+            kept = (scope for scope in scopes if all(_value(each, scope, text) for each in conditions))
+            return [_value(tree.elt, scope, text) for scope in kept]
+    raise InputError(f"{ast.unparse(tree)!r} in the expression {text!r} is not carried out; pass a function")

@@ -1,0 +1,144 @@
+"""Sources as they are written for nvcc, compiled with NVRTC."""
+
+from pathlib import Path
+
+import pytest
+
+from autotile.cuda import headers, nvrtc
+from autotile.cuda.compiler import CompileJob, compile_cubin
+from autotile.cuda.headers import find_header
+from autotile.errors import CompileError
+
+USES = {
+    "cstdint": "std::uint32_t(3) + uint8_t(4) + INT64_MAX",
+    "stdint.h": "uint64_t(3)",
+    "cfloat": "FLT_MAX + DBL_EPSILON",
+    "climits": "INT_MAX",
+    "limits": "std::numeric_limits<float>::infinity() + std::numeric_limits<int>::max()",
+    "type_traits": "std::is_same_v<std::remove_cv_t<const int>, int>",
+    "cmath": "std::sqrt(x[0]) + std::fabs(x[1]) + INFINITY + NAN + M_PI",
+    "math.h": "sqrtf(x[0]) + HUGE_VAL",
+    "cassert": "(assert(x[0] > 0), 1)",
+    "cstdio": 'printf("%d", 4)',
+    "cstdlib": "std::abs(-4)",
+    "cstring": "(std::memcpy(x, x + 1, sizeof(float)), 1)",
+    "cstddef": "std::size_t(4) + offsetof(float4, y)",
+    "cuda.h": "sizeof(CUtensorMap)",
+    "cuda_runtime.h": "make_float4(1, 2, 3, 4).x",
+    "cuda_fp8.h": "float(__nv_fp8_e4m3(2.0f))",
+    "mma.h": "nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float>::num_elements",
+}
+
+
+def job(source: str, template: Path = Path("/nowhere/x.cu"), **changes: object) -> CompileJob:
+    fields = {"entry": "k", "architecture": "sm_90", "options": (), **changes}
+    return CompileJob(source, str(hash(source)), str(template), **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("header", USES)
+def test_a_header_and_what_it_declares(header: str) -> None:
+    if header == "mma.h" and find_header("crt/mma.h") is None:
+        pytest.skip("neither nvidia-cuda-crt nor a toolkit is installed")
+    assert compile_cubin(job(f"#include <{header}>\n__global__ void k(float* x) {{ x[0] = {USES[header]}; }}")).cubin
+
+
+def test_the_standard_headers_agree_with_the_toolkits() -> None:
+    """Types that both define are the same, in either order; the traits have the values that C++ demands."""
+    checks = """
+    static_assert(std::numeric_limits<int64_t>::min() == cuda::std::numeric_limits<int64_t>::min());
+    static_assert(std::numeric_limits<float>::max_digits10 == cuda::std::numeric_limits<float>::max_digits10);
+    static_assert(std::numeric_limits<double>::denorm_min() == cuda::std::numeric_limits<double>::denorm_min());
+    static_assert(std::numeric_limits<unsigned>::digits10 == cuda::std::numeric_limits<unsigned>::digits10);
+    static_assert(std::is_same_v<std::decay_t<const int (&)[3]>, const int*>);
+    static_assert(std::is_same_v<std::common_type_t<char, float>, cuda::std::common_type_t<char, float>>);
+    static_assert(std::is_same_v<std::make_signed_t<unsigned long>, long>);
+    static_assert(std::is_pointer_v<int* const> && !std::is_pointer_v<int> && std::is_function_v<void(int)>);
+    static_assert(std::is_signed_v<float> && !std::is_signed_v<bool> && std::is_unsigned_v<bool>);
+    static_assert(std::conjunction_v<std::true_type, std::is_enum<decltype(std::byte{})>>);
+    __global__ void k(int* x) { x[0] = std::max(x[1], 2); std::array<int, 2> a{1, 2}; x[1] = a[0]; }
+    """
+    ours = "#include <limits>\n#include <type_traits>\n#include <cstdint>\n#include <cstddef>\n"
+    theirs = "#include <cuda/std/limits>\n#include <cuda/std/type_traits>\n#include <algorithm>\n#include <array>\n"
+    for source in (ours + theirs, theirs + ours):
+        assert compile_cubin(job(source + checks)).cubin
+
+
+def test_cub_as_a_whole() -> None:
+    source = """
+    #include <cub/cub.cuh>
+    template <int B> __global__ void k(int* x) {
+        using Reduce = cub::BlockReduce<int, B>;
+        __shared__ typename Reduce::TempStorage storage;
+        int sum = Reduce(storage).Sum(x[threadIdx.x]);
+        if (threadIdx.x == 0) x[0] = sum;
+    }
+    """
+    assert compile_cubin(job(source, entry="k<128>")).resources.static_smem_bytes > 0
+
+
+def test_what_nvcc_declares_without_a_header() -> None:
+    source = "__global__ void k(float* x, uint32_t n) { x[n] = INFINITY + M_PI + std::abs(x[0]) + size_t(n); }"
+    assert compile_cubin(job(source)).cubin
+    assert job(source).source_hash in nvrtc._written_for_nvcc
+
+
+def test_a_whole_program() -> None:
+    source = """
+    #include <iostream>
+    #include <vector>
+    #include <cuda_runtime.h>
+    #define CHECK(x) if ((x) != cudaSuccess) { std::cerr << "failed"; exit(1); }
+    using namespace std;
+    static const int width = 4;
+    float host_sum(const std::vector<float>& v) { float s = 0; for (float x : v) s += x; return s; }
+    constexpr int twice(int n) { return 2 * n; }
+    template <int B> __global__ void k(float* x) { x[threadIdx.x] = twice(B) + width; }
+    int main(int argc, char** argv) {
+        std::vector<float> v(32);
+        float* d; CHECK(cudaMalloc(&d, 128)); k<4><<<1, 32>>>(d);
+        std::cout << host_sum(v) << std::endl;
+    }
+    """
+    assert compile_cubin(job(source, entry="k<32>")).functions["k<32>"].symbol == "_Z1kILi32EEvPf"
+
+
+@pytest.mark.parametrize(
+    ("source", "cure"),
+    [
+        ('#include "missing.h"\n__global__ void k() {}', r"\[kernel\] include = "),
+        ("#include <cutlass/cutlass.h>\n__global__ void k() {}", "AUTOTILE_INCLUDE"),
+        ("#include <curand_none.h>\n__global__ void k() {}", "pip install nvidia-curand"),
+        ("__global__ void k(float* x) { x[0] = TILE; }", r"defines = \{ TILE ="),
+        ("__global__ void k(float* x) { std::vector<int> v; }", "__CUDACC_RTC__"),
+    ],
+)
+def test_an_error_gives_the_cure(source: str, cure: str) -> None:
+    with pytest.raises(CompileError, match=cure):
+        compile_cubin(job(source))
+
+
+def test_lines_are_those_of_the_source() -> None:
+    source = "#include <vector>\nint main()\n{\n  return 0;\n}\n__global__ void k(float* x) { x[0] = y; }\n"
+    with pytest.raises(CompileError, match=r'x\.cu\(6\): error: identifier "y" is undefined'):
+        compile_cubin(job(source))
+
+
+def test_folders_of_the_author(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "scale.h").write_text("#define SCALE 3\n")
+    source = "#include <scale.h>\n__global__ void k(int* x) { x[0] = SCALE; }"
+    assert compile_cubin(job(source, include_folders=(str(tmp_path / "own"),))).cubin
+
+
+def test_a_toolkit_of_another_major_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, version in (("old", 11080), ("near", 13990), ("same", 0)):
+        folder = tmp_path / name / "include"
+        folder.mkdir(parents=True)
+        major, minor = map(int, headers.nvrtc_version().split("."))
+        number = version or major * 1000 + minor * 10
+        (folder / "cuda.h").write_text(f"#define CUDA_VERSION {number}\n")
+    monkeypatch.setattr(headers, "_wheel_folders", list)
+    monkeypatch.setattr(headers, "toolkit_folders", lambda: tuple(tmp_path / n for n in ("old", "near", "same")))
+    found = headers.header_folders.__wrapped__().toolkit
+    expected = ["same"] + (["near"] if headers.nvrtc_version().startswith("13.") else [])
+    assert found == tuple(str(tmp_path / name / "include") for name in expected)

@@ -1,0 +1,162 @@
+"""Kernel Tuner's interface on a GPU."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autotile.errors import InputError
+from autotile.kernel_tuner import run_kernel, tune_kernel
+from autotile.kernel_tuner.accuracy import AccuracyObserver, TunablePrecision
+from autotile.kernel_tuner.observers.nvml import NVMLObserver
+from autotile.kernel_tuner.observers.register import RegisterObserver
+
+pytestmark = pytest.mark.gpu
+
+ADD = """
+__global__ void add(float* c, const float* a, const float* b, int n) {
+    int i = blockIdx.x * block_size_x + threadIdx.x;
+    if (i < n) c[i] = a[i] + b[i];
+}
+"""
+N = 100_000
+SIZES = {"block_size_x": [64, 128, 256]}
+
+
+@pytest.fixture(autouse=True)
+def _own_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTILE_DB", str(tmp_path / "tuned.db"))
+
+
+def arguments() -> list[Any]:
+    rng = np.random.default_rng(0)
+    a, b = rng.random(N, np.float32), rng.random(N, np.float32)
+    return [np.zeros(N, np.float32), a, b, np.int32(N)]
+
+
+def test_every_configuration_has_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+    given = arguments()
+    results, env = tune_kernel(
+        "add",
+        ADD,
+        N,
+        given,
+        SIZES,
+        answer=[given[1] + given[2], None, None, None],
+        metrics={"GB/s": f"{N} * 12 / 1e9 / (time / 1e3)", "twice": lambda p: 2 * p["GB/s"]},
+        observers=[NVMLObserver(["core_freq"]), RegisterObserver()],
+    )
+    assert {result["block_size_x"] for result in results} == {64, 128, 256}
+    for result in results:
+        assert result["time"] > 0
+        assert result["times"]
+        assert result["twice"] == 2 * result["GB/s"]
+        assert result["num_regs"] > 0
+    assert env["best_config"]["block_size_x"] in (64, 128, 256)
+    assert json.loads(json.dumps(env))["device_name"]
+    assert "time=" in capsys.readouterr().out
+
+
+def test_a_wrong_configuration_is_marked() -> None:
+    given = arguments()
+    source = ADD.replace("a[i] + b[i]", "a[i] + (block_size_x == 128 ? 2 : 1) * b[i]")
+    results, _ = tune_kernel("add", source, N, given, SIZES, answer=[given[1] + given[2], None, None, None], quiet=True)
+    assert {result["block_size_x"]: "__error__" in result for result in results} == {64: False, 128: True, 256: False}
+
+
+def test_a_function_verifies() -> None:
+    given = arguments()
+    seen = []
+
+    def verify(answer: Any, outputs: Any, atol: float) -> bool:
+        seen.append((atol, outputs[1]))
+        return bool(np.isclose(answer[0], outputs[0].sum(), rtol=1e-3))
+
+    expected = [np.float64((given[1] + given[2]).sum()), None, None, None]
+    results, _ = tune_kernel("add", ADD, N, given, SIZES, answer=expected, verify=verify, atol=0.5, quiet=True)
+    assert all("__error__" not in result for result in results)
+    assert seen[0] == (0.5, None)
+
+
+def test_one_configuration_runs_and_returns_its_arguments() -> None:
+    given = arguments()
+    c, a, b, n = run_kernel("add", ADD, N, given, {"block_size_x": 128})
+    np.testing.assert_array_equal(c, given[1] + given[2])
+    np.testing.assert_array_equal(a, given[1])
+    assert n == N
+    assert not given[0].any()
+    del b
+
+
+def test_constants_templates_and_generated_source() -> None:
+    source = """
+    __constant__ float factor[2];
+    template <typename T, int B> __global__ void scale(T* y) { y[blockIdx.x * B + threadIdx.x] *= factor[1]; }
+    """
+    y = np.arange(1024, dtype=np.float32)
+    (scaled,) = run_kernel(
+        "scale<float, block_size_x>",
+        lambda params: source,
+        1024,
+        [y],
+        {"block_size_x": 256},
+        cmem_args={"factor": np.array([1, 3], np.float32)},
+        lang="CUDA",
+        defines={},
+    )
+    np.testing.assert_array_equal(scaled, 3 * y)
+
+
+def test_precision_is_a_parameter() -> None:
+    source = """
+    #include <cuda_fp16.h>
+    template <typename T> __global__ void copy(const T* x, T* y) {
+        y[blockIdx.x * block_size_x + threadIdx.x] = x[blockIdx.x * block_size_x + threadIdx.x] * T(0.1);
+    }
+    """
+    x = np.random.default_rng(0).random(4096)
+    results, _ = tune_kernel(
+        "copy<T_>",
+        source,
+        4096,
+        [TunablePrecision("T_", x), TunablePrecision("T_", np.zeros_like(x))],
+        {"block_size_x": [128, 256], "T_": ["float", "double"]},
+        answer=[None, x * 0.1],
+        observers=[AccuracyObserver("RMSE", "error_rmse")],
+        quiet=True,
+    )
+    errors = {result["T_"]: result["error_rmse"] for result in results}
+    assert len(results) == 4
+    assert errors["double"] < 1e-15 < errors["float"] < 1e-6
+
+
+def test_a_cache_is_continued_and_simulated(tmp_path: Path) -> None:
+    file = tmp_path / "cache.json"
+    given = arguments()
+    first, _ = tune_kernel("add", ADD, N, given, {"block_size_x": [64, 128]}, cache=file, quiet=True)
+    times = {result["block_size_x"]: result["time"] for result in first}
+    assert json.loads(file.read_text())["cache"]["64"]["time"] == times[64]
+    again, _ = tune_kernel("add", ADD, N, given, SIZES, cache=file, quiet=True)
+    assert {result["block_size_x"] for result in again} == {64, 128, 256}
+    assert {k: result["time"] for result in again if (k := result["block_size_x"]) != 256} == times
+    simulated, env = tune_kernel("add", ADD, N, given, SIZES, cache=file, simulation_mode=True, quiet=True)
+    assert len(simulated) == 3
+    assert env["simulation"]
+
+
+def test_a_strategy_object_searches() -> None:
+    pytest.importorskip("kernel_tuner")
+
+    class First:
+        def tune(self, searchspace: Any, runner: Any, tuning_options: Any) -> Any:
+            return runner.run(searchspace.list[:2], tuning_options)
+
+    results, _ = tune_kernel("add", ADD, N, arguments(), SIZES, strategy=First(), quiet=True)
+    assert len(results) >= 2
+
+
+def test_a_failing_kernel_is_reported() -> None:
+    with pytest.raises(InputError, match="does not compile"):
+        run_kernel("add", ADD.replace("c[i]", "d[i]"), N, arguments(), {"block_size_x": 64})
