@@ -130,7 +130,9 @@ class GaussianProcess:
         self._count = count = len(observed)
         self._observed: Floats = np.zeros((count + _SPARE, observed.shape[1]))
         self._observed[:count] = observed * self._scale
-        covariance = _matern_between(self._observed[:count], self._observed[:count])
+        self._observed_squares: Floats = np.zeros(count + _SPARE)
+        self._observed_squares[:count] = np.square(self._observed[:count]).sum(axis=1)
+        covariance = self._prior_with(self._observed[:count], self._observed_squares[:count])
         covariance.flat[:: count + 1] += self._noise + noise
         self._factor: Floats = np.zeros((count + _SPARE,) * 2)
         self._factor[:count, :count] = np.linalg.cholesky(covariance)
@@ -157,10 +159,11 @@ class GaussianProcess:
             self._explained = _longer(self._explained, appended)
             self._whitened = _longer(self._whitened, appended)
         scaled = (points * self._scale).astype(np.float32)
-        across = _matern_between(scaled, self._observed[:count].astype(np.float32))
+        squares = np.square(scaled).sum(axis=1)
+        across = self._prior_with(scaled, squares)
         whitened = across @ self._single_inverse[:count, :count].T
         self._points[indices] = scaled
-        self._squares[indices] = np.square(scaled).sum(axis=1)
+        self._squares[indices] = squares
         self._explained[indices] = np.square(whitened).sum(axis=1)
         self._whitened[indices, :count] = whitened
 
@@ -172,10 +175,10 @@ class GaussianProcess:
         count, end = self._count, self._count + len(points)
         self._reserve(end)
         scaled = points * self._scale
-        self._observed[count:end] = scaled
+        squares = np.square(scaled).sum(axis=1)
         inverse = self._inverse[:count, :count]
-        rows = _matern_between(scaled, self._observed[:count]) @ inverse.T
-        covariance = _matern_between(scaled, scaled) - rows @ rows.T
+        rows = self._prior_with(scaled, squares) @ inverse.T
+        covariance = _prior_between(scaled, squares, scaled, squares) - rows @ rows.T
         covariance.flat[:: len(points) + 1] = np.maximum(np.diag(covariance) + self._noise, _MIN_VARIANCE)
         factor = np.linalg.cholesky(covariance)
         unwhitened = np.linalg.inv(factor)
@@ -184,11 +187,14 @@ class GaussianProcess:
         self._inverse[count:end, :count] = -unwhitened @ (rows @ inverse)
         self._inverse[count:end, count:end] = np.tril(unwhitened)
         self._single_inverse[count:end, :end] = self._inverse[count:end, :end]
-        across = _matern_between(self._points, scaled.astype(np.float32))
+        single = scaled.astype(np.float32)
+        across = _prior_between(self._points, self._squares, single, np.square(single).sum(axis=1))
         across -= self._whitened[:, :count] @ rows.T.astype(np.float32)
         added = across @ unwhitened.T.astype(np.float32)
         self._whitened[:, count:end] = added
         self._explained += np.square(added).sum(axis=1)
+        self._observed[count:end] = scaled
+        self._observed_squares[count:end] = squares
         self._count = end
 
     def predict(self, targets: Floats, known: NDArray[np.bool_]) -> tuple[Floats, Floats]:
@@ -216,6 +222,12 @@ class GaussianProcess:
         variance = amplitude * np.maximum(1 - self._explained.astype(np.float64), _MIN_VARIANCE)
         return mean.astype(np.float64), np.sqrt(variance)
 
+    def _prior_with(self, points: NDArray[Any], squares: NDArray[Any]) -> NDArray[Any]:
+        """Return the prior covariance of scaled points with the observations, in the precision of the points."""
+        observed, of_observed = self._observed[: self._count], self._observed_squares[: self._count]
+        kind = points.dtype
+        return _prior_between(points, squares, observed.astype(kind, copy=False), of_observed.astype(kind, copy=False))
+
     def among(self, indices: NDArray[np.int64]) -> Posterior:
         """Return the posterior at some of the points, by their indices, until the next observation."""
         return Posterior(
@@ -241,7 +253,8 @@ class GaussianProcess:
     def _reserve(self, count: int) -> None:
         if count > len(self._factor):
             larger = count + _SPARE
-            self._observed = _padded(self._observed, (larger, self._observed.shape[1]))
+            self._observed = _longer(self._observed, larger - len(self._observed))
+            self._observed_squares = _longer(self._observed_squares, larger - len(self._observed_squares))
             self._factor = _padded(self._factor, (larger, larger))
             self._inverse = _padded(self._inverse, (larger, larger))
             self._single_inverse = _padded(self._single_inverse, (larger, larger))
@@ -289,9 +302,14 @@ def _padded(array: NDArray[Any], shape: tuple[int, int]) -> NDArray[Any]:
     return larger
 
 
-def _matern_between(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
-    squared = np.square(left).sum(axis=1)[:, None] + np.square(right).sum(axis=1) - 2 * (left @ right.T)
-    return matern(np.maximum(squared, 0))
+def _prior_between(
+    left: NDArray[Any], of_left: NDArray[Any], right: NDArray[Any], of_right: NDArray[Any]
+) -> NDArray[Any]:
+    """Return the prior covariance of scaled points, given also the squared norm of each."""
+    squared = left @ (-2 * right.T)
+    squared += of_left[:, None]
+    squared += of_right
+    return matern(np.maximum(squared, 0, out=squared))
 
 
 _TAIL = -20.0
