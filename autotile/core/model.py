@@ -21,7 +21,7 @@ from autotile.core.documents import (
 )
 from autotile.core.frozen import dataclass
 
-Value = Whole | bool | Name
+Value = Whole | bool | Finite | Name
 Config = Mapping[Name, Value]
 """A value for each tunable parameter, in the order of the search space."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotile.core.documents import Bytes, Name, canonical_json
@@ -43,6 +44,9 @@ class CompileJob:
     """Names of further functions that the same cubin holds."""
     include_folders: tuple[str, ...] = ()
     """The author's own folders of headers; ``source_hash`` covers what is included from them."""
+    compiler: str = "nvrtc"
+    files: tuple[tuple[str, str], ...] = ()
+    """Name and SHA-256 of each file in the template's folder that options name."""
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -50,11 +54,26 @@ class CompileJob:
         return tuple(dict.fromkeys((self.entry, *self.further_entries)))
 
     @property
+    def compiler_options(self) -> tuple[str, ...]:
+        """The options with the paths of the files that they name."""
+        controls, folder = "--ptxas-options=--apply-controls=", Path(self.template_path).parent
+        return tuple(
+            f"{controls}{folder / one.removeprefix(controls)}" if one.startswith(controls) else one
+            for one in self.options
+        )
+
+    @property
     def key(self) -> str:
         """Name of the cubin in the cache: a SHA-256 hash of everything that the cubin depends on."""
-        identity = [self.source_hash, self.entry, self.architecture, list(self.options), nvrtc_version()]
+        identity: list[object] = [self.source_hash, self.entry, self.architecture, list(self.options), nvrtc_version()]
         if self.further_entries:
             identity.append(list(self.further_entries))
+        if self.files:
+            identity.append(dict(self.files))
+        if self.compiler == "nvcc":
+            from autotile.cuda.nvcc import nvcc_version
+
+            identity.append(f"nvcc {nvcc_version()}")
         return hashlib.sha256(canonical_json(identity).encode(errors="surrogatepass")).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
@@ -106,12 +125,21 @@ def compile_job(
     architecture
         Architecture of the device, such as ``"sm_90"``; an architecture in the search-space file takes precedence.
     sizes
-        Sizes and flags of the problem, of which the flags are compiled in; None for the kernel's defaults.
+        Sizes and flags of the problem, of which `KernelSpec.compiled_names` are compiled in; None for the kernel's
+        defaults.
+
+    Raises
+    ------
+    InputError
+        A file that an option names cannot be read, or an option has no value.
     """
     sizes = sizes if sizes is not None else kernel.spec.sizes
     flags = {name: sizes[name] for name in kernel.spec.flags}
+    build = kernel.spec.build
     if kernel.variant is not None:
         return _variant_job(kernel, kernel.variant(config), architecture)
+    names = {**sizes, **config}
+    arguments = build.arguments(names)
     return CompileJob(
         source=kernel.source,
         source_hash=kernel.source_hash,
@@ -119,8 +147,22 @@ def compile_job(
         entry=kernel.spec.entries[0],
         further_entries=kernel.spec.entries[1:],
         architecture=kernel.spec.architecture or architecture,
-        options=(*kernel.spec.options, *macro_options({**config, **flags}, dtype)),
+        options=(*arguments, *macro_options({**config, **flags}, dtype), *build.macros(names)),
         include_folders=tuple(map(str, kernel.include_folders)),
+        compiler=build.compiler,
+        files=_controls(kernel, arguments),
+    )
+
+
+def _controls(kernel: Kernel, options: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return name and hash of each file of compiler controls that options name, in the kernel's folder."""
+    from autotile.kernel.compiler_options import controls_file
+    from autotile.kernel.sources import read_bytes
+
+    names = filter(None, map(controls_file, options))
+    folder = kernel.template_path.parent
+    return tuple(
+        (name, hashlib.sha256(read_bytes(folder / name, "file of compiler controls")).hexdigest()) for name in names
     )
 
 
@@ -133,6 +175,8 @@ def _variant_job(kernel: Kernel, variant: Variant, architecture: str) -> Compile
         entry=kernel.spec.entry,
         architecture=kernel.spec.architecture or architecture,
         options=(*kernel.spec.options, *variant.options),
+        include_folders=tuple(map(str, kernel.include_folders)),
+        compiler=kernel.spec.build.compiler,
     )
 
 
@@ -146,6 +190,10 @@ def compile_cubin(job: CompileJob) -> Compilation:
     ToolchainError
         The compiler is missing, or does not support the architecture.
     """
+    if job.compiler == "nvcc":
+        from autotile.cuda.nvcc import compile_with_nvcc
+
+        return compile_with_nvcc(job)
     from autotile.cuda.nvrtc import compile_with_nvrtc
 
     return compile_with_nvrtc(job)

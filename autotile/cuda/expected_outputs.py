@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from autotile.kernel.contents import InputExpression
 from autotile.kernel.expected_files import expected_file
 from autotile.kernel.launch import known_names
 from autotile.kernel.library import Kernel
-from autotile.kernel.reference_kernel import reference_spec
+from autotile.kernel.reference_kernel import reference_config, reference_spec
 from autotile.kernel.spec import KernelSpec
 
 
@@ -41,7 +42,7 @@ class ExpectedOutputs:
     source
         Text, path and hash of the source of the reference kernel, if there is one.
     folder
-        Folder of the files of a Python function's results, if the reference is one.
+        Folder of the results of a Python function, or of the outputs on which configurations agreed.
     """
 
     def __init__(
@@ -106,13 +107,29 @@ class ExpectedOutputs:
                 support=self._support,
             )
             place = f"{self._spec.source}: [reference] kernel {reference.kernel.entry} at {at}"
-            found = run.outputs(inputs, scalars)
-            expected |= {name: self._checked(name, values, sizes, f"{place}: {name}") for name, values in found.items()}
+            for name, values in run.outputs(inputs, scalars).items():
+                if name not in reference.unchecked:
+                    expected[name] = self._checked(name, values, sizes, f"{place}: {name}")
         for name, path in self._files(sizes, seed, check=check).items():
             values = _read_array(path, f"{self._spec.source}: [reference] outputs.{name}")
             expected[name] = self._checked(name, values, sizes, f"{path}: the reference of {name} at {at}")
         load_cupy().get_default_memory_pool().free_all_blocks()
         return expected
+
+    def keep(self, sizes: Mapping[str, int], outputs: Mapping[str, ReferenceOutput], *, seed: int, check: bool) -> None:
+        """Keep outputs on which configurations agreed, for a worker that succeeds this one."""
+        if self._folder is None:
+            return
+        for name, output in outputs.items():
+            path = expected_file(self._folder, name, sizes, seed, check=check)
+            with suppress(OSError):  # without room or the folder, a successor compares anew
+                np.save(path, output.values.get(), allow_pickle=False)
+
+    @property
+    def _compared(self) -> list[str]:
+        """Names of the outputs that are compared."""
+        unchecked = self._spec.reference.unchecked
+        return [buffer.name for buffer in self._spec.buffers if buffer.is_written and buffer.name not in unchecked]
 
     def _of_expressions(
         self, sizes: Mapping[str, int], inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], at: str
@@ -151,7 +168,7 @@ class ExpectedOutputs:
 
     def _reference_kernel(self, sizes: Mapping[str, int]) -> Function:
         """Compile and load the reference kernel for the flags of a problem."""
-        flags = tuple(sizes[name] for name in self._spec.flags)
+        flags = tuple(sizes[name] for name in (*self._spec.flags, *self._spec.shaping))
         if flags not in self._functions:
             self._functions[flags] = self._loaded(sizes)
         return self._functions[flags]
@@ -162,10 +179,11 @@ class ExpectedOutputs:
         declared = self._spec.reference.kernel
         assert declared is not None
         spec = reference_spec(self._spec, self._dtype, sizes)
-        names = known_names(spec, spec.default, sizes, self._known_device)
+        chosen = reference_config(spec, sizes)
+        names = known_names(spec, chosen, sizes, self._known_device)
         kernel = Kernel(spec, *self._source)
         dtype = declared.element_type or self._dtype
-        config = {**spec.default, **declared.macros(names)}
+        config = {**chosen, **declared.macros(names)}
         job = compile_job(kernel, config, dtype, self._known_device.architecture, sizes)
         try:
             cubin = self._cache.get_or_compile(job)

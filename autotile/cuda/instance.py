@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
+from autotile.cuda.agreement import Agreement, launch_key
 from autotile.cuda.buffers import GuardedBuffer
 from autotile.cuda.constants import constant_copies, copy_constants
 from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.packing import decode_scalar, pack_launches, problem_scalars
-from autotile.cuda.reference_solution import ReferenceOutput
+from autotile.cuda.reference_solution import ReferenceOutput, checked_output
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
+from autotile.errors import InputError
 from autotile.kernel.arguments import BufferArgument, Workspace
 from autotile.kernel.inputs import InputMaker
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
@@ -59,6 +61,8 @@ class BoundArguments:
         Workspaces by name, except empty ones.
     zeroed
         Names of the workspaces that each launch must leave zeroed.
+    launch_key
+        What tells its launches apart from those of other configurations, see `autotile.cuda.agreement`.
     """
 
     instance: ProblemInstance
@@ -66,13 +70,15 @@ class BoundArguments:
     arguments: tuple[tuple[Any, ...], ...]
     workspaces: Mapping[str, GuardedBuffer]
     zeroed: frozenset[str]
+    launch_key: Hashable = None
 
 
 class _InputSet(NamedTuple):
     """Contents of the inputs, and the outputs that are expected for them."""
 
     pristine: Mapping[str, GuardedBuffer]
-    expected: Mapping[str, ReferenceOutput]
+    expected: dict[str, ReferenceOutput]
+    agreement: Agreement
 
 
 class ProblemInstance:
@@ -141,7 +147,8 @@ class ProblemInstance:
 
     def use_inputs(self, seed: int) -> None:
         """Copy a set of inputs to the buffers that kernels read; its reference is expected from then on."""
-        self._pristine, self._expected = self._sets[seed]
+        self._seed = seed
+        self._pristine, self._expected, self._agreement = self._sets[seed]
         for name, pristine in self._pristine.items():
             self._buffers[name].copy_from(pristine)
 
@@ -174,7 +181,8 @@ class ProblemInstance:
             workspaces={w.name: workspaces[w.name].pointer if w.size_bytes else 0 for w in data.workspaces},
         )
         zeroed = frozenset(w.name for w in data.workspaces if w.zeroed)
-        return BoundArguments(self, plan, arguments, workspaces, zeroed)
+        key = launch_key(self._spec, config, plan) if self._spec.reference.is_agreement else None
+        return BoundArguments(self, plan, arguments, workspaces, zeroed, key)
 
     def copy_constants(self, module: int) -> None:
         """Copy the inputs in use to the ``__constant__`` variables of a module, given by its driver handle."""
@@ -210,6 +218,8 @@ class ProblemInstance:
                 bound.workspaces[name].clear()
                 reason = f"left {words} words of the workspace {name} other than zero, which the next launch relies on"
                 return Verdict(Outcome.WRONG_RESULT, f"{reason}, at {self._sizes_text()}")
+        if self._spec.reference.is_agreement and not self._expected:
+            return self._compared_with_others(bound)
         max_error = 0.0
         for name, expected in self._expected.items():
             verdict = self._compare(name, expected)
@@ -217,6 +227,39 @@ class ProblemInstance:
                 return verdict
             max_error = max(max_error, verdict.max_error)
         return Verdict(Outcome.OK, max_error=max_error)
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether nothing is expected of the outputs yet, as no two configurations have agreed."""
+        return self._spec.reference.is_agreement and not self._expected
+
+    def _compared_with_others(self, bound: BoundArguments) -> Verdict:
+        """Compare the outputs with those of other configurations; they are correct as long as none tells otherwise."""
+
+        def agrees(outputs: Mapping[str, ReferenceOutput]) -> bool:
+            return all(self._compare(name, other).outcome is Outcome.OK for name, other in outputs.items())
+
+        try:
+            agreed = self._agreement.offer(bound.launch_key, agrees, self._written)
+        except InputError as error:
+            return Verdict(Outcome.WRONG_RESULT, str(error))
+        if agreed is not None:
+            self._expected.update(agreed)
+            self._references.keep(self.sizes, agreed, seed=self._seed, check=self._check)
+        return Verdict(Outcome.OK)
+
+    def _written(self) -> dict[str, ReferenceOutput]:
+        """Return copies of the outputs, which must be finite."""
+        copies: dict[str, ReferenceOutput] = {}
+        for buffer in self._spec.buffers:
+            if buffer.is_written and buffer.name not in self._spec.reference.unchecked:
+                array, dtype = self._buffers[buffer.name].array, self._element_type(buffer.name)
+                values = array.copy() if dtype.component.is_integer else dtype.decode(array)
+                place = f"{buffer.name}, as it was written, or left, at {self._sizes_text()},"
+                copies[buffer.name] = checked_output(
+                    values, buffer.name, array.shape, dtype, place=place, support=self._support
+                )
+        return copies
 
     def content(self, name: str) -> NDArray[Any]:
         """Return the content of a buffer, in the type that it is stored in."""
@@ -252,7 +295,7 @@ class ProblemInstance:
         operands = [scalar for scalar in self._spec.scalars if scalar.is_operand]
         scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in operands}
         expected = self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check)
-        return _InputSet(pristine, expected)
+        return _InputSet(pristine, expected, Agreement())
 
     def _tolerance(self, name: str) -> Tolerance:
         reference = self._spec.reference

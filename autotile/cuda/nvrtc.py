@@ -36,7 +36,12 @@ def compile_with_nvrtc(job: CompileJob) -> Compilation:
     from autotile.cuda.compiler import Compilation, compiled_functions
 
     folders = (str(Path(job.template_path).parent), *job.include_folders, *include_folders())
-    options = [f"--gpu-architecture={job.architecture}", *_BASE_OPTIONS, *job.options, *(f"-I{f}" for f in folders)]
+    options = [
+        f"--gpu-architecture={job.architecture}",
+        *_BASE_OPTIONS,
+        *job.compiler_options,
+        *(f"-I{f}" for f in folders),
+    ]
     attempt = None if job.source_hash in _written_for_nvcc else _attempt(job, options)
     if attempt is None or (attempt.fault and _NVCC_ONLY.search(attempt.log)):
         _written_for_nvcc.add(job.source_hash)

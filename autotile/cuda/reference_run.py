@@ -15,7 +15,7 @@ from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError
 from autotile.kernel.arguments import Workspace
 from autotile.kernel.launch import LaunchData, known_names, launch_geometry
-from autotile.kernel.reference_kernel import reference_spec
+from autotile.kernel.reference_kernel import reference_config, reference_spec
 from autotile.kernel.spec import KernelSpec
 
 _AGREEMENT = 1e-3
@@ -51,6 +51,7 @@ class ReferenceRun:
         self._tuned = spec
         self._spec = reference_spec(spec, dtype, sizes)
         self._sizes = sizes
+        self._config = reference_config(self._spec, sizes)
         self._dtype = dtype
         self._function = function
         self._device = device
@@ -130,7 +131,7 @@ class ReferenceRun:
 
     @property
     def _data(self) -> LaunchData:
-        names = known_names(self._spec, self._spec.default, self._sizes, self._device)
+        names = known_names(self._spec, self._config, self._sizes, self._device)
         return LaunchData.of(self._spec, self._dtype, names)
 
     def _arguments(
@@ -147,7 +148,7 @@ class ReferenceRun:
         )
 
     def _launch(self, arguments: tuple[Any, ...]) -> None:
-        geometry = launch_geometry(self._spec, self._spec.default, self._sizes, self._device)
+        geometry = launch_geometry(self._spec, self._config, self._sizes, self._device)
         self._function.opt_in(geometry.dynamic_smem_bytes)
         self._function.launch(geometry.grid, geometry.block, arguments, geometry.dynamic_smem_bytes)
         load_cupy().cuda.runtime.deviceSynchronize()

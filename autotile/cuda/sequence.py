@@ -8,8 +8,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from autotile.cuda.function import WORD_BYTES, Function, Module, driver_launch
-from autotile.kernel.launch import LaunchPlan
+from autotile.cuda.attributes import attribute_launch, declares_cluster
+from autotile.cuda.function import WORD_BYTES, Function, Module, ParameterBlock, driver_launch
+from autotile.cuda.toolchain import load_cupy
+from autotile.kernel.launch import LaunchPlan, StepLaunch
 from autotile.kernel.spec import Step
 
 DriverLaunch = Callable[[int, int, int], None]
@@ -53,12 +55,20 @@ class StepFunctions:
         for entry, smem_bytes in needed.items():
             self._functions[entry].opt_in(smem_bytes)
 
+    def step_launch(self, one: StepLaunch) -> DriverLaunch:
+        """Return a function that makes one launch, with its attributes."""
+        pointer = self[one.step].pointer
+        cluster = None if one.cluster is None or declares_cluster(pointer) else one.cluster
+        if cluster is None and not one.is_cooperative:
+            return driver_launch(pointer, one.geometry)
+        return attribute_launch(pointer, one.geometry, is_cooperative=one.is_cooperative, cluster=cluster)
+
     def driver_launch(self, plan: LaunchPlan) -> DriverLaunch:
         """Return a function that launches a plan from one parameter block, which holds the parameters of all launches.
 
         A single launch costs as much as the driver's own call; nothing is checked.
         """
-        launches = [driver_launch(self[one.step].pointer, one.geometry) for one in plan.launches]
+        launches = [self.step_launch(one) for one in plan.launches]
         if len(launches) == 1:
             return launches[0]
         starts = accumulate((WORD_BYTES * len(one.arguments) for one in plan.launches), initial=0)
@@ -69,6 +79,16 @@ class StepFunctions:
                 launch(stream, address + start, extra)
 
         return launch_all
+
+
+def _launch_with(functions: StepFunctions, one: StepLaunch, values: Sequence[Any]) -> Callable[[], None]:
+    """Return a function that makes one launch on CuPy's current stream."""
+    if one.cluster is None and not one.is_cooperative:
+        geometry = one.geometry
+        launch = functions[one.step].launch
+        return partial(launch, geometry.grid, geometry.block, values, geometry.dynamic_smem_bytes)
+    block, launch_on, cuda = ParameterBlock(values), functions.step_launch(one), load_cupy().cuda
+    return lambda: launch_on(cuda.get_current_stream().ptr, block.address, 0)
 
 
 class LaunchSequence:
@@ -92,14 +112,7 @@ class LaunchSequence:
         self.count = len(plan.launches)
         self._plan = plan
         self._launches = [
-            partial(
-                functions[one.step].launch,
-                one.geometry.grid,
-                one.geometry.block,
-                values,
-                one.geometry.dynamic_smem_bytes,
-            )
-            for one, values in zip(plan.launches, arguments, strict=True)
+            _launch_with(functions, one, values) for one, values in zip(plan.launches, arguments, strict=True)
         ]
 
     def __call__(self) -> None:

@@ -271,12 +271,12 @@ class Timer:
         self._flush_bytes = max(l2_bytes, 1 << 20)
         self._flush_memory: Any = cupy.cuda.alloc(self._flush_bytes)
 
-    def warm_up(self, launch: Launch) -> None:
+    def warm_up(self, launch: Launch, prepare: Launch = _nothing) -> None:
         """Launch until the clock has settled: for at least 0.3 s, until two consecutive medians agree within 1 %."""
         start = time.perf_counter()
         last = float("inf")
         while True:
-            median = float(np.median(self.samples(launch, 10)))
+            median = float(np.median(self.samples(launch, 10, prepare)))
             elapsed = time.perf_counter() - start
             settled = abs(median - last) <= _SETTLED_CHANGE * median
             if (elapsed >= _MIN_WARM_UP_S and settled) or elapsed >= _MAX_WARM_UP_S:
@@ -378,7 +378,8 @@ class Timer:
         """
         prepares = prepares or [_nothing] * len(launches)
         generator = np.random.default_rng(seed)
-        fastest_us = min(min(self.samples(launch, _PROBE_SAMPLES)) for launch in launches)
+        pairs = list(zip(launches, prepares, strict=True))
+        fastest_us = min(min(self.samples(launch, _PROBE_SAMPLES, prepare)) for launch, prepare in pairs)
         times: list[list[float]] = [[] for _ in launches]
         with self._stream:
             timers = [

@@ -14,6 +14,7 @@ from autotile.core.documents import Bytes, Count, Name, Text, canonical_json
 from autotile.core.frozen import dataclass
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import sizes_text
+from autotile.cuda.nvcc import installed_nvcc
 from autotile.kernel.library import Kernel
 from autotile.kernel.spec import KernelSpec, Step
 
@@ -107,6 +108,8 @@ def key_of(
     kernel: Kernel, problem: Problem, device: DeviceProperties, *, nvrtc_version: str, l2_mode: L2Mode
 ) -> TuningKey:
     """Return the key of a kernel's results for a problem on a device."""
+    if kernel.spec.build.compiler == "nvcc":
+        nvrtc_version = f"nvcc {installed_nvcc()}".strip()
     return TuningKey.for_device(
         problem,
         device,
@@ -134,6 +137,7 @@ def space_hash(spec: KernelSpec) -> str:
     """
     meaning = {
         "options": list(spec.options),
+        **spec.build.meaning(),
         "sizes": sorted(spec.sizes),
         "parameters": sorted(parameter.name for parameter in spec.parameters),
         **_launches(spec),
@@ -169,6 +173,7 @@ def _launch(step: Step) -> dict[str, Any]:
         "block": [expression.canonical for expression in step.launch.block],
         "grid": [expression.canonical for expression in step.launch.grid],
         "dynamic_smem_bytes": smem_bytes.canonical if smem_bytes else "0",
+        **({"cooperative": True} if step.launch.is_cooperative else {}),
     }
 
 

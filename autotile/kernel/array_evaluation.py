@@ -125,7 +125,10 @@ def result_of(
             raise ValueError("the divisor is zero")
         return ShapeOnly(shape, *operands)
     library = context.library if shape or any(map(is_array, operands)) else np
-    return compute(library, *values)
+    result = compute(library, *values)
+    if shape_of(result) != shape:
+        raise ValueError(f"the result has the shape {shape_of(result)}, and not {shape} as expected")
+    return result
 
 
 def inverted(xp: ModuleType, x: Any) -> Any:
@@ -147,6 +150,7 @@ def sliced(text: ExpressionText, tree: ast.expr, bounds: Sequence[int | None]) -
 
 def elements_at(xp: ModuleType, x: Any, index: Sequence[Any]) -> Any:
     """Return ``x[index]``; indices in arrays may be negative, as in NumPy, and are checked, as CuPy does not."""
+    x = xp.asarray(x)
     axis = 0
     taken = sum(part is not None and part is not ... for part in index)
     checked: list[Any] = []

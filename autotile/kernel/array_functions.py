@@ -173,6 +173,7 @@ def _clip(xp: ModuleType, x: Any, low: Any, high: Any) -> Any:
 
 
 def _pad(xp: ModuleType, x: Any, widths: Any, mode: str, value: Any) -> Any:
+    x = xp.asarray(x)
     pairs = shapes.pad_widths(x.shape, widths)
     if mode == "constant":
         return xp.pad(x, pairs, mode="constant", constant_values=value)
@@ -227,7 +228,7 @@ def _bincount(xp: ModuleType, x: Any, length: int, weights: Any) -> Any:
         raise ValueError(f"weights of shape {np.shape(weights)} for values of shape {np.shape(x)}")
     if not x.size:
         return xp.zeros(length, np.int64 if weights is None else np.float64)
-    return xp.bincount(x, weights=weights, minlength=length)
+    return xp.bincount(x.astype(np.int64), weights=weights, minlength=length)
 
 
 def _histogram(xp: ModuleType, x: Any, length: int, low: Any, high: Any) -> Any:
@@ -253,6 +254,7 @@ def _segment_sum(xp: ModuleType, values: Any, offsets: Any) -> Any:
 
 
 def _scatter_add(xp: ModuleType, base: Any, indices: Any, values: Any) -> Any:
+    indices = xp.asarray(indices)
     check_indices(xp, indices, base.shape[0])
     result = numeric(base)
     kind = np.result_type(result.dtype, getattr(numeric(values), "dtype", type(values)))
@@ -354,8 +356,8 @@ FUNCTIONS: Mapping[str, ArrayFunction] = {
     "dot": ArrayFunction("a b", shapes.product, _dot),
     "outer": ArrayFunction("a b", shapes.outer, lambda xp, a, b: xp.outer(numeric(a), numeric(b))),
     "diagonal": ArrayFunction("x", shapes.diagonal, lambda xp, x: xp.diagonal(x, 0, -2, -1)),
-    "tril": ArrayFunction("x k=0", shapes.same, lambda xp, x, k: xp.tril(x, k)),
-    "triu": ArrayFunction("x k=0", shapes.same, lambda xp, x, k: xp.triu(x, k)),
+    "tril": ArrayFunction("x k=0", shapes.triangle, lambda xp, x, k: xp.tril(x, k)),
+    "triu": ArrayFunction("x k=0", shapes.triangle, lambda xp, x, k: xp.triu(x, k)),
     "take": ArrayFunction("x indices axis=None", shapes.taken, _take),
     "bincount": ArrayFunction("x length weights=None", shapes.counted, _bincount),
     "histogram": ArrayFunction("x length low high", shapes.histogram, _histogram),

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from autotile.errors import listing, nearest
 from autotile.kernel import array_shapes as shapes
 from autotile.kernel.array_evaluation import (
@@ -281,7 +283,9 @@ class ArrayParser:
                         divides=divides,
                         takes_infinity=takes_infinity,
                     )
-                except (ValueError, TypeError, IndexError, ArithmeticError) as error:
+                except (ValueError, TypeError, IndexError, ArithmeticError, MemoryError, AttributeError) as error:
+                    if isinstance(error, MemoryError) and context.library is not np:
+                        raise  # of the device's memory; the host's may suffice
                     found = " and ".join(str(shape_of(value)) for value in values if has_shape(value))
                     if rule in (shapes.elementwise, shapes.product):
                         raise self.text.error(tree, f"operands of shape {found} are not compatible: {error}") from None
@@ -372,11 +376,11 @@ class ArrayParser:
         """Convert an operand of a call."""
         if option.startswith("*"):
             return self._tuple(tree, self.closure if option == "*arrays" else self._whole)
-        if isinstance(tree, ast.Constant) and tree.value is None:
-            return lambda context: None
         kind = OPTION_TYPES.get(option)
         if kind in _EXAMPLES:
             return self._literal(name, option, tree)
+        if isinstance(tree, ast.Constant) and tree.value is None:
+            return lambda context: None
         if kind == "arrays":
             if not isinstance(tree, _LISTS) or not 1 <= len(tree.elts) <= _MAX_ITEMS:
                 raise self.text.error(tree, f"{name} takes 1 to {_MAX_ITEMS} arrays in a list, as in {name}((a, b))")

@@ -235,19 +235,26 @@ def correlated(x: Shape, weights: Shape) -> Shape:
     """Return the shape of a correlation without padding, over all axes of the filter, the last ones of the array."""
     if len(weights) > len(x) or not weights:
         raise ValueError(f"a filter of {len(weights)} axes on an array of {len(x)}")
-    if math.prod(weights) > MAX_TAPS:
-        raise ValueError(f"the filter has more than {MAX_TAPS:,} elements")
     kept = len(x) - len(weights)
-    return (*x[:kept], *_windows(x[kept:], weights))
+    shape = (*x[:kept], *_windows(x[kept:], weights))
+    _check_filter(shape, weights, math.prod(weights))
+    return shape
 
 
 def convolved_channels(x: Shape, weights: Shape) -> Shape:
     """Return the shape of ``conv2d``: (B, C, H, W) and (O, C, KH, KW) give (B, O, H - KH + 1, W - KW + 1)."""
     if len(x) != 4 or len(weights) != 4 or x[1] != weights[1]:
         raise ValueError("conv2d takes arrays of the shapes (B, C, H, W) and (O, C, KH, KW)")
-    if weights[2] * weights[3] > MAX_TAPS:
+    shape = (x[0], weights[0], *_windows(x[2:], weights[2:]))
+    _check_filter(shape, weights[2:], math.prod(weights[1:]))
+    return shape
+
+
+def _check_filter(shape: Shape, taps: Shape, terms: int) -> None:
+    if math.prod(taps) > MAX_TAPS:
         raise ValueError(f"the filter has more than {MAX_TAPS:,} elements")
-    return (x[0], weights[0], *_windows(x[2:], weights[2:]))
+    if math.prod(shape) * terms > MAX_OPERATIONS:
+        raise ValueError(f"the filter takes more than {MAX_OPERATIONS:,} multiplications")
 
 
 def windows(x: Shape, extents: tuple[int, ...]) -> Shape:
@@ -289,6 +296,20 @@ def diagonal(shape: Shape) -> Shape:
     if len(shape) < 2:
         raise ValueError("a diagonal takes two axes")
     return (*shape[:-2], min(shape[-2:]))
+
+
+def triangle(shape: Shape, k: int) -> Shape:
+    """Return the shape, which setting a triangle to zero does not change."""
+    if len(shape) < 2:
+        raise ValueError("a triangle takes two axes")
+    return shape
+
+
+def spaced(low: Shape, high: Shape, n: int) -> Shape:
+    """Return the shape of equally spaced numbers."""
+    if low or high:
+        raise ValueError("linspace takes two numbers")
+    return (n,)
 
 
 def counted(x: Shape, length: int, *_: Any) -> Shape:

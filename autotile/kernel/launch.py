@@ -61,6 +61,10 @@ class StepLaunch:
     """Names of the arguments that are passed, in order; where arrays are swapped, those whose memory is passed."""
     scalars: tuple[tuple[str, int], ...]
     """Values of the scalars that depend on more than the problem; see `ScalarArgument.is_per_launch`."""
+    cluster: tuple[int, int, int] | None = None
+    """Blocks of a cluster in x, y, z; None if the step declares none."""
+    is_cooperative: bool = False
+    """Whether all blocks must be resident at once."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,14 @@ def _step_launch(spec: KernelSpec, index: int, names: Mapping[str, Value], memor
         for scalar in spec.scalars
         if scalar.is_per_launch and scalar.name in step.arguments and isinstance(scalar.value, Expression)
     )
-    return StepLaunch(index, geometry, tuple(memory.get(name, name) for name in step.arguments), scalars)
+    return StepLaunch(
+        index,
+        geometry,
+        tuple(memory.get(name, name) for name in step.arguments),
+        scalars,
+        _dimensions(step.launch.cluster, names) if step.launch.cluster else None,
+        step.launch.is_cooperative,
+    )
 
 
 def launch_geometry(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +12,7 @@ from autotile.core.model import Value
 from autotile.errors import listing, nearest
 from autotile.kernel.argument_kind import ArgumentScope
 from autotile.kernel.arguments import parse_arguments
+from autotile.kernel.compiler_options import parse_build
 from autotile.kernel.computed import PREFIX, Computed, ConfigFunction
 from autotile.kernel.default import derived_default
 from autotile.kernel.nodes import Kind
@@ -38,24 +40,26 @@ SECTIONS = (
 )
 
 _KERNEL_KEYS = (
-    *("name", "template", "entry", "summary", "options", "include", "architecture", "minimum_compute_capability"),
+    *(
+        "name",
+        "template",
+        "entry",
+        "summary",
+        "options",
+        "defines",
+        "include",
+        "compiler",
+        "architecture",
+        "minimum_compute_capability",
+    ),
 )
 _FORMER_HEURISTICS = "pruning"
 """Deprecated name of the section ``[heuristics]``."""
 
-ALLOWED_OPTIONS = (
-    "--use_fast_math",
-    "--extra-device-vectorization",
-    "--restrict",
-    *(f"--{name}={value}" for name in ("ftz", "prec-div", "prec-sqrt", "fmad") for value in ("true", "false")),
-    *(f"--std=c++{year}" for year in (14, 17, 20)),
-)
-"""NVRTC options that a file may set: those that affect the code of its kernel only."""
-
 # Patterns are compiled only when a file has the entries that they check.
 _TEMPLATE = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cu"
 _KERNEL_NAME = r"[A-Za-z][A-Za-z0-9_\-]*"
-_STRING_VALUE = r"(?a)[A-Za-z_]\w*(::[A-Za-z_]\w*)*|\.?\d[\w.]*"
+_STRING_VALUE = r"(?a)[A-Za-z_.\d](?:[\w.:<>,*& +-]{0,98}[\w.>*&])?"
 
 # Distinct primes, so that no size is a multiple of a tile or of another size; larger if there are fewer sizes.
 _RAGGED_PRIMES = (389, 277, 149, 101, 67, 43, 29, 19, 13, 11, 7, 5, 3)
@@ -106,9 +110,12 @@ def parse_spec(
     dtypes = _dtypes(problem_table)
     ragged = _ragged(problem_table, sizes)
     problem = ProblemSection({**sizes, **flags}, {**ragged, **flags}, tuple(flags), dtypes)
-    all_kinds: dict[str, Kind] = {
+    own_kinds: dict[str, Kind] = {
         **{parameter.name: _kind(parameter.values[0]) for parameter in parameters},
         **problem.kinds,
+    }
+    all_kinds: dict[str, Kind] = {
+        **own_kinds,
         **{f"device.{name}": "number" for name in EXPRESSION_NAMES},
     }
     computed = _computed(document.table("computed", optional=True), functions or {})
@@ -126,8 +133,9 @@ def parse_spec(
         name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', starting with a letter"),
         summary=kernel.text("summary", ""),
         template=_matching(kernel, "template", _TEMPLATE, "a bare file name that ends in .cu, without directories"),
-        options=_listed(kernel, "options", ALLOWED_OPTIONS),
+        options=kernel.texts("options", optional=True),
         include=kernel.texts("include", optional=True),
+        build=parse_build(kernel, own_kinds, [*own_kinds.keys() - sizes.keys()]),
         architecture=_optional(kernel, "architecture", ARCHITECTURE, "a target such as 'sm_90a'"),
         minimum_compute_capability=_optional(
             kernel, "minimum_compute_capability", CAPABILITY, "a compute capability such as '8.0'"
@@ -213,9 +221,13 @@ def _parameters(table: Table, taken: dict[str, str]) -> tuple[Parameter, ...]:
 
 def _values(table: Table, name: str) -> tuple[Value, ...]:
     values = table.entries(name)
+    if any(isinstance(value, float) for value in values):
+        values = [float(value) if type(value) is int else value for value in values]
     for position, value in enumerate(values):
-        if not isinstance(value, int | str):
-            raise table.error(name, f"a value is a whole number, a boolean or a string, not {describe(value)}")
+        if not isinstance(value, int | float | str):
+            raise table.error(name, f"a value is a number, a boolean or a string, not {describe(value)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise table.error(name, f"{describe(value)} is not finite")
         if type(value) is not type(values[0]):
             raise table.error(name, f"{describe(values[0])} and {describe(value)} are of different types; use one type")
         if value in values[:position]:
@@ -223,7 +235,7 @@ def _values(table: Table, name: str) -> tuple[Value, ...]:
         if isinstance(value, int) and abs(value) >= 2**63:
             raise table.error(name, f"{describe(value)} does not fit in 64 bits")
         if isinstance(value, str) and not re.fullmatch(_STRING_VALUE, value):
-            raise table.error(name, f"{describe(value)} is neither a C identifier nor a C number")
+            raise table.error(name, f"{describe(value)} is neither a C identifier, a C type nor a C number")
     return tuple(values)
 
 
@@ -245,6 +257,8 @@ def _shaping(default: Table, parameters: Sequence[Parameter]) -> tuple[dict[str,
 def _kind(value: Value) -> Kind:
     if isinstance(value, str):
         return "string"
+    if isinstance(value, float):
+        return "real"
     return "boolean" if isinstance(value, bool) else "number"
 
 

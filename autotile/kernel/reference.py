@@ -73,6 +73,23 @@ class Reference(NamedTuple):
     is_agreement: bool = False
     unchecked: tuple[str, ...] = ()
 
+    @property
+    def notice(self) -> str:
+        """What a user must know of results that were verified with it, as one line; "" for nothing."""
+        if self.is_agreement:
+            return (
+                "NO REFERENCE: configurations were only compared with each other, so an error that they share is not "
+                "found; add a reference"
+            )
+        if self.files:
+            return (
+                f"the reference of {', '.join(self.files)} is a file: it was compared at the default sizes only, "
+                "not at the ragged ones"
+            )
+        if self.unchecked:
+            return f"NOT VERIFIED: nothing was compared with {', '.join(self.unchecked)}"
+        return ""
+
     def meaning(self) -> dict[str, Any]:
         """Return its part of the space hash; what is at its default is left out."""
         meaning: dict[str, Any] = {

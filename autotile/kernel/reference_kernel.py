@@ -137,6 +137,7 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
         block=kernel.block,
         grid=kernel.grid,
         cluster=(),
+        is_cooperative=False,
         dynamic_smem_bytes=kernel.dynamic_smem_bytes,
         static_smem_bytes=None,
         min_registers=None,
@@ -145,6 +146,11 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
     step = replace(spec.steps[0], entry=kernel.entry, launch=launch, arguments=passed, when=None, times=None, swap=())
     default = {name: sizes.get(name, value) for name, value in spec.default.items()}
     return replace(spec, steps=(step,), arguments=tuple(arguments), default=default)
+
+
+def reference_config(spec: KernelSpec, names: Mapping[str, int]) -> dict[str, Value]:
+    """Return the parameters of a reference kernel: the default, except those in ``names``."""
+    return {name: names.get(name, value) for name, value in spec.default.items()}
 
 
 def wide_type(dtype: str) -> str:

@@ -14,6 +14,7 @@ from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.errors import InputError
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument, WorkspaceArgument, arguments_of_kind
+from autotile.kernel.compiler_options import Build
 from autotile.kernel.computed import Computed
 from autotile.kernel.expressions import Expression
 from autotile.kernel.reference import Reference
@@ -46,12 +47,14 @@ class Launch:
     block: tuple[Expression, ...]
     grid: tuple[Expression, ...]
     cluster: tuple[Expression, ...]
-    """Blocks of a cluster, as in the template's ``__cluster_dims__``; empty if the kernel has no clusters."""
+    """Blocks of a cluster; empty if the kernel has no clusters. A launch sets them unless the template does."""
     dynamic_smem_bytes: Expression | None
     static_smem_bytes: Expression | None
     """Shared memory that the template declares statically; the limits apply to it before compilation."""
     min_registers: Expression | None
     """Lower bound on the registers of a thread (its accumulators, for example)."""
+    is_cooperative: bool = False
+    """Whether all blocks must be resident at once, as they wait for each other."""
 
 
 STEP = "step"
@@ -103,6 +106,8 @@ class KernelSpec:
     template: str
     """File name of the template."""
     options: tuple[str, ...]
+    build: Build
+    """Options as they are given to the compiler, further macros, and the compiler itself."""
     include: tuple[str, ...]
     """Folders of the author's headers, as written."""
     architecture: str | None
@@ -176,6 +181,12 @@ class KernelSpec:
             if argument.name == name:
                 return argument
         raise KeyError(name)
+
+    @property
+    def compiled_names(self) -> tuple[str, ...]:
+        """Sizes and flags that are compiled in: another value of one needs another cubin."""
+        used = self.build.names
+        return tuple(name for name in self.sizes if name in self.flags or name in used)
 
     def is_optional(self, name: str) -> bool:
         """Whether a size or flag may be omitted from a problem: flags, and sizes with a default of 1."""

@@ -16,7 +16,7 @@ MAX_DIMENSIONS = 3
 MAX_STEPS = 64
 """Maximum number of steps in a file."""
 
-_LAUNCH = ("block", "grid", "cluster", "dynamic_smem_bytes", "static_smem_bytes", "min_registers")
+_LAUNCH = ("block", "grid", "cluster", "dynamic_smem_bytes", "static_smem_bytes", "min_registers", "cooperative")
 _STEP = ("entry", "arguments", "when", "times", "swap", *_LAUNCH)
 
 
@@ -106,6 +106,7 @@ def _launch(table: Table, kinds: Mapping[str, Kind]) -> Launch:
         dynamic_smem_bytes=table.optional_expression("dynamic_smem_bytes", kinds),
         static_smem_bytes=table.optional_expression("static_smem_bytes", kinds),
         min_registers=table.optional_expression("min_registers", kinds),
+        is_cooperative=table.boolean("cooperative", default=False),
     )
 
 

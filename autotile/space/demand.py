@@ -67,6 +67,8 @@ class LaunchDemand:
     dynamic_smem_bytes: Column
     registers: Column
     """Minimum registers per thread; 0 if not declared."""
+    is_cooperative: bool = False
+    """Whether all blocks must be resident at once."""
 
     @classmethod
     def of(cls, step: Step, runs: Mask, evaluate: Evaluate) -> LaunchDemand:
@@ -86,6 +88,7 @@ class LaunchDemand:
             static_smem_bytes=optional(launch.static_smem_bytes),
             dynamic_smem_bytes=optional(launch.dynamic_smem_bytes),
             registers=optional(launch.min_registers),
+            is_cooperative=launch.is_cooperative,
         )
 
     @cached_property

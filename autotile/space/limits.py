@@ -120,6 +120,27 @@ def _explain_occupancy(demand: LaunchDemand, device: DeviceProperties, spec: Ker
     return f"{found.occupancy:.3f} is under min_occupancy = {spec.limits.min_occupancy:g}; limited by {binding}"
 
 
+def _cooperative_fits(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> Mask:
+    if not demand.is_cooperative:
+        return np.ones(1, np.bool_)
+    return _blocks(demand) <= demand.blocks_per_sm(device) * device.sm_count
+
+
+def _explain_cooperative(demand: LaunchDemand, device: DeviceProperties, spec: KernelSpec) -> str:
+    resident = demand.blocks_per_sm(device) * device.sm_count
+    return _too_many_blocks(_first(_blocks(demand)), _first(resident), device)
+
+
+def _blocks(demand: LaunchDemand) -> Column:
+    """Return the blocks of the grid, clipped to a number above what any device holds."""
+    clipped = [np.clip(dimension, 0, CLIP) for dimension in demand.grid]
+    return reduce(np.multiply, clipped)
+
+
+def _too_many_blocks(blocks: int, resident: int, device: DeviceProperties) -> str:
+    return f"a cooperative launch of {blocks:,} blocks, of which {device.name} holds {resident:,} at a time"
+
+
 def _memory_fits(demand: Demand, device: DeviceProperties, spec: KernelSpec) -> Mask:
     possible = [extent >= memory.min_extent for memory in demand.memory for extent in memory.shape]
     return reduce(np.logical_and, possible, demand.memory_bytes <= device.memory_bytes)
@@ -231,6 +252,13 @@ LIMITS = (
     _launch_limit("registers", _registers_fit, _explain_registers),
     _launch_limit("shared_memory", _smem_fits, _explain_smem),
     _launch_limit("occupancy", _occupancy_fits, _explain_occupancy),
+    _launch_limit(
+        "cooperative",
+        _cooperative_fits,
+        _explain_cooperative,
+        applies=lambda spec: any(step.launch.is_cooperative for step in spec.steps),
+        hint="let each block do more, and compute the grid from device.sm_count",
+    ),
 )
 """All limits, in the order applied."""
 
@@ -348,6 +376,9 @@ def compiled_steps(
         used = resources[entry]
         occupancy = compiled_occupancy(geometry, used, device)
         fault = resource_violation(spec.limits, geometry, used, occupancy, device)
+        resident = occupancy.blocks_per_sm * device.sm_count
+        if not fault and launches[step].is_cooperative and geometry.blocks > resident:
+            fault = _too_many_blocks(geometry.blocks, resident, device)
         of = f"{entry}: " if fault and len(spec.steps) > 1 else ""
         found.append(CompiledStep(entry, geometry, used, occupancy, of + fault))
     return found

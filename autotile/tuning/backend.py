@@ -30,7 +30,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Evaluation, KernelSource, RaceTimes, Workload
-from autotile.workers.python_reference import ExpectedFolder, InputSet
+from autotile.workers.python_reference import ExpectedFolder, InputSet, shaped_problems
 from autotile.workers.sanitizer import Finding, Sanitizer, find_sanitizer
 from autotile.workers.worker_pool import WorkerPool
 
@@ -381,16 +381,24 @@ def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: Tun
 
 
 def _expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> ExpectedFolder | None:
-    """Compute a reference in Python for every set of inputs that verification may use."""
+    """Make a folder with the results of a reference in Python for every set of inputs that verification may use.
+
+    Without a reference, the folder takes the outputs on which configurations agree.
+    """
+    spec = kernel.spec
     if kernel.reference_function is None:
-        return None
+        return ExpectedFolder(spec, problem.dtype) if spec.reference.is_agreement else None
     inputs = [
-        InputSet(kernel.spec.ragged_sizes(problem.sizes), 0, check=True),
-        InputSet(problem.sizes, 0, check=False),
-        InputSet(problem.sizes, SECOND_SEED, check=False),
-        *(InputSet(sizes, 0, check=True) for sizes in options.verify_sizes),
+        InputSet(sizes, seed, check=check)
+        for given, seed, check in (
+            (spec.ragged_sizes(problem.sizes), 0, True),
+            (problem.sizes, 0, False),
+            (problem.sizes, SECOND_SEED, False),
+            *((sizes, 0, True) for sizes in options.verify_sizes),
+        )
+        for sizes in shaped_problems(spec, given)
     ]
-    return ExpectedFolder(kernel.spec, problem.dtype, kernel.reference_function, inputs)
+    return ExpectedFolder(spec, problem.dtype, kernel.reference_function, inputs)
 
 
 def _reference_source(kernel: Kernel) -> KernelSource | None:

@@ -154,7 +154,8 @@ class Session:
         self._effects: ParameterEffects | None = None
         self._stop = StopRequest()
         self._clock = Clock()
-        self._notices = tuple(notice for notice in (backend.notice, *database.notices) if notice)
+        notices = (backend.notice, kernel.spec.reference.notice, *database.notices)
+        self._notices = tuple(notice for notice in notices if notice)
         from autotile.database.run_record import RunRecord
 
         self._record = RunRecord(database, self.key, backend.device)

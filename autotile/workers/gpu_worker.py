@@ -145,6 +145,8 @@ class Workbench:
             if verdict.outcome is not Outcome.OK:
                 break
         instance.use_inputs(0)
+        if verdict.outcome is Outcome.OK and instance.is_unconfirmed:
+            return Evaluation(Outcome.WRONG_RESULT, _UNCONFIRMED, "verify")
         if verdict.outcome is not Outcome.OK:
             return Evaluation(verdict.outcome, f"{verdict.reason}, in repeat {done} of {repeats}", "verify")
         self._known_good = (functions, config)
@@ -174,7 +176,7 @@ class Workbench:
         ]
         verdicts: list[Verdict] = []
         self.fresh = False
-        self._timer.warm_up(launches[0])
+        self._timer.warm_up(launches[0], partial(bounds[0].instance.prepare, bounds[0]))
         times = self._timer.race(
             launches,
             rounds,
@@ -194,7 +196,7 @@ class Workbench:
 
     def _measure(self, launch: LaunchSequence, best_us: float | None, bound: BoundArguments) -> Evaluation:
         if self._event_floor_us is None:
-            self._timer.warm_up(launch)
+            self._timer.warm_up(launch, partial(bound.instance.prepare, bound))
             self._event_floor_us = round(self._timer.event_floor_us(), 3)
         timing = self._timer.measure(launch, best_us, partial(bound.instance.prepare, bound))
         verdict = self._verdict_on_timed(bound)
@@ -261,6 +263,12 @@ def _sequence(functions: StepFunctions, instance: ProblemInstance, bound: BoundA
     return LaunchSequence(functions, bound.plan, bound.arguments)
 
 
+_UNCONFIRMED = (
+    "there is no reference, and no two configurations of different blocks or grids gave the same outputs; add a "
+    "reference"
+)
+
+
 class _StageTimer:
     """Wall time of each stage, in seconds."""
 
@@ -283,6 +291,8 @@ _REJECTED = {
     301: Outcome.CRASHED,  # CUDA_ERROR_FILE_NOT_FOUND: the cubin was trimmed from the cache
     500: Outcome.CRASHED,  # CUDA_ERROR_NOT_FOUND
     701: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    720: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+    912: Outcome.RESOURCE_EXCEEDED,  # CUDA_ERROR_INVALID_CLUSTER_SIZE
 }
 _LAUNCH_FAILED = 719
 _LAUNCH_FAILED_HINT = "a trap, or an address outside shared or local memory"

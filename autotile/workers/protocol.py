@@ -105,7 +105,7 @@ class Workload:
     reference_source: KernelSource | None = None
     """Source of the reference kernel, if the reference is one."""
     reference_folder: str = ""
-    """Folder of the results of a reference in Python; "" if the reference is none."""
+    """Folder of the results of a reference in Python, or of those on which configurations agreed; "" for none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""

@@ -7,7 +7,9 @@ is called in the process itself, without a time limit.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import select
 import shutil
@@ -52,7 +54,7 @@ class ExpectedFolder:
     spec, dtype
         The kernel, and the element type of the problem.
     function
-        The reference.
+        The reference; None for an empty folder.
     inputs
         Sets of inputs.
     limit_s
@@ -68,14 +70,16 @@ class ExpectedFolder:
         self,
         spec: KernelSpec,
         dtype: str,
-        function: ReferenceFunction,
-        inputs: Sequence[InputSet],
+        function: ReferenceFunction | None = None,
+        inputs: Sequence[InputSet] = (),
         limit_s: float = TIME_LIMIT_S,
     ) -> None:
         self._spec = spec
         self._dtype = dtype
-        self._function = function
         self.path = Path(tempfile.mkdtemp(prefix="autotile-reference-"))
+        if function is None:
+            return
+        self._function = function
         try:
             if function.library == "cupy" and _is_cuda_initialized():
                 self._write_all(inputs)
@@ -136,7 +140,8 @@ class ExpectedFolder:
             raise InputError(f"{place}: {error}") from None
         except Exception as error:
             raise InputError(f"{place} raises {_described(error)}") from None
-        written = [buffer for buffer in self._spec.buffers if buffer.is_written]
+        unchecked = self._spec.reference.unchecked
+        written = [buffer for buffer in self._spec.buffers if buffer.is_written and buffer.name not in unchecked]
         try:
             outputs = arranged_outputs(returned, [buffer.name for buffer in written])
         except InputError as error:
@@ -152,6 +157,29 @@ class ExpectedFolder:
                 )
             file = expected_file(self.path, buffer.name, inputs.sizes, inputs.seed, check=inputs.check)
             np.save(file, array, allow_pickle=False)
+
+
+def shaped_problems(spec: KernelSpec, sizes: Mapping[str, int]) -> list[dict[str, int]]:
+    """Return sizes with each combination of the parameters that shapes and references depend on.
+
+    Combinations that give no shape are left out; no configuration runs with them.
+
+    Raises
+    ------
+    InputError
+        There are too many.
+    """
+    values = [next(p.values for p in spec.parameters if p.name == name) for name in spec.shaping]
+    if math.prod(map(len, values)) > _MAX_SHAPES:
+        raise InputError(
+            f"{spec.source}: shapes depend on {', '.join(spec.shaping)}, in more than {_MAX_SHAPES} combinations, and "
+            "the function would be called for each; use expressions or a reference kernel"
+        )
+    found = [{**sizes, **dict(zip(spec.shaping, map(int, row), strict=True))} for row in itertools.product(*values)]
+    return [names for names in found if all(min(b.extents(names)) > 0 for b in spec.buffers)]
+
+
+_MAX_SHAPES = 64
 
 
 def _end_child(writer: int, run: Any) -> None:

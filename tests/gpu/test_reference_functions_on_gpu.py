@@ -67,3 +67,18 @@ def test_an_array_is_the_reference_of_arrays() -> None:
     assert result.outcomes[Outcome.WRONG_RESULT] == 3
     assert result.winner is not None
     assert result.winner.config["WRONG"] == 0
+
+
+def test_without_a_reference_configurations_must_agree() -> None:
+    code = CODE.replace("WRONG ? 1.0f", "WRONG ? (float)BLOCK")
+    arguments = [Buffer("float32", "n"), Buffer("float32", "n", "out"), Scalar("int32", "n")]
+    described: dict[str, Any] = {"sizes": {"n": 5000}, "arguments": arguments, "default": {"BLOCK": 64, "WRONG": 0}}
+    described["launch"] = ("BLOCK", "ceil_div(n, BLOCK)")
+    kernel = autotile.kernel(code, "smooth", parameters={"BLOCK": [32, 64, 128], "WRONG": [0, 1]}, **described)
+    result = kernel.tune(options=OPTIONS, progress=False)
+    assert result.winner is not None
+    assert result.winner.config["WRONG"] == 0
+    assert any("NO REFERENCE" in notice for notice in result.notices)
+    alone = autotile.kernel(code, "smooth", name="alone", parameters={"BLOCK": [64], "WRONG": [0]}, **described)
+    with pytest.raises(autotile.InputError):
+        alone.tune(options=OPTIONS, progress=False)

@@ -171,7 +171,10 @@ def test_refusals(text: str, column: int | None, parts: list[str]) -> None:
         assert part in caught.value.problem
 
 
-TOKENS = "A B v alpha N ( ) , + - * / ** @ exp sum shift maximum transpose 0 -1 2.5 1e400 . [ ] if = < λ"
+TOKENS = (
+    "A B v alpha N ( ) , + - * / ** @ exp sum shift maximum transpose 0 -1 2.5 1e400 . [ ] if = < λ T ; t [ ] : None "
+    "... & ~ // % where pad stack reshape einsum argmax zeros 'ij->i' axis keepdims True"
+)
 
 
 @settings(deadline=None, max_examples=300)

@@ -34,6 +34,7 @@ def test_the_limits_and_their_order() -> None:
         "registers",
         "shared_memory",
         "occupancy",
+        "cooperative",
     ]
 
 
