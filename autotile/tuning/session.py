@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import encode_json
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.timeline import Timeline
 from autotile.cuda.toolchain import nvrtc_version
@@ -251,7 +251,7 @@ class Session:
             return
         try:
             with atomic_write(Path(path)) as stream:
-                stream.write(json.dumps(self._timeline.to_json()).encode())
+                stream.write(encode_json(self._timeline.to_json()).encode())
         except (OSError, InputError) as error:
             self._notices += (f"the timeline could not be written to {path}: {error}",)
 
