@@ -32,6 +32,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
 from autotile.tuning.pipeline import CompiledCandidate, LoadMeter, Pipeline
 from autotile.tuning.result import Progress, TuneResult, measure_drift, pareto_front
+from autotile.tuning.scoring import Scorer, session_objective
 from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
 from autotile.tuning.stopping import Clock, Stopped, StoppingRules, StopRequest, check_until
 from autotile.tuning.trial_log import TrialLog, check_kernel_failure
@@ -159,7 +160,9 @@ class Session:
         from autotile.database.run_record import RunRecord
 
         self._record = RunRecord(database, self.key, backend.device)
+        self._scorer = Scorer(kernel.spec, problem, session_objective(kernel.spec, options))
         prior = read_prior_results(database, self._record.study_id, self.key, options, kernel.spec.default)
+        prior = prior._replace(trials=[self._scorer.scored(trial) for trial in prior.trials])
         self._space = space = extend_space(space, kernel, problem, backend.device, prior.configs)
         self._log = TrialLog(space, prior.trials)
         self._rules = StoppingRules(options, self._log, self._clock, self._stop)
@@ -177,7 +180,9 @@ class Session:
             timeline=self._timeline,
         )
         self._load = LoadMeter(self._compile_pool, workers)
-        self._pipeline = Pipeline(kernel, problem, backend, self._compile_pool, self._timeline)
+        self._pipeline = Pipeline(
+            kernel, problem, backend, self._compile_pool, self._timeline, score=self._scorer.scored
+        )
         self._pipeline.remember(self._log.trials)
 
     @property
@@ -285,7 +290,7 @@ class Session:
         while (stopped := self._rules.stopped) is None:
             candidate = self._pipeline.next_candidate(self._shortlist)  # Config -> cubin -> resources, occupancy
             if candidate is not None:
-                trial = self._pipeline.begin(candidate, self._best_us)  # -> load -> verify -> measure
+                trial = self._pipeline.begin(candidate, self._limit_us(candidate))  # -> load -> verify -> measure
                 self._rules.running = self._pipeline.running
                 if trial is not None:
                     yield candidate, trial
@@ -305,10 +310,9 @@ class Session:
         self._rules.running = self._pipeline.running
         return ended
 
-    @property
-    def _best_us(self) -> float | None:
-        """Best time so far, against which slow candidates are pruned; None if none is."""
-        return self._log.best_us if self._options.drops_slow else None
+    def _limit_us(self, candidate: CompiledCandidate) -> float | None:
+        """Return the time at which a candidate would be as good as the best so far; None if none is pruned."""
+        return self._scorer.time_limit_us(candidate.trial, self._log.best) if self._options.drops_slow else None
 
     def _store(self, candidate: CompiledCandidate, trial: Trial) -> None:
         """Commit a trial, and pass it on to the log, the search and the observer."""
@@ -332,7 +336,7 @@ class Session:
             candidate = self._pipeline.next_candidate(given)
             if candidate is None:
                 candidate, trial = self._pipeline.end_oldest()
-            elif (begun := self._pipeline.begin(candidate, self._best_us)) is None:
+            elif (begun := self._pipeline.begin(candidate, self._limit_us(candidate))) is None:
                 continue
             else:
                 trial = begun
@@ -357,9 +361,10 @@ class Session:
         if not any(trial.outcome is Outcome.OK for trial in finalists):
             return None
         self._report("finals")
-        racing = self._pipeline.recompile(finalists)
-        if not racing:
+        compiled = self._pipeline.recompile(finalists)
+        if not compiled:
             return None
+        racing = [(trial, replace(candidate, weight=self._scorer.weight(trial))) for trial, candidate in compiled]
         finals = run_finals(
             racing,
             self._backend,
@@ -367,6 +372,7 @@ class Session:
             incumbent=plan.incumbent,
             seed=self._options.seed,
             hurried=hurried,
+            scorer=self._scorer,
         )
         self._notices += finals.notices
         for rank, trial in enumerate(finals.ranked, start=1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -82,7 +82,7 @@ class Workbench:
         self._event_floor_us: float | None = None
         self._verify_seed = 0
         self.set_verify_seed(workload.verify_seed)
-        self._captured, self._capture_folder, self._captures = workload.captured, workload.capture_folder, 0
+        self._captured, self._capture_folder = workload.captured, workload.capture_folder
         self._known_good: tuple[StepFunctions, Config] | None = None
         """Newest candidate that passed verification."""
         self.fresh = True
@@ -117,9 +117,7 @@ class Workbench:
         """Save what the verified launch wrote at the tuned sizes, if that is asked for; return the folder."""
         if not self._captured:
             return ""
-        self._captures += 1
-        folder = Path(self._capture_folder) / f"{os.getpid()}-{self._captures}"
-        folder.mkdir()
+        folder = Path(tempfile.mkdtemp(dir=self._capture_folder))
         for name in self._captured:
             np.save(folder / f"{name}.npy", instance.content(name), allow_pickle=False)
         return str(folder)
@@ -182,6 +180,7 @@ class Workbench:
             rounds,
             seed,
             prepares=[partial(bound.instance.prepare, bound) for bound in bounds],
+            weights=[candidate.weight for candidate in candidates],
             check=lambda index: verdicts.append(self._verdict_on_timed(bounds[index])),
         )
         return [RaceTimes(tuple(row), v.outcome, v.reason) for row, v in zip(times, verdicts, strict=True)]
@@ -390,7 +389,7 @@ class GpuWorker:
 
 
 def _candidate(message: Mapping[str, Any]) -> Candidate:
-    return Candidate(message["config"], message["cubin_path"], message["symbols"])
+    return Candidate(message["config"], message["cubin_path"], message["symbols"], weight=message["weight"])
 
 
 def _failed(request: str, stage: str, outcome: Outcome, reason: str) -> Mapping[str, Any]:
