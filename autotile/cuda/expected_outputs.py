@@ -64,7 +64,7 @@ class ExpectedOutputs:
         self._cache = cache
         self._source = source
         self._folder = folder
-        self._functions: dict[tuple[int, ...], Function] = {}
+        self._functions: dict[tuple[int, ...], tuple[Function, int]] = {}
 
     def compute(
         self,
@@ -99,11 +99,13 @@ class ExpectedOutputs:
         if reference.outputs:
             expected |= self._of_expressions(sizes, inputs, scalars, at)
         if reference.kernel is not None:
+            function, module = self._reference_kernel(sizes)
             run = ReferenceRun(
                 self._spec,
                 sizes,
                 self._dtype,
-                function=self._reference_kernel(sizes),
+                function=function,
+                module=module,
                 device=self._known_device,
                 support=self._support,
             )
@@ -169,14 +171,14 @@ class ExpectedOutputs:
         base = Path(self._spec.folder) if self._spec.folder else Path(self._spec.source).parent
         return {name: base / file for name, file in reference.files.items()}
 
-    def _reference_kernel(self, sizes: Mapping[str, int]) -> Function:
-        """Compile and load the reference kernel for a problem."""
+    def _reference_kernel(self, sizes: Mapping[str, int]) -> tuple[Function, int]:
+        """Compile and load the reference kernel for a problem; return it with the driver handle of its module."""
         key = tuple(sizes.values())  # macros may depend on all
         if key not in self._functions:
             self._functions[key] = self._loaded(sizes)
         return self._functions[key]
 
-    def _loaded(self, sizes: Mapping[str, int]) -> Function:
+    def _loaded(self, sizes: Mapping[str, int]) -> tuple[Function, int]:
         assert self._source is not None
         assert self._cache is not None
         declared = self._spec.reference.kernel
@@ -199,7 +201,8 @@ class ExpectedOutputs:
         if fault:
             problem = fault.replace("[arguments]", "arguments of [reference]")
             raise InputError(f"{self._spec.source}: [reference] kernel {declared.entry}: {problem}")
-        return Module(cubin.path).function(function.symbol)
+        module = Module(cubin.path)
+        return module.function(function.symbol), module.pointer
 
     @property
     def _known_device(self) -> DeviceProperties:
