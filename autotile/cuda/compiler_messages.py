@@ -88,9 +88,17 @@ def _cure(error: str) -> str:
             return HOST_CURE
         if name.isupper():
             return f'if {name} is a macro, define it: [kernel] defines = {{ {name} = "..." }}'
+    if "texture is not a template" in error:
+        return _TEXTURE_CURE
     if _HOST.search(error):
         return HOST_CURE
     return ""
+
+
+_TEXTURE_CURE = (
+    "texture references were removed in CUDA 12: take a parameter cudaTextureObject_t instead, and declare it as in "
+    'tex = { texture = "image" }'
+)
 
 
 def header_cure(name: str) -> str:

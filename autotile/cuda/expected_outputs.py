@@ -25,6 +25,7 @@ from autotile.kernel.expected_files import expected_file
 from autotile.kernel.launch import known_names
 from autotile.kernel.library import Kernel
 from autotile.kernel.reference_kernel import reference_config, reference_spec
+from autotile.kernel.signature import signature_fault
 from autotile.kernel.spec import KernelSpec
 
 
@@ -134,7 +135,9 @@ class ExpectedOutputs:
     def _of_expressions(
         self, sizes: Mapping[str, int], inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], at: str
     ) -> dict[str, ReferenceOutput]:
-        environment: dict[str, Any] = {**sizes, **scalars}
+        whole = {s.name for s in self._spec.scalars if DTYPES[s.element_type(self._dtype)].is_integer}
+        environment: dict[str, Any] = {n: int(v) if n in whole and np.ndim(v) == 0 else v for n, v in scalars.items()}
+        environment |= sizes  # a scalar may pass a size, which is exact
         for name, buffer in inputs.items():  # whole numbers stay whole, and exact
             kind = self._element_type(name, sizes)
             environment[name] = buffer.array if kind.component.is_integer else kind.decode(buffer.array)
@@ -167,11 +170,11 @@ class ExpectedOutputs:
         return {name: base / file for name, file in reference.files.items()}
 
     def _reference_kernel(self, sizes: Mapping[str, int]) -> Function:
-        """Compile and load the reference kernel for the flags of a problem."""
-        flags = tuple(sizes[name] for name in (*self._spec.flags, *self._spec.shaping))
-        if flags not in self._functions:
-            self._functions[flags] = self._loaded(sizes)
-        return self._functions[flags]
+        """Compile and load the reference kernel for a problem."""
+        key = tuple(sizes.values())  # macros may depend on all
+        if key not in self._functions:
+            self._functions[key] = self._loaded(sizes)
+        return self._functions[key]
 
     def _loaded(self, sizes: Mapping[str, int]) -> Function:
         assert self._source is not None
@@ -191,7 +194,12 @@ class ExpectedOutputs:
             raise InputError(
                 f"{self._spec.source}: the reference kernel {declared.entry} does not compile: {error}"
             ) from None
-        return Module(cubin.path).function(cubin.functions[job.entry].symbol)
+        function = cubin.functions[job.entry]
+        fault = signature_fault(spec, spec.steps[0], self._dtype, function.parameter_bytes, kernel.source)
+        if fault:
+            problem = fault.replace("[arguments]", "arguments of [reference]")
+            raise InputError(f"{self._spec.source}: [reference] kernel {declared.entry}: {problem}")
+        return Module(cubin.path).function(function.symbol)
 
     @property
     def _known_device(self) -> DeviceProperties:

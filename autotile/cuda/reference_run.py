@@ -176,8 +176,9 @@ class ReferenceRun:
             differ = first != second
         else:
             scale = cupy.sqrt(cupy.mean(cupy.abs(first) ** 2))
-            differ = ~(cupy.abs(first - second) <= _AGREEMENT * cupy.maximum(cupy.abs(first), scale))
-            differ &= ~(cupy.isnan(first) & cupy.isnan(second))  # reported as not finite
+            same = (first == second) | (cupy.isnan(first) & cupy.isnan(second))  # not finite: reported later
+            near = cupy.abs(first - second) <= _AGREEMENT * cupy.maximum(cupy.abs(first), scale)
+            differ = ~(same | near)
         if count := int(cupy.count_nonzero(differ)):
             raise InputError(
                 f"{self._place}: {count} of {first.size} elements of {name} differ between two launches of the "

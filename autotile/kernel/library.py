@@ -19,6 +19,7 @@ from autotile.kernel.parser import parse_spec
 from autotile.kernel.reference_function import ReferenceFunction
 from autotile.kernel.sources import hash_with_includes, is_file, read_text
 from autotile.kernel.spec import KernelSpec, check_variables
+from autotile.kernel.syntax import Location
 from autotile.settings import absolute_path, read_settings
 
 
@@ -36,7 +37,8 @@ class Inspection(NamedTuple):
     Attributes
     ----------
     buffers
-        Names of the buffers whose content is checked.
+        Names of the buffers whose content is checked. ``"y.value"`` stands for the values of ``y``, decoded, and
+        ``"y.expected"`` for the expected ones.
     check
         Called with a configuration and the content of each buffer after a launch, in the type that it is stored in.
         Returns what is wrong, empty if nothing is, and further telemetry of the trial.
@@ -223,10 +225,8 @@ def _include_folders(spec: KernelSpec, folder: Path) -> tuple[Path, ...]:
     for name in spec.include:
         path = Path(os.path.normpath(absolute_path(name, "a folder of headers", folder)))
         if not path.is_dir():
-            raise SpecError(
-                f"there is no folder {path} of headers; correct the path, or remove it and set AUTOTILE_INCLUDE",
-                source=spec.source,
-                key="kernel.include",
+            raise Location(spec.source, "kernel.include").error(
+                f"there is no folder {path} of headers; correct the path, or remove it and set AUTOTILE_INCLUDE"
             )
         found.append(path)
     return (*found, *read_settings().include_folders)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,6 +90,8 @@ class Pipeline:
         Compile workers.
     timeline
         Records the waits for compilations, and what the device does.
+    score
+        Function that adds the objective and metrics to a trial that was measured.
     """
 
     def __init__(
@@ -99,7 +101,10 @@ class Pipeline:
         backend: Backend,
         compile_pool: CompilePool,
         timeline: Timeline = NO_TIMELINE,
+        *,
+        score: Callable[[Trial], Trial] = lambda trial: trial,
     ) -> None:
+        self._score = score
         self._kernel = kernel
         self._problem = problem
         self._backend = backend
@@ -177,7 +182,7 @@ class Pipeline:
             return trial
         twin = self._measured.get(self._launch_of(trial)) if self._backend.source == "cuda" else None
         if twin is not None:
-            return _with_result_of(twin, trial)
+            return self._score(_with_result_of(twin, trial))
         if not cubin.path.exists():  # trimmed from the cache while the candidate waited
             cubin = self._submit(trial.config).result().cubin or cubin
         self._backend.submit(self._candidate(trial, cubin), best_us)
@@ -208,6 +213,7 @@ class Pipeline:
         )
         if evaluation.captured:
             trial = self._inspected(trial, Path(evaluation.captured))
+        trial = self._score(trial)
         self.remember([trial])
         return candidate, trial
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from autotile.core.documents import convert
-from autotile.core.model import Config, Outcome, config_text
+from autotile.core.model import STEP_TIME, Config, Outcome, config_text
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.expected_outputs import ExpectedOutputs
@@ -180,6 +180,7 @@ class Workbench:
             rounds,
             seed,
             prepares=[partial(bound.instance.prepare, bound) for bound in bounds],
+            weights=[candidate.weight for candidate in candidates],
             check=lambda index: verdicts.append(self._verdict_on_timed(bounds[index])),
         )
         return [RaceTimes(tuple(row), v.outcome, v.reason) for row, v in zip(times, verdicts, strict=True)]
@@ -210,7 +211,7 @@ class Workbench:
             outcome, reason = Outcome.PRUNED, discard_reason(best_us)
         elif self._energy is not None:
             telemetry |= self._energy.read(launch, timing.measurement.time_us)
-        if outcome is Outcome.OK and len(self._spec.steps) > 1:
+        if len(self._spec.steps) > 1:
             telemetry |= self._step_times(launch, bound)
         return Evaluation(outcome, reason, "measure", timing.measurement, telemetry=telemetry)
 
@@ -218,7 +219,7 @@ class Workbench:
         """Return the time of each step in microseconds, measured between events in whole calls."""
         by_step = launch.by_step()
         times = self._timer.parts(list(by_step.values()), partial(bound.instance.prepare, bound))
-        names = [f"step_us.{step}.{self._spec.steps[step].entry}" for step in by_step]
+        names = [f"{STEP_TIME}{step}.{self._spec.steps[step].entry}" for step in by_step]
         return dict(zip(names, times, strict=True))
 
     def _verdict_on_timed(self, bound: BoundArguments) -> Verdict:
@@ -388,7 +389,7 @@ class GpuWorker:
 
 
 def _candidate(message: Mapping[str, Any]) -> Candidate:
-    return Candidate(message["config"], message["cubin_path"], message["symbols"])
+    return Candidate(message["config"], message["cubin_path"], message["symbols"], weight=message["weight"])
 
 
 def _failed(request: str, stage: str, outcome: Outcome, reason: str) -> Mapping[str, Any]:

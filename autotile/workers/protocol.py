@@ -163,11 +163,13 @@ class Candidate:
     """Name in the cubin of each entry; one that is not listed has its own name."""
     computed: Config = field(default_factory=dict)
     """Computed values, which the worker has no functions for."""
+    weight: float = 1.0
+    """Ratio of what the search minimises to the time, by which a race compares it with others."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary, whose configuration includes the computed values."""
         config = {**self.config, **self.computed}
-        return {"config": config, "cubin_path": self.cubin_path, "symbols": dict(self.symbols)}
+        return {"config": config, "cubin_path": self.cubin_path, "symbols": dict(self.symbols), "weight": self.weight}
 
 
 class ErrorReply(msgspec.Struct):
