@@ -187,7 +187,13 @@ class Session:
         )
         self._load = LoadMeter(self._compile_pool, workers)
         self._pipeline = Pipeline(
-            kernel, problem, backend, self._compile_pool, self._timeline, score=self._scorer.scored
+            kernel,
+            problem,
+            backend,
+            self._compile_pool,
+            self._timeline,
+            score=self._scorer.scored,
+            verify_sizes=options.verify_sizes,
         )
         self._pipeline.remember(self._log.trials)
 
