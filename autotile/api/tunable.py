@@ -6,7 +6,7 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,10 +19,11 @@ from autotile.core.model import config_text
 from autotile.core.text import plural
 from autotile.core.toml_text import toml_text
 from autotile.errors import InputError
+from autotile.kernel.comparison import comparison_of
 from autotile.kernel.library import Kernel, load_kernel, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
-from autotile.kernel.python_document import PythonDocument, build_document
+from autotile.kernel.python_document import PythonDocument, build_document, function_name
 from autotile.kernel.reference_function import Library, ReferenceFunction
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.syntax import python_source
@@ -47,6 +48,7 @@ def kernel(
     reference: Any = None,
     reference_on: Library = "numpy",
     tolerance: float | Mapping[str, Any] | None = None,
+    verify: Callable[..., Any] | None = None,
     sizes: Mapping[str, int] | None = None,
     rules: Mapping[str, Any] | Sequence[Any] = (),
     heuristics: Mapping[str, Any] | Sequence[Any] = (),
@@ -99,6 +101,11 @@ def kernel(
         already initialized here.
     tolerance
         Relative tolerance, or one for each output, as in ``[reference]``; None for that of the element type.
+    verify
+        Function that compares outputs, instead of a tolerance. It is called in this process for every configuration
+        that runs, with the expected and the written values: two arrays of NumPy, or two mappings from names to arrays
+        if the kernel writes several buffers; and with the tolerance if it takes three arguments. It returns whether
+        they agree, or a text that says what is wrong.
     sizes
         Sizes that the best configuration depends on, with their defaults.
     rules
@@ -182,9 +189,9 @@ def kernel(
         },
         problem={"flags": flags, "ragged": ragged, "dtypes": _strings(dtypes)},
         work={"flops": flops, "bytes": bytes},
-        sections=_with_tolerance(sections or {}, tolerance),
+        sections=_with_tolerance(sections or {}, tolerance, verify),
     )
-    return TunableKernel(described, reference_on)
+    return TunableKernel(described, reference_on, verify)
 
 
 def _strings(given: Any) -> list[Any]:
@@ -192,10 +199,13 @@ def _strings(given: Any) -> list[Any]:
     return [given] if isinstance(given, str | os.PathLike) else list(given)
 
 
-def _with_tolerance(sections: Mapping[str, Any], tolerance: float | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    if tolerance is None:
-        return sections
-    return {**sections, "reference": {**sections.get("reference", {}), "tolerance": tolerance}}
+def _with_tolerance(
+    sections: Mapping[str, Any], tolerance: float | Mapping[str, Any] | None, verify: Callable[..., Any] | None
+) -> Mapping[str, Any]:
+    keys: dict[str, Any] = {} if tolerance is None else {"tolerance": tolerance}
+    if verify is not None:
+        keys["comparison"] = function_name(verify)
+    return {**sections, "reference": {**sections.get("reference", {}), **keys}} if keys else sections
 
 
 class TunableKernel(Displayed):
@@ -210,7 +220,12 @@ class TunableKernel(Displayed):
         The search-space file that the kernel would have, without rules that are functions.
     """
 
-    def __init__(self, described: PythonDocument, reference_on: Library = "numpy") -> None:
+    def __init__(
+        self,
+        described: PythonDocument,
+        reference_on: Library = "numpy",
+        verify: Callable[..., Any] | None = None,
+    ) -> None:
         self.document = described.document
         self._function = ReferenceFunction(described.reference, reference_on) if described.reference else None
         self._described = described
@@ -222,7 +237,12 @@ class TunableKernel(Displayed):
         if template is None:
             template = Path(str(self._folder)) / spec.template
             template.write_text(str(described.source))
-        self._kernel = replace(make_kernel(spec, template, described.source), reference_function=self._function)
+        self._inspection = comparison_of(spec, verify, _private_folder()) if verify is not None else None
+        self._kernel = self._attached(make_kernel(spec, template, described.source))
+
+    def _attached(self, kernel: Kernel) -> Kernel:
+        """Return a kernel with the functions that no search-space file can hold."""
+        return replace(kernel, reference_function=self._function, inspection=self._inspection)
 
     def _parse(self) -> KernelSpec:
         return parse_spec(
@@ -238,7 +258,7 @@ class TunableKernel(Displayed):
         """The kernel, with its source as it is now."""
         if self._described.source is None:
             made = make_kernel(self._kernel.spec, self._kernel.template_path)
-            read = replace(made, reference_function=self._function)
+            read = self._attached(made)
             if read != self._kernel:
                 self._kernel = read
         return self._kernel
@@ -310,6 +330,10 @@ class TunableKernel(Displayed):
             raise InputError(
                 "the reference is a Python function, which a search-space file cannot hold; give expressions, another "
                 "kernel, or arrays"
+            )
+        if self._inspection is not None:
+            raise InputError(
+                "outputs are compared by a Python function, which a search-space file cannot hold; give a tolerance"
             )
         files = [target, *([] if is_own else [template]), *(target.parent / file for file in self._described.arrays)]
         for file in files:

@@ -14,7 +14,7 @@ from autotile.api.targets import check_device_index, merge_sizes, open_problem, 
 from autotile.core.display import Displayed
 from autotile.core.documents import encode_json
 from autotile.core.model import Config, Problem
-from autotile.core.objectives import TIME, normalize_objectives
+from autotile.core.objectives import TIME, split_objectives
 from autotile.core.text import plural
 from autotile.cuda.driver import device_count
 from autotile.database.engine import parse_location
@@ -284,9 +284,13 @@ def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> T
     InputError
         An option does not fit the kernel, or there is no such GPU.
     """
+    objectives, expression = split_objectives(options.objectives, [metric.name for metric in kernel.spec.metrics])
+    if options.maximize and expression is None and options.objective is None:
+        raise InputError("only an expression is maximised; give one, as in --objective '1e3 * N / time_us'")
     options = replace(
         options,
-        objectives=normalize_objectives(options.objectives),
+        objectives=objectives,
+        objective=expression or options.objective,
         verify_sizes=_complete_sizes(kernel, problem, options.verify_sizes),
         tries=tuple(complete_config(kernel.spec, config) for config in options.tries),
     )
@@ -335,8 +339,15 @@ def tune_loaded_family(
 ) -> FamilyResult:
     """Tune a family of a kernel that is already loaded; errors as for `tune_family`."""
     problem = resolve_problem(kernel.spec, family.largest, dtype)
-    options = replace(options, objectives=normalize_objectives(options.objectives))
-    if options.objectives != (TIME,) or options.verify_sizes or options.only is not None:
+    objectives, expression = split_objectives(options.objectives, [metric.name for metric in kernel.spec.metrics])
+    options = replace(options, objectives=objectives)
+    if (
+        options.objectives != (TIME,)
+        or expression is not None
+        or kernel.spec.objective is not None
+        or options.verify_sizes
+        or options.only is not None
+    ):
         raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")
     _check_gpu(options)
     result = family_session.tune_family(

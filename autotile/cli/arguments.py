@@ -232,12 +232,17 @@ class SearchArguments:
     objective: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME[,...]",
-            help="What to minimise beside time: registers, energy or error. May be given again.",
+            metavar="NAME[,...]|EXPR",
+            help="What to minimise beside time: registers, energy or error; or an expression instead of it, such as "
+            "'time_us / STEPS'. May be given again.",
             show_default="time alone",
             rich_help_panel=SEARCH,
         ),
     ] = None
+    maximize: Annotated[
+        bool,
+        typer.Option("--maximize", help="Maximise the expression of --objective.", rich_help_panel=SEARCH),
+    ] = False
     seed: SeedOption = 0
     transfer: Annotated[
         bool,
@@ -309,7 +314,8 @@ class SearchArguments:
             budget_s=read_duration(self.budget) if self.budget is not None else None,
             until=read_share(self.until) if self.until is not None else None,
             spend=self.spend,
-            objectives=tuple(name for text in self.objective or () for name in text.split(",")),
+            objectives=tuple(self.objective or ()),
+            maximize=self.maximize,
             seed=self.seed,
             l2=self.l2,
             fresh=self.fresh,

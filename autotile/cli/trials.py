@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,8 +66,10 @@ def trials_table(found: TrialList) -> RenderableType:
         return Text("no such trial is stored")
     several = len({entry.stored.study_id for entry in found.trials}) > 1
     figures = (f"{RIGHT}time", "95 % interval, us", f"{RIGHT}registers", f"{RIGHT}occupancy")
-    headings = ("outcome", *figures, "configuration", "remark", *(["problem"] if several else []))
-    rows = [(*_row(entry.stored), *([_problem_text(entry)] if several else [])) for entry in found.trials]
+    scores = list(dict.fromkeys(name for entry in found.trials for name in entry.stored.trial.scores))
+    own = [f"{RIGHT}{name}" for name in scores]
+    headings = ("outcome", *figures, *own, "configuration", "remark", *(["problem"] if several else []))
+    rows = [(*_row(entry.stored, scores), *([_problem_text(entry)] if several else [])) for entry in found.trials]
     return Listing(headings, rows, ("configuration", "remark", "problem"))
 
 
@@ -75,8 +78,9 @@ def _problem_text(entry: StudyTrial) -> str:
     return f"{problem}, {device}"
 
 
-def _row(stored: StoredTrial) -> tuple[str, ...]:
+def _row(stored: StoredTrial, scores: Sequence[str]) -> tuple[str, ...]:
     trial = stored.trial
+    own = trial.scores
     measured, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
     remarks = [f"finals, place {stored.rank}"] if stored.phase == "final" else []
     if trial.source == "replayed":
@@ -89,6 +93,7 @@ def _row(stored: StoredTrial) -> tuple[str, ...]:
         interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
         str(resources.registers) if resources is not None else NOTHING,
         percent_text(occupancy.occupancy) if occupancy is not None else NOTHING,
+        *(f"{own[name]:.6g}" if name in own else NOTHING for name in scores),
         config_text(trial.config),
         ", ".join(remarks),
     )

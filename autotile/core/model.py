@@ -27,6 +27,12 @@ Config = Mapping[Name, Value]
 
 L2Mode = Literal["cold", "hot"]
 
+OBJECTIVE, COST, METRIC = "objective", "objective_cost", "metric."
+"""Names in `Trial.telemetry`: value of the session's objective, what the search minimised, and prefix of metrics."""
+
+STEP_TIME = "step_us."
+"""Prefix of the time of a step in `Trial.telemetry`, followed by its index and its function."""
+
 SAME_CODE = "same_code"
 """Stage of a candidate that was not measured because it compiled to the code of an earlier one."""
 
@@ -176,3 +182,21 @@ class Trial:
     def time_us(self) -> float | None:
         """Measured time in microseconds; None if the candidate was not measured."""
         return self.measurement.time_us if self.measurement is not None else None
+
+    @property
+    def cost(self) -> float | None:
+        """What the search minimises: the time in microseconds, unless it has another objective.
+
+        Of an objective that is maximised it is the reciprocal. None if the candidate was not measured.
+        """
+        if self.measurement is None:
+            return None
+        cost = self.telemetry.get(COST)
+        return float(cost) if cost is not None else self.measurement.time_us
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Value of the objective, if it is not the time, then the metrics of the user's own."""
+        own = {name: value for name, value in self.telemetry.items() if name == OBJECTIVE or name.startswith(METRIC)}
+        ordered = sorted(own.items(), key=lambda item: item[0] != OBJECTIVE)
+        return {name.removeprefix(METRIC): float(value) for name, value in ordered}

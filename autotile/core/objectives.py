@@ -20,6 +20,33 @@ OBJECTIVES: Mapping[str, str] = MappingProxyType(
 error of an output element, relative to the larger of its expected magnitude and the output's RMS."""
 
 
+def split_objectives(names: Iterable[str], metrics: Iterable[str] = ()) -> tuple[tuple[str, ...], str | None]:
+    """Return the named objectives, see `normalize_objectives`, and the expression among them, None if there is none.
+
+    Parameters
+    ----------
+    names
+        Names of objectives, separated by commas too, or an expression of `autotile.kernel.objective`.
+    metrics
+        Names of metrics, each of which is an expression.
+
+    Raises
+    ------
+    InputError
+        There is no such objective, or an expression is not the only one.
+    """
+    given = [name.strip() for name in names]
+    known = {*metrics}
+    expressions = [text for text in given if text in known or not text.replace(",", "").replace(" ", "").isalpha()]
+    if expressions and len(given) - given.count(TIME) > 1:
+        raise InputError(
+            f"the objective {expressions[0]!r} is an expression, which must be the only one; leave others out"
+        )
+    if expressions:
+        return (TIME,), expressions[0]
+    return normalize_objectives(name for text in given for name in text.split(",")), None
+
+
 def normalize_objectives(names: Iterable[str]) -> tuple[str, ...]:
     """Return the named objectives without duplicates, with time first, which is always included.
 
@@ -47,7 +74,7 @@ def objective_values(trial: Trial, objectives: Sequence[str]) -> tuple[float, ..
 
 def _value(trial: Trial, objective: str) -> float | None:
     if objective == TIME:
-        return trial.time_us
+        return trial.cost
     if objective == REGISTERS:
         return trial.resources.registers if trial.resources is not None else None
     value = trial.telemetry.get(OBJECTIVES[objective])

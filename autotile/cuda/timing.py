@@ -357,6 +357,7 @@ class Timer:
         seed: int,
         *,
         prepares: Sequence[Launch] | None = None,
+        weights: Sequence[float] | None = None,
         check: Callable[[int], None] | None = None,
     ) -> list[list[float]]:
         """Time several candidates in rounds of random order; return a list of times in microseconds per candidate.
@@ -373,10 +374,13 @@ class Timer:
             Number of rounds, and seed of the order within them.
         prepares
             As ``prepare`` of `measure`, for each candidate.
+        weights
+            Factors of the times by which candidates are compared; None for equal ones.
         check
             Called with the number of each candidate right after the work of one more sample of it.
         """
         prepares = prepares or [_nothing] * len(launches)
+        factors = weights or [1.0] * len(launches)
         generator = np.random.default_rng(seed)
         pairs = list(zip(launches, prepares, strict=True))
         fastest_us = min(min(self.samples(launch, _PROBE_SAMPLES, prepare)) for launch, prepare in pairs)
@@ -393,7 +397,10 @@ class Timer:
                 for index in order:
                     times[index].append(timers[index].time_us())
                 if number % _ELIMINATION_ROUNDS == 0:
-                    racing = contenders(times, racing)
+                    weighted = [
+                        [weight * time_us for time_us in row] for weight, row in zip(factors, times, strict=True)
+                    ]
+                    racing = contenders(weighted, racing)
         if check is not None:
             for index, timer in enumerate(timers):
                 with self._stream:

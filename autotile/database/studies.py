@@ -299,7 +299,7 @@ def _next_best(connection: Connection, study: StoredStudy, bad: list[BadRow]) ->
         and refused.get(config_key(one.trial.config), 0) < one.trial_id
     ]
     finals = [one for one in usable if one.phase == "final" and one.rank == 1 and runs[one.run_id].ended_at is not None]
-    best = finals[-1] if finals else min(usable, key=lambda one: (one.trial.time_us, one.trial_id), default=None)
+    best = finals[-1] if finals else min(usable, key=lambda one: (one.trial.cost, one.trial_id), default=None)
     return _stored_best(study, best, runs[best.run_id]) if best is not None else None
 
 

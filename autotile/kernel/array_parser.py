@@ -214,7 +214,7 @@ class ArrayParser:
         self.used |= parser.names
 
         def value(context: Context) -> Any:
-            names = {name: plain(context.env[name]) for name in parser.names}
+            names = {name: _of_kind(plain(context.env[name]), self.kinds[name]) for name in parser.names}
             try:
                 return node.evaluate(names, True)
             except EvaluationError as error:
@@ -398,6 +398,11 @@ class ArrayParser:
         if not isinstance(literal, str if kind == "text" else bool):
             raise self.text.error(tree, f"{option} of {name} is a {kind}, as in {option}={_EXAMPLES[kind]}")
         return lambda context: literal
+
+
+def _of_kind(value: Any, kind: Kind) -> Any:
+    """Return a value in the type of its kind: a size may be given as a real number."""
+    return int(value) if kind == "number" else value
 
 
 _LISTS = (ast.Tuple, ast.List)

@@ -343,6 +343,12 @@ class Expression:
         """Return the condition as a number, 0 or 1."""
         return replace(self, kind="number", node=AsNumber(self.node))
 
+    def rounded(self) -> Expression:
+        """Return a real expression rounded to the nearest whole number; any other as it is."""
+        if self.kind != "real":
+            return self
+        return replace(self, kind="number", node=Operation(real_numbers.nearest_whole, (self.node,), 1, "number"))
+
     def _columns(self, env: Environment) -> dict[str, Operand]:
         return {name: env[name] for name in sorted(self.names)}
 

@@ -16,6 +16,7 @@ from autotile.kernel.compiler_options import parse_build
 from autotile.kernel.computed import PREFIX, Computed, ConfigFunction
 from autotile.kernel.default import derived_default
 from autotile.kernel.nodes import Kind
+from autotile.kernel.objective import parse_metrics, parse_objective
 from autotile.kernel.predicates import Predicate, parse_predicate
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, target_conflict
 from autotile.kernel.reference import parse_reference
@@ -36,6 +37,8 @@ SECTIONS = (
     "arguments",
     "reference",
     "work",
+    "objective",
+    "metrics",
     "computed",
 )
 
@@ -99,7 +102,10 @@ def parse_spec(
     document.allow(SECTIONS, deprecated=(_FORMER_HEURISTICS,))
     kernel, problem_table = document.table("kernel"), document.table("problem")
     kernel.allow(
-        ("name", "template", "entry", "summary", "options", "include", "architecture", "minimum_compute_capability")
+        (
+            *("name", "template", "entry", "summary", "options", "defines", "include", "compiler", "architecture"),
+            "minimum_compute_capability",
+        )
     )
     problem_table.allow(("sizes", "flags", "ragged", "dtypes"))
 
@@ -129,6 +135,7 @@ def parse_spec(
     scope = ArgumentScope(shaped, all_kinds, launch_kinds(document, launched_kinds), folder=folder)
     arguments = parse_arguments(document.table("arguments"), scope, taken)
     steps = parse_steps(document, arguments, launched_kinds)
+    metrics = parse_metrics(document.table("metrics", optional=True), shaped.kinds, taken)
     spec = KernelSpec(
         name=_matching(kernel, "name", _KERNEL_NAME, "letters, digits, '_' and '-', starting with a letter"),
         summary=kernel.text("summary", ""),
@@ -153,6 +160,8 @@ def parse_spec(
         arguments=arguments,
         reference=parse_reference(document.table("reference"), arguments, shaped, all_kinds),
         work=parse_work(document.table("work", optional=True), shaped),
+        objective=parse_objective(document.table("objective", optional=True), metrics, shaped.kinds),
+        metrics=metrics,
         source=source,
         text=text,
         computed=computed,
@@ -380,7 +389,10 @@ def _dtypes(table: Table) -> tuple[str, ...]:
 def parse_work(table: Table, problem: ProblemSection) -> Work:
     """Parse ``[work]``: the minimum operations and bytes of the problem."""
     table.allow(("flops", "bytes"))
-    flops, size_bytes = (table.optional_expression(name, problem.kinds) for name in ("flops", "bytes"))
+    flops, size_bytes = (
+        table.expression(name, problem.kinds, "real").rounded() if name in table.data else None
+        for name in ("flops", "bytes")
+    )
     for name, expression in (("flops", flops), ("bytes", size_bytes)):
         if expression is not None:
             problem.check_positive(table, name, [expression])

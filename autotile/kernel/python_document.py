@@ -254,7 +254,7 @@ def _reference(
     if reference is None or (isinstance(reference, str) and reference == "agreement"):
         return dict(_AGREEMENT)
     if callable(reference):
-        return {"function": _function_name(reference)}
+        return {"function": function_name(reference)}
     if isinstance(reference, str):
         if re.fullmatch(r"[A-Za-z_][\w:]*(<.*>)?", reference) and reference not in arguments:
             own = {key: launch[key] for key in _LAUNCH_KEYS if key in launch}
@@ -271,7 +271,7 @@ def _reference(
     return {**reference, "outputs": converted} if converted else dict(reference)
 
 
-def _function_name(function: Callable[..., Any]) -> str:
+def function_name(function: Callable[..., Any]) -> str:
     """Return a name that changes with the code of a function, so that results belong to the reference they passed."""
     name = str(getattr(function, "__qualname__", type(function).__name__))
     code = getattr(function, "__code__", None)

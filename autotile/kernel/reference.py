@@ -13,6 +13,9 @@ from autotile.kernel.nodes import Kind
 from autotile.kernel.reference_kernel import KERNEL_KEYS, ReferenceKernel, parse_reference_kernel
 from autotile.kernel.table import ProblemSection, Table, describe
 
+FORMS = ("outputs", "kernel", "function", "verify")
+"""Keys of which a reference has one."""
+
 
 class Tolerance(NamedTuple):
     """Allowed error of an element: ``absolute + relative * max(|expected|, scale)``.
@@ -59,6 +62,8 @@ class Reference(NamedTuple):
         Name of the Python function that computes the outputs; the function itself is attached to the kernel.
     is_agreement
         Whether there is no reference, and configurations are compared with each other.
+    comparison
+        Name of the Python function that compares the outputs, instead of tolerances; it is attached to the kernel.
     unchecked
         Written buffers that are not compared with anything.
     """
@@ -71,6 +76,7 @@ class Reference(NamedTuple):
     files: Mapping[str, str] = {}
     function: str | None = None
     is_agreement: bool = False
+    comparison: str | None = None
     unchecked: tuple[str, ...] = ()
 
     @property
@@ -81,6 +87,9 @@ class Reference(NamedTuple):
                 "NO REFERENCE: configurations were only compared with each other, so an error that they share is not "
                 "found; add a reference"
             )
+        if self.comparison is not None:
+            name = self.comparison.partition("-")[0]
+            return f"outputs were compared by {name}, once for each configuration, at the tuned sizes only"
         if self.files:
             return (
                 f"the reference of {', '.join(self.files)} is a file: it was compared at the default sizes only, "
@@ -105,6 +114,8 @@ class Reference(NamedTuple):
             meaning["reference_files"] = dict(self.files)
         if self.function is not None:
             meaning["reference_function"] = self.function
+        if self.comparison is not None:
+            meaning["comparison"] = self.comparison
         if self.is_agreement:
             meaning["verify"] = "agreement"
         if self.unchecked:
@@ -160,7 +171,9 @@ def parse_reference(
         An output is missing or unknown, or its expression is malformed, uses a buffer that is not initialized, or has
         no value or the wrong shape.
     """
-    table.allow(("outputs", "kernel", "function", "verify", "unchecked", "reduction", "tolerance", *KERNEL_KEYS))
+    table.allow(
+        ("outputs", "kernel", "function", "verify", "unchecked", "comparison", "reduction", "tolerance", *KERNEL_KEYS)
+    )
     forms = [form for form in ("outputs", "kernel", "function", "verify") if form in table.data]
     if len(forms) != 1:
         what = f"{' and '.join(forms)} are both given" if forms else "there is no reference"
@@ -178,7 +191,10 @@ def parse_reference(
     reduction = _reduction(table, problem)
     tolerance, tolerances = _tolerances(table, written)
     unchecked = _unchecked(table, written)
-    common = Reference({}, reduction, tolerance, tolerances, unchecked=unchecked)
+    comparison = table.text("comparison") if "comparison" in table.data else None
+    if comparison is not None and form == "verify":
+        raise table.error("comparison", "there are no expected values to compare with; remove comparison")
+    common = Reference({}, reduction, tolerance, tolerances, unchecked=unchecked, comparison=comparison)
     match form:
         case "kernel":
             return common._replace(kernel=parse_reference_kernel(table, arguments, kinds))

@@ -16,7 +16,10 @@ from autotile.errors import InputError
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument, WorkspaceArgument, arguments_of_kind
 from autotile.kernel.compiler_options import Build
 from autotile.kernel.computed import Computed
+from autotile.kernel.entries import names_in
 from autotile.kernel.expressions import Expression
+from autotile.kernel.nodes import Kind
+from autotile.kernel.objective import Metric, Objective
 from autotile.kernel.reference import Reference
 from autotile.kernel.tensor_maps import TensorMapArgument
 
@@ -132,6 +135,10 @@ class KernelSpec:
     arguments: tuple[Argument, ...]
     reference: Reference
     work: Work
+    objective: Objective | None
+    """What a search minimises or maximises; None for the time."""
+    metrics: tuple[Metric, ...]
+    """Values that are computed for each trial."""
     source: str
     """Path of the file, as the user gave it."""
     text: str
@@ -153,6 +160,13 @@ class KernelSpec:
     def shaped_sizes(self, sizes: Mapping[str, int], config: Mapping[str, Value]) -> dict[str, int]:
         """Return sizes and flags with the values of the parameters that the buffers or the reference depend on."""
         return {**sizes, **{name: int(config[name]) for name in self.shaping}}
+
+    @property
+    def score_kinds(self) -> dict[str, Kind]:
+        """Kind of each size, flag, and parameter that objectives and metrics may use."""
+        kinds: dict[str, Kind] = {name: "boolean" if name in self.flags else "number" for name in self.sizes}
+        numbers = (each for each in self.parameters if isinstance(each.values[0], int))
+        return kinds | {each.name: "boolean" if isinstance(each.values[0], bool) else "number" for each in numbers}
 
     @property
     def has_one_launch(self) -> bool:
@@ -185,7 +199,7 @@ class KernelSpec:
     @property
     def compiled_names(self) -> tuple[str, ...]:
         """Sizes and flags that are compiled in: another value of one needs another cubin."""
-        used = self.build.names
+        used = self.build.names.union(*map(names_in, self.entries))
         return tuple(name for name in self.sizes if name in self.flags or name in used)
 
     def is_optional(self, name: str) -> bool:

@@ -18,6 +18,7 @@ from autotile.core.frozen import dataclass
 from autotile.core.model import Value
 from autotile.errors import EmptySpaceError, SpecError
 from autotile.kernel.spec import Parameter, Rule
+from autotile.kernel.syntax import Location
 
 Codes = NDArray[np.unsignedinteger]
 """Indices into the values of a parameter, in the smallest unsigned type that holds them."""
@@ -248,9 +249,7 @@ class _JoinTable:
 
     def _check_size(self, name: str, rows: int, maximum: int) -> None:
         if rows > maximum:
-            raise SpecError(
+            raise Location(self.source, f"parameters.{name}").error(
                 f"joining {name} makes a table of at least {rows:,} combinations, at most {maximum:,} are accepted; "
-                "add rules with few parameters, or list fewer values",
-                source=self.source,
-                key=f"parameters.{name}",
+                "add rules with few parameters, or list fewer values"
             )

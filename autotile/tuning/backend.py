@@ -27,6 +27,7 @@ from autotile.kernel.problem import check_memory
 from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.scoring import measures_energy, session_objective
 from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Evaluation, KernelSource, RaceTimes, Workload
@@ -361,6 +362,11 @@ def check_without_gpu(kernel: Kernel, problem: Problem, settings: Settings, opti
 
 
 def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Workload:
+    if kernel.spec.reference.comparison is not None and kernel.inspection is None:
+        raise InputError(
+            f"{kernel.spec.source}: [reference] comparison {kernel.spec.reference.comparison!r} is a Python function; "
+            "tune the kernel from Python, with autotile.kernel(..., verify=...)"
+        )
     return Workload(
         spec_text=kernel.spec.text,
         spec_source=kernel.spec.source,
@@ -373,7 +379,7 @@ def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: Tun
         sample_limit_s=options.sample_limit_s,
         device_index=options.device_index,
         verify_sizes=options.verify_sizes,
-        energy=ENERGY in options.objectives,
+        energy=ENERGY in options.objectives or measures_energy(kernel.spec, session_objective(kernel.spec, options)),
         reference_source=_reference_source(kernel),
         captured=kernel.inspection.buffers if kernel.inspection is not None else (),
         capture_folder=kernel.inspection.folder if kernel.inspection is not None else "",

@@ -7,14 +7,17 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Outcome, Problem, Trial
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key
 from autotile.core.statistics import Interval, median_interval, paired_ratio, widen_by_session_spread
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory
 from autotile.settings import Settings
 from autotile.space.limits import check_config
+from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.finals import FinalistChecks, hold_race
 from autotile.tuning.given_candidates import GivenCandidates
@@ -27,6 +30,8 @@ CandidateVerdict = Literal["wrong", "slower", "equal", "faster", "right"]
 
 _WORKERS = 2
 """The candidate and the winner compile at the same time."""
+_CONFIRMING = 6
+"""Configurations that are run, besides winner and default, to find two that agree where there is no reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,8 @@ def judge(
     Raises
     ------
     InputError
-        There is no GPU, or the candidate's configuration is not valid.
+        There is no GPU, the candidate's configuration is not valid, or the kernel has no reference and no two of its
+        configurations agree.
     ToolchainError, WorkerError
         As for `autotile.tuning.session.tune`.
     """
@@ -104,8 +110,23 @@ def judge(
                 raise InputError(f"{what} cannot be launched: {reason}")
         limits = (settings.cache, settings.cache_limit_bytes, _WORKERS, options.compile_deadline_s)
         compile_pool = stack.enter_context(closing(CompilePool(*limits)))
-        pipelines = [Pipeline(each, problem, backend, compile_pool) for each in (candidate, kernel)]
-        return Judge(backend, pipelines, options.seed).judge(configs)
+        pipelines = [
+            Pipeline(each, problem, backend, compile_pool, verify_sizes=options.verify_sizes)
+            for each in (candidate, kernel)
+        ]
+        steps = Judge(backend, pipelines, options.seed)
+        if kernel.spec.reference.is_agreement:
+            steps.confirm(_spread_configs(kernel, problem, backend.device, configs[1]))
+        return steps.judge(configs)
+
+
+def _spread_configs(kernel: Kernel, problem: Problem, device: DeviceProperties, winner: Config) -> list[Config]:
+    """Return the winner, the default, and configurations from all parts of the space."""
+    space = feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
+    rows = np.unique(np.linspace(0, len(space) - 1, _CONFIRMING).astype(int)).tolist()
+    spread = [space.config(row) for row in rows]
+    default = [dict(kernel.spec.default)] if space.row_of(kernel.spec.default) is not None else []
+    return list({config_key(config): config for config in [winner, *default, *spread]}.values())
 
 
 class Judge:
@@ -125,6 +146,34 @@ class Judge:
         self._backend = backend
         self._pipelines = pipelines
         self._seed = seed
+
+    def confirm(self, configs: Sequence[Config]) -> None:
+        """Run the kernel until two of its configurations agree on the outputs, for a kernel without a reference.
+
+        Raises
+        ------
+        InputError
+            No two of them agree.
+        """
+        pipeline, given = self._pipelines[1], GivenCandidates(configs)
+        pipeline.compile_ahead(given)
+        self._backend.wait()
+        working: list[Candidate] = []
+        while given.is_open:
+            compiled = pipeline.next_candidate(given)
+            trial = pipeline.begin(compiled, None) if compiled is not None else None
+            if compiled is None or trial is None:
+                compiled, trial = pipeline.end_oldest()
+            given.end(compiled.row)
+            candidate = _candidate(pipeline, compiled)
+            if trial.outcome is Outcome.OK and candidate is not None:
+                working.append(candidate)
+        checks = FinalistChecks(self._backend, working, hurried=False)
+        if not any(checks.passes(index, ties=False) for index in range(len(working))):
+            raise InputError(
+                "the kernel has no reference, and no two of its configurations agree, so there is nothing to verify a "
+                "candidate against; add a reference"
+            )
 
     def judge(self, configs: tuple[Config, Config]) -> Judged:
         """Compile, verify and measure both; then race them, and verify the candidate as finals verify a winner."""
@@ -167,11 +216,11 @@ class Judge:
         trial = pipeline.begin(compiled, None)
         if trial is None:
             compiled, trial = pipeline.end_oldest()
-        return trial, _candidate(compiled)
+        return trial, _candidate(pipeline, compiled)
 
 
-def _candidate(compiled: CompiledCandidate) -> Candidate | None:
-    return Candidate(compiled.trial.config, str(compiled.cubin.path)) if compiled.cubin is not None else None
+def _candidate(pipeline: Pipeline, compiled: CompiledCandidate) -> Candidate | None:
+    return pipeline.candidate(compiled.trial, compiled.cubin) if compiled.cubin is not None else None
 
 
 def _with_times(trial: Trial, raced: dict[int, RaceTimes] | None, index: int) -> Trial:

@@ -14,6 +14,7 @@ from autotile.core.statistics import Interval, median_interval, paired_ratio, ra
 from autotile.core.text import plural
 from autotile.errors import InputError, ToolchainError
 from autotile.tuning.backend import SECOND_SEED, Backend
+from autotile.tuning.scoring import Scorer
 from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
 from autotile.workers.sanitizer import ToolResult
 
@@ -37,7 +38,7 @@ class Finals:
     default
         Trial of the default configuration, where it runs.
     speedup
-        Time of the default over time of the winner; None where the default does not run.
+        Time, or cost, of the default over that of the winner; None where the default does not run.
     ties
         Configurations whose times cannot be distinguished from the winner's, and which were verified as often.
     refused
@@ -68,7 +69,7 @@ def choose_finalists(
     tries: Sequence[Config] = (),
     hurried: bool = False,
 ) -> list[Trial]:
-    """Return the fastest trials, and the default, the incumbent and the tries if they have a time, in order of time.
+    """Return the best trials, and the default, the incumbent and the tries if they have a time, in order of their cost.
 
     Parameters
     ----------
@@ -84,11 +85,11 @@ def choose_finalists(
         Whether the user has interrupted the session: four other finalists at most.
     """
     count = min(count, _HURRIED_FINALISTS) if hurried else count
-    fastest = sorted((t for t in trials if t.outcome is Outcome.OK and t.time_us is not None), key=_time_us)
+    fastest = sorted((t for t in trials if t.outcome is Outcome.OK and t.time_us is not None), key=_cost)
     seeded = {config_key(config) for config in (default, incumbent, *tries) if config is not None}
     others = [t for t in trials if t.outcome.has_time and config_key(t.config) in seeded]
     finalists = {config_key(t.config): t for t in [*fastest[: max(count, 1)], *others]}
-    return sorted(finalists.values(), key=_time_us)
+    return sorted(finalists.values(), key=_cost)
 
 
 def run_finals(
@@ -99,8 +100,9 @@ def run_finals(
     incumbent: Config | None,
     seed: int,
     hurried: bool = False,
+    scorer: Scorer | None = None,
 ) -> Finals:
-    """Race the finalists, verify them, and name the winner: the fastest that is correct, or the incumbent if they tie.
+    """Race the finalists, verify them, and name the winner: the best that is correct, or the incumbent if they tie.
 
     In replay no race is possible, and the recorded medians and their intervals are compared instead.
 
@@ -116,6 +118,8 @@ def run_finals(
         Seed of the order within the rounds.
     hurried
         Whether the user has interrupted the session: the minimum number of rounds that gives an interval.
+    scorer
+        Computes what the session minimises; None for the time.
     """
     finalists, candidates = [trial for trial, _ in racing], [candidate for _, candidate in racing]
     checks = FinalistChecks(backend, candidates, hurried=hurried)
@@ -129,7 +133,7 @@ def run_finals(
     for i, result in (raced or {}).items():
         if result.outcome is not Outcome.OK:
             checks.refuse(i, result.outcome, result.reason, "finals")
-    race = _Race(finalists, raced)
+    race = _Race(finalists, raced, scorer)
     while left:
         order, tied = race.rank(left, incumbent)
         failed = next(
@@ -289,16 +293,28 @@ def _repeats(evaluation: Evaluation) -> float:
 class _Race:
     """Finalists with their interleaved times, or with the times of the search where no race was possible."""
 
-    def __init__(self, finalists: Sequence[Trial], raced: Mapping[int, RaceTimes] | None) -> None:
+    def __init__(
+        self, finalists: Sequence[Trial], raced: Mapping[int, RaceTimes] | None, scorer: Scorer | None
+    ) -> None:
         self._raced = raced or {}
+        self._scorer = scorer
         self._trials = [
-            _with_times(trial, self._raced[i].times_us) if i in self._raced else trial
+            self._timed(trial, self._raced[i].times_us) if i in self._raced else trial
             for i, trial in enumerate(finalists)
         ]
 
+    def _timed(self, trial: Trial, times_us: Sequence[float]) -> Trial:
+        timed = _with_times(trial, times_us)
+        return timed if self._scorer is None else self._scorer.scored(timed)
+
+    def _costs(self, index: int, times_us: Sequence[float]) -> list[float]:
+        if self._scorer is None:
+            return list(times_us)
+        return [self._scorer.cost(self._trials[index], time_us) for time_us in times_us]
+
     def rank(self, participants: Sequence[int], incumbent: Config | None) -> tuple[list[int], list[int]]:
         """Return the finalists that still take part, winner first, and those that tie with it."""
-        order = sorted(participants, key=lambda i: _time_us(self._trials[i]))
+        order = sorted(participants, key=lambda i: _cost(self._trials[i]))
         tied = [i for i in order if i == order[0] or self._ratio(i, order[0]).low <= 1.0]
         winner = next((i for i in tied if self._is(i, incumbent)), order[0])
         return [winner, *(i for i in order if i != winner)], [i for i in tied if i != winner]
@@ -315,12 +331,17 @@ class _Race:
 
     def _ratio(self, slower: int, faster: int) -> Interval:
         if not self._raced:
-            return ratio_of(_interval(self._trials[faster]), _interval(self._trials[slower]))
+            return ratio_of(self._interval(faster), self._interval(slower))
         if slower == faster:
             return Interval(1.0, 1.0, 1.0)
         a, b = self._raced[faster].times_us, self._raced[slower].times_us
         rounds = min(len(a), len(b))  # the slower one may have left the race earlier
-        return widen_by_session_spread(paired_ratio(a[:rounds], b[:rounds]))
+        return widen_by_session_spread(paired_ratio(self._costs(faster, a[:rounds]), self._costs(slower, b[:rounds])))
+
+    def _interval(self, index: int) -> Interval:
+        times = _interval(self._trials[index])
+        value, *bounds = self._costs(index, [times.value, times.low, times.high])
+        return Interval(value, min(bounds), max(bounds))
 
     def _is(self, index: int, config: Config | None) -> bool:
         return config is not None and _same(self._trials[index].config, config)
@@ -341,6 +362,10 @@ def _interval(trial: Trial) -> Interval:
 
 def _time_us(trial: Trial) -> float:
     return _interval(trial).value
+
+
+def _cost(trial: Trial) -> float:
+    return trial.cost if trial.cost is not None else _time_us(trial)
 
 
 def _same(a: Config, b: Config) -> bool:

@@ -51,7 +51,10 @@ class TuneOptions:
         Whether to go on to the limit of trials or time when the model expects nothing worth having from further trials,
         where the search ends otherwise.
     objectives
-        Objectives to minimise, of `autotile.core.objectives`. Time is always one of them, and decides the winner.
+        Objectives to minimise, of `autotile.core.objectives`. Time is always one of them, and decides the winner. An
+        expression of `autotile.kernel.objective` takes the place of the time; it must be the only one.
+    objective, maximize
+        That expression, set from ``objectives`` when the session begins, and whether it is maximised.
     seed
         Seed of the search: the same seed and the same results give the same proposals.
     l2
@@ -100,6 +103,8 @@ class TuneOptions:
     until: float | None = None
     spend: bool = False
     objectives: tuple[str, ...] = (TIME,)
+    objective: str | None = None
+    maximize: bool = False
     seed: int = 0
     l2: L2Mode = "cold"
     fresh: bool = False

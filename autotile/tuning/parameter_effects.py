@@ -144,8 +144,8 @@ class ParameterEffects:
 
 def find_parameter_effects(space: SearchSpace, trials: Sequence[Trial]) -> ParameterEffects:
     """Return what the trials that have a time show; failed trials are ignored."""
-    timed = sorted((t for t in trials if t.outcome.has_time and t.time_us is not None), key=_time_us)
-    placed = [(row, _time_us(trial)) for trial in timed if (row := space.row_of(trial.config)) is not None]
+    timed = sorted((t for t in trials if t.outcome.has_time and t.time_us is not None), key=_cost)
+    placed = [(row, _cost(trial)) for trial in timed if (row := space.row_of(trial.config)) is not None]
     from autotile.search.importance import importance_of  # imports SciPy; the search has begun by then
 
     importance = importance_of(space, [row for row, _ in placed], [time_us for _, time_us in placed])
@@ -169,7 +169,7 @@ def _thresholds(parameters: Sequence[str], timed: Sequence[Trial]) -> list[Thres
     found: list[tuple[float, Threshold]] = []
     for name in [*_DERIVED, *parameters]:
         read, text = _DERIVED.get(name, (_reader(name), f"{name}={{:g}}"))
-        readings = [(value, _time_us(trial)) for trial in timed if (value := read(trial)) is not None]
+        readings = [(value, _cost(trial)) for trial in timed if (value := read(trial)) is not None]
         if len(readings) == len(timed):
             found += _thresholds_of(name, text, np.array(readings, np.float64).reshape(-1, 2))
     return [threshold for _, threshold in sorted(found, key=lambda pair: (pair[0], -pair[1].loss))]
@@ -218,6 +218,6 @@ def _best_count(timed: Sequence[Any]) -> int:
     return int(np.ceil(_BEST_SHARE * len(timed)))
 
 
-def _time_us(trial: Trial) -> float:
-    assert trial.time_us is not None
-    return trial.time_us
+def _cost(trial: Trial) -> float:
+    assert trial.cost is not None
+    return trial.cost

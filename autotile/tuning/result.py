@@ -263,6 +263,7 @@ class TuneResult(Displayed):
                     f"time of the {label}",
                     f"{time_text(measured.time_us)} ({interval_text(measured.low_us, measured.high_us)} us)",
                 )
+                yield from ((f"{name} of the {label}", f"{value:.6g}") for name, value in trial.scores.items())
         if self.speedup is not None:
             yield "speed-up", f"{self.speedup.value:.3f}x ({self.speedup.low:.3f}x to {self.speedup.high:.3f}x)"
         yield "trials", funnel_text(self.gates, self.outcomes)
@@ -322,4 +323,5 @@ class TuneResult(Displayed):
             "occupancy": found.occupancy if found is not None else None,
             "limited_by": list(found.limited_by) if found is not None else [],
             "registers": trial.resources.registers if trial.resources is not None else None,
+            **({"scores": trial.scores} if trial.scores else {}),
         }

@@ -159,7 +159,7 @@ def _candidates(tuned: TunedProblem, served: Config, database: str | Path) -> li
         for best in tuned.bests:
             finals = [t for t in opened.trials(best.study_id, phase="final") if _ran(t)]
             searched = [t for t in opened.trials(best.study_id, phase="search") if _ran(t)]
-            for trial in [best.trial, *sorted(finals, key=_time_us), *sorted(searched, key=_time_us)]:
+            for trial in [best.trial, *sorted(finals, key=_cost), *sorted(searched, key=_cost)]:
                 found.setdefault(config_key(trial.config), trial.config)
     return list(found.values())[:MAX_RETIMED]
 
@@ -208,5 +208,5 @@ def _ran(trial: Trial) -> bool:
     return trial.outcome is Outcome.OK and trial.time_us is not None
 
 
-def _time_us(trial: Trial) -> float:
-    return trial.time_us or 0.0
+def _cost(trial: Trial) -> float:
+    return trial.cost or 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import encode_json
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.timeline import Timeline
 from autotile.cuda.toolchain import nvrtc_version
@@ -28,10 +28,12 @@ from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
 from autotile.tuning.given_candidates import GivenCandidates
+from autotile.tuning.independent_steps import StepTimes, independent_groups
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
 from autotile.tuning.pipeline import CompiledCandidate, LoadMeter, Pipeline
 from autotile.tuning.result import Progress, TuneResult, measure_drift, pareto_front
+from autotile.tuning.scoring import Scorer, session_objective
 from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
 from autotile.tuning.stopping import Clock, Stopped, StoppingRules, StopRequest, check_until
 from autotile.tuning.trial_log import TrialLog, check_kernel_failure
@@ -126,6 +128,10 @@ def open_session(
         )
 
 
+_TRIALS_AT_ONCE = 16
+"""Trials of independent steps between two looks at the stopping rules, which keeps the compilers busy."""
+
+
 class Session:
     """The state of one tuning session, which runs once; see `tune` for its parameters."""
 
@@ -151,6 +157,7 @@ class Session:
         self._database = database
         self._observe = observe
         self._stopped: Stopped | None = None
+        self._step_times: StepTimes | None = None
         self._effects: ParameterEffects | None = None
         self._stop = StopRequest()
         self._clock = Clock()
@@ -159,7 +166,9 @@ class Session:
         from autotile.database.run_record import RunRecord
 
         self._record = RunRecord(database, self.key, backend.device)
+        self._scorer = Scorer(kernel.spec, problem, session_objective(kernel.spec, options))
         prior = read_prior_results(database, self._record.study_id, self.key, options, kernel.spec.default)
+        prior = prior._replace(trials=[self._scorer.scored(trial) for trial in prior.trials])
         self._space = space = extend_space(space, kernel, problem, backend.device, prior.configs)
         self._log = TrialLog(space, prior.trials)
         self._rules = StoppingRules(options, self._log, self._clock, self._stop)
@@ -177,7 +186,15 @@ class Session:
             timeline=self._timeline,
         )
         self._load = LoadMeter(self._compile_pool, workers)
-        self._pipeline = Pipeline(kernel, problem, backend, self._compile_pool, self._timeline)
+        self._pipeline = Pipeline(
+            kernel,
+            problem,
+            backend,
+            self._compile_pool,
+            self._timeline,
+            score=self._scorer.scored,
+            verify_sizes=options.verify_sizes,
+        )
         self._pipeline.remember(self._log.trials)
 
     @property
@@ -223,8 +240,10 @@ class Session:
                 with self._phase("search"):
                     for trial in self._trials_of(self._options.tries):
                         self._shortlist.add(trial)
-                    for candidate, trial in self._trials():
+                    is_complete = self._tune_steps_apart()
+                    for candidate, trial in self._trials() if not is_complete else ():
                         self._store(candidate, trial)  # -> database
+                    self._combine_steps()
                 with self._phase("finals"):
                     finals = self._hold_finals()
                 self._effects = find_parameter_effects(self._space, self.trials)
@@ -251,7 +270,7 @@ class Session:
             return
         try:
             with atomic_write(Path(path)) as stream:
-                stream.write(json.dumps(self._timeline.to_json()).encode())
+                stream.write(encode_json(self._timeline.to_json()).encode())
         except (OSError, InputError) as error:
             self._notices += (f"the timeline could not be written to {path}: {error}",)
 
@@ -270,6 +289,7 @@ class Session:
         if self._rules.room != 0 and self._log.find(self._plan.default) is None:
             self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
         self._shortlist = self._resources.enter_context(closing(self._plan.begin(self._log)))
+        self._resources.enter_context(import_module("autotile.search.gaussian_process").one_blas_thread())
         self._compile_ahead()
         import_module("autotile.search.importance")  # imports SciPy, while compilers and GPU worker start
 
@@ -279,12 +299,40 @@ class Session:
         self._rules.expected_gain = self._shortlist.expected_gain
         self._rules.settled_gain = self._shortlist.settled_gain
 
+    def _tune_steps_apart(self) -> bool:
+        """Try every setting of steps that share no parameters in common trials; return whether that was all."""
+        groups = independent_groups(self._kernel) if self._backend.source == "cuda" else []
+        if not groups:
+            return False
+        self._step_times = times = StepTimes(groups, self._space, self._plan.default, self._options.seed)
+        room = self._rules.room
+        if room is not None and times.count > room:
+            return False  # the search tries the better ones
+        before = len(self._log)
+        for configs in (times.first_configs, lambda: times.untimed_configs(self.trials)):
+            waiting = list(configs())
+            while waiting:
+                if self._rules.stopped is not None:
+                    return False
+                chunk, waiting = waiting[:_TRIALS_AT_ONCE], waiting[_TRIALS_AT_ONCE:]
+                for trial in self._trials_of(chunk):
+                    self._shortlist.add(trial)
+        self._notices += (times.notice(self._kernel.spec, len(self._log) - before),)
+        self._stopped = Stopped("space")
+        return True
+
+    def _combine_steps(self) -> None:
+        """Try the best settings of independent steps together."""
+        if self._step_times is not None and not self._stop.requested:
+            for trial in self._trials_of(self._step_times.best_configs(self.trials)):
+                self._shortlist.add(trial)
+
     def _trials(self) -> Iterator[tuple[CompiledCandidate, Trial]]:
         """Yield the trials as they end, until a stopping rule holds or every configuration was tried."""
         while (stopped := self._rules.stopped) is None:
             candidate = self._pipeline.next_candidate(self._shortlist)  # Config -> cubin -> resources, occupancy
             if candidate is not None:
-                trial = self._pipeline.begin(candidate, self._best_us)  # -> load -> verify -> measure
+                trial = self._pipeline.begin(candidate, self._limit_us(candidate))  # -> load -> verify -> measure
                 self._rules.running = self._pipeline.running
                 if trial is not None:
                     yield candidate, trial
@@ -304,10 +352,9 @@ class Session:
         self._rules.running = self._pipeline.running
         return ended
 
-    @property
-    def _best_us(self) -> float | None:
-        """Best time so far, against which slow candidates are pruned; None if none is."""
-        return self._log.best_us if self._options.drops_slow else None
+    def _limit_us(self, candidate: CompiledCandidate) -> float | None:
+        """Return the time at which a candidate would be as good as the best so far; None if none is pruned."""
+        return self._scorer.time_limit_us(candidate.trial, self._log.best) if self._options.drops_slow else None
 
     def _store(self, candidate: CompiledCandidate, trial: Trial) -> None:
         """Commit a trial, and pass it on to the log, the search and the observer."""
@@ -331,7 +378,7 @@ class Session:
             candidate = self._pipeline.next_candidate(given)
             if candidate is None:
                 candidate, trial = self._pipeline.end_oldest()
-            elif (begun := self._pipeline.begin(candidate, self._best_us)) is None:
+            elif (begun := self._pipeline.begin(candidate, self._limit_us(candidate))) is None:
                 continue
             else:
                 trial = begun
@@ -356,9 +403,10 @@ class Session:
         if not any(trial.outcome is Outcome.OK for trial in finalists):
             return None
         self._report("finals")
-        racing = self._pipeline.recompile(finalists)
-        if not racing:
+        compiled = self._pipeline.recompile(finalists)
+        if not compiled:
             return None
+        racing = [(trial, replace(candidate, weight=self._scorer.weight(trial))) for trial, candidate in compiled]
         finals = run_finals(
             racing,
             self._backend,
@@ -366,6 +414,7 @@ class Session:
             incumbent=plan.incumbent,
             seed=self._options.seed,
             hurried=hurried,
+            scorer=self._scorer,
         )
         self._notices += finals.notices
         for rank, trial in enumerate(finals.ranked, start=1):

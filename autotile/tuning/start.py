@@ -73,7 +73,7 @@ def _source(database: Database, study: StudySummary, key: TuningKey) -> Source:
         for trial in database.trials(study.study_id, phase="search")
         if trial.outcome.has_time and trial.time_us is not None
     }
-    times = [trial.time_us for trial in newest.values() if trial.time_us is not None]
+    times = [trial.cost for trial in newest.values() if trial.cost is not None]
     return Source(_name(study.key, key), [trial.config for trial in newest.values()], times)
 
 
@@ -156,9 +156,7 @@ def find_incumbent(database: Database, study_id: int) -> Config | None:
         return confirmed[0]
     ended = {run.run_id for run in database.runs(study_id) if run.ended_at is not None}
     tried = [stored.trial for stored in database.stored_trials(study_id, phase="search") if stored.run_id in ended]
-    ran = [
-        (trial.time_us, trial.config) for trial in tried if trial.outcome is Outcome.OK and trial.time_us is not None
-    ]
+    ran = [(trial.cost, trial.config) for trial in tried if trial.outcome is Outcome.OK and trial.cost is not None]
     return min(ran, key=itemgetter(0))[1] if ran else None
 
 

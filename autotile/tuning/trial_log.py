@@ -56,13 +56,8 @@ class TrialLog:
 
     @property
     def best(self) -> Trial | None:
-        """The fastest trial that was measured to the end."""
+        """The best trial that was measured to the end."""
         return self._best
-
-    @property
-    def best_us(self) -> float | None:
-        """Time of the fastest trial, in microseconds."""
-        return self._best.time_us if self._best is not None else None
 
     @property
     def gates(self) -> Mapping[str, int]:
@@ -83,7 +78,7 @@ class TrialLog:
         self._trials[config_key(trial.config)] = trial
         self._outcomes[trial.outcome] += 1
         self._stages[trial.stage] += 1
-        if trial.outcome is Outcome.OK and _time_us(trial) < _time_us(self._best):
+        if trial.outcome is Outcome.OK and _cost(trial) < _cost(self._best):
             self._best = trial
 
     def find(self, config: Config) -> Trial | None:
@@ -91,8 +86,8 @@ class TrialLog:
         return self._trials.get(config_key(config))
 
 
-def _time_us(trial: Trial | None) -> float:
-    return float("inf") if trial is None or trial.time_us is None else trial.time_us
+def _cost(trial: Trial | None) -> float:
+    return float("inf") if trial is None or trial.cost is None else trial.cost
 
 
 _MIN_FAILURES = 8

@@ -103,6 +103,20 @@ def test_a_candidate_is_judged(scale: autotile.TunableKernel, tmp_path: Path, na
         assert found.candidate.outcome == expected, found
 
 
+@pytest.mark.parametrize(("factor", "right"), [("2.0f", True), ("3.0f", False)])
+def test_a_candidate_for_a_kernel_without_a_reference(tmp_path: Path, factor: str, right: bool) -> None:
+    kernel = autotile.kernel(
+        CODE,
+        "scale",
+        sizes={"n": 1 << 20},
+        parameters={"BLOCK": [64, 128, 256], "WORK": [1, 2, 4]},
+        arguments=[Buffer("float32", "n"), Buffer("float32", "n", "out"), Scalar("int32", "n")],
+        launch=("BLOCK", "ceil_div(n, BLOCK * WORK)"),
+    )
+    (tmp_path / "rewritten.cu").write_text(CODE.replace("2.0f", factor))
+    assert autotile.check(tmp_path / "rewritten.cu", kernel).is_right is right
+
+
 def test_a_new_kernel_tunes_as_it_is(tmp_path: Path) -> None:
     made = autotile.new("blur", tmp_path)
     result = autotile.tune(made.space, N=1 << 20, options=OPTIONS, progress=False)

@@ -82,3 +82,18 @@ def test_without_a_reference_configurations_must_agree() -> None:
     alone = autotile.kernel(code, "smooth", name="alone", parameters={"BLOCK": [64], "WRONG": [0]}, **described)
     with pytest.raises(autotile.InputError):
         alone.tune(options=OPTIONS, progress=False)
+
+
+def test_a_function_compares_the_outputs() -> None:
+    seen: list[int] = []
+
+    def verify(expected: Any, got: Any, tolerance: Any) -> bool:
+        seen.append(len(expected))
+        return bool(np.allclose(expected, got, atol=tolerance))
+
+    kernel = smooth(reference=lambda x: x + 0.5 * np.roll(x, -1), verify=verify, tolerance=1e-3)
+    result = kernel.tune(options=OPTIONS, progress=False)
+    assert seen == [5000] * 6
+    assert result.outcomes[Outcome.WRONG_RESULT] == 3
+    assert result.winner is not None
+    assert result.winner.config["WRONG"] == 0

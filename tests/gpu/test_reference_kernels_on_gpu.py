@@ -108,7 +108,7 @@ def test_large_integers_are_compared_exactly(tmp_path: Path) -> None:
         ("if (i < n - 1) y[i] = 1.0f;", "were not written"),
         ("if (i < n) y[i] = 1.0f; if (i == 0) y[n] = 1.0f;", "wrote 1 words outside y"),
         ("if (i < n) y[i] = 1.0f; if (i == 0) ((float*)x)[0] = 1e9f;", "changed its input x"),
-        ("if (i < n) y[i] = (float)clock64();", "differ between two launches"),
+        ("if (i < n) y[i] = (float)(clock64() % 1000);", "differ between two launches"),
         ("if (i < n) y[i] = undeclared;", "does not compile"),
     ],
 )
@@ -117,6 +117,24 @@ def test_faults_of_a_reference_are_told(tmp_path: Path, body: str, said: str) ->
     (tmp_path / "other.cu").write_text(other + f"    const int i = blockIdx.x * 32 + threadIdx.x;\n    {body}\n}}\n")
     with pytest.raises(InputError, match=said):
         evaluate(written(tmp_path, reference="other", more='template = "other.cu"'))
+
+
+def test_arguments_that_a_reference_does_not_take(tmp_path: Path) -> None:
+    toml = written(tmp_path, reference="naive<float>", more='arguments = ["x", "y"]')
+    with pytest.raises(InputError, match="naive<float>"):
+        evaluate(toml)
+
+
+def test_constant_memory(tmp_path: Path) -> None:
+    template = TEMPLATE.replace("template <typename T>", "__constant__ float weights[8];\ntemplate <typename T>", 1)
+    template = template.replace("x[(i + 1) % n]", "x[(i + 1) % n] * weights[i % 8]")
+    space = SPACE.replace("@entry", "smooth").replace("@type", "float32").replace("@reference", "naive<double>")
+    space = space.replace("@more", 'element_type = "float64"').replace(
+        "scale = {", 'w = { buffer = "float32", shape = [8], access = "in", constant = "weights" }\nscale = {'
+    )
+    toml = write_kernel(tmp_path, template, space)
+    assert evaluate(toml).outcome is Outcome.OK
+    assert evaluate(toml, ERROR=1).outcome is Outcome.WRONG_RESULT
 
 
 def test_tolerances_of_single_outputs(tmp_path: Path) -> None:

@@ -81,3 +81,8 @@ def test_additional_functions() -> None:
 
 def test_an_operand_may_have_the_name_of_a_function() -> None:
     assert parse_array_expression("sum(sum)", ["sum"]).evaluate({"sum": np.ones(3)}) == 3.0
+
+
+def test_a_size_may_be_a_real_number() -> None:
+    expression = parse_array_expression("pad(x, (0, -N % 4))[:N]", ["x", "N"], KINDS)
+    assert expression.evaluate({"x": np.ones(6), "N": 6.0}).shape == (6,)

@@ -12,6 +12,7 @@ import pytest
 from autotile.core.model import Measurement, Outcome, Resources
 from autotile.cuda.compiler import CompiledFunction
 from autotile.cuda.cubin_cache import CachedCubin
+from autotile.errors import InputError
 from autotile.kernel.library import load_kernel, make_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.tuning.candidate_check import Judge
@@ -51,6 +52,7 @@ class Device:
         self.device = device
         self.candidate = candidate
         self.queue: list[str] = []
+        self.confirmed = 0
         self.log: list[str] = []
 
     def wait(self) -> None:
@@ -83,7 +85,10 @@ class Device:
 
     def verify(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Evaluation:
         self.log.append("verify")
-        assert Path(candidate.cubin_path).stem == "candidate"
+        if Path(candidate.cubin_path).stem == "winner":
+            self.confirmed += 1
+            agrees = self.confirmed >= self.candidate.get("agree_after", 2)
+            return Evaluation(Outcome.OK if agrees else Outcome.WRONG_RESULT, "", telemetry={"repeats": repeats})
         if self.candidate.get("repeated") is not None:
             return Evaluation(self.candidate["repeated"], "sometimes, in repeat 3 of 75", "verify")
         return Evaluation(Outcome.OK, stage="verify", telemetry={"repeats": repeats})
@@ -94,7 +99,7 @@ class Device:
 
 @pytest.fixture
 def judged(scale_toml, tmp_path, device):
-    def judge(source="// rewritten\n", **candidate):
+    def judge(source="// rewritten\n", confirming=(), **candidate):
         kernel = load_kernel(scale_toml)
         path = tmp_path / "rewritten.cu"
         path.write_text(source + kernel.source)
@@ -102,7 +107,10 @@ def judged(scale_toml, tmp_path, device):
         problem = resolve_problem(kernel.spec, {"n": 4096})
         backend = Device(device, **candidate)
         pipelines = [Pipeline(each, problem, backend, Pool(tmp_path)) for each in (rewritten, kernel)]
-        return Judge(backend, pipelines, 0).judge((CONFIG, CONFIG)), backend.log
+        judge = Judge(backend, pipelines, 0)
+        if confirming:
+            judge.confirm(confirming)
+        return judge.judge((CONFIG, CONFIG)), backend.log
 
     return judge
 
@@ -153,3 +161,18 @@ class TestVerdict:
         assert found.repeats == 75
         assert "the winner does not run now, so there is no ratio: wrong_result: y[3] is 0" in found.notices
         assert "race" not in log
+
+
+OWN = [{"THREADS": threads, "WORK": 1} for threads in (128, 32, 64)]
+
+
+class TestWithoutAReference:
+    def test_the_kernel_is_run_until_two_configurations_agree(self, judged):
+        found, log = judged(confirming=OWN, agree_after=2)
+        assert found.verdict == "faster"
+        assert log.index("race") > log.index("verify")
+        assert log.count("verify") == 3  # two of the kernel, one of the candidate
+
+    def test_a_kernel_that_never_agrees_judges_nothing(self, judged):
+        with pytest.raises(InputError, match="no two of its configurations agree"):
+            judged(confirming=OWN, agree_after=9)

@@ -1,0 +1,266 @@
+"""Arguments of Kernel Tuner against Kernel Tuner itself, which is the oracle."""
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_tuner import accuracy as their_accuracy
+from kernel_tuner import util
+from kernel_tuner.searchspace import Searchspace
+
+from autotile.errors import InputError
+from autotile.kernel_tuner.accuracy import TunablePrecision, error_metric_from_name
+from autotile.kernel_tuner.kernel_source import KernelSource, nvrtc_options
+from autotile.kernel_tuner.launch_translation import KernelTunerLaunch, Macros, block_names
+from autotile.kernel_tuner.parameter_codec import ParameterCodec
+from autotile.kernel_tuner.python_strings import evaluate, replace_names
+from autotile.kernel_tuner.restriction_rules import check_restrictions, restriction_rules
+from autotile.kernel_tuner.util import get_best_config, get_config_string, process_metrics
+
+PARAMS = {"block_size_x": 32, "block_size_y": 4, "tile_size_x": 3, "num_blocks": 7, "scale": 1.5}
+NAMES = ["block_size_x", "block_size_y", "block_size_z"]
+
+
+@pytest.mark.parametrize(
+    "problem_size",
+    [1000, (1000, 33), ("num_blocks*2", 5, 6), "num_blocks", np.int32(77), lambda p: (p["num_blocks"], 3)],
+)
+@pytest.mark.parametrize(
+    "grid_div",
+    [
+        (None, None, None),
+        ([], [], []),
+        (["block_size_x", "tile_size_x"], ["block_size_y"], None),
+        (["block_size_x/tile_size_x"], 2, lambda p: p["tile_size_x"] / 2),
+        ("block_size_x*2", None, None),
+        ([["block_size_x"], 3, lambda p: 2], None, None),
+    ],
+)
+def test_the_grid_is_theirs(problem_size: Any, grid_div: Any) -> None:
+    launch = KernelTunerLaunch(problem_size, grid_div, block_names(None, PARAMS))
+    threads, grid = util.setup_block_and_grid(problem_size, grid_div, PARAMS, NAMES)
+    assert launch.grid(PARAMS) == grid
+    assert launch.block(PARAMS) == threads
+
+
+@pytest.mark.parametrize("size", [100, "block_size_x*4", lambda p: p["block_size_y"] * 8])
+def test_shared_memory_is_theirs(size: Any) -> None:
+    launch = KernelTunerLaunch(1, (None, None, None), block_names(None, PARAMS), {"size": size})
+    assert launch.dynamic_smem_bytes(PARAMS) == util.get_smem_args({"size": size}, PARAMS)["size"]
+
+
+def test_block_names_in_any_case_and_in_part() -> None:
+    assert block_names(None, ["BLOCK_SIZE_Y", "Block_Size_X"]) == ("Block_Size_X", "BLOCK_SIZE_Y", "block_size_z")
+    assert block_names(["bx"], ["bx"]) == ("bx", "block_size_y", "block_size_z")
+    with pytest.raises(InputError, match="at most three names"):
+        block_names("bx", [])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "defines", [None, {}, {"A": "block_size_x + 1", "B": lambda p: p["scale"], "C": 3, "D": "a\nb"}]
+)
+def test_macros_are_theirs(defines: Any) -> None:
+    launch = KernelTunerLaunch(1000, (None, None, None), block_names(None, PARAMS))
+    code = "int main;\n"
+    threads, grid = util.setup_block_and_grid(1000, (None, None, None), PARAMS, NAMES)
+    _, theirs = util.prepare_kernel_string("k", code, PARAMS, grid, threads, NAMES, "CUDA", defines)
+    ours = Macros(launch, defines).prepended(code, PARAMS)
+    assert set(ours.splitlines()) == set(theirs.splitlines())
+    assert ours.endswith(code)
+
+
+TUNE_PARAMS = {"a": [1, 2, 4, 8], "b": [1, 3, 5], "c": ["x", "y"], "d": [0.5, 1.5]}
+RESTRICTIONS: list[Any] = [
+    None,
+    "a * b <= 8",
+    ["a <= 4", "b == 1 or a > 2", "c == 'x'"],
+    ["d * a > 1", "a in [1, 2, 8]", "a % 3 != 0"],
+]
+
+
+@pytest.mark.parametrize("restrictions", RESTRICTIONS)
+def test_restrictions_leave_their_space(restrictions: Any) -> None:
+    theirs = {tuple(config) for config in Searchspace(TUNE_PARAMS, restrictions, 1024).list}
+    assert survivors(restrictions) == theirs
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        (lambda p: p["a"] * p["b"] <= 8, "a * b <= 8"),
+        (lambda a, b: a * b <= 8, "a * b <= 8"),
+        (lambda **p: p["a"] * p["b"] <= 8, "a * b <= 8"),
+        (lambda *values: values[0] * values[1] <= 8, "a * b <= 8"),
+        ([util.FunctionConstraint(lambda a, b, c, d: a * b <= 8)], "a * b <= 8"),
+        ([(util.MaxProdConstraint(8), ["a", "b"])], "a * b <= 8"),
+        ([(util.MinSumConstraint(6), ["a", "b"])], "a + b >= 6"),
+        ([(util.InSetConstraint({1, 3}), ["b"])], "b in [1, 3]"),
+        ([(util.AllEqualConstraint(), ["a", "b"])], "a == b"),
+        ([(util.AllDifferentConstraint(), ["a", "b"]), "a < 8"], "a != b and a < 8"),
+        ([(lambda a, b: a > b, ["a", "b"])], "a > b"),
+        (lambda p: 4 % (p["a"] - 1) == 0, "a != 1 and 4 % (a - 1) == 0"),
+    ],
+)
+def test_every_form_means_the_same(given: Any, same: str) -> None:
+    assert survivors(given) == survivors(same)
+
+
+def survivors(restrictions: Any) -> set[tuple[Any, ...]]:
+    """Return what both the rules of a space and the check of one configuration leave."""
+    codec = ParameterCodec(TUNE_PARAMS)
+    listed = list(itertools.product(*codec.values.values()))
+    columns = dict(
+        zip(codec.values, map(np.array, zip(*itertools.product(*codec.declared.values()), strict=True)), strict=True)
+    )
+    kept = np.ones(len(listed), np.bool_)
+    for rule in restriction_rules(restrictions, codec).values():
+        names = list(rule.__signature__.parameters)  # type: ignore[attr-defined]
+        kept &= rule(**{name: columns[name] for name in names})
+    configs = [dict(zip(codec.values, values, strict=True)) for values in listed]
+    single = [check_restrictions(restrictions, config, codec.values) for config in configs]
+    assert kept.tolist() == single
+    return {values for values, is_kept in zip(listed, kept, strict=True) if is_kept}
+
+
+def test_what_is_no_restriction() -> None:
+    with pytest.raises(InputError, match="a restriction is 3, expected"):
+        restriction_rules(3, ParameterCodec(TUNE_PARAMS))
+
+
+METRICS: Mapping[str, Any] = {
+    "GFLOP/s": lambda p: 2 / p["time"],
+    "x": "a * 2 / (time / 1000)",
+    "y": "x * x + ceil(a / 3)",
+}
+
+
+def test_metrics_are_theirs() -> None:
+    result = {"a": 4, "time": 0.5}
+    assert process_metrics(dict(result), METRICS) == util.process_metrics(dict(result), METRICS)
+    with pytest.raises(ValueError, match="expected a dictionary"):
+        process_metrics(dict(result), ["x"])  # type: ignore[arg-type]
+
+
+@given(
+    st.integers(-9, 9),
+    st.integers(1, 9),
+    st.sampled_from(
+        [
+            "a + b * 2",
+            "a / b",
+            "a // b % 3",
+            "-a ** 2",
+            "a if a > b else b",
+            "min(a, b, 3)",
+            "a << b",
+            "1 < a <= b",
+            "not a or b",
+            "[a, b][0]",
+            "math.sqrt(b)",
+            "np.ceil(a / b)",
+            "sum([x * x for x in (a, b)])",
+        ]
+    ),
+)
+def test_expressions_have_pythons_values(a: int, b: int, text: str) -> None:
+    if "<<" in text:
+        a = abs(a)
+    assert evaluate(text, {"a": a, "b": b}) == eval(text, {"math": math, "np": np}, {"a": a, "b": b})
+
+
+@pytest.mark.parametrize(
+    "text", ["__import__('os')", "(1).__class__", "open('x')", "a.b", "lambda: 1", "x :=", "[].append(1)", "f'{a}'"]
+)
+def test_nothing_else_is_carried_out(text: str) -> None:
+    with pytest.raises(InputError):
+        evaluate(text, {"a": 1})
+
+
+def test_absurd_numbers_and_texts_are_refused() -> None:
+    with pytest.raises(OverflowError):
+        evaluate("9 ** 9 ** 9", {})
+    with pytest.raises(InputError):
+        evaluate("1+" * 9000 + "1", {})
+    assert replace_names("k<T, block>", {"T": "float", "block": 3}) == "k<float, 3>"
+
+
+def test_values_of_any_type_are_parameters() -> None:
+    codec = ParameterCodec(
+        {"n": [np.int32(4), 8, 8], "f": [0.5, 1], "s": ["a b", "c"], "t": ["int", "float"], "b": [True]}
+    )
+    assert codec.declared == {"n": [4, 8], "f": [0, 1], "s": [0, 1], "t": ["int", "float"], "b": [True]}
+    config = {"n": 8, "f": 1, "s": "a b", "t": "int", "b": True}
+    assert codec.decode(dict(codec.encode(config))) == config
+    with pytest.raises(InputError, match="not among its values"):
+        codec.encode({**config, "f": 2})
+
+
+@pytest.mark.parametrize("params", [{}, {"a": []}, {"a b": [1]}, {"time": [1]}, {"a": "text"}])
+def test_parameters_that_cannot_be(params: Any) -> None:
+    with pytest.raises(InputError):
+        ParameterCodec(params)
+
+
+@pytest.mark.parametrize(
+    ("lang", "source", "said"),
+    [
+        ("C", "float f();", "host"),
+        (None, "float f() { return 1; }", "no __global__ function"),
+        (None, "__kernel void f() {}", "CUDA C"),
+        ("opencl", "__global__ void f() {}", "CUDA C"),
+        ("basic", "__global__ void f() {}", "no language"),
+    ],
+)
+def test_other_languages_are_refused(lang: str | None, source: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        KernelSource(source).check_language(lang)
+
+
+def test_options_of_nvcc_that_nvrtc_lacks_are_left_out() -> None:
+    given = ["-O3", "-std=c++14", "-arch=sm_52", "-Xcompiler", "-Wall", "-lineinfo", "-use_fast_math", "-Xptxas", "-v"]
+    assert nvrtc_options(given) == ("-std=c++14", "-lineinfo", "-use_fast_math", "--ptxas-options=-v")
+    assert nvrtc_options(["-I", "/a", "-I/b"]) == ("-I/a", "-I/b")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MSE",
+        "rmse",
+        "NRMSE",
+        "MAE",
+        "absolute error",
+        "MRE",
+        "relative",
+        "rmsre",
+        "MALE",
+        "RMSLE",
+        "max",
+        "max rel",
+        "maximum_absolute",
+    ],
+)
+def test_errors_are_theirs(name: str) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.random(50) + 0.1, rng.random(50) + 0.1
+    assert error_metric_from_name(name)(a, b) == pytest.approx(their_accuracy.error_metric_from_name(name)(a, b))
+
+
+def test_precisions_are_theirs() -> None:
+    values = np.linspace(0, 1, 9)
+    ours, theirs = TunablePrecision("T", values), their_accuracy.TunablePrecision("T", values)
+    for name in ("half", "float", "double"):
+        assert ours({"T": name}).dtype == theirs({"T": name}).dtype
+
+
+def test_texts_are_theirs() -> None:
+    results = [{"a": 1, "time": 0.25}, {"a": 2, "time": 0.125}, {"a": 3, "__error__": util.InvalidConfig()}]
+    assert get_best_config(results, "time") == util.get_best_config(results, "time")
+    assert get_config_string(results[0], None, {"time": "ms"}) == util.get_config_string(
+        results[0], None, {"time": "ms"}
+    )

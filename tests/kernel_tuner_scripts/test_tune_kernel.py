@@ -1,0 +1,235 @@
+"""`tune_kernel` from its arguments to its results, with real compilers and a fake GPU worker; needs no GPU."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autotile.core.device import device_profile
+from autotile.errors import InputError
+from autotile.kernel_tuner import run_kernel, strategies, tune_cache, tune_kernel
+from autotile.kernel_tuner.accuracy import AccuracyObserver, Tunable
+from autotile.kernel_tuner.file_utils import store_output_file
+from autotile.kernel_tuner.kernelbuilder import PythonKernel
+from autotile.kernel_tuner.observers import BenchmarkObserver
+from autotile.kernel_tuner.observers.nvml import NVMLObserver
+from autotile.kernel_tuner.observers.pmt import PMTObserver
+
+ADD = """
+#ifndef wrong
+#define wrong 0
+#endif
+__global__ void add(float* c, const float* a, const float* b, int n) {
+    int i = blockIdx.x * block_size_x + threadIdx.x;
+    if (i < n) c[i] = a[i] + b[i] + wrong;
+}
+"""
+N = 1000
+SIZES = {"block_size_x": [32, 64, 128]}
+
+
+@pytest.fixture(autouse=True)
+def _fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTILE_DB", str(tmp_path / "tuned.db"))
+    monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    tests = str(Path(__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")])))
+    device = device_profile("h200")
+    for module in ("kernel_tuner.tune_session", "kernel_tuner.single_run", "tuning.backend"):
+        monkeypatch.setattr(f"autotile.{module}.device_count", lambda: 1)
+        monkeypatch.setattr(f"autotile.{module}.live_device", lambda _: device)
+    monkeypatch.setattr("autotile.tuning.backend.has_driver", lambda: True)
+    monkeypatch.setattr("autotile.workers.gpu.Gpu.__init__.__defaults__", ("faults.arithmetic_gpu_worker",))
+
+
+def arguments() -> list[Any]:
+    rng = np.random.default_rng(0)
+    a, b = rng.random(N, np.float32), rng.random(N, np.float32)
+    return [np.zeros(N, np.float32), a, b, np.int32(N)]
+
+
+def tuned(given: list[Any] | None = None, params: Any = None, **options: Any) -> tuple[list[dict[str, Any]], Any]:
+    return tune_kernel("add", ADD, N, given or arguments(), params or SIZES, **{"quiet": True, **options})
+
+
+def test_results_and_environment() -> None:
+    results, env = tuned(metrics={"rate": lambda p: 1 / p["time"], "double": "rate * 2"})
+    times = {result["block_size_x"]: result["time"] for result in results}
+    assert times == pytest.approx({32: 31.25, 64: 15.625, 128: 7.8125})
+    for result in results:
+        assert next(iter(result)) == "block_size_x"
+        assert result["times"] == [result["time"]] * 2
+        assert result["double"] == 2 / result["time"]
+        assert result["verification_time"] == 500
+        assert {"compile_time", "benchmark_time", "strategy_time", "framework_time", "timestamp"} <= result.keys()
+    assert env["device_name"] == "NVIDIA H200"
+    assert env["best_config"]["block_size_x"] == 128
+    assert env["total_verification_time"] == 1500
+    assert json.loads(json.dumps((results, env)))
+
+
+def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned(quiet=False, verbose=True)
+    printed = capsys.readouterr().out
+    assert "Using: NVIDIA H200" in printed
+    assert "block_size_x=32, time=31.250ms" in printed
+    assert "the outputs of add are not verified" in printed
+    assert printed.rstrip().endswith("block_size_x=128, time=7.812ms")
+
+
+def test_a_function_verifies_each_configuration() -> None:
+    given = arguments()
+    seen = []
+
+    def verify(answer: Any, outputs: Any, atol: float | None = None) -> bool:
+        seen.append((atol, [each is None for each in outputs]))
+        return bool(np.allclose(answer[0], outputs[0], atol=atol))
+
+    results, _ = tuned(
+        given, {**SIZES, "wrong": [0, 1]}, answer=[given[1] + given[2], None, None, None], verify=verify, atol=1e-4
+    )
+    marks = {(result["block_size_x"], result["wrong"]): repr(result.get("__error__")) for result in results}
+    assert {mark for (_, wrong), mark in marks.items() if wrong} == {"InvalidConfig"}
+    assert {mark for (_, wrong), mark in marks.items() if not wrong} == {"None"}
+    assert seen[0] == (1e-4, [False, True, True, True])
+
+
+def test_observers_of_the_output_add_to_the_results() -> None:
+    given = arguments()
+    answer = [given[1] + given[2], None, None, None]
+    results, _ = tuned(
+        given, {**SIZES, "wrong": [0, 1]}, answer=answer, observers=[AccuracyObserver("MAE", "mean_error")]
+    )
+    assert {result["wrong"]: round(result["mean_error"], 6) for result in results} == {0: 0, 1: 1}
+
+
+class Counter(BenchmarkObserver):
+    def __init__(self) -> None:
+        self.configurations: list[Any] = []
+
+    def register_configuration(self, params: Any) -> None:
+        self.configurations.append(params)
+
+    def after_finish(self) -> None:
+        raise AssertionError
+
+    def get_results(self) -> dict[str, Any]:
+        return {"count": len(self.configurations)}
+
+
+def test_other_observers_are_called_where_they_can_be() -> None:
+    with pytest.warns(UserWarning, match="after_finish are not called"):
+        results, _ = tuned(observers=[lambda _: Counter()])
+    assert sorted(result["count"] for result in results) == [1, 2, 3]
+    with pytest.warns(UserWarning, match="'gr_voltage' is not read"):
+        tuned(observers=[NVMLObserver(["gr_voltage"])])
+    with pytest.raises(InputError, match="PMTObserver reads a power meter"):
+        tuned(observers=[PMTObserver("rapl")])
+
+
+def test_a_cache_is_continued_and_simulated(tmp_path: Path) -> None:
+    file = tmp_path / "cache.json"
+    tuned(params={"block_size_x": [32, 64]}, cache=str(tmp_path / "cache"))
+    first = json.loads(file.read_text())
+    assert first["tune_params_keys"] == ["block_size_x"]
+    assert set(first["cache"]) == {"32", "64"}
+    file.write_text(file.read_text().replace('"time": 31.25,', '"time": 99.0,'))
+    results, _ = tuned(cache=file)
+    assert {r["block_size_x"]: r["time"] for r in results} == pytest.approx({32: 99.0, 64: 15.625, 128: 7.8125})
+    assert set(json.loads(file.read_text())["cache"]) == {"32", "64", "128"}
+    for strategy in (None, "random_sample", strategies.greedy_mls):
+        simulated, env = tuned(cache=file, simulation_mode=True, strategy=strategy, strategy_options={"max_fevals": 2})
+        assert len(simulated) == 2
+        assert env["simulation"]
+    searched, _ = tune_cache(file, restrictions=["block_size_x > 32"], quiet=True)
+    assert {result["block_size_x"] for result in searched} == {64}  # of the values that the file states
+    with pytest.raises(InputError, match="has the kernel_name 'add'"):
+        tune_kernel("other", ADD, N, arguments(), SIZES, cache=file, simulation_mode=True)
+
+
+def test_their_own_reader_reads_the_cache(tmp_path: Path) -> None:
+    from kernel_tuner.util import read_cache
+
+    tuned(params={**SIZES, "wrong": [0, 1]}, cache=tmp_path / "cache.json")
+    assert len(read_cache(str(tmp_path / "cache.json"), open_cache=False)["cache"]) == 6
+
+
+class EverySecond:
+    def tune(self, searchspace: Any, runner: Any, tuning_options: Any) -> Any:
+        asked = searchspace.sorted_list()[::2]
+        found = runner.run(asked, tuning_options)
+        assert [result["block_size_x"] for result in found] == [config[0] for config in asked]
+        return found
+
+
+def test_a_strategy_object_searches() -> None:
+    results, _ = tuned(params={"block_size_x": [32, 64, 96, 128, 160]}, strategy=EverySecond())
+    assert {32, 96, 160} <= {result["block_size_x"] for result in results}
+
+
+def test_a_strategy_with_options_searches() -> None:
+    results, env = tuned(
+        params={"block_size_x": list(range(32, 1056, 32))},
+        strategy="greedy_ils",
+        strategy_options={"max_fevals": 8, "restart": True},
+        seed=1,
+    )
+    assert 1 <= len(results) <= 10
+    assert env["best_config"] == min(results, key=lambda result: float(result["time"]))
+
+
+def test_arguments_that_depend_on_a_parameter() -> None:
+    given = arguments()
+    answers = [[given[1] + given[2], None, None, None], [2 * given[1], None, None, None]]
+    given[2] = Tunable("which", [given[2], given[1]])
+    results, env = tuned(
+        given, {**SIZES, "which": [0, 1]}, answer=Tunable("which", answers), verify=lambda a, o: np.allclose(a[0], o[0])
+    )
+    assert sorted((result["block_size_x"], result["which"]) for result in results) == [
+        (size, which) for size in SIZES["block_size_x"] for which in (0, 1)
+    ]
+    assert all("__error__" not in result for result in results)
+    assert env["best_config"]["block_size_x"] == 128
+
+
+def test_a_generator_makes_the_source(tmp_path: Path) -> None:
+    made = []
+
+    def source(params: dict[str, Any]) -> str:
+        made.append(params)
+        return ADD.replace("block_size_x", str(params["block_size_x"]))
+
+    results, _ = tune_kernel("add", source, N, arguments(), SIZES, lang="CUDA", defines={}, quiet=True)
+    assert len(results) == 3
+    assert {params["block_size_x"] for params in made} == {32, 64, 128}
+
+
+def test_one_run_returns_the_arguments() -> None:
+    given = arguments()
+    c, a, b, n = run_kernel("add", ADD, N, given, {"block_size_x": 64})
+    np.testing.assert_allclose(c, given[1] + given[2])
+    assert a is not given[1]
+    np.testing.assert_array_equal(b, given[2])
+    assert n == N
+    with pytest.raises(InputError, match="does not compile"):
+        run_kernel("add", ADD.replace("c[i]", "d[i]"), N, given, {"block_size_x": 64})
+
+
+def test_a_kernel_is_a_function() -> None:
+    given = arguments()
+    add = PythonKernel("add", ADD, N, given, {"block_size_x": 64}, outputs=[True, False, False, False])
+    (c,) = add(*given)
+    np.testing.assert_allclose(c, given[1] + given[2])
+
+
+def test_results_are_written_as_t4(tmp_path: Path) -> None:
+    results, _ = tuned()
+    store_output_file(tmp_path / "out", results, SIZES)
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert [entry["configuration"] for entry in document["results"]] == [
+        {"block_size_x": result["block_size_x"]} for result in results
+    ]
