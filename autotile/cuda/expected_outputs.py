@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from autotile.cuda.toolchain import load_cupy
 from autotile.errors import CompileError, InputError
 from autotile.kernel.expected_files import expected_file
 from autotile.kernel.launch import known_names
-from autotile.kernel.library import Kernel
+from autotile.kernel.library import make_kernel
 from autotile.kernel.reference_kernel import reference_config, reference_spec
 from autotile.kernel.signature import signature_fault
 from autotile.kernel.spec import KernelSpec
@@ -185,7 +186,9 @@ class ExpectedOutputs:
         spec = reference_spec(self._spec, self._dtype, sizes)
         chosen = reference_config(spec, sizes)
         names = known_names(spec, chosen, sizes, self._known_device)
-        kernel = Kernel(spec, *self._source)
+        text, path, digest = self._source
+        made = make_kernel(spec, path, text, folder=Path(spec.folder) if spec.folder else None)
+        kernel = replace(made, source_hash=digest)
         dtype = declared.element_type or self._dtype
         config = {**chosen, **declared.macros(names)}
         job = compile_job(kernel, config, dtype, self._known_device.architecture, sizes)

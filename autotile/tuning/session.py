@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import encode_json
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.timeline import Timeline
 from autotile.cuda.toolchain import nvrtc_version
@@ -187,7 +187,13 @@ class Session:
         )
         self._load = LoadMeter(self._compile_pool, workers)
         self._pipeline = Pipeline(
-            kernel, problem, backend, self._compile_pool, self._timeline, score=self._scorer.scored
+            kernel,
+            problem,
+            backend,
+            self._compile_pool,
+            self._timeline,
+            score=self._scorer.scored,
+            verify_sizes=options.verify_sizes,
         )
         self._pipeline.remember(self._log.trials)
 
@@ -264,7 +270,7 @@ class Session:
             return
         try:
             with atomic_write(Path(path)) as stream:
-                stream.write(json.dumps(self._timeline.to_json()).encode())
+                stream.write(encode_json(self._timeline.to_json()).encode())
         except (OSError, InputError) as error:
             self._notices += (f"the timeline could not be written to {path}: {error}",)
 
@@ -283,6 +289,7 @@ class Session:
         if self._rules.room != 0 and self._log.find(self._plan.default) is None:
             self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
         self._shortlist = self._resources.enter_context(closing(self._plan.begin(self._log)))
+        self._resources.enter_context(import_module("autotile.search.gaussian_process").one_blas_thread())
         self._compile_ahead()
         import_module("autotile.search.importance")  # imports SciPy, while compilers and GPU worker start
 
