@@ -107,6 +107,8 @@ class Workload:
     device_index: Count = 0
     spec_folder: str = ""
     """Folder of the files that the arguments name."""
+    captured_call: str = ""
+    """Folder of a captured call, whose arguments are the inputs; "" for the declared contents."""
     verify_sizes: tuple[Mapping[Name, Count], ...] = ()
     """Sizes at which a candidate is verified besides the ragged and the tuned ones."""
     energy: bool = False
