@@ -298,11 +298,63 @@ outputs = { sums = "sum(reshape(pad(x, (0, -N % BLOCK)), -1, BLOCK), axis=1)" }
 reduction = "BLOCK"
 """
 
+APART_TEMPLATE = """
+HELPERS
+__global__ void __launch_bounds__(A) first(const float* x, float* t, int N)
+{
+    int i = blockIdx.x * A + threadIdx.x;  // of B threads, no: of A
+    for (int k = 0; k < UNROLL; ++k) if (i < N) { t[i] = x[i]; }
+}
+
+template <int WIDTH>
+__global__ void second(const float* t, float* y, int N)
+{
+    int i = blockIdx.x * WIDTH + threadIdx.x;
+    if (i < N) y[i] = t[i];
+}
+"""
+
+APART_SPACE = """
+[kernel]
+name = "apart"
+template = "apart.cu"
+[problem]
+sizes = { N = 1000 }
+[parameters]
+A = [32, 64, 128, 256]
+UNROLL = [1, 2]
+B = [32, 64, 128]
+[default]
+A = 64
+UNROLL = 1
+B = 128
+[rules]
+small = "A * UNROLL <= 256"
+[[steps]]
+entry = "first"
+arguments = ["x", "t", "N"]
+block = ["A"]
+grid = ["ceil_div(N, A)"]
+[[steps]]
+entry = "second<B>"
+arguments = ["t", "y", "N"]
+block = ["B"]
+grid = ["ceil_div(N, B)"]
+[arguments]
+x = { buffer = "float32", shape = ["N"], access = "in" }
+y = { buffer = "float32", shape = ["N"], access = "out" }
+t = { workspace = "float32", shape = ["N"] }
+N = { scalar = "int32", value = "N" }
+[reference]
+outputs = { y = "x" }
+"""
+
 KERNELS = {
     "two_step_sum": (SUM_TEMPLATE, SUM_SPACE),
     "split_rows": (SPLIT_TEMPLATE, SPLIT_SPACE),
     "scan_rounds": (SCAN_TEMPLATE, SCAN_SPACE),
     "several_steps": (TILED_TEMPLATE, TILED_SPACE),
+    "apart": (APART_TEMPLATE.replace("HELPERS", ""), APART_SPACE),
     "block_sums": (PARTIAL_TEMPLATE, PARTIAL_SPACE),
 }
 

@@ -30,6 +30,9 @@ L2Mode = Literal["cold", "hot"]
 OBJECTIVE, COST, METRIC = "objective", "objective_cost", "metric."
 """Names in `Trial.telemetry`: value of the session's objective, what the search minimised, and prefix of metrics."""
 
+STEP_TIME = "step_us."
+"""Prefix of the time of a step in `Trial.telemetry`, followed by its index and its function."""
+
 SAME_CODE = "same_code"
 """Stage of a candidate that was not measured because it compiled to the code of an earlier one."""
 

@@ -9,8 +9,8 @@ from autotile.core.dtypes import Array, Dtype
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 
-_ALIGNMENT_BYTES = 256
-"""Alignment that cudaMalloc guarantees; a guarded buffer has the same."""
+_ALIGNMENT_BYTES = 512
+"""Alignment of memory that CuPy allocates, and of textures; a guarded buffer has the same."""
 _MIN_GUARD_BYTES = 4096
 _MAX_GUARD_BYTES = 1 << 20
 _WORD_BYTES = 4

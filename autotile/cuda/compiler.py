@@ -44,6 +44,8 @@ class CompileJob:
     """Names of further functions that the same cubin holds."""
     include_folders: tuple[str, ...] = ()
     """The author's own folders of headers; ``source_hash`` covers what is included from them."""
+    expressions: tuple[tuple[str, str], ...] = ()
+    """C++ expression of each entry whose name holds values of parameters or sizes."""
     compiler: str = "nvrtc"
     files: tuple[tuple[str, str], ...] = ()
     """Name and SHA-256 of each file in the template's folder that options name."""
@@ -52,6 +54,10 @@ class CompileJob:
     def entries(self) -> tuple[str, ...]:
         """The names of all functions, each once."""
         return tuple(dict.fromkeys((self.entry, *self.further_entries)))
+
+    def expression(self, entry: str) -> str:
+        """Return the C++ expression that names a function."""
+        return dict(self.expressions).get(entry, entry)
 
     @property
     def compiler_options(self) -> tuple[str, ...]:
@@ -68,6 +74,8 @@ class CompileJob:
         identity: list[object] = [self.source_hash, self.entry, self.architecture, list(self.options), nvrtc_version()]
         if self.further_entries:
             identity.append(list(self.further_entries))
+        if self.expressions:
+            identity.append(["expressions", *map(list, self.expressions)])
         if self.files:
             identity.append(dict(self.files))
         if self.compiler == "nvcc":
@@ -140,6 +148,7 @@ def compile_job(
         return _variant_job(kernel, kernel.variant(config), architecture)
     names = {**sizes, **config}
     arguments = build.arguments(names)
+    macros = (*macro_options({**config, **flags}, dtype), *build.macros(names))
     return CompileJob(
         source=kernel.source,
         source_hash=kernel.source_hash,
@@ -147,11 +156,30 @@ def compile_job(
         entry=kernel.spec.entries[0],
         further_entries=kernel.spec.entries[1:],
         architecture=kernel.spec.architecture or architecture,
-        options=(*arguments, *macro_options({**config, **flags}, dtype), *build.macros(names)),
+        options=(*arguments, *(macro for macro in macros if _macro_name(macro) not in kernel.template_names)),
+        expressions=_expressions(kernel, macros, sizes),
         include_folders=tuple(map(str, kernel.include_folders)),
         compiler=build.compiler,
         files=_controls(kernel, arguments),
     )
+
+
+def _macro_name(option: str) -> str:
+    return option.removeprefix("-D").partition("=")[0]
+
+
+def _expressions(kernel: Kernel, macros: Iterable[str], sizes: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
+    """Return the expression of each entry with the values of sizes, and of macros that are template parameters' names.
+
+    A macro would replace the name in the declaration of the template, too.
+    """
+    from autotile.kernel.entries import with_values
+
+    texts = {_macro_name(macro): macro.partition("=")[2] for macro in macros}
+    values = {name: text for name, text in texts.items() if name in kernel.template_names}
+    values |= {name: str(size) for name, size in sizes.items() if name not in texts}
+    pairs = ((entry, with_values(entry, values)) for entry in kernel.spec.entries)
+    return tuple((entry, expression) for entry, expression in pairs if expression != entry)
 
 
 def _controls(kernel: Kernel, options: Iterable[str]) -> tuple[tuple[str, str], ...]:

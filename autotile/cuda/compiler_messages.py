@@ -66,7 +66,7 @@ def _entry_error(job: CompileJob, error: str) -> str:
     """Return why an entry does not name one function, with those that there are."""
     found = global_functions(job.source)
     names = ", ".join(dict.fromkeys(function.display for function in found)) or "none in the template itself"
-    entries = " and ".join(repr(entry) for entry in job.entries)
+    entries = " and ".join(repr(job.expression(entry)) for entry in job.entries)
     if "which instance of function template" in error:
         cure = 'it is a template, so give its arguments, as in entry = "name<BLOCK, float>"'
     elif "which instance of overloaded" in error:
@@ -88,9 +88,17 @@ def _cure(error: str) -> str:
             return HOST_CURE
         if name.isupper():
             return f'if {name} is a macro, define it: [kernel] defines = {{ {name} = "..." }}'
+    if "texture is not a template" in error:
+        return _TEXTURE_CURE
     if _HOST.search(error):
         return HOST_CURE
     return ""
+
+
+_TEXTURE_CURE = (
+    "texture references were removed in CUDA 12: take a parameter cudaTextureObject_t instead, and declare it as in "
+    'tex = { texture = "image" }'
+)
 
 
 def header_cure(name: str) -> str:

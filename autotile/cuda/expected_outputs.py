@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from autotile.errors import CompileError, InputError
 from autotile.kernel.contents import InputExpression
 from autotile.kernel.expected_files import expected_file
 from autotile.kernel.launch import known_names
-from autotile.kernel.library import Kernel
+from autotile.kernel.library import make_kernel
 from autotile.kernel.reference_kernel import reference_config, reference_spec
+from autotile.kernel.signature import signature_fault
 from autotile.kernel.spec import KernelSpec
 
 
@@ -63,7 +65,7 @@ class ExpectedOutputs:
         self._cache = cache
         self._source = source
         self._folder = folder
-        self._functions: dict[tuple[int, ...], Function] = {}
+        self._functions: dict[tuple[int, ...], tuple[Function, int]] = {}
 
     def compute(
         self,
@@ -98,11 +100,13 @@ class ExpectedOutputs:
         if reference.outputs:
             expected |= self._of_expressions(sizes, inputs, scalars, at)
         if reference.kernel is not None:
+            function, module = self._reference_kernel(sizes)
             run = ReferenceRun(
                 self._spec,
                 sizes,
                 self._dtype,
-                function=self._reference_kernel(sizes),
+                function=function,
+                module=module,
                 device=self._known_device,
                 support=self._support,
             )
@@ -168,14 +172,14 @@ class ExpectedOutputs:
         base = Path(self._spec.folder) if self._spec.folder else Path(self._spec.source).parent
         return {name: base / file for name, file in reference.files.items()}
 
-    def _reference_kernel(self, sizes: Mapping[str, int]) -> Function:
-        """Compile and load the reference kernel for a problem."""
+    def _reference_kernel(self, sizes: Mapping[str, int]) -> tuple[Function, int]:
+        """Compile and load the reference kernel for a problem; return it with the driver handle of its module."""
         key = tuple(sizes.values())  # macros may depend on all
         if key not in self._functions:
             self._functions[key] = self._loaded(sizes)
         return self._functions[key]
 
-    def _loaded(self, sizes: Mapping[str, int]) -> Function:
+    def _loaded(self, sizes: Mapping[str, int]) -> tuple[Function, int]:
         assert self._source is not None
         assert self._cache is not None
         declared = self._spec.reference.kernel
@@ -183,7 +187,9 @@ class ExpectedOutputs:
         spec = reference_spec(self._spec, self._dtype, sizes)
         chosen = reference_config(spec, sizes)
         names = known_names(spec, chosen, sizes, self._known_device)
-        kernel = Kernel(spec, *self._source)
+        text, path, digest = self._source
+        made = make_kernel(spec, path, text, folder=Path(spec.folder) if spec.folder else None)
+        kernel = replace(made, source_hash=digest)
         dtype = declared.element_type or self._dtype
         config = {**chosen, **declared.macros(names)}
         job = compile_job(kernel, config, dtype, self._known_device.architecture, sizes)
@@ -193,7 +199,13 @@ class ExpectedOutputs:
             raise InputError(
                 f"{self._spec.source}: the reference kernel {declared.entry} does not compile: {error}"
             ) from None
-        return Module(cubin.path).function(cubin.functions[job.entry].symbol)
+        function = cubin.functions[job.entry]
+        fault = signature_fault(spec, spec.steps[0], self._dtype, function.parameter_bytes, kernel.source)
+        if fault:
+            problem = fault.replace("[arguments]", "arguments of [reference]")
+            raise InputError(f"{self._spec.source}: [reference] kernel {declared.entry}: {problem}")
+        module = Module(cubin.path)
+        return module.function(function.symbol), module.pointer
 
     @property
     def _known_device(self) -> DeviceProperties:

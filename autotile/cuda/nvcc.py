@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,7 +85,11 @@ def compile_with_nvcc(job: CompileJob) -> Compilation:
     template = Path(job.template_path)
     with tempfile.TemporaryDirectory(prefix="autotile-nvcc-") as folder:
         source, cubin = Path(folder, template.name), Path(folder, "kernel.cubin")
-        source.write_text(job.source + _references(job.entries), encoding="utf-8", errors="surrogateescape")
+        source.write_text(
+            job.source + _references([job.expression(entry) for entry in job.entries]),
+            encoding="utf-8",
+            errors="surrogateescape",
+        )
         has_standard = any(option.lstrip("-").startswith("std=") for option in job.options)
         arguments = [
             str(find_nvcc()),
@@ -120,7 +125,7 @@ def compile_with_nvcc(job: CompileJob) -> Compilation:
     return Compilation(image, compiled_functions(image, log, symbols))
 
 
-def _references(entries: tuple[str, ...]) -> str:
+def _references(entries: Sequence[str]) -> str:
     """Return code that refers to each entry that is more than a name, so that templates are instantiated."""
     named = [entry for entry in entries if not entry.isidentifier()]
     lines = [

@@ -90,7 +90,8 @@ def _attempt(job: CompileJob, options: Sequence[str], *, as_nvcc: bool = False) 
         Whether to accept what nvcc accepts besides: names that it declares without an ``#include``, and host functions
         with their headers.
     """
-    nvrtc, entries, source = load_nvrtc(), job.entries, job.source
+    nvrtc, source = load_nvrtc(), job.source
+    entries = [job.expression(entry) for entry in job.entries]
     headers: tuple[str, ...] = ()
     if as_nvcc:
         source, headers = without_host_functions(source), HOST_HEADERS

@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from autotile.core.dtypes import DTYPES, Dtype
 from autotile.cuda.driver import load_driver, result_name
+from autotile.cuda.textures import texture_object
 from autotile.errors import ArgumentError, ToolchainError
 from autotile.kernel.arguments import BufferArgument, ScalarArgument, WorkspaceArgument
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.structures import StructArgument, StructValue
 from autotile.kernel.tensor_maps import UNIT_BYTES, TensorMap, TensorMapArgument
+from autotile.kernel.textures import Texture, TextureArgument
 
 
 def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> Any:
@@ -204,6 +206,13 @@ def _array(kind: type[ctypes.c_uint32 | ctypes.c_uint64], values: Sequence[int])
     return (kind * len(values))(*reversed(values))
 
 
+def encode_description(described: TensorMap | Texture, pointer: int) -> NDArray[Any]:
+    """Return the bytes of a tensor map or a texture object of the buffer at an address, as 64-bit words."""
+    if isinstance(described, Texture):
+        return np.atleast_1d(texture_object(described, pointer))
+    return encode_tensor_map(described, pointer).view(np.uint64)
+
+
 def by_value(stored: Any) -> Any:
     """Return an encoded scalar as CuPy passes it to a kernel: a vector as one element of its size."""
     return stored.view((np.void, stored.nbytes)) if np.ndim(stored) else stored
@@ -311,6 +320,7 @@ def pack_arguments(
     """
     maps = {tensor_map.name: tensor_map for tensor_map in data.tensor_maps}
     structs = {struct.name: struct for struct in data.structs}
+    textures = {texture.name: texture for texture in data.textures}
     packed: list[Any] = []
     passed = spec.arguments if names is None else [spec.argument(name) for name in names]
     for argument in passed:
@@ -327,6 +337,8 @@ def pack_arguments(
                 packed.append(encode_struct(structs[argument.name], {**pointers, **workspaces}))
             case TensorMapArgument():
                 packed.append(encode_tensor_map(maps[argument.name], pointers[argument.described_buffer]))
+            case TextureArgument():
+                packed.append(texture_object(textures[argument.name], pointers[argument.described_buffer]))
             case _:
                 assert_never(argument)
     return tuple(packed)

@@ -8,6 +8,7 @@ from typing import Any
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype
 from autotile.cuda.buffers import GuardedBuffer
+from autotile.cuda.constants import constant_copies, copy_constants
 from autotile.cuda.function import Function
 from autotile.cuda.packing import encode_value, pack_arguments
 from autotile.cuda.support import SupportKernels
@@ -30,8 +31,8 @@ class ReferenceRun:
     ----------
     spec, sizes, dtype
         The tuned kernel and the problem.
-    function
-        The reference kernel.
+    function, module
+        The reference kernel, and the driver handle of its module.
     device
         Properties of the device, for the launch.
     support
@@ -45,6 +46,7 @@ class ReferenceRun:
         dtype: str,
         *,
         function: Function,
+        module: int,
         device: DeviceProperties,
         support: SupportKernels,
     ) -> None:
@@ -54,6 +56,7 @@ class ReferenceRun:
         self._config = reference_config(self._spec, sizes)
         self._dtype = dtype
         self._function = function
+        self._module = module
         self._device = device
         self._support = support
 
@@ -82,6 +85,9 @@ class ReferenceRun:
             buffers, given = self._new_buffers(inputs), self._new_buffers(inputs)
             workspaces = self._new_workspaces()
             arguments = self._arguments(buffers, workspaces, scalars)
+            pointers = {name: buffer.pointer for name, buffer in buffers.items()}
+            copies = constant_copies(self._spec, self._module, self._sizes, self._dtype)
+            copy_constants(copies, pointers, cuda.get_current_stream().ptr)
             self._launch(arguments)
             first = self._values(buffers)
             self._check_memory({**buffers, **workspaces}, given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -79,6 +79,40 @@ class StepFunctions:
                 launch(stream, address + start, extra)
 
         return launch_all
+
+
+class SizedFunctions:
+    """The functions of a kernel's steps for the problem that is tuned, and for others if sizes are compiled in.
+
+    Parameters
+    ----------
+    steps
+        The steps.
+    image, symbols
+        Cubin for the problem that is tuned, and the names in it; as for `StepFunctions`.
+    others
+        Sizes, cubin and names of each other problem.
+
+    Attributes
+    ----------
+    tuned
+        The functions for the problem that is tuned.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        image: Path,
+        symbols: Mapping[str, str],
+        others: Iterable[tuple[Mapping[str, int], Path, Mapping[str, str]]] = (),
+    ) -> None:
+        self.tuned = StepFunctions(steps, image, symbols)
+        self._others = [(dict(sizes), StepFunctions(steps, path, names)) for sizes, path, names in others]
+
+    def at(self, sizes: Mapping[str, int]) -> StepFunctions:
+        """Return the functions for a problem."""
+        wanted = dict(sizes)
+        return next((functions for own, functions in self._others if own == wanted), self.tuned)
 
 
 def _launch_with(functions: StepFunctions, one: StepLaunch, values: Sequence[Any]) -> Callable[[], None]:

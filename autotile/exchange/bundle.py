@@ -51,7 +51,7 @@ class BundledCubin:
     target
         Target that it was compiled for, such as ``sm_90`` or ``sm_90a``.
     flags
-        Values of the kernel's flags that it was compiled with.
+        Values of the kernel's flags, and of the sizes that are compiled in, that it was compiled with.
     member
         Name of the cubin's member in the bundle.
     symbols

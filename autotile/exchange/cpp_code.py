@@ -18,6 +18,7 @@ from autotile.kernel.expressions import Expression
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.structures import StructArgument
 from autotile.kernel.tensor_maps import TensorMapArgument
+from autotile.kernel.textures import TextureArgument
 
 _BITS = {
     "float16": "std::uint16_t",
@@ -62,6 +63,10 @@ def launch_values(spec: KernelSpec, dtype: str, symbols: Mapping[str, str]) -> d
                 lines.append(f"{kind} value_{name} = {value};")
             case WorkspaceArgument():
                 lines += _workspace(argument, dtype, symbols)
+            case TextureArgument():
+                raise InputError(
+                    f"a C++ header cannot pass the texture {name}; serve the kernel from Python, or a bundle"
+                )
             case TensorMapArgument():
                 lines += _tensor_map(argument, dtype, symbols)
             case _:

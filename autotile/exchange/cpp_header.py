@@ -219,7 +219,7 @@ def write_header(
         "parameters": _lines(f"    {_KINDS[type(p.values[0])]} {p.name};" for p in spec.parameters),
         "arguments": _lines(f"    {line}" for line in argument_fields(spec, dtype)),
         "and_flags": " and the flags of a problem" if spec.flags else "",
-        "cubin_flags": "".join(f"    std::int64_t {name};\n" for name in spec.flags),
+        "cubin_flags": "".join(f"    std::int64_t {name};\n" for name in spec.compiled_names),
         "configs": _lines(
             f"    {_aggregate(c[p.name] for p in spec.parameters)},  // {n}" for n, c in enumerate(configs.values())
         ),
@@ -231,7 +231,7 @@ def write_header(
         "grid": _dimensions(launch.grid, symbols),
         "block": _dimensions(launch.block, symbols),
         "dynamic_smem_bytes": to_cpp(launch.dynamic_smem_bytes, symbols) if launch.dynamic_smem_bytes else "0",
-        "flags_differ": "".join(f" || cubin.{name} != sizes.{name}" for name in spec.flags),
+        "flags_differ": "".join(f" || cubin.{name} != sizes.{name}" for name in spec.compiled_names),
         "flag_distance": " + ".join(f"int(from.sizes.{name} != sizes.{name})" for name in spec.flags) or "0",
         "size_distance": _size_distance(spec),
         **_device(spec, [cubin.target for cubin in cubins]),
@@ -298,7 +298,7 @@ def _cubin(spec: KernelSpec, cubin: HeaderCubin, numbers: Mapping[str, int]) -> 
     this_capability_only = not runs_on(cubin.target, f"{major}.9")
     used = cubin.resources
     symbol = cubin.symbols.get(spec.entry, spec.entry)
-    flags = "".join(f"{cubin.flags[name]}, " for name in spec.flags)
+    flags = "".join(f"{cubin.flags[name]}, " for name in spec.compiled_names)
     number = numbers[config_key(cubin.config)]
     fields = (
         number,

@@ -59,7 +59,7 @@ class ShippedCubin:
     target
         Architecture that it was compiled for, such as ``sm_90`` or ``sm_90a``.
     dtype, flags, config
-        Element type, flags and parameters that it was compiled with.
+        Element type, flags (and sizes, where they are compiled in) and parameters that it was compiled with.
     cubin
         File in the cubin cache.
     """
@@ -314,7 +314,7 @@ def _tasks(kernel: Kernel, results: _Results, targets: Sequence[str], dtype: str
     seen: set[tuple[str, str, tuple[tuple[str, int], ...], str]] = set()
 
     def flags_of(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-        return tuple((name, sizes[name]) for name in spec.flags)
+        return tuple((name, sizes[name]) for name in spec.compiled_names)
 
     tuned = [(w.key.dtype, flags_of(w.key.sizes), w.config) for w in results.winners]
     for stored in results.rules:

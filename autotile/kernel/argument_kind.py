@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from autotile.kernel.arguments import BufferArgument, MemoryDemand, Workspace
     from autotile.kernel.structures import StructValue
     from autotile.kernel.tensor_maps import TensorMap, TensorMapDemand
+    from autotile.kernel.textures import Texture
 
 
 PROBLEM_DTYPE = "dtype"
@@ -240,6 +241,10 @@ class ArgumentKind:
 
     def tensor_map(self, problem_dtype: str, names: Mapping[str, Value]) -> TensorMap | None:
         """Return the tensor map that a launch encodes for it, given the value of every name; None if none."""
+        return None
+
+    def texture(self, problem_dtype: str, names: Mapping[str, Value]) -> Texture | None:
+        """Return the texture that a launch passes for it, given the value of every name; None if none."""
         return None
 
     def structure(self, problem_dtype: str, names: Mapping[str, Value]) -> StructValue | None:

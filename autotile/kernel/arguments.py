@@ -38,6 +38,7 @@ from autotile.kernel.input_files import InputFile
 from autotile.kernel.structures import StructArgument
 from autotile.kernel.table import ProblemSection, Table, check_names, describe, is_c_identifier
 from autotile.kernel.tensor_maps import TensorMapArgument
+from autotile.kernel.textures import TextureArgument
 
 Access = Literal["in", "out", "inout"]
 Number = float | tuple[float, ...]
@@ -343,7 +344,7 @@ class WorkspaceArgument(ArgumentKind):
         return MemoryDemand(self.name, tuple(map(evaluate, self.shape)), element_bytes, is_workspace=True)
 
 
-Argument = BufferArgument | ScalarArgument | WorkspaceArgument | TensorMapArgument | StructArgument
+Argument = BufferArgument | ScalarArgument | WorkspaceArgument | TensorMapArgument | StructArgument | TextureArgument
 
 _KINDS: Mapping[str, type[Argument]] = {
     "buffer": BufferArgument,
@@ -351,6 +352,7 @@ _KINDS: Mapping[str, type[Argument]] = {
     "workspace": WorkspaceArgument,
     "tensor_map": TensorMapArgument,
     "struct": StructArgument,
+    "texture": TextureArgument,
 }
 """Kinds of arguments by the key that identifies their tables."""
 

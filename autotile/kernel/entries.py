@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 _MAX_CHARACTERS = 1000
 _QUALIFIED = r"(?a:(?:::\s*)?[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*)"
@@ -10,6 +11,7 @@ _CAST = r"\(\s*void\s*\(\s*\*\s*\)\s*\((?P<types>[^;{}]*?)\)\s*\)\s*&?"
 """An overloaded function with its type."""
 _OTHER = re.compile(r"[^\w\s:,<>()\[\]*&+\-/%!=|^~.?']|//|/\*|\n", re.ASCII)
 """What is part of no template argument."""
+_IDENTIFIER = re.compile(r"(?<![\w:])[A-Za-z_]\w*(?!\w|\s*::)", re.ASCII)
 
 
 def is_entry(text: str) -> bool:
@@ -27,6 +29,25 @@ def is_entry(text: str) -> bool:
     if re.fullmatch(_QUALIFIED, name.strip()) is None:
         return False
     return not opening or (arguments.rstrip().endswith(">") and _is_balanced(arguments.rstrip()[:-1]))
+
+
+def template_arguments(entry: str) -> str:
+    """Return the template arguments of an entry as written; "" if it has none."""
+    return entry.partition("<")[2].rpartition(">")[0]
+
+
+def names_in(entry: str) -> frozenset[str]:
+    """Return the identifiers in the template arguments of an entry, without those that a namespace or class holds."""
+    return frozenset(_IDENTIFIER.findall(template_arguments(entry)))
+
+
+def with_values(entry: str, values: Mapping[str, str]) -> str:
+    """Return an entry with values in place of names in its template arguments."""
+    name, opening, _ = entry.partition("<")
+    if not opening:
+        return entry
+    arguments = _IDENTIFIER.sub(lambda match: values.get(match[0], match[0]), template_arguments(entry))
+    return f"{name}<{arguments}>"
 
 
 def _is_balanced(text: str) -> bool:

@@ -60,6 +60,20 @@ def global_functions(source: str) -> list[GlobalFunction]:
     return list(_functions(code))
 
 
+def template_names(source: str) -> frozenset[str]:
+    """Return the names of all template parameters that a source declares; comments are skipped, macros not expanded."""
+    if "template" not in source:
+        return frozenset()
+    code = _COMMENT_OR_LITERAL.sub(" ", source)
+    names = set()
+    for match in _TEMPLATE.finditer(code):
+        inside = _inside(code[match.end() - 1 : match.end() + _MAX_DECLARATION], 0)
+        for part in _split(inside or ""):
+            if name := _NAME.search(part.partition("=")[0].rstrip()):
+                names.add(name[1])
+    return frozenset(names)
+
+
 def _functions(code: str) -> Iterator[GlobalFunction]:
     for match in _GLOBAL.finditer(code):
         text = _without_attributes(code[match.end() : match.end() + _MAX_DECLARATION])

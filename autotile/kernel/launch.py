@@ -14,6 +14,7 @@ from autotile.kernel.expressions import Expression
 from autotile.kernel.spec import STEP, KernelSpec, Step
 from autotile.kernel.structures import StructValue
 from autotile.kernel.tensor_maps import TensorMap
+from autotile.kernel.textures import Texture
 
 
 def fixed_names(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> dict[str, Value]:
@@ -178,11 +179,12 @@ def _dimensions(expressions: Sequence[Expression], names: Mapping[str, Value]) -
 
 @dataclass(frozen=True, slots=True)
 class LaunchData:
-    """Workspaces, tensor maps and structs of one configuration, in the order of the arguments; compares by value."""
+    """Workspaces, tensor maps, structs and textures of one configuration, in order; compares by value."""
 
     workspaces: tuple[Workspace, ...]
     tensor_maps: tuple[TensorMap, ...]
     structs: tuple[StructValue, ...] = ()
+    textures: tuple[Texture, ...] = ()
 
     @classmethod
     def of(cls, spec: KernelSpec, dtype: str, names: Mapping[str, Value]) -> LaunchData:
@@ -202,8 +204,14 @@ class LaunchData:
         """
         workspaces = [argument.workspace(dtype, names) for argument in spec.arguments]
         tensor_maps = [argument.tensor_map(dtype, names) for argument in spec.arguments]
+        textures = [argument.texture(dtype, names) for argument in spec.arguments]
         structs = [argument.structure(dtype, names) for argument in spec.arguments]
-        data = cls(tuple(filter(None, workspaces)), tuple(filter(None, tensor_maps)), tuple(filter(None, structs)))
+        data = cls(
+            tuple(filter(None, workspaces)),
+            tuple(filter(None, tensor_maps)),
+            tuple(filter(None, structs)),
+            tuple(filter(None, textures)),
+        )
         for workspace in data.workspaces:
             if min(workspace.shape) < 0:
                 raise ConfigError(

@@ -17,7 +17,7 @@ from autotile.core.model import Config
 from autotile.errors import InputError, SpecError, UnknownKernelError
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.reference_function import ReferenceFunction
-from autotile.kernel.sources import hash_with_includes, is_file, read_text
+from autotile.kernel.sources import hash_with_includes, is_file, own_sources, read_text
 from autotile.kernel.spec import KernelSpec, check_variables
 from autotile.kernel.syntax import Location
 from autotile.settings import absolute_path, read_settings
@@ -98,6 +98,8 @@ class Kernel:
     """Function that computes the expected outputs, if the reference is one."""
     include_folders: tuple[Path, ...] = ()
     """The author's own folders of headers, which the compiler searches after the template's."""
+    template_names: frozenset[str] = frozenset()
+    """Names of template parameters in the author's files; as macros they would break their declarations."""
 
     @property
     def name(self) -> str:
@@ -195,11 +197,11 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
         source = read_text(template, "template")
     check_variables(spec, source)
     folders = _include_folders(spec, template.parent if folder is None else folder)
-    digest = hash_with_includes(template, source, folders)
+    digest, template_names = own_sources(template, source, folders)
     if (other := _reference_template(spec, template)) is not None:
         further = hash_with_includes(other, read_text(other, "template"), folders)
         digest = hashlib.sha256((digest + further).encode()).hexdigest()
-    return Kernel(spec, source, template, digest, include_folders=folders)
+    return Kernel(spec, source, template, digest, include_folders=folders, template_names=template_names)
 
 
 def reference_source(kernel: Kernel) -> tuple[str, Path, str] | None:

@@ -102,7 +102,10 @@ def parse_spec(
     document.allow(SECTIONS, deprecated=(_FORMER_HEURISTICS,))
     kernel, problem_table = document.table("kernel"), document.table("problem")
     kernel.allow(
-        ("name", "template", "entry", "summary", "options", "include", "architecture", "minimum_compute_capability")
+        (
+            *("name", "template", "entry", "summary", "options", "defines", "include", "compiler", "architecture"),
+            "minimum_compute_capability",
+        )
     )
     problem_table.allow(("sizes", "flags", "ragged", "dtypes"))
 

@@ -130,8 +130,9 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
     known = {argument.name: argument for argument in spec.arguments}
     names = kernel.arguments if kernel.arguments is not None else tuple(known)
     arguments = [known[name] for name in names]
-    if kernel.element_type is not None:
-        arguments = [_widened(argument, dtype, sizes) for argument in arguments]
+    arguments += [replace(buffer, is_passed=False) for buffer in _further_buffers(spec, names)]
+    if kernel.element_type is not None:  # constant memory has the type that the source declares
+        arguments = [_widened(argument, dtype, sizes) if argument.is_passed else argument for argument in arguments]
     launch = replace(
         spec.steps[0].launch,
         block=kernel.block,
@@ -146,6 +147,12 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
     step = replace(spec.steps[0], entry=kernel.entry, launch=launch, arguments=passed, when=None, times=None, swap=())
     default = {name: sizes.get(name, value) for name, value in spec.default.items()}
     return replace(spec, steps=(step,), arguments=tuple(arguments), default=default)
+
+
+def _further_buffers(spec: KernelSpec, names: Sequence[str]) -> list[BufferArgument]:
+    """Return the buffers that a kernel with the named arguments reads although it does not take their addresses."""
+    described = {argument.described_buffer for argument in spec.arguments if argument.name in names}
+    return [b for b in spec.buffers if b.name not in names and (b.constant or b.name in described)]
 
 
 def reference_config(spec: KernelSpec, names: Mapping[str, int]) -> dict[str, Value]:

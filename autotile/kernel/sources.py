@@ -9,8 +9,10 @@ import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from autotile.errors import InputError
+from autotile.kernel.global_functions import template_names
 from autotile.kernel.includes import check_include, is_permitted, permitted_folders
 from autotile.kernel.source_text import SPLICE, has_trigraphs, included_names, normalize, strip_comments
 
@@ -65,8 +67,28 @@ def is_file(path: Path) -> bool:
         return False
 
 
+class OwnSources(NamedTuple):
+    """The author's files that a template consists of.
+
+    Attributes
+    ----------
+    digest
+        SHA-256 of the files.
+    template_names
+        Names of the template parameters that they declare, without those in folders of further headers.
+    """
+
+    digest: str
+    template_names: frozenset[str]
+
+
 def hash_with_includes(path: Path, source: str, include_folders: Sequence[Path] = ()) -> str:
-    """Return the hash of the author's files; the toolkit's headers are identified by the NVRTC version.
+    """Return the hash of the author's files; see `own_sources`."""
+    return own_sources(path, source, include_folders).digest
+
+
+def own_sources(path: Path, source: str, include_folders: Sequence[Path] = ()) -> OwnSources:
+    """Read the author's files; the toolkit's headers are identified by the NVRTC version.
 
     Parameters
     ----------
@@ -78,7 +100,7 @@ def hash_with_includes(path: Path, source: str, include_folders: Sequence[Path] 
     """
     sources = _Sources(path, include_folders)
     sources.add(path, path.name, source)
-    return sources.hexdigest()
+    return OwnSources(sources.hexdigest(), frozenset(sources.template_names))
 
 
 class _Sources:
@@ -101,6 +123,7 @@ class _Sources:
         self._resolved: dict[Path, Path] = {}
         self._libraries = tuple(folder.resolve() for folder in include_folders)
         self._headers: list[Path] = []
+        self.template_names: set[str] = set()
 
     @cached_property
     def _permitted(self) -> tuple[Path, ...]:
@@ -126,6 +149,7 @@ class _Sources:
             self._digest.update(f"{label}\0{len(code)}\0{code}".encode(errors="surrogateescape"))
             spliced = stripped.replace(SPLICE, "")
             self._read.append((path, spliced))
+            self.template_names |= template_names(spliced)
             for name in included_names(spliced):
                 if name is None:
                     self._has_macro = True

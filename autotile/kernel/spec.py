@@ -16,6 +16,7 @@ from autotile.errors import InputError
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument, WorkspaceArgument, arguments_of_kind
 from autotile.kernel.compiler_options import Build
 from autotile.kernel.computed import Computed
+from autotile.kernel.entries import names_in
 from autotile.kernel.expressions import Expression
 from autotile.kernel.nodes import Kind
 from autotile.kernel.objective import Metric, Objective
@@ -198,7 +199,7 @@ class KernelSpec:
     @property
     def compiled_names(self) -> tuple[str, ...]:
         """Sizes and flags that are compiled in: another value of one needs another cubin."""
-        used = self.build.names
+        used = self.build.names.union(*map(names_in, self.entries))
         return tuple(name for name in self.sizes if name in self.flags or name in used)
 
     def is_optional(self, name: str) -> bool:

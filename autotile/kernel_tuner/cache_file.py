@@ -106,11 +106,7 @@ class CacheFile:
             self.path.write_text(json.dumps({**self._header, "cache": {}}, cls=NpEncoder, indent="")[: -len(_END)])
 
     def _read(self) -> None:
-        try:
-            text = read_regular(self.path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read the cache {self.path}: {error}; {_EXPECTED}") from None
-        document = self._parsed(text)
+        document = _document(self.path)
         for name in ("device_name", "kernel_name", "problem_size", "tune_params_keys"):
             expected, found = self._header.get(name), document.get(name)
             if expected is not None and found is not None and not _same(expected, found):
@@ -123,14 +119,34 @@ class CacheFile:
             raise InputError(f"the cache {self.path} has no table of results; {_EXPECTED}")
         self.entries = {key: _restored(entry) for key, entry in cache.items()}
 
-    def _parsed(self, text: str) -> dict[str, Any]:
-        """Parse the file, of which an interrupted call may have left the end away."""
-        for candidate in (text, text.removesuffix(",") + _END, text.rpartition("\n")[0].removesuffix(",") + _END):
-            try:
-                return decode_json(candidate, dict[str, Any])
-            except DataError:
-                continue
-        raise InputError(f"the cache {self.path} is not JSON; {_EXPECTED}")
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """Return the document of a cache file, with the names that a search in it needs.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or is no cache of Kernel Tuner.
+    """
+    name = str(path)
+    document = _document(Path(name if name.endswith(".json") else f"{name}.json"))
+    if not isinstance(document.get("kernel_name"), str) or not isinstance(document.get("tune_params"), dict):
+        raise InputError(f"{path} does not state its kernel and its parameters; {_EXPECTED}")
+    return document
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """Parse a file, of which an interrupted call may have left the end away."""
+    try:
+        text = read_regular(path, _MAX_BYTES).decode().replace("\r\n", "\n").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the cache {path}: {error}; {_EXPECTED}") from None
+    for candidate in (text, text.removesuffix(",") + _END, text.rpartition("\n")[0].removesuffix(",") + _END):
+        try:
+            return decode_json(candidate, dict[str, Any])
+        except DataError:
+            continue
+    raise InputError(f"the cache {path} is not JSON; {_EXPECTED}")
 
 
 def _same(expected: Any, found: Any) -> bool:

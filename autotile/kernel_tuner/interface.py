@@ -14,7 +14,7 @@ from typing import Any
 from autotile.errors import InputError
 from autotile.kernel.computed import names_read
 from autotile.kernel_tuner.array_files import host_array
-from autotile.kernel_tuner.cache_file import CacheFile
+from autotile.kernel_tuner.cache_file import CacheFile, read_header
 from autotile.kernel_tuner.kernel_definition import KernelTunerKernel
 from autotile.kernel_tuner.kernel_source import KernelSource
 from autotile.kernel_tuner.launch_translation import KernelTunerLaunch, Macros, block_names
@@ -87,7 +87,8 @@ def tune_kernel(
     started = time.perf_counter()
     _start_log(log, kernel_name)
     source = KernelSource(kernel_source, compiler_options)
-    source.check_language(lang)
+    if not simulation_mode:
+        source.check_language(lang)
     _refuse_textures(texmem_args)
     names, directions = _objectives(objective, objective_higher_is_better, objectives)
     observation = Observation(observers)
@@ -140,6 +141,26 @@ def tune_kernel(
     if file is not None:
         file.close()
     return _finish(results, env, names, directions, metrics, time.perf_counter() - started, quiet=quiet)
+
+
+def tune_cache(cache_path: str | Path, restrictions: Any = None, **options: Any) -> tuple[list[Result], dict[str, Any]]:
+    """Search the results of a cache file; further arguments are those of `tune_kernel`, and nothing runs.
+
+    Raises
+    ------
+    InputError
+        The file is no cache of Kernel Tuner.
+    """
+    header = read_header(cache_path)
+    described = {
+        "kernel_name": header["kernel_name"],
+        "kernel_source": "",
+        "problem_size": header.get("problem_size", "callable"),
+        "arguments": [],
+        "tune_params": header["tune_params"],
+        **options,
+    }
+    return tune_kernel(**described, restrictions=restrictions, cache=cache_path, simulation_mode=True)
 
 
 def run_kernel(

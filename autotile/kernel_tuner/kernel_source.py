@@ -118,7 +118,7 @@ class KernelSource:
 
 _DROPPED = ("-O0", "-O1", "-O2", "-O3", "-O4", "-c", "-shared", "--shared", "-cubin", "-ptx")
 _DROPPED_PREFIXES = (
-    *("-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code"),
+    *("-W", "-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code"),
     *("-Xcompiler", "--compiler-options", "-ccbin", "--compiler-bindir", "-Xlinker", "-L", "-l", "--library"),
 )
 _WITH_VALUE = ("-Xcompiler", "--compiler-options", "-ccbin", "-gencode", "-arch", "-code", "-Xlinker")

@@ -6,9 +6,10 @@
 `autotile.search.samplers`           the samplers by name with their traits: `SAMPLERS`, `make_sampler`
 `autotile.search.row_sampler`        `RowSampler`, the base class, and the baseline samplers: uniform, and in order
 `autotile.search.gp_sampler`         `FeasibleGPSampler`, the default: expected improvement under a Gaussian process
-`autotile.search.gaussian_process`   regression, extended by one observation at a time
+`autotile.search.gaussian_process`   regression, to which observations are added
+`autotile.search.hyperparameters`    their maximum a posteriori fit
 `autotile.search.surrogate`          the regression, kept up to date with the trials, and its predictions
-`autotile.search.refits`             the hyperparameters of the regression, fitted again as trials end
+`autotile.search.refits`             fits that are repeated as trials end
 `autotile.search.history`            rows and results of trials, and their losses
 `autotile.search.embedding`          configurations as coordinates of the regression
 `autotile.search.transfer`           `TransferPrior`: predictions from other studies of the kernel

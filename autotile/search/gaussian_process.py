@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dpotri, dtrtri
-from scipy.optimize import minimize
+from scipy.linalg.lapack import dtrtri
 from scipy.special import ndtr
 from threadpoolctl import ThreadpoolController
 
 
-def one_blas_thread() -> AbstractContextManager[object]:
-    """Return a context in which BLAS uses one thread.
+class _OneBlasThread:
+    """Context that limits BLAS to one thread; entering it again within itself costs nothing."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._entered = 0
+        self._limit: AbstractContextManager[object] = nullcontext()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._entered += 1
+            if self._entered == 1:
+                self._limit = _controller().limit(limits=1, user_api="blas")
+                self._limit.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._entered -= 1
+            if self._entered == 0:
+                self._limit.__exit__(None, None, None)
+
+
+_ONE_BLAS_THREAD = _OneBlasThread()
+
+
+def one_blas_thread() -> AbstractContextManager[None]:
+    """Return a context in which BLAS uses one thread, in all threads of the process.
 
     On two busy cores, a proposal over 14,712 rows took 190 ms with OpenBLAS's default number of threads, which wait for
     each other spinning, and 4 ms with one.
     """
-    limiter: AbstractContextManager[object] = _controller().limit(limits=1, user_api="blas")
-    return limiter
+    return _ONE_BLAS_THREAD
 
 
 @cache
@@ -35,27 +59,6 @@ def _controller() -> ThreadpoolController:
 
 Floats = NDArray[np.float64]
 
-_LENGTH = 0.7
-"""Prior median of a length scale with one group, in units of a parameter's range. It grows with the fourth root of the
-number of groups, since distances grow with its square root (Hvarfner et al., 2024, use the square root; half that
-exponent was best on recorded spaces)."""
-
-_LENGTH_SPREAD = 1.0
-"""Prior standard deviation of the logarithm of a length scale."""
-
-_LENGTH_BOUNDS = (-3.0, 4.5)
-"""Bounds of the logarithm of a length scale."""
-
-_NOISE = 0.01
-"""Prior median of the variance of the noise, relative to that of the targets."""
-
-_NOISE_SPREAD = 1.5
-_NOISE_BOUNDS = (1e-5, 1.0)
-_MIN_NOISE = 1e-6
-_AMPLITUDE_TRIALS = 2.0
-_MAX_STEPS = 30
-"""Maximum number of optimiser steps; the prior keeps the start near the optimum."""
-
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
@@ -67,117 +70,20 @@ class Hyperparameters:
         Reciprocal length scale of each coordinate, shape (coordinates,).
     noise
         Variance of the noise.
+    covariance
+        Estimated posterior covariance of the logarithms of the length scale of each group and of the noise, shape
+        (groups + 1, groups + 1), with which a later fit begins; None if they are not fitted.
     """
 
     scale: Floats
     noise: float
-
-    @classmethod
-    def usual(cls, groups: NDArray[np.int64]) -> Hyperparameters:
-        """Return the medians of the priors, given the group of each coordinate, shape (coordinates,)."""
-        count = int(groups.max()) + 1
-        return cls(np.full(len(groups), count**-0.25 / _LENGTH), _NOISE)
+    covariance: Floats | None = None
 
 
 def matern(squared: NDArray[Any]) -> NDArray[Any]:
     """Return the Matern-5/2 kernel of squared distances (Rasmussen and Williams, 2006, equation 4.17)."""
     reach = np.sqrt(5 * squared)
-    return np.asarray((1 + reach + reach * reach / 3) * np.exp(-reach))
-
-
-def fit(
-    points: Floats,
-    targets: Floats,
-    groups: NDArray[np.int64],
-    noise: Floats | float = 0.0,
-    *,
-    start: Hyperparameters | None = None,
-    max_steps: int = _MAX_STEPS,
-) -> Hyperparameters:
-    """Fit the maximum a posteriori hyperparameters, with log-normal priors and the amplitude integrated out.
-
-    Parameters
-    ----------
-    points
-        Coordinates of the observations, shape (n, coordinates).
-    targets
-        Targets with mean 0 and deviation 1, shape (n,).
-    groups
-        Group of each coordinate, shape (coordinates,); coordinates of a group share a length scale.
-    noise
-        Known variance of each target, added to the fitted one, shape (n,).
-    start
-        Hyperparameters that the optimiser starts from, of the first coordinates; None for the medians of the priors.
-    max_steps
-        Maximum number of optimiser steps.
-    """
-    likelihood = _Likelihood(points, targets, groups, noise)
-    bounds = np.array([_LENGTH_BOUNDS] * likelihood.groups + [np.log(_NOISE_BOUNDS)])
-    first = likelihood.center.copy()
-    if start is not None:
-        shared = groups[: len(start.scale)]
-        first[shared] = -np.log(start.scale[: len(shared)])
-        first[-1] = np.log(start.noise)
-    options = {"maxiter": max_steps}
-    first = np.clip(first, *bounds.T)
-    fitted = minimize(likelihood, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
-    return Hyperparameters(np.exp(-fitted[:-1])[groups], float(np.exp(fitted[-1])) + _MIN_NOISE)
-
-
-def informative(ascending: NDArray[np.int64], max_count: int) -> NDArray[np.int64]:
-    """Select at most ``max_count`` trials to fit to: half of them the best, the others evenly spaced.
-
-    The cost of a fit grows with the cube of their number.
-
-    Parameters
-    ----------
-    ascending
-        Indices of the trials, from the best to the worst.
-    max_count
-        Maximum number of trials.
-    """
-    if len(ascending) <= max_count:
-        return np.sort(ascending)
-    half = max_count // 2
-    others = np.linspace(half, len(ascending) - 1, half).astype(np.int64)
-    return np.sort(np.concatenate([ascending[:half], ascending[others]]))
-
-
-class _Likelihood:
-    """Negative log posterior density of log length scales and log noise, with its gradient."""
-
-    def __init__(
-        self, points: Floats, targets: Floats, groups: NDArray[np.int64], known_noise: Floats | float = 0.0
-    ) -> None:
-        self.groups = int(groups.max()) + 1
-        self._targets = targets
-        self._known_noise = known_noise + _MIN_NOISE
-        self._count = len(targets)
-        self._squares: Floats = np.zeros((self.groups, self._count**2))
-        for group, column in zip(groups, points.T, strict=True):
-            self._squares[group] += np.square(column[:, None] - column[None, :]).ravel()
-        length = np.log(_LENGTH) + 0.25 * np.log(self.groups)
-        self.center: Floats = np.append(np.full(self.groups, length), np.log(_NOISE))
-        self._spread = np.append(np.full(self.groups, _LENGTH_SPREAD), _NOISE_SPREAD)
-
-    def __call__(self, logarithms: Floats) -> tuple[float, Floats]:
-        weights, noise = np.exp(-2 * logarithms[:-1]), float(np.exp(logarithms[-1]))
-        reach = np.sqrt(5 * (weights @ self._squares)).reshape(self._count, self._count)
-        decay = np.exp(-reach)
-        covariance = (1 + reach + reach * reach / 3) * decay
-        covariance.flat[:: self._count + 1] += noise + self._known_noise
-        factor = np.linalg.cholesky(covariance)
-        inverse = _inverse_of(factor)
-        solved = inverse @ self._targets
-        freedom = self._count + _AMPLITUDE_TRIALS
-        amplitude = (float(self._targets @ solved) + _AMPLITUDE_TRIALS) / freedom
-        slope = 0.5 * (inverse - np.outer(solved, solved) / amplitude)
-        # d kernel / d log length = 5/3 (1 + reach) decay * weight * square
-        by_length = weights * (self._squares @ (slope * (5 / 3) * (1 + reach) * decay).ravel())
-        by_noise = noise * np.trace(slope)
-        deviations = (logarithms - self.center) / self._spread
-        value = 0.5 * freedom * np.log(amplitude) + np.log(np.diag(factor)).sum() + 0.5 * (deviations @ deviations)
-        return float(value), np.append(by_length, by_noise) + deviations / self._spread
+    return np.asarray((1 + reach * (1 + reach / 3)) * np.exp(-reach))
 
 
 Singles = NDArray[np.float32]
@@ -193,12 +99,12 @@ _PRIOR_TRIALS = 2
 
 
 class GaussianProcess:
-    """A posterior at given points, with observations added one by one.
+    """A posterior at given points, to which observations are added.
 
-    With K = L L^T over the observations, it keeps L, L^-1, and the rows of L^-1 k(observations, points). An observation
-    adds a row to each, at the cost of one pass over the last two instead of a new factorisation. Targets are passed to
-    `predict` only: several targets can share the factors, and an observation whose target is not known yet reduces the
-    variance and leaves the mean unchanged.
+    With K = L L^T over the observations, it keeps L, L^-1, and L^-1 k(observations, point) of each point. An
+    observation adds a row to the first two and an element to the others, at the cost of one pass over the last two
+    instead of a new factorisation. Targets are passed to `predict` only: several targets can share the factors, and an
+    observation whose target is not known yet reduces the variance and leaves the mean unchanged.
 
     Parameters
     ----------
@@ -224,12 +130,15 @@ class GaussianProcess:
         self._count = count = len(observed)
         self._observed: Floats = np.zeros((count + _SPARE, observed.shape[1]))
         self._observed[:count] = observed * self._scale
-        covariance = _matern_between(self._observed[:count], self._observed[:count])
+        self._observed_squares: Floats = np.zeros(count + _SPARE)
+        self._observed_squares[:count] = np.square(self._observed[:count]).sum(axis=1)
+        covariance = self._prior_with(self._observed[:count], self._observed_squares[:count])
         covariance.flat[:: count + 1] += self._noise + noise
         self._factor: Floats = np.zeros((count + _SPARE,) * 2)
         self._factor[:count, :count] = np.linalg.cholesky(covariance)
         self._inverse: Floats = np.zeros_like(self._factor)
         self._inverse[:count, :count] = np.tril(dtrtri(self._factor[:count, :count], lower=1)[0])
+        self._single_inverse: Singles = self._inverse.astype(np.float32)
         self.set_points(points)
 
     def set_points(self, points: Floats) -> None:
@@ -237,43 +146,56 @@ class GaussianProcess:
         self._points: Singles = np.zeros((0, len(self._scale)), np.float32)
         self._squares: Singles = np.zeros(0, np.float32)
         self._explained: Singles = np.zeros(0, np.float32)
-        self._rows: Singles = np.zeros((len(self._factor), 0), np.float32)
-        self.change_points(np.zeros(0, np.int64), points)
+        self._whitened: Singles = np.zeros((0, len(self._factor)), np.float32)
+        self.replace_points(np.zeros(0, np.int64), points)
 
-    def change_points(self, kept: NDArray[np.int64], added: Floats) -> None:
-        """Keep some of the points of predictions, by their indices, and append others, shape (added, coordinates)."""
-        count = self._count
-        points = (added * self._scale).astype(np.float32)
-        across = _matern_between(self._observed[:count].astype(np.float32), points)
-        rows = np.zeros((len(self._factor), len(points)), np.float32)
-        rows[:count] = self._inverse[:count, :count].astype(np.float32) @ across
-        self._points = np.concatenate([self._points[kept], points])
-        self._squares = np.concatenate([self._squares[kept], np.square(points).sum(axis=1)])
-        self._explained = np.concatenate([self._explained[kept], np.square(rows[:count]).sum(axis=0)])
-        self._rows = np.concatenate([self._rows[:, kept], rows], axis=1) if len(kept) else rows
+    def replace_points(self, indices: NDArray[np.int64], points: Floats) -> None:
+        """Replace the points of predictions with the given indices, and append the others, shape (n, coordinates)."""
+        count, appended = self._count, len(points) - len(indices)
+        if appended:
+            indices = np.append(indices, len(self._points) + np.arange(appended))
+            self._points = _longer(self._points, appended)
+            self._squares = _longer(self._squares, appended)
+            self._explained = _longer(self._explained, appended)
+            self._whitened = _longer(self._whitened, appended)
+        scaled = (points * self._scale).astype(np.float32)
+        squares = np.square(scaled).sum(axis=1)
+        across = self._prior_with(scaled, squares)
+        whitened = across @ self._single_inverse[:count, :count].T
+        self._points[indices] = scaled
+        self._squares[indices] = squares
+        self._explained[indices] = np.square(whitened).sum(axis=1)
+        self._whitened[indices, :count] = whitened
 
     def __len__(self) -> int:
         return self._count
 
-    def observe(self, point: Floats) -> None:
-        """Add an observation at a point, shape (coordinates,)."""
-        count = self._count
-        self._reserve(count + 1)
-        scaled = point * self._scale
-        known = matern(np.square(self._observed[:count] - scaled).sum(axis=1))
-        row = self._inverse[:count, :count] @ known
-        rest = np.sqrt(max(1 + self._noise - float(row @ row), _MIN_VARIANCE))
-        self._factor[count, :count] = row
-        self._factor[count, count] = rest
-        self._inverse[count, :count] = (row @ self._inverse[:count, :count]) / -rest
-        self._inverse[count, count] = 1 / rest
+    def observe(self, points: Floats) -> None:
+        """Add observations at points, shape (n, coordinates); several at once take little longer than one."""
+        count, end = self._count, self._count + len(points)
+        self._reserve(end)
+        scaled = points * self._scale
+        squares = np.square(scaled).sum(axis=1)
+        inverse = self._inverse[:count, :count]
+        rows = self._prior_with(scaled, squares) @ inverse.T
+        covariance = _prior_between(scaled, squares, scaled, squares) - rows @ rows.T
+        covariance.flat[:: len(points) + 1] = np.maximum(np.diag(covariance) + self._noise, _MIN_VARIANCE)
+        factor = np.linalg.cholesky(covariance)
+        unwhitened = np.linalg.inv(factor)
+        self._factor[count:end, :count] = rows
+        self._factor[count:end, count:end] = factor
+        self._inverse[count:end, :count] = -unwhitened @ (rows @ inverse)
+        self._inverse[count:end, count:end] = np.tril(unwhitened)
+        self._single_inverse[count:end, :end] = self._inverse[count:end, :end]
         single = scaled.astype(np.float32)
-        across = matern(np.maximum(self._squares + single @ single - 2 * (self._points @ single), 0))
-        added = (across - row.astype(np.float32) @ self._rows[:count]) / np.float32(rest)
-        self._rows[count] = added
-        self._explained += added * added
-        self._observed[count] = scaled
-        self._count += 1
+        across = _prior_between(self._points, self._squares, single, np.square(single).sum(axis=1))
+        across -= self._whitened[:, :count] @ rows.T.astype(np.float32)
+        added = across @ unwhitened.T.astype(np.float32)
+        self._whitened[:, count:end] = added
+        self._explained += np.square(added).sum(axis=1)
+        self._observed[count:end] = scaled
+        self._observed_squares[count:end] = squares
+        self._count = end
 
     def predict(self, targets: Floats, known: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """Predict each target at the points.
@@ -292,12 +214,62 @@ class GaussianProcess:
         deviation : numpy.ndarray
             Standard deviation of the first target, shape (points,).
         """
-        whitened = self._whiten(targets, known)
-        mean = whitened.astype(np.float32) @ self._rows[: self._count]
-        squares = float(whitened[0] @ whitened[0])
+        solved = self._whiten(targets, known)
+        seen = self._whitened[:, : self._count]
+        mean = np.stack([seen @ each for each in solved.astype(np.float32)])  # faster than one product of matrices
+        squares = float(solved[0] @ solved[0])
         amplitude = (squares + _PRIOR_TRIALS) / (np.count_nonzero(known) + _PRIOR_TRIALS)
         variance = amplitude * np.maximum(1 - self._explained.astype(np.float64), _MIN_VARIANCE)
         return mean.astype(np.float64), np.sqrt(variance)
+
+    def _prior_with(self, points: NDArray[Any], squares: NDArray[Any]) -> NDArray[Any]:
+        """Return the prior covariance of scaled points with the observations, in the precision of the points."""
+        observed, of_observed = self._observed[: self._count], self._observed_squares[: self._count]
+        kind = points.dtype
+        return _prior_between(points, squares, observed.astype(kind, copy=False), of_observed.astype(kind, copy=False))
+
+    def among(self, indices: NDArray[np.int64]) -> Posterior:
+        """Return the posterior at some of the points, by their indices, until the next observation."""
+        return Posterior(
+            self._points[indices],
+            self._squares[indices],
+            self._whitened[indices, : self._count],
+            np.maximum(1 - self._explained[indices], np.float32(_MIN_VARIANCE)),
+            self._noise,
+        )
+
+    def _whiten(self, targets: Floats, known: NDArray[np.bool_]) -> Floats:
+        """Solve L x = targets, with x = 0 for unknown targets, which are as expected."""
+        solved = np.zeros_like(targets)
+        first = int(np.argmin(known)) if not known.all() else len(known)  # unknown targets are mostly the newest
+        inverse = self._inverse[:first, :first]
+        for each, target in zip(solved, targets, strict=True):  # faster than one product of matrices
+            each[:first] = inverse @ target[:first]
+        for index in first + np.flatnonzero(known[first:]):
+            expected = solved[:, :index] @ self._factor[index, :index]
+            solved[:, index] = (targets[:, index] - expected) / self._factor[index, index]
+        return solved
+
+    def _reserve(self, count: int) -> None:
+        if count > len(self._factor):
+            larger = count + _SPARE
+            self._observed = _longer(self._observed, larger - len(self._observed))
+            self._observed_squares = _longer(self._observed_squares, larger - len(self._observed_squares))
+            self._factor = _padded(self._factor, (larger, larger))
+            self._inverse = _padded(self._inverse, (larger, larger))
+            self._single_inverse = _padded(self._single_inverse, (larger, larger))
+            self._whitened = _padded(self._whitened, (len(self._whitened), larger))
+
+
+@dataclass(frozen=True, slots=True)
+class Posterior:
+    """Covariances between a few points, given the observations."""
+
+    points: Singles
+    squares: Singles
+    whitened: Singles
+    variance: Singles
+    noise: float
 
     def explained_by(self, index: int) -> Floats:
         """Return the share of the variance at each point that an observation at one of them would explain.
@@ -312,29 +284,15 @@ class GaussianProcess:
         numpy.ndarray
             Shape (points,).
         """
-        rows, point = self._rows[: self._count], self._points[index]
-        across = matern(np.maximum(self._squares + self._squares[index] - 2 * (self._points @ point), 0))
-        covariance = (across - rows[:, index] @ rows).astype(np.float64)
-        variance = np.maximum(1 - self._explained.astype(np.float64), _MIN_VARIANCE)
-        return np.asarray(np.minimum(np.square(covariance) / (variance * (variance[index] + self._noise)), 1.0))
+        squared = self.squares + self.squares[index] - 2 * (self.points @ self.points[index])
+        covariance = matern(np.maximum(squared, 0)) - self.whitened @ self.whitened[index]
+        shares = np.square(covariance) / (self.variance * (self.variance[index] + np.float32(self.noise)))
+        return np.asarray(np.minimum(shares, 1.0), np.float64)
 
-    def _whiten(self, targets: Floats, known: NDArray[np.bool_]) -> Floats:
-        """Solve L x = targets, with x = 0 for unknown targets, which are as expected."""
-        solved = np.zeros_like(targets)
-        first = int(np.argmin(known)) if not known.all() else len(known)  # unknown targets are mostly the newest
-        solved[:, :first] = targets[:, :first] @ self._inverse[:first, :first].T
-        for index in first + np.flatnonzero(known[first:]):
-            expected = solved[:, :index] @ self._factor[index, :index]
-            solved[:, index] = (targets[:, index] - expected) / self._factor[index, index]
-        return solved
 
-    def _reserve(self, count: int) -> None:
-        if count > len(self._rows):
-            larger = count + _SPARE
-            self._observed = _padded(self._observed, (larger, self._observed.shape[1]))
-            self._factor = _padded(self._factor, (larger, larger))
-            self._inverse = _padded(self._inverse, (larger, larger))
-            self._rows = _padded(self._rows, (larger, self._rows.shape[1]))
+def _longer(array: NDArray[Any], count: int) -> NDArray[Any]:
+    """Return an array with zeros appended along its first axis."""
+    return np.concatenate([array, np.zeros((count, *array.shape[1:]), array.dtype)])
 
 
 def _padded(array: NDArray[Any], shape: tuple[int, int]) -> NDArray[Any]:
@@ -344,15 +302,14 @@ def _padded(array: NDArray[Any], shape: tuple[int, int]) -> NDArray[Any]:
     return larger
 
 
-def _inverse_of(factor: NDArray[np.floating]) -> Floats:
-    """Return the inverse of L L^T, given L."""
-    half, _ = dpotri(factor, lower=1)
-    return np.asarray(np.tril(half) + np.tril(half, -1).T)
-
-
-def _matern_between(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
-    squared = np.square(left).sum(axis=1)[:, None] + np.square(right).sum(axis=1) - 2 * (left @ right.T)
-    return matern(np.maximum(squared, 0))
+def _prior_between(
+    left: NDArray[Any], of_left: NDArray[Any], right: NDArray[Any], of_right: NDArray[Any]
+) -> NDArray[Any]:
+    """Return the prior covariance of scaled points, given also the squared norm of each."""
+    squared = left @ (-2 * right.T)
+    squared += of_left[:, None]
+    squared += of_right
+    return matern(np.maximum(squared, 0, out=squared))
 
 
 _TAIL = -20.0
@@ -372,7 +329,8 @@ def log_expected_improvement(mean: Floats, deviation: Floats, best: float) -> Fl
     """
     standard = (best - mean) / deviation
     near = np.maximum(standard, _TAIL)
-    expected = near * ndtr(near) + np.exp(-0.5 * near * near) / np.sqrt(2 * np.pi)
-    far = np.minimum(standard, _TAIL)
-    series = -0.5 * far * far - 0.5 * np.log(2 * np.pi) - 2 * np.log(-far)
-    return np.asarray(np.log(deviation) + np.where(standard > _TAIL, np.log(expected), series))
+    logarithm = np.log(near * ndtr(near) + np.exp(-0.5 * near * near) / np.sqrt(2 * np.pi))
+    tail = np.flatnonzero(standard <= _TAIL)
+    far = standard[tail]
+    logarithm[tail] = -0.5 * far * far - 0.5 * np.log(2 * np.pi) - 2 * np.log(-far)
+    return np.asarray(np.log(deviation) + logarithm)

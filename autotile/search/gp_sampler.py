@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,8 +11,8 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from autotile.search.embedding import Embedding
-from autotile.search.gaussian_process import Floats, log_expected_improvement, one_blas_thread
-from autotile.search.history import History, Result, result_of, speed_of_loss
+from autotile.search.gaussian_process import Floats, Posterior, log_expected_improvement, one_blas_thread
+from autotile.search.history import History, Result, result_of
 from autotile.search.refits import STARTUP, Refits
 from autotile.search.row_sampler import RankingSampler, Rows, rows_to_evaluate
 from autotile.search.study import RELATIVE_ERROR
@@ -31,6 +32,13 @@ _SPREAD_DRAWS = 200
 _MAX_EMBEDDED_ROWS = 1 << 16
 """Number of rows of the largest space of which the coordinates are kept, some 10 MB."""
 
+_MAX_TRIALS = 256
+_MAX_COMPILED = 128
+"""Maximum numbers of the trials before the last fit that the model of all rows and that of compiled rows use."""
+
+_RANKED_ROWS = 256
+"""Number of rows, the best by their gain and by their mean, that the proposals between two results choose among."""
+
 _MIN_UNEXPLAINED = 1e-4
 """Smallest share of a variance that the result of another row is assumed to leave."""
 
@@ -39,6 +47,10 @@ _PATIENCE = 10
 
 _GREEDY_EVERY = 3
 """Period of the greedy proposals: the row with the lowest mean, whatever its deviation."""
+
+
+Draws = Callable[[], np.random.Generator]
+"""Makes the generator of random numbers of one choice."""
 
 
 class FeasibleGPSampler(RankingSampler):
@@ -118,8 +130,7 @@ class FeasibleGPSampler(RankingSampler):
     def nominate(self, study: Study, row: int | None = None) -> int:
         """Choose a free row to compile, or take note that ``row`` was chosen; return it."""
         with self._lock, one_blas_thread():
-            self._observe(study)
-            chosen = self._next(study, np.random.default_rng((self._seed, len(self._offered)))) if row is None else row
+            chosen = self._next(study, self._draws(len(self._offered))) if row is None else row
             self.candidates.take(chosen)
             self._offer(chosen)
         return chosen
@@ -128,21 +139,14 @@ class FeasibleGPSampler(RankingSampler):
         """Take note of the resources of a compiled row."""
         self._features[row] = features
 
-    def prepare(self) -> None:
-        """Fit hyperparameters that are due, and that are used when more trials have ended."""
-        for refits in list(self._refits.values()):
-            refits.prepare()
-
     def begin(self, study: Study, row: int) -> None:
         """Take note that a nominated row is being measured."""
         with self._lock:
-            self._observe(study)
             self._measured[row] = self._record_begin(row)
 
     def tell(self, study: Study, row: int, result: tuple[float, ...] | None, error: float) -> None:
         """Learn the values of a nominated row, None for a failure, and the relative standard error of the first."""
         with self._lock:
-            self._observe(study)
             measured = self._measured.pop(row, None)
             self._record_end(self._record_begin(row) if measured is None else measured, row, result, error)
             self._told.add(row)
@@ -150,7 +154,6 @@ class FeasibleGPSampler(RankingSampler):
     def select(self, study: Study, rows: Sequence[int]) -> int:
         """Choose the compiled row to measure, by the same criterion as for proposals, with resources as features."""
         with self._lock, one_blas_thread():
-            self._observe(study)
             ended = self._history.ended
             guided = self._is_guided(ended)
             rows = [row for row in rows if (row in self._guided) is guided] or rows
@@ -159,9 +162,9 @@ class FeasibleGPSampler(RankingSampler):
                 return rows[0]
             model = self._model(study, guided=guided, compiled=True)
             model.set_rows(np.array(rows))
-            rng = np.random.default_rng((self._seed, ended))
-            ranking = _Ranking(model, model.predict(history, _weights(study, rng)))
-            return self._best(ranking, np.ones(len(rows), np.bool_), turn=ended)
+            free = np.ones(len(rows), np.bool_)
+            ranking = _Ranking(model, model.predict(history, _weights(study, self._draws(ended))), free)
+            return self._best(ranking, free, turn=ended)
 
     def misleading_sources(self, study: Study) -> tuple[MisleadingSource, ...]:
         """Return the sources that the prior ignores, as the results of the study contradict them."""
@@ -170,7 +173,7 @@ class FeasibleGPSampler(RankingSampler):
             return self._prior.misleading(*self._history.successes()) if self._prior is not None else ()
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
-        row = self._next(study, rng)
+        row = self._next(study, lambda: rng)
         self._offer(row)
         self._adopt(study, number, row, rng)
         return row
@@ -180,7 +183,7 @@ class FeasibleGPSampler(RankingSampler):
             return
         if row not in self._offered:
             if self._prior is not None and self.candidates.remaining and not self._is_guided(len(self._offered)):
-                self._next(study, rng)  # to share the rows that the original choice has shared
+                self._next(study, lambda: rng)  # to share the rows that the original choice has shared
             self._offer(row)
         measured = self._measured.pop(row, None)
         self._indices[number] = self._record_begin(row) if measured is None else measured
@@ -217,49 +220,52 @@ class FeasibleGPSampler(RankingSampler):
         """Return the trials that a choice depends on."""
         return self._history if guided or self._unguided is None else self._unguided.history
 
-    def _next(self, study: Study, rng: np.random.Generator) -> int:
+    def _next(self, study: Study, rng: Draws) -> int:
         """Return the row to propose."""
         turn = len(self._offered)
         if self._unguided is None or self._is_guided(turn):
             return self._propose(study, rng, turn, guided=self._prior is not None)
         while True:  # as a search without a prior, which finds the results of the rows that it shares with the other
             turn = len(self._offered) - len(self._guided)
-            row = self._propose(study, np.random.default_rng((self._seed, turn)), turn, guided=False)
+            row = self._propose(study, self._draws(turn), turn, guided=False)
             if row not in self._guided:
                 return row
             self._guided.remove(row)
             self._unguided.share(row)
 
-    def _propose(self, study: Study, rng: np.random.Generator, turn: int, *, guided: bool) -> int:
+    def _propose(self, study: Study, rng: Draws, turn: int, *, guided: bool) -> int:
         """Return the row that the search with the prior proposes, or that without, which may be a guided row."""
         if _is_starting(self._trials(guided)):
-            return self._first(rng) if guided else self._farthest(rng)
+            return self._first(rng()) if guided else self._farthest(rng())
         ranking = self._ranked(study, guided, rng)
-        free = (self.candidates.free if guided else self._untaken)[ranking.rows]
+        free = self._free(guided)[ranking.rows]
         self.expected_gain = None
         if not free.any():
-            return self.candidates.uniform(rng)
+            return self.candidates.uniform(rng())
         ranking.chosen = self._best(ranking, free, turn)
         return ranking.chosen
 
-    def _ranked(self, study: Study, guided: bool, rng: np.random.Generator) -> _Ranking:
+    def _ranked(self, study: Study, guided: bool, rng: Draws) -> _Ranking:
         """Return the gains of the rows; those of the last proposal, if no trial has begun or ended since."""
         history = self._trials(guided)
         state = (history.begun, history.ended)
         known, ranking = self._rankings.get(guided, (None, None))
         if ranking is None or known != state or len(study.directions) > 1:
             model = self._model(study, guided=guided)
-            speed = speed_of_loss(history.values(history.ended), study.directions)
-            ranking = _Ranking(model, model.predict(history, _weights(study, rng)), speed)
+            prediction = model.predict(history, _weights(study, rng))
+            ranking = _Ranking(model, prediction, self._free(guided)[prediction.rows])
             self._rankings[guided] = state, ranking
         elif ranking.chosen is not None:
             ranking.expect(ranking.chosen)
         return ranking
 
-    @property
-    def _untaken(self) -> NDArray[np.bool_]:
-        """Whether each row is free for a search without a prior, shape (rows,)."""
-        if not self._guided:
+    def _draws(self, turn: int) -> Draws:
+        """Return the generator of a turn; few turns need it, and to make one takes as long as to rank 500 rows."""
+        return partial(np.random.default_rng, (self._seed, turn))
+
+    def _free(self, guided: bool) -> NDArray[np.bool_]:
+        """Return whether each row is free for the search with the prior, or that without, shape (rows,)."""
+        if guided or not self._guided:
             return self.candidates.free
         untaken = self.candidates.free.copy()
         untaken[list(self._guided)] = True
@@ -285,7 +291,7 @@ class FeasibleGPSampler(RankingSampler):
 
     def _farthest(self, rng: np.random.Generator) -> int:
         """Return a row far from those proposed before, so that the first results show the effect of each parameter."""
-        untaken = self._untaken
+        untaken = self._free(guided=False)
         drawn = np.flatnonzero(untaken)[[rng.integers(np.count_nonzero(untaken))]]
         offered = np.array([row for row in self._offered if row not in self._guided], np.int64)
         if not len(offered):
@@ -302,13 +308,14 @@ class FeasibleGPSampler(RankingSampler):
         """Return the row with the largest expected improvement; without progress, sometimes that of the lowest mean."""
         gain = np.where(free, ranking.gain, -np.inf)
         best = int(np.argmax(gain))
-        self.expected_gain = float(np.exp(gain[best])) * ranking.speed if ranking.speed is not None else None
+        speed = ranking.speed
+        self.expected_gain = float(np.exp(gain[best])) * speed if speed is not None else None
         if ranking.since_best >= _PATIENCE and turn % _GREEDY_EVERY == 0:
             return int(ranking.rows[np.argmin(np.where(free, ranking.mean, np.inf))])
         return int(ranking.rows[best])
 
     def _model(self, study: Study, *, guided: bool, compiled: bool = False) -> Surrogate:
-        """Return the model with the newest hyperparameters that may be used.
+        """Return the model with the newest hyperparameters.
 
         A model of ``compiled`` rows has their resources as features; its rows are set by the caller.
         """
@@ -322,10 +329,11 @@ class FeasibleGPSampler(RankingSampler):
                 prior=prior,
                 features=self._features if compiled else None,
             )
-        fit = self._refits[compiled, prior].usable()
+        fit = self._refits[compiled, prior].newest()
         model = self._models.get((compiled, prior))
         if model is None or model.fit is not fit:
-            model = Surrogate(fit, history, directions=study.directions, prior=prior)
+            max_first = _MAX_COMPILED if compiled else _MAX_TRIALS
+            model = Surrogate(fit, history, directions=study.directions, prior=prior, max_first=max_first)
             if not compiled:
                 model.set_rows(self._rows_to_evaluate(model, history))
             self._models[compiled, prior] = model
@@ -393,14 +401,24 @@ class _Unguided:
             self.end(row, *self._results.pop(row))
 
 
-def _weights(study: Study, rng: np.random.Generator) -> Floats:
+def _weights(study: Study, rng: Draws) -> Floats:
     """Draw the weights of the objectives."""
     objectives = len(study.directions)
-    return rng.dirichlet(np.ones(objectives)) if objectives > 1 else np.ones(1)
+    return rng().dirichlet(np.ones(objectives)) if objectives > 1 else np.ones(1)
 
 
 class _Ranking:
-    """Rows with their predicted merit.
+    """The best of the rows that a model predicts, with their predicted merit.
+
+    The results of chosen rows only lower the gains of others, so that the rows that are not among the best at first do
+    not become so before a trial begins or ends, or too late to matter.
+
+    Parameters
+    ----------
+    model, prediction
+        The model, and its prediction.
+    free
+        Whether each row may be chosen, shape (rows,).
 
     Attributes
     ----------
@@ -413,28 +431,40 @@ class _Ranking:
     since_best
         Number of trials that ended since the best one.
     speed
-        Speed relative to the fastest trial of one unit of the loss; None if losses are not speeds.
+        See `Prediction`.
     chosen
         Row that was proposed last; None for none.
     """
 
-    def __init__(self, model: Surrogate, prediction: Prediction, speed: float | None = None) -> None:
-        self.speed = speed
-        self.rows = prediction.rows
-        self.mean = prediction.mean
+    def __init__(self, model: Surrogate, prediction: Prediction, free: NDArray[np.bool_]) -> None:
+        self.speed = prediction.speed
         self.since_best = prediction.since_best
-        self._model = model
-        self._prediction = prediction
-        self._deviation = prediction.deviation
-        self.gain = self._gain()
         self.chosen: int | None = None
+        self._model = model
+        self._posterior: Posterior | None = None
+        self._best = prediction.best
+        success = np.log(prediction.success)
+        gain = log_expected_improvement(prediction.mean, prediction.deviation, prediction.best) + success
+        kept = _best_of(np.where(free, gain, -np.inf), np.where(free, -prediction.mean, -np.inf))
+        self._kept = kept
+        self.rows = prediction.rows[kept]
+        self.mean = prediction.mean[kept]
+        self.gain = gain[kept]
+        self._deviation = prediction.deviation[kept]
+        self._success = success[kept]
 
     def expect(self, row: int) -> None:
         """Take note that the result of a row will be known: rows whose result it would tell gain less by theirs."""
         index = int(np.flatnonzero(self.rows == row)[0])
-        self._deviation = self._deviation * np.sqrt(np.maximum(1 - self._model.explained_by(index), _MIN_UNEXPLAINED))
-        self.gain = self._gain()
+        if self._posterior is None:
+            self._posterior = self._model.among(self._kept)
+        unexplained = np.maximum(1 - self._posterior.explained_by(index), _MIN_UNEXPLAINED)
+        self._deviation = self._deviation * np.sqrt(unexplained)
+        self.gain = log_expected_improvement(self.mean, self._deviation, self._best) + self._success
 
-    def _gain(self) -> Floats:
-        improvement = log_expected_improvement(self.mean, self._deviation, self._prediction.best)
-        return np.asarray(improvement + np.log(self._prediction.success))
+
+def _best_of(*merits: Floats) -> NDArray[np.int64]:
+    """Return the indices, ascending, of the highest of each merit."""
+    if len(merits[0]) <= _RANKED_ROWS:
+        return np.arange(len(merits[0]))
+    return np.unique([np.argpartition(-merit, _RANKED_ROWS // 2)[: _RANKED_ROWS // 2] for merit in merits])

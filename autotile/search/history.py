@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,28 @@ def result_of(trial: FrozenTrial) -> Result:
     return tuple(trial.values) if reached and np.isfinite(trial.values).all() else None
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The results of all trials that ended, as a model needs them.
+
+    Attributes
+    ----------
+    losses
+        See `losses`, shape (trials,).
+    failed
+        Whether each failed, shape (trials,).
+    best
+        Index of the best one.
+    speed
+        See `speed_of_loss`.
+    """
+
+    losses: Floats
+    failed: NDArray[np.bool_]
+    best: int
+    speed: float | None
+
+
 class History:
     """Rows and results of trials, by their index in the order in which they began.
 
@@ -49,6 +73,8 @@ class History:
         self._order: NDArray[np.int64] = np.zeros(64, np.int64)
         self._values: Floats = np.zeros((64, 1))
         self._errors: Floats = np.zeros(64)
+        self._scores: tuple[int, Scores] | None = None
+        """Those of one objective, after the number of trials that they are of."""
 
     def begin(self, row: int) -> int:
         """Add a trial that begins; return its index."""
@@ -83,6 +109,18 @@ class History:
     def values(self, count: int) -> Floats:
         """Return the values of the first trials that ended, shape (count, objectives); NaN for failures."""
         return self._values[: min(count, self.ended)]
+
+    def scores(self, directions: Sequence[StudyDirection], weights: Floats) -> Scores:
+        """Return the scores of the trials that ended, at least one of which succeeded; see `losses`."""
+        if self._scores is not None and self._scores[0] == self.ended and len(directions) == 1:
+            return self._scores[1]
+        values = self.values(self.ended)
+        failed = np.isnan(values[:, 0])
+        reached = losses(values, directions, weights)
+        best = int(np.argmin(np.where(failed, np.inf, reached)))
+        scores = Scores(reached, failed, best, speed_of_loss(values, directions))
+        self._scores = self.ended, scores
+        return scores
 
     @property
     def since_best(self) -> int:
@@ -151,9 +189,11 @@ def speed_of_loss(values: Floats, directions: Sequence[StudyDirection]) -> float
     float or None
         None if losses are not speeds: with several objectives, or values that are not positive.
     """
-    if values.shape[1] > 1 or np.nanmin(values) <= 0:
+    first = values[:, 0]
+    measured = first[~np.isnan(first)]
+    if values.shape[1] > 1 or measured.min() <= 0:
         return None
-    return float(_speeds(values[~np.isnan(values[:, 0]), 0], directions[0]).std())
+    return _deviation(_speeds(measured, directions[0]))
 
 
 def _scaled(values: Floats, direction: StudyDirection) -> Floats:
@@ -176,5 +216,10 @@ def _speeds(values: Floats, direction: StudyDirection) -> Floats:
 
 def standardized(values: Floats) -> Floats:
     """Return values shifted and scaled to mean 0 and deviation 1."""
+    return np.asarray((values - values.mean()) / max(_deviation(values), 1e-6))
+
+
+def _deviation(values: Floats) -> float:
+    """Return the standard deviation; `numpy.std` takes some times as long for the few values of a search."""
     centered = values - values.mean()
-    return np.asarray(centered / max(float(centered.std()), 1e-6))
+    return math.sqrt(float(centered @ centered) / len(values))

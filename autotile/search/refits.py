@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from optuna.study import StudyDirection
 
 from autotile.search.embedding import CompiledPoints
-from autotile.search.gaussian_process import Floats, Hyperparameters
+from autotile.search.gaussian_process import Floats
 from autotile.search.history import History
 from autotile.search.row_sampler import Rows
 from autotile.search.surrogate import Fit, fitted_parameters
@@ -18,9 +18,6 @@ from autotile.search.transfer import TransferPrior
 
 STARTUP = 6
 """Number of trials that end before a model is used."""
-
-FIT_LAG = 2
-"""Number of trials that end between a fit's last trial and its use, during which it can run beside the search."""
 
 _GROWTH = 1.1
 """Growth of the number of ended trials at which hyperparameters are fitted again."""
@@ -33,8 +30,7 @@ _SETTLED_GROWTH = 1.25
 class Refits:
     """The fits of one model. Each begins at the previous one, so that a few steps suffice.
 
-    A fit depends on the trials that had ended by then, not on the time of the call. Methods may be called by several
-    threads.
+    A fit depends on the trials that had ended by then, not on the time of the call.
 
     Parameters
     ----------
@@ -68,25 +64,11 @@ class Refits:
         self._directions = directions
         self._prior = prior
         self._features = features
-        self._unfitted: Fit | None = None
         self._fits: dict[int, Fit] = {}
 
-    def usable(self) -> Fit:
-        """Return the newest fit that may be used; before the first, the medians of the priors."""
-        ended, first = self._history.ended, self._first
-        due = max(due_fit(ended - FIT_LAG), first)
-        if ended < due + FIT_LAG:
-            if self._unfitted is None:
-                points, groups = self._coordinates(first)
-                self._unfitted = Fit(first, points, Hyperparameters.usual(groups))
-            return self._unfitted
-        return self._fit(due)
-
-    def prepare(self) -> None:
-        """Make the fit that is due by now, which a later trial uses."""
-        ended = self._history.ended
-        if ended >= self._first:
-            self._fit(max(due_fit(ended), self._first))
+    def newest(self) -> Fit:
+        """Return the fit that is due by now; a trial must have succeeded."""
+        return self._fit(max(due_fit(self._history.ended), self._first))
 
     @property
     def _first(self) -> int:
@@ -126,7 +108,7 @@ def due_fit(ended: int) -> int:
     """Return the largest number of trials up to ``ended`` at which hyperparameters are fitted."""
     due = STARTUP
     growth = _GROWTH
-    while (after := max(due + 1, int(due * growth))) <= ended:
+    while (after := max(due + 2, int(due * growth))) <= ended:
         due = after
         growth = _GROWTH if due < _SETTLED_TRIALS else _SETTLED_GROWTH
     return due

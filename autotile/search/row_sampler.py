@@ -125,14 +125,14 @@ def _distances(values: Sequence[Value]) -> NDArray[np.float32]:
     return (steps / max(1, len(values) - 1)).astype(np.float32)
 
 
-MAX_EVALUATED_ROWS = 8192
+MAX_EVALUATED_ROWS = 4096
 """Size of the largest space of which a model evaluates every row."""
 
 _MIN_EVALUATED_ROWS = 1024
 _MAX_PAIRS = 400_000
 """Maximum number of pairs of an evaluated row and a trial, which a proposal's time is proportional to."""
 
-_MUTANTS = 8192
+_MUTANTS = 4096
 """Random changes of the best rows of a larger space; those that are valid rows are evaluated."""
 
 _MAX_CHANGES = 3
@@ -327,7 +327,7 @@ class RankingSampler(RowSampler):
     """A sampler that chooses which of the compiled candidates is measured next.
 
     A nominated row is not proposed again and begins no trial. It may be measured later or never; its result is told, or
-    a trial with the row is added to the study.
+    a trial with the row is added to the study. Trials that were added to the study are seen by `remaining`.
     """
 
     @abstractmethod
@@ -337,9 +337,6 @@ class RankingSampler(RowSampler):
     @abstractmethod
     def describe(self, row: int, features: NDArray[np.float64]) -> None:
         """Take note of the resources of a compiled row, see `autotile.search.embedding.features_of`."""
-
-    def prepare(self) -> None:
-        """Do ahead of time what a later choice needs; another thread may call this while the search goes on."""
 
     @abstractmethod
     def begin(self, study: Study, row: int) -> None:

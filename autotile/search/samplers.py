@@ -50,6 +50,8 @@ _QUEUED = 1
 """Trials chosen while others have no result, by samplers whose results may arrive in any order or that do not learn."""
 _AHEAD_PER_WORKER = 4
 """Candidates proposed per compile worker by samplers that do not learn: a slow compilation leaves no worker idle."""
+_BATCHES_PER_DELAY = 4
+"""Batches of nominations between the nomination of a candidate and its first choice."""
 _UNINFORMED = 6
 """Measurements before a model chooses; candidates proposed by then are proposed without one."""
 _MAX_WAITING = 128
@@ -104,14 +106,22 @@ class Lookahead:
         """Number of these that are ready to choose among, including those that had begun."""
         if begun < _UNINFORMED + self.queued:  # in the order of the proposals, which there is no model to improve on
             return begun + 1
-        return self.nominated(max(0, begun - self._delay(begun)))
+        return self.nominated(max(0, begun - self._delay(begun) + self._together(begun) - 1))
 
     def _delay(self, begun: int) -> int:
         """Number of trials that begin between the nomination of a candidate and the first choice of it."""
         return min(max(_MIN_DELAY, int(_MAX_LACK * begun)), max(1, self.compiling // self.per_measured))
 
+    def _together(self, begun: int) -> int:
+        """Number of trials for which candidates are nominated together.
+
+        Where a candidate is first chosen many trials after its nomination, a few trials more or less do not matter, and
+        a model ranks the rows once for all of them.
+        """
+        return max(1, self._delay(begun) // _BATCHES_PER_DELAY)
+
     def _per_trial(self, begun: int) -> int:
-        """Number of candidates to nominate when another trial has begun."""
+        """Number of candidates to nominate for each trial."""
         idle = self.compiling // 2 // self._delay(begun)
         return max(self.per_measured, min(_MAX_PER_TRIAL, idle))
 
@@ -121,9 +131,13 @@ def _nominated(lookahead: Lookahead, size: int) -> list[int]:
     """Return `Lookahead.nominated` for up to ``size`` trials."""
     uninformed = _UNINFORMED + lookahead.queued
     counts = [max(lookahead.compiling // 2, uninformed + _MIN_DELAY)] * uninformed
-    for begun in range(len(counts), size):
-        counts.append(counts[-1] + lookahead._per_trial(begun))
-    return counts
+    begun = len(counts)
+    while len(counts) < size:
+        together = lookahead._together(begun)
+        batch = sum(lookahead._per_trial(begun + each) for each in range(together))
+        counts += [counts[-1] + batch] * together
+        begun += together
+    return counts[:size]
 
 
 class Package(NamedTuple):

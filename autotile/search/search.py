@@ -193,10 +193,6 @@ class Search:
         """Take note that a nominated row is being measured; later choices avoid its surroundings until it is told."""
         self._ranking.begin(self._study, row)
 
-    def prepare(self) -> None:
-        """Do ahead of time what a later choice needs, see `autotile.search.row_sampler.RankingSampler`."""
-        self._ranking.prepare()
-
     def set_aside(self, row: int) -> None:
         """Make a nominated row that was not measured available again."""
         self._nominated.remove(row)
@@ -213,6 +209,7 @@ class Search:
             self._nominated.discard(row)
         if self._can_express(trial.config):
             self.study.add_trial(finished_trial(trial, self._distributions, self._objective))
+            self._rows.remaining(self._study)  # the sampler learns from it now
 
     def is_pending(self, row: int) -> bool:
         """Return whether a row was proposed and its trial was not told."""

@@ -110,11 +110,6 @@ class Shortlist:
         """Return all rows that were proposed and not chosen, the oldest first; those that are ready are among them."""
         return list(self._waiting)
 
-    def prepare(self) -> None:
-        """Fit the model that is due ahead of its use, while the search goes on in another thread; optional."""
-        if self._lookahead.ranks:
-            self._search.prepare()
-
     def choose(self, compiled: Mapping[int, Trial]) -> int:
         """Return the row to measure, given rows that wait with the results of their compilation.
 

@@ -10,16 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from optuna.study import StudyDirection
 
-from autotile.search.gaussian_process import Floats, GaussianProcess, Hyperparameters, fit, informative
+from autotile.search.gaussian_process import Floats, GaussianProcess, Hyperparameters, Posterior
 from autotile.search.history import History, losses, standardized
+from autotile.search.hyperparameters import fit, informative
 from autotile.search.row_sampler import Rows
 from autotile.search.transfer import TransferPrior
 
-_MAX_FITTED = 160
+_MAX_FITTED = 128
 """Maximum number of trials that hyperparameters are fitted to."""
-
-_MAX_FIRST = 384
-"""Maximum number of the trials before the last fit that a model uses."""
 
 _FIRST_STEPS = 30
 _LATER_STEPS = 8
@@ -48,6 +46,8 @@ class Prediction:
         Lowest loss so far.
     since_best
         Number of trials that ended since then.
+    speed
+        Speed relative to the fastest trial of one unit of the loss; None if losses are not speeds.
     """
 
     rows: Rows
@@ -56,6 +56,7 @@ class Prediction:
     success: Floats
     best: float
     since_best: int
+    speed: float | None
 
 
 class Fit(NamedTuple):
@@ -77,13 +78,15 @@ class Surrogate:
     Parameters
     ----------
     fit
-        Hyperparameters. Of the trials that they were fitted to, only the informative ones are used if they are many.
+        Hyperparameters. Of the trials that they were fitted to, the informative ones are used.
     history
         The trials.
     directions
         Directions of the study.
     prior
         Expected speeds from other studies; ignored if there are several objectives.
+    max_first
+        Maximum number of the trials of the fit that are used.
 
     Attributes
     ----------
@@ -100,6 +103,7 @@ class Surrogate:
         *,
         directions: Sequence[StudyDirection],
         prior: TransferPrior | None = None,
+        max_first: int,
     ) -> None:
         self.fit = fit
         self.prior = prior if len(directions) == 1 else None
@@ -108,27 +112,39 @@ class Surrogate:
         ended = history.first_ended(fit.trials)
         ascending = np.argsort(losses(history.values(fit.trials), directions, np.ones(len(directions))), kind="stable")
         self.best: Rows = history.rows(ended[ascending[:_BEST]])
-        chosen = informative(ascending, _MAX_FIRST)
+        chosen = informative(ascending, max_first)
         self._indices: NDArray[np.int64] = ended[chosen]
         """Trials of the process, by their index in the history."""
         self._included = set(ended.tolist())
         self._seen = 0
         self._rows: Rows = np.zeros(0, np.int64)
+        self._order: NDArray[np.int64] = np.zeros(0, np.int64)
+        """Point of the process of each row."""
+        self._slots: dict[int, int] = {}
+        """The same by row."""
+        self._free: list[int] = []
+        """Points of the process of rows that are not evaluated any more."""
         observed = fit.points(history.rows(self._indices))
         noise = history.noise(fit.trials, directions)[chosen]
         self._process = GaussianProcess(fit.parameters, fit.points(self._rows), observed, noise)
 
     def set_rows(self, rows: Rows) -> None:
         """Set the rows that `predict` evaluates; those that it evaluates already cost nothing."""
-        known = {row: index for index, row in enumerate(self._rows.tolist())}
-        kept = [row for row in rows.tolist() if row in known]
-        added = np.array([row for row in rows.tolist() if row not in known], np.int64)
-        self._process.change_points(np.array([known[row] for row in kept], np.int64), self._points(added))
-        self._rows = np.append(np.array(kept, np.int64), added)
+        wanted = rows.tolist()
+        removed = self._slots.keys() - wanted
+        self._free += [self._slots.pop(row) for row in removed]
+        added = [row for row in wanted if row not in self._slots]
+        free, self._free = self._free[: len(added)], self._free[len(added) :]
+        appended = len(self._slots) + len(free) + len(self._free)
+        self._process.replace_points(np.array(free, np.int64), self._points(np.array(added, np.int64)))
+        slots = [*free, *range(appended, appended + len(added) - len(free))]
+        self._slots.update(zip(added, slots, strict=True))
+        self._rows = rows
+        self._order = np.array([self._slots[row] for row in wanted], np.int64)
 
-    def explained_by(self, index: int) -> Floats:
-        """Return the share of the variance at each row that the result of one of them, by its index, would explain."""
-        return self._process.explained_by(index)
+    def among(self, indices: NDArray[np.int64]) -> Posterior:
+        """Return the posterior at some of the rows, by their indices, until the next call of `predict`."""
+        return self._process.among(self._order[indices])
 
     def predict(self, history: History, weights: Floats) -> Prediction:
         """Predict the rows that were set.
@@ -141,31 +157,32 @@ class Surrogate:
             Weights of the objectives, shape (objectives,).
         """
         self._add_trials(history)
-        ended, values = history.first_ended(history.ended), history.values(history.ended)
-        reached = losses(values, self._directions, weights)
-        failed = np.isnan(values[:, 0])
-        share = float(failed.mean())
+        ended, scores = history.first_ended(history.ended), history.scores(self._directions, weights)
+        share = float(np.count_nonzero(scores.failed)) / len(ended)
         by_index = np.zeros((3, history.begun))
-        by_index[:, ended] = np.stack([reached, failed - share, np.ones(len(ended))])
+        by_index[0, ended] = scores.losses
+        by_index[1, ended] = scores.failed - share
+        by_index[2, ended] = 1
         loss, failures, known = by_index[:, self._indices]
         targets = np.stack([loss, failures]) if share else loss[None]
         prior = np.zeros(0)
         if self.prior is not None:
             rows = np.concatenate([history.rows(self._indices), self._rows])
-            prior = _prior_losses(self.prior, rows, history, values, reached)
+            prior = _prior_losses(self.prior, rows, history, history.values(history.ended), scores.losses)
             targets[0] -= prior[: len(self._indices)]
         mean, deviation = self._process.predict(targets, known > 0)
+        mean, deviation = mean[:, self._order], deviation[self._order]
         if self.prior is not None:
             mean[0] += prior[len(self._indices) :]
         success = 1 - share - mean[1] if share else np.ones(len(self._rows))
-        best = int(np.argmin(np.where(failed, np.inf, reached)))
         return Prediction(
             rows=self._rows,
             mean=mean[0],
             deviation=deviation,
             success=np.clip(success, _MIN_SUCCESS, 1.0),
-            best=float(reached[best]),
-            since_best=len(ended) - 1 - best,
+            best=float(scores.losses[scores.best]),
+            since_best=len(ended) - 1 - scores.best,
+            speed=scores.speed,
         )
 
     def _add_trials(self, history: History) -> None:
@@ -174,8 +191,7 @@ class Surrogate:
         self._seen = history.begun
         if not added:
             return
-        for point in self._points(history.rows(np.array(added))):
-            self._process.observe(point)
+        self._process.observe(self._points(history.rows(np.array(added))))
         self._indices = np.append(self._indices, added)
 
 

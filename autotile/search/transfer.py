@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 from autotile.core.model import Config
 from autotile.kernel.spec import Parameter
 from autotile.search.embedding import Embedding
-from autotile.search.gaussian_process import Floats, GaussianProcess, fit, informative, one_blas_thread
-from autotile.search.row_sampler import MAX_EVALUATED_ROWS, Rows
+from autotile.search.gaussian_process import Floats, GaussianProcess, one_blas_thread
+from autotile.search.hyperparameters import fit, informative
+from autotile.search.row_sampler import Rows
 from autotile.space.search_space import SearchSpace
 
 _MAX_FITTED = 384
 """Maximum number of trials of a source that its model is fitted to."""
 _MIN_TRIALS = 6
 """Minimum number of trials of a source; fewer are not worth a model."""
-_MAX_ROWS = 16 * MAX_EVALUATED_ROWS
+_MAX_ROWS = 1 << 17
 """Maximum number of rows that a source's model predicts; of a larger space, the rows of the sources' own trials and a
 uniform sample."""
 _PRIOR_TRIALS = 4

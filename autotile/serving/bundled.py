@@ -60,7 +60,7 @@ def _loadable(
             f"{bundle.path} holds {bundled.kernel.name} for {targets}, which does not run on {device.name} "
             f"({device.architecture}); make the bundle with --arch {device.architecture}. {FALLBACK}"
         )
-    flags = {name: problem.sizes[name] for name in bundled.kernel.spec.flags}
+    flags = {name: problem.sizes[name] for name in bundled.kernel.spec.compiled_names}
     fitting = [cubin for cubin in running if cubin.dtype == problem.dtype and dict(cubin.flags) == flags]
     if not fitting:
         raise BundleError(

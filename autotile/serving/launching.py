@@ -18,6 +18,8 @@ from autotile.errors import ArgumentError
 from autotile.kernel.arguments import BufferArgument
 from autotile.kernel.launch import LaunchData, LaunchPlan
 from autotile.kernel.spec import KernelSpec
+from autotile.kernel.tensor_maps import TensorMap
+from autotile.kernel.textures import Texture
 from autotile.serving.arrays import (
     ArraySpec,
     CupyLibrary,
@@ -193,7 +195,8 @@ class CallArguments:
         found = list(zip(passed, starts, strict=True))
         spare = {b.name: words - len(buffers) + i for i, b in enumerate(buffers)}
         word = spare | {a.name: start for a, start in reversed(found) if a.is_given}
-        maps = {tensor_map.name: tensor_map for tensor_map in self._data.tensor_maps}
+        maps: dict[str, TensorMap | Texture] = {one.name: one for one in self._data.tensor_maps}
+        maps |= {one.name: one for one in self._data.textures}
         map_places = (
             TensorMapPlace(word[a.described_buffer], start, maps[a.name]) for a, start in found if a.name in maps
         )

@@ -16,10 +16,11 @@ from autotile.core.dtypes import DTYPES
 from autotile.core.frozen import dataclass
 from autotile.cuda.driver import outside_of_captures
 from autotile.cuda.function import LaunchGraph, ParameterBlock, make_launch_graph
-from autotile.cuda.packing import encode_tensor_map
+from autotile.cuda.packing import encode_description
 from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.arguments import Workspace
 from autotile.kernel.tensor_maps import TensorMap
+from autotile.kernel.textures import Texture
 from autotile.serving.arrays import Pointers, Signature
 
 _MAX_WORKSPACE_SETS = 32
@@ -106,8 +107,6 @@ class StreamWorkspaces:
 
 DriverLaunch = Callable[[int, int, int], None]
 
-_MAP_WORDS = 16
-"""64-bit words of a ``CUtensorMap``."""
 _MAX_STREAMS = 64
 """Streams whose state is kept in a thread; beyond that all states of the thread are made anew."""
 _MAX_GRAPHS = 32
@@ -119,11 +118,11 @@ making graphs then stays negligible even if every launch is on new arrays."""
 
 
 class TensorMapPlace(NamedTuple):
-    """Place of a tensor map in a parameter block: the word of its buffer's address, and its own first word."""
+    """Place of a tensor map or texture in a parameter block: word of its buffer's address, and its own first word."""
 
     pointer_word: int
     word: int
-    tensor_map: TensorMap
+    tensor_map: TensorMap | Texture
 
 
 class ParameterLayout(NamedTuple):
@@ -211,8 +210,8 @@ class StreamState:
         for pointer_word, word, tensor_map in maps:
             pointer = words[pointer_word]
             if self._mapped.get(word) != pointer:
-                encoded = encode_tensor_map(tensor_map, pointer)
-                words[word : word + _MAP_WORDS] = encoded.view("u1").data.cast("Q")
+                encoded = encode_description(tensor_map, pointer)
+                words[word : word + encoded.size] = encoded.view("u1").data.cast("Q")
                 self._mapped[word] = pointer
 
 

@@ -110,7 +110,10 @@ def judge(
                 raise InputError(f"{what} cannot be launched: {reason}")
         limits = (settings.cache, settings.cache_limit_bytes, _WORKERS, options.compile_deadline_s)
         compile_pool = stack.enter_context(closing(CompilePool(*limits)))
-        pipelines = [Pipeline(each, problem, backend, compile_pool) for each in (candidate, kernel)]
+        pipelines = [
+            Pipeline(each, problem, backend, compile_pool, verify_sizes=options.verify_sizes)
+            for each in (candidate, kernel)
+        ]
         steps = Judge(backend, pipelines, options.seed)
         if kernel.spec.reference.is_agreement:
             steps.confirm(_spread_configs(kernel, problem, backend.device, configs[1]))
@@ -162,7 +165,7 @@ class Judge:
             if compiled is None or trial is None:
                 compiled, trial = pipeline.end_oldest()
             given.end(compiled.row)
-            candidate = _candidate(compiled)
+            candidate = _candidate(pipeline, compiled)
             if trial.outcome is Outcome.OK and candidate is not None:
                 working.append(candidate)
         checks = FinalistChecks(self._backend, working, hurried=False)
@@ -213,11 +216,11 @@ class Judge:
         trial = pipeline.begin(compiled, None)
         if trial is None:
             compiled, trial = pipeline.end_oldest()
-        return trial, _candidate(compiled)
+        return trial, _candidate(pipeline, compiled)
 
 
-def _candidate(compiled: CompiledCandidate) -> Candidate | None:
-    return Candidate(compiled.trial.config, str(compiled.cubin.path)) if compiled.cubin is not None else None
+def _candidate(pipeline: Pipeline, compiled: CompiledCandidate) -> Candidate | None:
+    return pipeline.candidate(compiled.trial, compiled.cubin) if compiled.cubin is not None else None
 
 
 def _with_times(trial: Trial, raced: dict[int, RaceTimes] | None, index: int) -> Trial:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,10 +18,11 @@ from autotile.cuda.cubin_cache import CachedCubin, check_signatures
 from autotile.kernel.computed import computed_values
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
-from autotile.space.limits import compiled_steps
+from autotile.kernel.spec import KernelSpec
+from autotile.space.limits import check_config, compiled_steps
 from autotile.tuning.backend import Backend
 from autotile.workers.compile_pool import Compiled, CompilePool
-from autotile.workers.protocol import Candidate, Evaluation
+from autotile.workers.protocol import Candidate, Evaluation, SizedCubin
 
 
 class Proposer(Protocol):
@@ -90,6 +92,9 @@ class Pipeline:
         Compile workers.
     timeline
         Records the waits for compilations, and what the device does.
+    verify_sizes
+        Further problems on which candidates are verified. Where sizes are compiled in, each candidate is compiled for
+        each of them.
     score
         Function that adds the objective and metrics to a trial that was measured.
     """
@@ -102,6 +107,7 @@ class Pipeline:
         compile_pool: CompilePool,
         timeline: Timeline = NO_TIMELINE,
         *,
+        verify_sizes: Sequence[Mapping[str, int]] = (),
         score: Callable[[Trial], Trial] = lambda trial: trial,
     ) -> None:
         self._score = score
@@ -114,6 +120,9 @@ class Pipeline:
         self._queue: dict[int, _Queued] = {}
         self._prefetched: dict[str, Future[Compiled]] = {}
         self._measured: dict[_Launch, Trial] = {}
+        self._other_sizes = _other_sizes(kernel.spec, problem, verify_sizes) if backend.source == "cuda" else []
+        self._others: dict[str, list[tuple[Mapping[str, int], Future[Compiled]]]] = {}
+        """Compilations of each configuration for the other problems of its verification."""
         self._running: deque[CompiledCandidate] = deque()
         """Candidates that were submitted to the device, oldest first."""
 
@@ -185,7 +194,7 @@ class Pipeline:
             return self._score(_with_result_of(twin, trial))
         if not cubin.path.exists():  # trimmed from the cache while the candidate waited
             cubin = self._submit(trial.config).result().cubin or cubin
-        self._backend.submit(self._candidate(trial, cubin), best_us)
+        self._backend.submit(self.candidate(trial, cubin), best_us)
         self._running.append(candidate)
         return None
 
@@ -238,11 +247,17 @@ class Pipeline:
         compilations = [self._compile(trial.config) for trial in trials]
         cubins = [compilation.result().cubin for compilation in compilations]
         pairs = zip(trials, cubins, strict=True)
-        return [(trial, self._candidate(trial, cubin)) for trial, cubin in pairs if cubin is not None]
+        return [(trial, self.candidate(trial, cubin)) for trial, cubin in pairs if cubin is not None]
 
-    def _candidate(self, trial: Trial, cubin: CachedCubin) -> Candidate:
+    def candidate(self, trial: Trial, cubin: CachedCubin) -> Candidate:
+        """Return a compiled trial as the device takes it."""
         computed = computed_values(self._kernel.spec.computed, trial.config)
-        return Candidate(trial.config, str(cubin.path), cubin.symbols, computed)
+        others = tuple(
+            SizedCubin(sizes, str(other.path), other.symbols)
+            for sizes, compilation in self._others.get(config_key(trial.config), ())
+            if (other := compilation.result().cubin) is not None
+        )
+        return Candidate(trial.config, str(cubin.path), cubin.symbols, computed, others=others)
 
     def _compiled_rows(self, proposer: Proposer) -> list[int]:
         """Return the rows to choose among; on a GPU, after as many have compiled as are ready."""
@@ -288,6 +303,9 @@ class Pipeline:
         cubin = compiled.cubin
         if cubin is None:
             return trial
+        for sizes, compilation in self._others.get(config_key(config), ()):
+            if (other := compilation.result()).cubin is None:
+                return replace(trial, outcome=other.outcome, reason=f"at {config_text(sizes)}: {other.reason}")
         check_signatures(self._kernel, self._problem.dtype, cubin)
         resources = {entry: function.resources for entry, function in cubin.functions.items()}
         steps = compiled_steps(self._kernel.spec, plan, resources, self._device)
@@ -306,11 +324,28 @@ class Pipeline:
         return prefetched if prefetched is not None else self._submit(config)
 
     def _submit(self, config: Config) -> Future[Compiled]:
-        return self._compile_pool.submit(lambda: self._job(config))
+        compilation = self._compile_pool.submit(lambda: self._job(config, self._problem.sizes))
+        if self._other_sizes:
+            spec, dtype = self._kernel.spec, self._problem.dtype
+            self._others[config_key(config)] = [
+                (sizes, self._compile_pool.submit(partial(self._job, config, sizes)))
+                for sizes in self._other_sizes
+                if not check_config(spec, config, sizes, self._device, dtype)
+            ]
+        return compilation
 
-    def _job(self, config: Config) -> CompileJob:
-        problem = self._problem
-        return compile_job(self._kernel, config, problem.dtype, self._device.architecture, problem.sizes)
+    def _job(self, config: Config, sizes: Mapping[str, int]) -> CompileJob:
+        return compile_job(self._kernel, config, self._problem.dtype, self._device.architecture, sizes)
+
+
+def _other_sizes(
+    spec: KernelSpec, problem: Problem, verify_sizes: Sequence[Mapping[str, int]]
+) -> list[Mapping[str, int]]:
+    """Return the further problems of a verification whose cubins differ from that of the problem."""
+    compiled = spec.compiled_names
+    tuned = {name: problem.sizes[name] for name in compiled}
+    others = [spec.ragged_sizes(problem.sizes), *verify_sizes]
+    return [sizes for sizes in others if {name: sizes[name] for name in compiled} != tuned]
 
 
 class _Launch(NamedTuple):

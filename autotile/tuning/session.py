@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import encode_json
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.timeline import Timeline
 from autotile.cuda.toolchain import nvrtc_version
@@ -28,6 +28,7 @@ from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
 from autotile.tuning.given_candidates import GivenCandidates
+from autotile.tuning.independent_steps import StepTimes, independent_groups
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
 from autotile.tuning.pipeline import CompiledCandidate, LoadMeter, Pipeline
@@ -127,6 +128,10 @@ def open_session(
         )
 
 
+_TRIALS_AT_ONCE = 16
+"""Trials of independent steps between two looks at the stopping rules, which keeps the compilers busy."""
+
+
 class Session:
     """The state of one tuning session, which runs once; see `tune` for its parameters."""
 
@@ -152,6 +157,7 @@ class Session:
         self._database = database
         self._observe = observe
         self._stopped: Stopped | None = None
+        self._step_times: StepTimes | None = None
         self._effects: ParameterEffects | None = None
         self._stop = StopRequest()
         self._clock = Clock()
@@ -181,7 +187,13 @@ class Session:
         )
         self._load = LoadMeter(self._compile_pool, workers)
         self._pipeline = Pipeline(
-            kernel, problem, backend, self._compile_pool, self._timeline, score=self._scorer.scored
+            kernel,
+            problem,
+            backend,
+            self._compile_pool,
+            self._timeline,
+            score=self._scorer.scored,
+            verify_sizes=options.verify_sizes,
         )
         self._pipeline.remember(self._log.trials)
 
@@ -228,8 +240,10 @@ class Session:
                 with self._phase("search"):
                     for trial in self._trials_of(self._options.tries):
                         self._shortlist.add(trial)
-                    for candidate, trial in self._trials():
+                    is_complete = self._tune_steps_apart()
+                    for candidate, trial in self._trials() if not is_complete else ():
                         self._store(candidate, trial)  # -> database
+                    self._combine_steps()
                 with self._phase("finals"):
                     finals = self._hold_finals()
                 self._effects = find_parameter_effects(self._space, self.trials)
@@ -256,7 +270,7 @@ class Session:
             return
         try:
             with atomic_write(Path(path)) as stream:
-                stream.write(json.dumps(self._timeline.to_json()).encode())
+                stream.write(encode_json(self._timeline.to_json()).encode())
         except (OSError, InputError) as error:
             self._notices += (f"the timeline could not be written to {path}: {error}",)
 
@@ -275,6 +289,7 @@ class Session:
         if self._rules.room != 0 and self._log.find(self._plan.default) is None:
             self._pipeline.prefetch(self._plan.default)  # compiles while the search is imported
         self._shortlist = self._resources.enter_context(closing(self._plan.begin(self._log)))
+        self._resources.enter_context(import_module("autotile.search.gaussian_process").one_blas_thread())
         self._compile_ahead()
         import_module("autotile.search.importance")  # imports SciPy, while compilers and GPU worker start
 
@@ -283,6 +298,34 @@ class Session:
         self._pipeline.compile_ahead(self._shortlist, self._rules.room)
         self._rules.expected_gain = self._shortlist.expected_gain
         self._rules.settled_gain = self._shortlist.settled_gain
+
+    def _tune_steps_apart(self) -> bool:
+        """Try every setting of steps that share no parameters in common trials; return whether that was all."""
+        groups = independent_groups(self._kernel) if self._backend.source == "cuda" else []
+        if not groups:
+            return False
+        self._step_times = times = StepTimes(groups, self._space, self._plan.default, self._options.seed)
+        room = self._rules.room
+        if room is not None and times.count > room:
+            return False  # the search tries the better ones
+        before = len(self._log)
+        for configs in (times.first_configs, lambda: times.untimed_configs(self.trials)):
+            waiting = list(configs())
+            while waiting:
+                if self._rules.stopped is not None:
+                    return False
+                chunk, waiting = waiting[:_TRIALS_AT_ONCE], waiting[_TRIALS_AT_ONCE:]
+                for trial in self._trials_of(chunk):
+                    self._shortlist.add(trial)
+        self._notices += (times.notice(self._kernel.spec, len(self._log) - before),)
+        self._stopped = Stopped("space")
+        return True
+
+    def _combine_steps(self) -> None:
+        """Try the best settings of independent steps together."""
+        if self._step_times is not None and not self._stop.requested:
+            for trial in self._trials_of(self._step_times.best_configs(self.trials)):
+                self._shortlist.add(trial)
 
     def _trials(self) -> Iterator[tuple[CompiledCandidate, Trial]]:
         """Yield the trials as they end, until a stopping rule holds or every configuration was tried."""

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from autotile.core.documents import convert
-from autotile.core.model import Config, Outcome, config_text
+from autotile.core.model import STEP_TIME, Config, Outcome, config_text
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.instance import BoundArguments, ProblemInstance, Verdict
 from autotile.cuda.instances import MEMORY_SHARE, Instances
-from autotile.cuda.sequence import LaunchSequence, StepFunctions
+from autotile.cuda.sequence import LaunchSequence, SizedFunctions, StepFunctions
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.telemetry import EnergyMeter, Telemetry
 from autotile.cuda.timing import DriftProbe, Timer, discard_reason
@@ -29,7 +29,17 @@ from autotile.kernel.inputs import missing_input
 from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
-from autotile.workers.protocol import Candidate, Evaluation, FinalReply, RaceTimes, Stage, Workload, serve
+from autotile.workers.protocol import (
+    Candidate,
+    Evaluation,
+    FinalReply,
+    RaceTimes,
+    SizedCubin,
+    Stage,
+    Workload,
+    serve,
+    sized_functions,
+)
 
 
 class Workbench:
@@ -83,7 +93,7 @@ class Workbench:
         self._verify_seed = 0
         self.set_verify_seed(workload.verify_seed)
         self._captured, self._capture_folder = workload.captured, workload.capture_folder
-        self._known_good: tuple[StepFunctions, Config] | None = None
+        self._known_good: tuple[SizedFunctions, Config] | None = None
         """Newest candidate that passed verification."""
         self.fresh = True
         """Whether no candidate has run yet."""
@@ -104,7 +114,7 @@ class Workbench:
         captured = self._capture(instance)
         stage("measure")
         bound = instance.bind(config, self.device)
-        evaluation = self._measure(_sequence(functions, instance, bound), best_us, bound)
+        evaluation = self._measure(_sequence(functions.tuned, instance, bound), best_us, bound)
         timer.end("measure")
         if evaluation.outcome.has_time:
             self._known_good = (functions, config)
@@ -169,7 +179,7 @@ class Workbench:
         pairs = list(zip(instances, candidates, strict=True))
         bounds = [instance.bind(candidate.config, self.device) for instance, candidate in pairs]
         launches = [
-            _sequence(self._load(candidate), instance, bound)
+            _sequence(self._load(candidate).tuned, instance, bound)
             for (instance, candidate), bound in zip(pairs, bounds, strict=True)
         ]
         verdicts: list[Verdict] = []
@@ -187,7 +197,7 @@ class Workbench:
 
     def driver_blocks_per_sm(self, candidate: Candidate) -> int:
         """Return the occupancy that the driver computes, that of the main launch if there are several."""
-        functions = self._load(candidate)
+        functions = self._load(candidate).tuned
         plan = LaunchPlan.of(self._spec, candidate.config, self._tuned.sizes, self.device)
         functions.opt_in(plan)
         geometry = plan.main.geometry
@@ -211,7 +221,7 @@ class Workbench:
             outcome, reason = Outcome.PRUNED, discard_reason(best_us)
         elif self._energy is not None:
             telemetry |= self._energy.read(launch, timing.measurement.time_us)
-        if outcome is Outcome.OK and len(self._spec.steps) > 1:
+        if len(self._spec.steps) > 1:
             telemetry |= self._step_times(launch, bound)
         return Evaluation(outcome, reason, "measure", timing.measurement, telemetry=telemetry)
 
@@ -219,7 +229,7 @@ class Workbench:
         """Return the time of each step in microseconds, measured between events in whole calls."""
         by_step = launch.by_step()
         times = self._timer.parts(list(by_step.values()), partial(bound.instance.prepare, bound))
-        names = [f"step_us.{step}.{self._spec.steps[step].entry}" for step in by_step]
+        names = [f"{STEP_TIME}{step}.{self._spec.steps[step].entry}" for step in by_step]
         return dict(zip(names, times, strict=True))
 
     def _verdict_on_timed(self, bound: BoundArguments) -> Verdict:
@@ -229,7 +239,7 @@ class Workbench:
             return verdict
         return verdict._replace(reason=f"{verdict.reason}, in a timed launch after correct ones")
 
-    def _verify(self, functions: StepFunctions, config: Config, *, as_measured: bool = False) -> Verdict:
+    def _verify(self, functions: SizedFunctions, config: Config, *, as_measured: bool = False) -> Verdict:
         """Verify at the ragged sizes if the rules allow them there, at the tuned sizes, and at the extra ones."""
         max_error = 0.0
         for instances in filter(None, (self._ragged, self._tuned, *self._others)):
@@ -240,7 +250,7 @@ class Workbench:
                 return Verdict(Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instances.sizes)}")
             instance = instances.of(config)
             bound = instance.bind(config, self.device)
-            launch = _sequence(functions, instance, bound)
+            launch = _sequence(functions.at(instances.sizes), instance, bound)
             instance.prepare(bound)
             self.fresh = False
             if as_measured:
@@ -253,8 +263,8 @@ class Workbench:
             max_error = max(max_error, verdict.max_error)
         return Verdict(Outcome.OK, max_error=max_error)
 
-    def _load(self, candidate: Candidate) -> StepFunctions:
-        return StepFunctions(self._spec.steps, Path(candidate.cubin_path), candidate.symbols)
+    def _load(self, candidate: Candidate) -> SizedFunctions:
+        return sized_functions(self._spec, candidate)
 
 
 def _sequence(functions: StepFunctions, instance: ProblemInstance, bound: BoundArguments) -> LaunchSequence:
@@ -389,7 +399,9 @@ class GpuWorker:
 
 
 def _candidate(message: Mapping[str, Any]) -> Candidate:
-    return Candidate(message["config"], message["cubin_path"], message["symbols"], weight=message["weight"])
+    others = convert(message.get("others", []), tuple[SizedCubin, ...])
+    path, weight = message["cubin_path"], message["weight"]
+    return Candidate(message["config"], path, message["symbols"], weight=weight, others=others)
 
 
 def _failed(request: str, stage: str, outcome: Outcome, reason: str) -> Mapping[str, Any]:

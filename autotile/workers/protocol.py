@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,6 +21,10 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Finite, Name, NonNegative, Text, TimeUs, Whole, decode_json, encode_json
 from autotile.core.model import Config, L2Mode, Measurement, Outcome
 from autotile.cuda.compiler import CompiledFunction
+
+if TYPE_CHECKING:
+    from autotile.cuda.sequence import SizedFunctions
+    from autotile.kernel.spec import KernelSpec
 
 _MAX_FILE_BYTES = 1 << 30
 """Limit of each file that a worker writes, such as the output of a kernel that prints without end; a cubin is a
@@ -154,6 +158,15 @@ class RaceTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class SizedCubin:
+    """A configuration compiled for other sizes than those that are tuned."""
+
+    sizes: Mapping[Name, Count]
+    cubin_path: str
+    symbols: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A compiled configuration, ready to load."""
 
@@ -165,11 +178,28 @@ class Candidate:
     """Computed values, which the worker has no functions for."""
     weight: float = 1.0
     """Ratio of what the search minimises to the time, by which a race compares it with others."""
+    others: tuple[SizedCubin, ...] = ()
+    """Cubins for the other problems of the verification, where sizes are compiled in."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary, whose configuration includes the computed values."""
         config = {**self.config, **self.computed}
-        return {"config": config, "cubin_path": self.cubin_path, "symbols": dict(self.symbols), "weight": self.weight}
+        others = [asdict(replace(one, sizes=dict(one.sizes), symbols=dict(one.symbols))) for one in self.others]
+        return {
+            "config": config,
+            "cubin_path": self.cubin_path,
+            "symbols": dict(self.symbols),
+            "weight": self.weight,
+            **({"others": others} if others else {}),
+        }
+
+
+def sized_functions(spec: KernelSpec, candidate: Candidate) -> SizedFunctions:
+    """Load a candidate into the current context."""
+    from autotile.cuda.sequence import SizedFunctions  # of the processes that use the device only
+
+    others = ((one.sizes, Path(one.cubin_path), one.symbols) for one in candidate.others)
+    return SizedFunctions(spec.steps, Path(candidate.cubin_path), candidate.symbols, others)
 
 
 class ErrorReply(msgspec.Struct):

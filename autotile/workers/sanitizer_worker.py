@@ -18,7 +18,7 @@ from autotile.core.dtypes import DTYPES
 from autotile.cuda.constants import constant_copies, copy_constants
 from autotile.cuda.driver import live_device
 from autotile.cuda.packing import pack_launches, problem_scalars
-from autotile.cuda.sequence import LaunchSequence, StepFunctions
+from autotile.cuda.sequence import LaunchSequence
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError
 from autotile.kernel.arguments import BufferArgument, Workspace
@@ -26,7 +26,14 @@ from autotile.kernel.inputs import InputMaker, missing_input
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
-from autotile.workers.protocol import Candidate, SanitizerRequest, Workload, exit_with_parent, limit_disk_use
+from autotile.workers.protocol import (
+    Candidate,
+    SanitizerRequest,
+    Workload,
+    exit_with_parent,
+    limit_disk_use,
+    sized_functions,
+)
 from autotile.workers.sanitizer import Notice, format_notice
 
 Notify = Callable[[Notice, str], None]
@@ -43,7 +50,7 @@ class Launcher:
         cuda.Device(workload.device_index).use()
         cuda.set_allocator(None)  # no pool
         self._device = live_device(workload.device_index)
-        self._functions = StepFunctions(self._spec.steps, Path(candidate.cubin_path), candidate.symbols)
+        self._functions = sized_functions(self._spec, candidate)
 
     def problems(self) -> Iterator[tuple[Mapping[str, int], bool]]:
         """Yield the sizes that the rules allow, and whether the scalars take their values for verification there."""
@@ -56,6 +63,7 @@ class Launcher:
 
     def launch(self, sizes: Mapping[str, int], notify: Notify, *, check: bool) -> None:
         """Set up the problem, make one call and wait."""
+        functions = self._functions.at(sizes)
         plan = LaunchPlan.of(self._spec, self._config, sizes, self._device)
         dtype = self._workload.dtype
         data = LaunchData.of(self._spec, dtype, known_names(self._spec, self._config, sizes, self._device))
@@ -73,9 +81,9 @@ class Launcher:
             workspaces={w.name: workspaces[w.name].data.ptr if w.size_bytes else 0 for w in data.workspaces},
         )
         pointers = {name: buffer.data.ptr for name, buffer in buffers.items()}
-        copy_constants(constant_copies(self._spec, self._functions.module, sizes, dtype), pointers, 0)
+        copy_constants(constant_copies(self._spec, functions.module, sizes, dtype), pointers, 0)
         notify(Notice.AT, " ".join(f"{name}={value}" for name, value in sizes.items()))
-        LaunchSequence(self._functions, plan, arguments)()
+        LaunchSequence(functions, plan, arguments)()
         load_cupy().cuda.runtime.deviceSynchronize()
 
 

@@ -10,7 +10,7 @@ from autotile.core.model import Resources
 from autotile.cuda.compiler import CompileJob, compile_cubin, compile_job, compiled_functions, macro_options
 from autotile.cuda.toolchain import load_nvrtc
 from autotile.errors import CompileError, ToolchainError
-from autotile.kernel.library import load_kernel
+from autotile.kernel.library import kernel_names, load_kernel
 
 SOURCE = """
 extern "C" __global__ void sum(DTYPE* x) {
@@ -190,3 +190,56 @@ def test_naming_an_extern_c_function_does_not_change_its_cubin() -> None:
     plain = bytearray(size)
     nvrtc.nvrtcGetCUBIN(program, plain)
     assert compile_cubin(JOB).cubin == bytes(plain)
+
+
+SOFTMAX = """
+[kernel]
+name = "softmax"
+template = "softmax.cu"
+entry = "softmax<BLOCK, SCALAR, (N > 10), detail::BLOCK>"
+[problem]
+sizes = { N = 64 }
+[parameters]
+BLOCK = [64, 128]
+SCALAR = ["float", "unsigned int"]
+UNROLL = [1, 2]
+[default]
+BLOCK = 128
+SCALAR = "unsigned int"
+UNROLL = 2
+[launch]
+block = ["BLOCK"]
+grid = [1]
+[arguments]
+x = { buffer = "float32", shape = ["N"], access = "inout" }
+[reference]
+outputs = { x = "x" }
+"""
+TEMPLATES = """// template <int UNROLL>
+namespace detail { constexpr int BLOCK = 3; }
+template <int BLOCK, typename SCALAR, bool EDGE, int Z>
+__global__ void __launch_bounds__(BLOCK) softmax(float* x) { x[threadIdx.x] = SCALAR(EDGE + Z + UNROLL + BLOCK); }
+"""
+
+
+@pytest.mark.parametrize("is_included", [False, True])
+def test_names_of_template_parameters_are_no_macros(tmp_path: Path, is_included: bool) -> None:
+    (tmp_path / "softmax.toml").write_text(SOFTMAX)
+    (tmp_path / "softmax.cu").write_text('#include "code.cuh"\n' if is_included else TEMPLATES)
+    (tmp_path / "code.cuh").write_text(TEMPLATES if is_included else "")
+    kernel = load_kernel(str(tmp_path / "softmax.toml"))
+    assert kernel.template_names == {"BLOCK", "SCALAR", "EDGE", "Z"}
+    assert kernel.spec.compiled_names == ("N",)
+    job = compile_job(kernel, kernel.spec.default, "float32", "sm_90")
+    assert job.options == ("-DUNROLL=2", "-DDTYPE=float")
+    (function,) = compile_cubin(job).functions.values()
+    assert function.symbol == "_Z7softmaxILi128EjLb1ELi3EEvPf"
+    other = compile_job(kernel, {**kernel.spec.default, "BLOCK": 64}, "float32", "sm_90", {"N": 8})
+    assert compile_cubin(other).functions[kernel.spec.entry].symbol == "_Z7softmaxILi64EjLb0ELi3EEvPf"
+    assert other.key != job.key
+
+
+def test_no_kernel_of_autotile_lacks_a_macro() -> None:
+    for name in kernel_names():
+        kernel = load_kernel(name)
+        assert not kernel.template_names & {*kernel.spec.default, *kernel.spec.flags, "DTYPE"}, name

@@ -119,6 +119,24 @@ def test_faults_of_a_reference_are_told(tmp_path: Path, body: str, said: str) ->
         evaluate(written(tmp_path, reference="other", more='template = "other.cu"'))
 
 
+def test_arguments_that_a_reference_does_not_take(tmp_path: Path) -> None:
+    toml = written(tmp_path, reference="naive<float>", more='arguments = ["x", "y"]')
+    with pytest.raises(InputError, match="naive<float>"):
+        evaluate(toml)
+
+
+def test_constant_memory(tmp_path: Path) -> None:
+    template = TEMPLATE.replace("template <typename T>", "__constant__ float weights[8];\ntemplate <typename T>", 1)
+    template = template.replace("x[(i + 1) % n]", "x[(i + 1) % n] * weights[i % 8]")
+    space = SPACE.replace("@entry", "smooth").replace("@type", "float32").replace("@reference", "naive<double>")
+    space = space.replace("@more", 'element_type = "float64"').replace(
+        "scale = {", 'w = { buffer = "float32", shape = [8], access = "in", constant = "weights" }\nscale = {'
+    )
+    toml = write_kernel(tmp_path, template, space)
+    assert evaluate(toml).outcome is Outcome.OK
+    assert evaluate(toml, ERROR=1).outcome is Outcome.WRONG_RESULT
+
+
 def test_tolerances_of_single_outputs(tmp_path: Path) -> None:
     toml = written(tmp_path, reference="naive<float>", more="tolerance = { y = { absolute = 1.5 } }")
     assert evaluate(toml, ERROR=1).outcome is Outcome.OK

@@ -110,3 +110,32 @@ def test_arrays_and_references_that_depend_on_parameters(tmp_path: Path, cp: Any
         cp.testing.assert_allclose(outputs[0], steps * x, rtol=1e-6)
     with pytest.raises(autotile.errors.ArgumentError, match="see the kernel's attribute shapes"):
         kernel(x, *(cp.zeros(7, cp.float32) for _ in range(len(kernel.shapes) - 1)))
+
+
+def test_steps_that_share_no_parameters_are_tuned_apart(tmp_path: Path) -> None:
+    """Seven trials have every setting of both steps, of 21 pairs; then the best of each are combined."""
+    trials: list[Trial] = []
+    result = autotile.tune(
+        str(write_steps(tmp_path, "apart")),
+        options=TuneOptions(sampler="random"),
+        observe=lambda p: trials.append(p.last) if p.last is not None else None,
+        N=1000,
+    )
+    assert any("steps that share no parameters were tuned apart in" in notice for notice in result.notices)
+    assert 7 <= len(trials) <= 7 + 4
+    assert result.winner is not None
+    assert result.stopped is not None
+    assert result.stopped.rule == "space"
+
+
+def test_an_objective_decides(tmp_path: Path) -> None:
+    """Three steps in one launch take less than three launches of one step, so the cost of a step falls."""
+    path = write_steps(tmp_path, "several_steps")
+    path.write_text(path.read_text().replace("[work]", '[metrics]\nrate = "N * STEPS / time_us"\n[work]'))
+    options = TuneOptions(sampler="brute-force", objectives=("time_us / STEPS ** 2",))
+    result = autotile.tune(str(path), options=options, N=100000)
+    assert result.winner is not None
+    assert result.winner.config["STEPS"] == 3
+    assert result.winner.scores.keys() == {"objective", "rate"}
+    forget_served()
+    assert get_best_kernel(str(path), N=100000).config["STEPS"] == 3

@@ -10,9 +10,10 @@ import pytest
 
 from autotile.core.device import device_profile
 from autotile.errors import InputError
-from autotile.kernel_tuner import run_kernel, strategies, tune_kernel
+from autotile.kernel_tuner import run_kernel, strategies, tune_cache, tune_kernel
 from autotile.kernel_tuner.accuracy import AccuracyObserver, Tunable
 from autotile.kernel_tuner.file_utils import store_output_file
+from autotile.kernel_tuner.kernelbuilder import PythonKernel
 from autotile.kernel_tuner.observers import BenchmarkObserver
 from autotile.kernel_tuner.observers.nvml import NVMLObserver
 from autotile.kernel_tuner.observers.pmt import PMTObserver
@@ -144,6 +145,8 @@ def test_a_cache_is_continued_and_simulated(tmp_path: Path) -> None:
         simulated, env = tuned(cache=file, simulation_mode=True, strategy=strategy, strategy_options={"max_fevals": 2})
         assert len(simulated) == 2
         assert env["simulation"]
+    searched, _ = tune_cache(file, restrictions=["block_size_x > 32"], quiet=True)
+    assert {result["block_size_x"] for result in searched} == {64}  # of the values that the file states
     with pytest.raises(InputError, match="has the kernel_name 'add'"):
         tune_kernel("other", ADD, N, arguments(), SIZES, cache=file, simulation_mode=True)
 
@@ -214,6 +217,13 @@ def test_one_run_returns_the_arguments() -> None:
     assert n == N
     with pytest.raises(InputError, match="does not compile"):
         run_kernel("add", ADD.replace("c[i]", "d[i]"), N, given, {"block_size_x": 64})
+
+
+def test_a_kernel_is_a_function() -> None:
+    given = arguments()
+    add = PythonKernel("add", ADD, N, given, {"block_size_x": 64}, outputs=[True, False, False, False])
+    (c,) = add(*given)
+    np.testing.assert_allclose(c, given[1] + given[2])
 
 
 def test_results_are_written_as_t4(tmp_path: Path) -> None:

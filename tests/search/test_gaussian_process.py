@@ -1,4 +1,4 @@
-"""The process against textbook formulas, and its likelihood against finite differences."""
+"""The process against textbook formulas."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
+from threadpoolctl import threadpool_info
 
 from autotile.search.gaussian_process import (
     GaussianProcess,
     Hyperparameters,
-    _Likelihood,
-    fit,
     log_expected_improvement,
     matern,
+    one_blas_thread,
 )
 
 PARAMETERS = Hyperparameters(np.array([1.0, 2.0, 0.5]), 1e-3)
@@ -39,11 +39,12 @@ def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("first", [1, 30, 90])
-def test_observations_may_come_one_by_one(drawn, first: int) -> None:
+@pytest.mark.parametrize("together", [1, 7])
+def test_observations_may_come_later(drawn, first: int, together: int) -> None:
     points, observed, targets = drawn
     process = GaussianProcess(PARAMETERS, points, observed[:first])
-    for point in observed[first:]:
-        process.observe(point)
+    for start in range(first, 90, together):
+        process.observe(observed[start : min(start + together, 90)])
     mean, deviation = process.predict(targets[None], np.ones(90, np.bool_))
     expected, variance = direct(points, observed, targets)
     assert mean[0] == pytest.approx(expected, abs=2e-2)
@@ -54,32 +55,47 @@ def test_an_observation_without_a_target_lowers_the_doubt_and_leaves_the_mean(dr
     points, observed, targets = drawn
     process = GaussianProcess(PARAMETERS, points, observed[:20])
     before, doubt = process.predict(targets[None, :20], np.ones(20, np.bool_))
-    process.observe(points[0])
+    process.observe(points[:1])
     after, less = process.predict(np.append(targets[:20], 99.0)[None], np.arange(21) < 20)
     assert after == pytest.approx(before, abs=1e-5)
     assert less[0] < 0.3 * doubt[0]
     assert (less <= doubt + 1e-4).all()
 
 
-def test_the_gradient_is_that_of_the_likelihood() -> None:
-    rng = np.random.default_rng(1)
-    points, targets = rng.random((25, 4)), rng.normal(size=25)
-    likelihood = _Likelihood(points, targets, np.array([0, 1, 1, 2]))
-    at = likelihood.center + 0.3 * rng.normal(size=4)
-    gradient = likelihood(at)[1]
-    for index in range(4):
-        step = 1e-5 * np.eye(4)[index]
-        difference = (likelihood(at + step)[0] - likelihood(at - step)[0]) / 2e-5
-        assert gradient[index] == pytest.approx(difference, rel=1e-4, abs=1e-6)
+def test_a_chosen_point_explains_what_its_observation_would(drawn) -> None:
+    points, observed, targets = drawn
+    process = GaussianProcess(PARAMETERS, points, observed[:20])
+    known = np.ones(21, np.bool_)
+    known[20] = False
+    _, before = process.predict(targets[None, :20], known[:20])
+    some = np.array([3, 7, 30, 41])
+    explained = process.among(some).explained_by(1)
+    process.observe(points[7:8])
+    _, after = process.predict(targets[None, :21], known)
+    assert np.square(after[some] / before[some]) == pytest.approx(1 - explained, abs=2e-3)
 
 
-def test_what_does_not_matter_gets_a_long_scale() -> None:
-    rng = np.random.default_rng(2)
-    points = rng.random((60, 2))
-    targets = np.sin(6 * points[:, 0])
-    found = fit(points, (targets - targets.mean()) / targets.std(), np.array([0, 1]))
-    assert found.scale[0] > 4 * found.scale[1]
-    assert found.noise < 0.01
+def test_points_may_be_replaced(drawn) -> None:
+    points, observed, targets = drawn
+    process = GaussianProcess(PARAMETERS, points[:30], observed[:20])
+    process.observe(observed[20:25])
+    process.replace_points(np.array([4, 9]), points[30:])
+    process.observe(observed[25:90])
+    mean, deviation = process.predict(targets[None], np.ones(90, np.bool_))
+    order = [*range(4), 30, *range(5, 9), 31, *range(10, 30), *range(32, 50)]
+    fresh = GaussianProcess(PARAMETERS, points[order], observed)
+    expected, doubt = fresh.predict(targets[None], np.ones(90, np.bool_))
+    assert mean == pytest.approx(expected, abs=2e-2)
+    assert deviation == pytest.approx(doubt, abs=2e-2)
+
+
+def test_one_blas_thread_may_be_entered_within_itself() -> None:
+    before = [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+    with one_blas_thread():
+        with one_blas_thread():
+            pass
+        assert {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"} == {1}
+    assert [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"] == before
 
 
 @pytest.mark.parametrize("standard", [-100.0, -6.0, -4.9, 0.0, 2.0])

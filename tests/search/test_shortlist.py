@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -209,24 +208,3 @@ def test_what_does_not_differ_is_no_coordinate() -> None:
     points = CompiledPoints(lambda rows: rows[:, None] * 1.0, np.array([0]), features, np.array([0, 1, 7]))
     assert points.groups.tolist() == [0, 1]
     assert points(np.array([2, 5])).tolist() == [[2.0, 0.9], [5.0, pytest.approx(0.2)]]
-
-
-def test_preparing_ahead_in_a_thread_changes_nothing() -> None:
-    space = tile_space()
-    plain, _ = go(shortlist_of(space, []), 40)
-    shortlist = shortlist_of(space, [])
-    over = Event()
-
-    def prepare() -> None:
-        while not over.is_set():
-            shortlist.prepare()
-            over.wait(0.001)
-
-    beside = Thread(target=prepare)
-    beside.start()
-    try:
-        prepared, _ = go(shortlist, 40)
-    finally:
-        over.set()
-        beside.join()
-    assert configs(prepared) == configs(plain)

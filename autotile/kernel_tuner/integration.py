@@ -1,0 +1,11 @@
+"""What scripts import from ``kernel_tuner.integration``: the installed Kernel Tuner provides it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotile.kernel_tuner.installed import installed_name
+
+
+def __getattr__(name: str) -> Any:
+    return installed_name("integration", name)

@@ -1,0 +1,89 @@
+"""A configuration of a kernel as a Python function, under Kernel Tuner's name for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from autotile.kernel_tuner.array_files import host_array
+from autotile.kernel_tuner.installed import installed_module
+from autotile.kernel_tuner.interface import run_kernel
+
+
+class PythonKernel:
+    """A kernel that is called with arrays and returns those that it writes.
+
+    Each call starts a process, which is slow; `autotile.get_best_kernel` launches in this one.
+
+    Parameters
+    ----------
+    kernel_name, kernel_string, problem_size, arguments, params, device, block_size_names, grid_div_x, grid_div_y, \
+    grid_div_z, lang
+        As for `run_kernel`.
+    inputs
+        Whether each argument of a call is used; otherwise that of ``arguments`` is. None for all.
+    outputs
+        Whether each array is returned; None for all.
+    platform, verbose
+        Accepted, without effect.
+    results_file
+        File of `store_results` to look the best configuration up in.
+    """
+
+    def __init__(
+        self,
+        kernel_name: str,
+        kernel_string: Any,
+        problem_size: Any,
+        arguments: Sequence[Any],
+        params: Mapping[str, Any] | None = None,
+        inputs: Sequence[bool] | None = None,
+        outputs: Sequence[bool] | None = None,
+        device: int = 0,
+        platform: int = 0,
+        block_size_names: Sequence[str] | None = None,
+        grid_div_x: Any = None,
+        grid_div_y: Any = None,
+        grid_div_z: Any = None,
+        verbose: bool = True,
+        lang: str | None = None,
+        results_file: Any = None,
+    ) -> None:
+        self.params = dict(params or {})
+        if results_file:
+            self.params |= _looked_up(results_file, device, problem_size)
+        self._arguments = list(arguments)
+        self._inputs = list(inputs or [True] * len(arguments))
+        self._outputs = list(outputs or [True] * len(arguments))
+        self._call = {"kernel_name": kernel_name, "kernel_source": kernel_string, "problem_size": problem_size}
+        self._options = {
+            "grid_div_x": grid_div_x,
+            "grid_div_y": grid_div_y,
+            "grid_div_z": grid_div_z,
+            "lang": lang,
+            "device": device,
+            "block_size_names": block_size_names,
+        }
+
+    def run_kernel(self, args: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+        """Launch with the given arguments; return the arrays that are outputs, as a list."""
+        chosen = [
+            new if is_input else old for new, old, is_input in zip(args, self._arguments, self._inputs, strict=True)
+        ]
+        self._arguments = run_kernel(**self._call, arguments=chosen, params=self.params, **self._options)
+        returned = zip(self._arguments, self._outputs, strict=True)
+        arrays = (host_array(argument) for argument, is_output in returned if is_output)
+        return [array for array in arrays if array is not None]
+
+    def __call__(self, *args: Any) -> list[np.ndarray[Any, Any]]:
+        """Launch with the given arguments; see `run_kernel`."""
+        return self.run_kernel(args)
+
+
+def _looked_up(results_file: Any, device: int, problem_size: Any) -> dict[str, Any]:
+    from autotile.cuda.driver import live_device
+
+    stored = installed_module("integration", "a results file").TuneResults(results_file)
+    return dict(stored.get_best_config(live_device(device).name, problem_size))

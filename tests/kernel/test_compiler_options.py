@@ -1,0 +1,172 @@
+import pytest
+
+from autotile.errors import ConfigError, SpecError
+from autotile.kernel.compiler_options import Build, controls_file
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.spec import KernelSpec
+
+NAMES = {"N": 64, "FLAG": 1, "REGS": 32, "FAST": True, "T": "unsigned int", "EPS": 0.5, "CONTROLS": "a.txt"}
+
+
+def spec_with(kernel: str) -> KernelSpec:
+    return parse_spec(
+        f"""
+[kernel]
+name = "scale"
+template = "scale.cu"
+entry = "scale"
+{kernel}
+[problem]
+sizes = {{ N = 64 }}
+flags = {{ FLAG = 1 }}
+[parameters]
+REGS = [0, 32]
+FAST = [false, true]
+T = ["unsigned int", "cuda::std::uint8_t", "float4"]
+EPS = [0.5, 1, 1e-7]
+CONTROLS = ["a.txt", "b.txt"]
+[default]
+REGS = 32
+FAST = true
+T = "float4"
+EPS = 0.5
+CONTROLS = "a.txt"
+[launch]
+block = [32]
+grid = [1]
+[arguments]
+x = {{ buffer = "float32", shape = ["N"], access = "inout" }}
+[reference]
+outputs = {{ x = "x" }}
+""",
+        "scale.toml",
+    )
+
+
+def build(kernel: str) -> Build:
+    return spec_with(kernel).build
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("--maxrregcount={REGS}", ("--maxrregcount=32",)),
+        ("--maxrregcount={REGS - 32}", ()),
+        ("--use_fast_math={FAST}", ("--use_fast_math",)),
+        ("--use_fast_math={not FAST}", ()),
+        ("--fmad={FAST}", ("--fmad=true",)),
+        ("-Xptxas -dlcm=cg", ("--ptxas-options=-dlcm=cg",)),
+        ("--ptxas-options=-O{2 if FAST else 3},-dlcm=ca", ("--ptxas-options=-O2", "--ptxas-options=-dlcm=ca")),
+        ("-lineinfo", ("-lineinfo",)),
+        ("-O3", ()),
+        ("--ptxas-options=--apply-controls={CONTROLS}", ("--ptxas-options=--apply-controls=a.txt",)),
+        ("--a-future-option=on", ("--a-future-option=on",)),
+    ],
+)
+def test_options(option: str, expected: tuple[str, ...]) -> None:
+    found = build(f"options = [{option!r}]").arguments(NAMES)
+    assert found == expected
+    assert controls_file(expected[0] if expected else "") == ("a.txt" if "controls" in option else "")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "-I/etc",
+        "-Ifolder",
+        "--include-path=x",
+        "-DX=1",
+        "-UX",
+        "--pre-include=x",
+        "--pch",
+        "--time=out.csv",
+        "-o",
+        "--options-file=x",
+        "-optf=x",
+        "--gpu-architecture=sm_80",
+        "-arch=sm_80",
+        "-Xptxas -o=x",
+        "--ptxas-options=-v,--options-file=x",
+        "--ptxas-options=--apply-controls=/etc/passwd",
+        "--ptxas-options=--apply-controls=../x",
+        "--ptxas-options=",
+        "--fmad=$(x)",
+        "--fmad=a/b",
+        "--fmad=..",
+        "file.cu",
+        "-Xcompiler -O3",
+        "a b c",
+        "",
+        "--maxrregcount={NONE}",
+        "--maxrregcount={REGS",
+        "--use_fastmath",
+    ],
+)
+def test_refused_options(option: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        build(f"options = [{option!r}]")
+    assert raised.value.key == "kernel.options"
+
+
+def test_a_value_cannot_make_another_option() -> None:
+    option = build("options = ['--ptxas-options=--apply-controls={CONTROLS}']")
+    with pytest.raises(ConfigError, match="file in the kernel's folder"):
+        option.arguments({**NAMES, "CONTROLS": "../x"})
+    with pytest.raises(ConfigError, match="expected one option"):
+        build("options = ['--fmad={CONTROLS}']").arguments({**NAMES, "CONTROLS": "true -I/etc"})
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("'N'", "64"),
+        ("'N // 2 + REGS'", "64"),
+        ("'1e-5f'", "1e-5f"),
+        ("'float4'", "float4"),
+        ("'T'", "unsigned int"),
+        ("'EPS'", "0.5"),
+        ("'FAST'", "1"),
+        ("'N > 64'", "0"),
+        ("'(float)3'", "(float)3"),
+        ("''", ""),
+        ("4", "4"),
+        ("0.25", "0.25"),
+        ("true", "1"),
+    ],
+)
+def test_macros(value: str, expected: str) -> None:
+    assert build(f"defines = {{ X = {value} }}").macros(NAMES) == (f"-DX={expected}",)
+
+
+@pytest.mark.parametrize(
+    "entry", ["REGS = '1'", "FLAG = '1'", "DTYPE = 'int'", "'a b' = '1'", "X = [1]", "X = 'a\\u000ab'"]
+)
+def test_refused_macros(entry: str) -> None:
+    text = entry.replace("'a\\u000ab'", '"a\\u000ab"')
+    with pytest.raises(SpecError):
+        build(f"defines = {{ {text} }}")
+
+
+def test_what_is_compiled_in() -> None:
+    assert spec_with("").compiled_names == ("FLAG",)
+    assert spec_with("defines = { X = 'REGS' }").compiled_names == ("FLAG",)
+    assert spec_with("defines = { X = '2 * N' }").compiled_names == ("N", "FLAG")
+    assert spec_with("options = ['--maxrregcount={N}']").compiled_names == ("N", "FLAG")
+
+
+def test_values_of_parameters() -> None:
+    values = {parameter.name: parameter.values for parameter in spec_with("").parameters}
+    assert values["EPS"] == (0.5, 1.0, 1e-7)
+    assert all(type(value) is float for value in values["EPS"])
+
+
+def test_the_compiler() -> None:
+    assert build("compiler = 'nvcc'\noptions = ['-O3']").arguments(NAMES) == ("-O3",)
+    with pytest.raises(SpecError, match="expected one of nvrtc, nvcc"):
+        build("compiler = 'clang'")
+
+
+def test_the_meaning_is_empty_at_the_defaults() -> None:
+    assert build("options = ['-lineinfo']").meaning() == {}
+    assert build("defines = { X = 'N' }").meaning() != build("defines = { X = 'N + 1' }").meaning()
+    assert build("compiler = 'nvcc'").meaning() == {"compiler": "nvcc"}
