@@ -145,8 +145,7 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
     )
     passed = tuple(argument.name for argument in arguments if argument.is_passed)
     step = replace(spec.steps[0], entry=kernel.entry, launch=launch, arguments=passed, when=None, times=None, swap=())
-    default = {name: sizes.get(name, value) for name, value in spec.default.items()}
-    return replace(spec, steps=(step,), arguments=tuple(arguments), default=default)
+    return replace(spec, steps=(step,), arguments=tuple(arguments))
 
 
 def _further_buffers(spec: KernelSpec, names: Sequence[str]) -> list[BufferArgument]:
