@@ -38,6 +38,7 @@ from autotile.workers.protocol import (
     SizedCubin,
     Stage,
     Workload,
+    files_of_any_size,
     serve,
     sized_functions,
 )
@@ -131,8 +132,9 @@ class Workbench:
         if not self._captured:
             return ""
         folder = Path(tempfile.mkdtemp(dir=self._capture_folder))
-        for name in self._captured:
-            np.save(folder / f"{name}.npy", instance.content(name), allow_pickle=False)
+        with files_of_any_size():
+            for name in self._captured:
+                np.save(folder / f"{name}.npy", instance.content(name), allow_pickle=False)
         return str(folder)
 
     def verify(self, candidate: Candidate, repeats: int, limit_s: float, stage: Stage) -> Evaluation:

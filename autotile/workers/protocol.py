@@ -10,7 +10,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +64,17 @@ def memory_share_bytes(workers: int) -> int:
 def _container_limits(files: Iterable[Path]) -> list[int]:
     texts = [file.read_text().strip() for file in files if file.is_file()]
     return [int(text) for text in texts if text.isdecimal()]
+
+
+@contextlib.contextmanager
+def files_of_any_size() -> Iterator[None]:
+    """Lift the limit of `limit_disk_use` on files, for the contents of large buffers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def _lower_limit(kind: int, limit: int) -> None:
