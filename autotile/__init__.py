@@ -142,6 +142,7 @@ if TYPE_CHECKING:
     from autotile.kernel.workrate import Workrate as Workrate
     from autotile.search.importance import Effect as Effect
     from autotile.serving.bound import BoundKernel as BoundKernel
+    from autotile.serving.capture import capture as capture
     from autotile.serving.dispatcher import Dispatcher as Dispatcher
     from autotile.serving.dispatcher import get_best_kernel as get_best_kernel
     from autotile.serving.matmul import matmul as matmul
@@ -331,6 +332,7 @@ _NAMES = {
     "kernel.workrate": ("Workrate",),
     "search.importance": ("Effect",),
     "serving.bound": ("BoundKernel",),
+    "serving.capture": ("capture",),
     "serving.dispatcher": (
         "Dispatcher",
         "get_best_kernel",

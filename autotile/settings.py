@@ -48,6 +48,12 @@ class Settings:
     """Folders of headers for all kernels, such as those of CUTLASS (``AUTOTILE_INCLUDE``, ``include``)."""
     sanitizer: str = ""
     """Path of compute-sanitizer (``AUTOTILE_SANITIZER``, ``sanitizer``); empty to search the usual locations."""
+    capture: Path | None = None
+    """Folder to which calls of served kernels are written (``AUTOTILE_CAPTURE``, ``capture``); None for no capture."""
+    capture_calls: int = 8
+    """Maximum number of calls that a process captures (``AUTOTILE_CAPTURE_CALLS``, ``capture_calls``)."""
+    capture_limit_bytes: int = 4 << 30
+    """Maximum size of these (``AUTOTILE_CAPTURE_LIMIT_MIB``, ``capture_limit_mib``; default 4096 MiB)."""
     graphs: bool = True
     """Whether repeated launches become CUDA graphs (``AUTOTILE_GRAPHS``, ``graphs``; ``on`` or ``off``)."""
 
@@ -61,6 +67,9 @@ class _Config(msgspec.Struct, forbid_unknown_fields=True):
     include: str | msgspec.UnsetType = msgspec.UNSET
     cache_limit_mib: int | str = 1024
     sanitizer: str | msgspec.UnsetType = msgspec.UNSET
+    capture: str | msgspec.UnsetType = msgspec.UNSET
+    capture_calls: int | str = 8
+    capture_limit_mib: int | str = 4096
     graphs: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -89,6 +98,16 @@ def read_settings() -> Settings:
     graphs = entry("AUTOTILE_GRAPHS", config.graphs, "on").lower()
     if graphs not in _SWITCH:
         raise InputError(f"the setting graphs (AUTOTILE_GRAPHS) is {graphs!r}, expected on or off")
+    captured = entry("AUTOTILE_CAPTURE", config.capture, "")
+    bounds = {
+        name: entry(f"AUTOTILE_{name.upper()}", getattr(config, name), "")
+        for name in ("capture_calls", "capture_limit_mib")
+    }
+    for name, text in bounds.items():
+        if not re.fullmatch("0*[1-9][0-9]{0,8}", text):
+            raise InputError(
+                f"the setting {name} (AUTOTILE_{name.upper()}) is {text!r:.80}, expected a positive number"
+            )
     extra = entry("AUTOTILE_KERNELS", config.kernels, "").split(os.pathsep)
     include = entry("AUTOTILE_INCLUDE", config.include, "").split(os.pathsep)
     return Settings(
@@ -106,6 +125,9 @@ def read_settings() -> Settings:
         recording_folders=(data_folder("recordings"),),
         include_folders=tuple(_folder(folder, "a folder of headers") for folder in include if folder),
         sanitizer=entry("AUTOTILE_SANITIZER", config.sanitizer, ""),
+        capture=_folder(captured, "a folder of captured calls") if captured else None,
+        capture_calls=int(bounds["capture_calls"]),
+        capture_limit_bytes=int(bounds["capture_limit_mib"]) * 2**20,
         graphs=_SWITCH[graphs],
     )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from autotile.core.model import Config, Value
@@ -66,6 +67,9 @@ def _typed_value(parameter: Parameter, value: Any) -> Value:
     elif isinstance(own, bool):
         if not isinstance(value, str) and value in (False, True):
             return bool(value)
+    elif isinstance(own, float):
+        if not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value):
+            return float(value)
     elif not isinstance(value, bool) and isinstance(value, Integral) and abs(int(value)) < _MAX_VALUE:
         return int(value)
     raise ConfigError(f"{parameter.name} = {value!r} is not among its values {', '.join(map(str, parameter.values))}")

@@ -17,6 +17,7 @@ from autotile.cuda.compiler_messages import header_cure
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import device_count, driver_version, live_device
 from autotile.cuda.headers import find_header, header_folders
+from autotile.cuda.nvcc import find_nvcc, installed_nvcc
 from autotile.cuda.toolchain import INSTALL_WHEELS, load_cupy, nvrtc_version
 from autotile.database.database import Database
 from autotile.database.engine import parse_location
@@ -134,6 +135,7 @@ def doctor(database: str | Path | None = None) -> HealthReport:
         *_check_gpus(gpus, missing),
         _check("NVRTC", lambda: f"version {nvrtc_version()}"),
         *_check_headers(),
+        _check_nvcc(),
         _check_compiler(_architecture(gpus)),
         _check_cache(settings),
         _check_database(str(settings.database if database is None else database)),
@@ -207,6 +209,13 @@ def _check_headers() -> Iterator[HealthCheck]:
         yield HealthCheck(
             "headers", "warn", f"no <{_INCLUDED_AS.get(name, name)}>: kernels that include it do not compile", cure
         )
+
+
+def _check_nvcc() -> HealthCheck:
+    version = installed_nvcc()
+    if version:
+        return HealthCheck("nvcc", "ok", f"version {version} in {find_nvcc()}")
+    return HealthCheck("nvcc", "ok", 'none: kernels with compiler = "nvcc" do not compile; all others need none')
 
 
 def _architecture(gpus: int) -> str:

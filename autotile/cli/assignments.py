@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,9 @@ def read_values(spec: KernelSpec, words: Iterable[str]) -> dict[str, Value]:
     return values
 
 
+_REAL = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
+
+
 def _read_value(parameter: Parameter, text: str) -> Value:
     """Convert a word to the type of a parameter's values, which all have the same type."""
     own = parameter.values[0]
@@ -94,4 +98,6 @@ def _read_value(parameter: Parameter, text: str) -> Value:
         return _BOOLEANS.get(text.lower(), text)
     if isinstance(own, int) and text.removeprefix("-").isdecimal() and len(text) <= _MAX_VALUE_LENGTH:
         return int(text)
+    if isinstance(own, float) and re.fullmatch(_REAL, text, re.ASCII) and len(text) <= _MAX_VALUE_LENGTH:
+        return float(text)
     return text

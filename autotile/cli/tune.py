@@ -97,6 +97,13 @@ def tune(
             "--ask-tell", help="Let another program search, by JSON lines on standard input and output; see the guide."
         ),
     ] = False,
+    captured: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Tune on the arguments of a captured call (AUTOTILE_CAPTURE, autotile.capture); measures again.",
+        ),
+    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="Write a timeline of the session, for ui.perfetto.dev."),
@@ -110,7 +117,12 @@ def tune(
     goes on where an interrupted one stopped.
     """
     options = replace(search.options(), trace=trace)
-    for name, is_given in (("--trace", trace is not None), ("--try", bool(tries)), ("--ask-tell", ask_tell)):
+    for name, is_given in (
+        ("--trace", trace is not None),
+        ("--try", bool(tries)),
+        ("--ask-tell", ask_tell),
+        ("--captured", captured is not None),
+    ):
         if is_given and (family or from_misses):
             raise InputError(f"{name} is of one session; use it with one problem")
     if not family and (points is not None or max_configs is not None):
@@ -129,10 +141,29 @@ def tune(
         if sizes:
             raise InputError("--from-misses takes its sizes from the database; leave them out")
         run_misses(kernel, options, as_json=as_json)
+    elif captured is not None:
+        kernel, sizes, dtype, options = _from_call(captured, kernel, sizes, dtype, options)
+        _run(kernel, sizes, dtype, options, tries=tries or [], ask_tell=ask_tell, as_json=as_json)
     elif kernel is not None:
         _run(kernel, sizes or [], dtype, options, tries=tries or [], ask_tell=ask_tell, as_json=as_json)
     else:
         raise InputError("no kernel is named; expected `autotile tune KERNEL SIZE=N ...`, or `autotile tune-misses`")
+
+
+def _from_call(
+    folder: Path, kernel: str | None, words: list[str] | None, dtype: str | None, options: TuneOptions
+) -> tuple[str, list[str], str, TuneOptions]:
+    """Return the kernel, the sizes, the dtype and the options for a captured call."""
+    from autotile.kernel.captured_calls import call_folder, read_captured_call
+    from autotile.settings import absolute_path
+
+    if words or dtype is not None:
+        raise InputError("--captured takes the sizes and the dtype from the call; leave them out")
+    path = call_folder(absolute_path(folder, "a captured call"))
+    call = read_captured_call(path)
+    named = kernel or (call.source if Path(call.source).is_file() else call.kernel)
+    sizes = [f"{name}={size}" for name, size in call.sizes.items()]
+    return named, sizes, call.dtype, replace(options, captured=str(path), fresh=True)
 
 
 def _run(

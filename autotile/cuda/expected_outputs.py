@@ -21,7 +21,6 @@ from autotile.cuda.reference_solution import ReferenceOutput, ReferenceSolution,
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import CompileError, InputError
-from autotile.kernel.contents import InputExpression
 from autotile.kernel.expected_files import expected_file
 from autotile.kernel.launch import known_names
 from autotile.kernel.library import make_kernel
@@ -221,15 +220,6 @@ class ExpectedOutputs:
 
     def _shape(self, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
         return self._element_type(name, sizes).array_shape(self._spec.buffer(name).extents(sizes))
-
-
-def _is_random(spec: KernelSpec) -> bool:
-    """Return whether the contents of inputs depend on the seed."""
-    for buffer in spec.buffers:
-        random = buffer.content.generators if isinstance(buffer.content, InputExpression) else ()
-        if buffer.is_read and (random or (buffer.content is None and buffer.init in ("normal", "uniform"))):
-            return True
-    return False
 
 
 def _read_array(path: Path, place: str) -> Any:

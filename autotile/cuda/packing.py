@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from autotile.core.dtypes import DTYPES, Dtype
 from autotile.cuda.driver import load_driver, result_name
-from autotile.cuda.textures import texture_object
+from autotile.cuda.texture_objects import texture_object
 from autotile.errors import ArgumentError, ToolchainError
 from autotile.kernel.arguments import BufferArgument, ScalarArgument, WorkspaceArgument
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch

@@ -15,7 +15,7 @@ from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError
 from autotile.kernel.arguments import Workspace
-from autotile.kernel.launch import LaunchData, known_names, launch_geometry
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, launch_geometry
 from autotile.kernel.reference_kernel import reference_config, reference_spec
 from autotile.kernel.spec import KernelSpec
 
@@ -145,11 +145,13 @@ class ReferenceRun:
     ) -> tuple[Any, ...]:
         kinds = {s.name: DTYPES[s.element_type(self._dtype)] for s in self._spec.scalars}
         data = self._data
+        plan = LaunchPlan.of(self._spec, self._config, self._sizes, self._device)
+        values = {**scalars, **dict(plan.main.scalars)}
         return pack_arguments(
             self._spec,
             data,
             pointers={name: buffer.pointer for name, buffer in buffers.items()},
-            scalars={name: encode_value(name, scalars[name], kind) for name, kind in kinds.items()},
+            scalars={name: encode_value(name, values[name], kind) for name, kind in kinds.items()},
             workspaces={w.name: workspaces[w.name].pointer if w.size_bytes else 0 for w in data.workspaces},
         )
 

@@ -138,7 +138,7 @@ class _Family:
 
 
 _PLACEHOLDER = re.compile(r"@@(\w+)@@")
-_KINDS = {bool: "bool", int: "std::int64_t", str: "std::string_view"}
+_KINDS = {bool: "bool", int: "std::int64_t", float: "double", str: "std::string_view"}
 _QUERIED = {
     "sm_count": "MULTIPROCESSOR_COUNT",
     "warp_size": "WARP_SIZE",

@@ -125,6 +125,8 @@ def result_of(
             raise ValueError("the divisor is zero")
         return ShapeOnly(shape, *operands)
     library = context.library if shape or any(map(is_array, operands)) else np
+    if library is np:
+        shapes.check_host_size(shape)
     result = compute(library, *values)
     if shape_of(result) != shape:
         raise ValueError(f"the result has the shape {shape_of(result)}, and not {shape} as expected")

@@ -7,6 +7,7 @@ result. It raises `ValueError` where NumPy would.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,6 +61,15 @@ def check_size(shape: Shape) -> None:
         raise ValueError(f"the result would have the shape {shape}")
     if math.prod(shape) > MAX_ELEMENTS:
         raise ValueError(f"the result would have the shape {shape}, more than {MAX_ELEMENTS:,} elements")
+
+
+def check_host_size(shape: Shape) -> None:
+    """Raise `ValueError` if an array would take more than half of the machine's memory, at 8 bytes an element."""
+    if math.prod(shape) > _HOST_BYTES // 16:
+        raise ValueError(f"the result would have the shape {shape}, more than half of this machine's memory")
+
+
+_HOST_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def elementwise(*operands: Shape) -> Shape:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autotile.errors import nearest
 from autotile.kernel.arguments import Argument, BufferArgument, arguments_of_kind
 from autotile.kernel.array_expressions import ArrayExpression, parse_array_expression
+from autotile.kernel.contents import InputExpression
 from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.nodes import Kind
 from autotile.kernel.reference_kernel import KERNEL_KEYS, ReferenceKernel, parse_reference_kernel
@@ -247,10 +248,23 @@ def _outputs(
             files[name] = entry.text("file")
             if not files[name].endswith(".npy"):
                 raise entry.error("file", f"{describe(files[name])} is not accepted; expected a .npy file")
+            if drawn := random_inputs(arguments):
+                cure = f'give {drawn[0]} a file, too, or a constant content such as init = "ones"'
+                raise entry.error("file", f"the file holds one answer, but the content of {drawn[0]} is random; {cure}")
         else:
             text = "; ".join(table.texts(name)) if isinstance(table.data[name], list) else table.text(name)
             outputs[name] = parse_array_expression(text, known, problem.kinds, table.location(name))
     return outputs, files
+
+
+def random_inputs(arguments: Sequence[Argument]) -> list[str]:
+    """Return the names of the buffers whose contents depend on the seed."""
+    names: list[str] = []
+    for buffer in arguments_of_kind(arguments, BufferArgument):
+        drawn = buffer.content.generators if isinstance(buffer.content, InputExpression) else ()
+        if buffer.is_initialized and (drawn or (buffer.content is None and buffer.init in ("normal", "uniform"))):
+            names.append(buffer.name)
+    return names
 
 
 def _tolerances(table: Table, written: list[str]) -> tuple[float | None, dict[str, Tolerance]]:

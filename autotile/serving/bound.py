@@ -24,6 +24,7 @@ from autotile.space.limits import compiled_occupancy
 if TYPE_CHECKING:
     from autotile.cuda.cubin_cache import CachedCubin
     from autotile.cuda.function import PackedCubin
+    from autotile.serving.capture import CaptureFolder, CapturingLauncher
     from autotile.serving.launching import Launcher
 
 
@@ -230,7 +231,7 @@ class BoundKernel:
         self._cubin: CachedCubin | None = None
         outputs = [i for i, b in enumerate(spec.buffers) if b.access != "in"]
         self._only_output = outputs[0] if len(outputs) == 1 else None
-        self._launcher: Launcher | None = None
+        self._launcher: Launcher | CapturingLauncher | None = None
         self._lock = threading.Lock()
 
     @property
@@ -424,7 +425,17 @@ class BoundKernel:
         )
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _load(self) -> Launcher:
+    def call_captured(
+        self, folder: CaptureFolder, arrays: Sequence[Any], stream: Any, scalars: Mapping[str, float]
+    ) -> Any:
+        """Write the arguments of a call to a folder, and launch; see `autotile.capture`."""
+        from autotile.serving.capture import CapturingLauncher
+
+        launcher = CapturingLauncher((self._launcher or self._load()).plain, self, folder)
+        self.calls += 1
+        return self._outputs(launcher.launch(arrays, stream, scalars))
+
+    def _load(self) -> Launcher | CapturingLauncher:
         """Compile the kernel or find its cubin, and load it; once."""
         if self._device_index is None:
             raise ToolchainError(
@@ -435,7 +446,7 @@ class BoundKernel:
         from autotile.serving.launching import CallArguments, Launcher
         from autotile.serving.preparation import Preparation
 
-        with_graphs, spec = read_settings().graphs, self.definition.spec
+        settings, spec = read_settings(), self.definition.spec
 
         def load() -> StepFunctions:
             packed = self._packed
@@ -458,14 +469,21 @@ class BoundKernel:
                     scalars=self._scalars,
                     device_index=self._device_index,
                 )
-                self._launcher = Launcher(
+                launcher = Launcher(
                     arguments,
                     functions,
                     self._device_index,
-                    with_graphs=with_graphs,
+                    with_graphs=settings.graphs,
                     preparation=Preparation.of(spec, self.problem, self._plan, load),
                 )
+                self._launcher = launcher if settings.capture is None else self._capturing(launcher)
             return self._launcher
+
+    def _capturing(self, launcher: Launcher) -> Launcher | CapturingLauncher:
+        from autotile.serving.capture import CapturingLauncher, configured_folder
+
+        folder = configured_folder()
+        return launcher if folder is None else CapturingLauncher(launcher, self, folder)
 
     def _compiled(self) -> CachedCubin:
         from autotile.cuda.compiler import compile_job

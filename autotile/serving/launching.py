@@ -320,6 +320,11 @@ class Launcher:
         self._libraries: dict[type, tuple[CurrentStream, ReadSignature, tuple[ArraySpec, ...]]] = {}
         self._states = ThreadStates()
 
+    @property
+    def plain(self) -> Launcher:
+        """The launcher itself, as for one that also captures calls."""
+        return self
+
     def launch_fast(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """Launch on the current stream of the arrays' library, if the fast path applies.
 
@@ -389,6 +394,21 @@ class Launcher:
         with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
             checked = self.arguments.check(arrays)
             self._launch_checked(checked, scalars)
+        return checked.arrays
+
+    def capture(
+        self, arrays: Sequence[Any], stream: Any, write: Callable[[Mapping[str, Any]], object]
+    ) -> Sequence[Any]:
+        """Check the arrays of a call, pass them to ``write`` as CuPy arrays, and return all; nothing is launched.
+
+        Raises
+        ------
+        ArgumentError
+            As for `launch`.
+        """
+        with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
+            checked = self.arguments.check(arrays)
+            write(checked.views)
         return checked.arrays
 
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:

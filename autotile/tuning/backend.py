@@ -22,6 +22,8 @@ from autotile.cuda.timing import DISCARD_RATIO, discard_reason
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, RecordingError, ToolchainError, WorkerError
 from autotile.exchange.recording import Recording, find_recording, list_recordings, read_recording
+from autotile.kernel.captured_calls import with_captured_call
+from autotile.kernel.inputs import missing_input
 from autotile.kernel.library import Kernel, reference_source
 from autotile.kernel.problem import check_memory
 from autotile.settings import Settings
@@ -371,6 +373,7 @@ def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: Tun
         spec_text=kernel.spec.text,
         spec_source=kernel.spec.source,
         spec_folder=kernel.spec.folder,
+        captured_call=options.captured or "",
         sizes=problem.sizes,
         dtype=problem.dtype,
         l2=options.l2,
@@ -391,7 +394,7 @@ def _expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> 
 
     Without a reference, the folder takes the outputs on which configurations agree.
     """
-    spec = kernel.spec
+    spec = with_captured_call(kernel.spec, Path(options.captured)) if options.captured else kernel.spec
     if kernel.reference_function is None:
         return ExpectedFolder(spec, problem.dtype) if spec.reference.is_agreement else None
     inputs = [
@@ -402,6 +405,7 @@ def _expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> 
             (problem.sizes, SECOND_SEED, False),
             *((sizes, 0, True) for sizes in options.verify_sizes),
         )
+        if not missing_input(spec, given, problem.dtype)
         for sizes in shaped_problems(spec, given)
     ]
     return ExpectedFolder(spec, problem.dtype, kernel.reference_function, inputs)

@@ -93,6 +93,9 @@ class TuneOptions:
         built-in recording only where there is no GPU.
     database
         Path or URL of the tuning database; None for the user's own.
+    captured
+        Folder of a captured call, whose arguments are the inputs of the session; None for the declared contents. It is
+        used with ``fresh``, as times on other inputs are not comparable.
     trace
         File for a timeline of the session, in the trace event format of Perfetto and Chrome; None for none.
     """
@@ -124,6 +127,7 @@ class TuneOptions:
     replay: str | Path | None = None
     database: str | None = field(default=None, repr=False)  # its URL may hold a password
     trace: str | Path | None = None
+    captured: str | None = None
 
     def __post_init__(self) -> None:
         """Check the types and ranges of the options.

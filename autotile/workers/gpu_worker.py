@@ -25,6 +25,7 @@ from autotile.cuda.telemetry import EnergyMeter, Telemetry
 from autotile.cuda.timing import DriftProbe, Timer, discard_reason
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError
+from autotile.kernel.captured_calls import with_captured_call
 from autotile.kernel.inputs import missing_input
 from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.parser import parse_spec
@@ -37,6 +38,7 @@ from autotile.workers.protocol import (
     SizedCubin,
     Stage,
     Workload,
+    files_of_any_size,
     serve,
     sized_functions,
 )
@@ -52,6 +54,8 @@ class Workbench:
 
     def __init__(self, workload: Workload) -> None:
         self._spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
+        if workload.captured_call:
+            self._spec = with_captured_call(self._spec, Path(workload.captured_call))
         self.device = live_device(workload.device_index)
         load_cupy().cuda.Device(workload.device_index).use()
         cache = CubinCache(Path(workload.cache), workload.cache_limit_bytes)
@@ -128,8 +132,9 @@ class Workbench:
         if not self._captured:
             return ""
         folder = Path(tempfile.mkdtemp(dir=self._capture_folder))
-        for name in self._captured:
-            np.save(folder / f"{name}.npy", instance.content(name), allow_pickle=False)
+        with files_of_any_size():
+            for name in self._captured:
+                np.save(folder / f"{name}.npy", instance.content(name), allow_pickle=False)
         return str(folder)
 
     def verify(self, candidate: Candidate, repeats: int, limit_s: float, stage: Stage) -> Evaluation:

@@ -10,7 +10,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,17 @@ def _container_limits(files: Iterable[Path]) -> list[int]:
     return [int(text) for text in texts if text.isdecimal()]
 
 
+@contextlib.contextmanager
+def files_of_any_size() -> Iterator[None]:
+    """Lift the limit of `limit_disk_use` on files, for the contents of large buffers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def _lower_limit(kind: int, limit: int) -> None:
     soft, hard = resource.getrlimit(kind)
     if soft == resource.RLIM_INFINITY or soft > limit:
@@ -96,6 +107,8 @@ class Workload:
     device_index: Count = 0
     spec_folder: str = ""
     """Folder of the files that the arguments name."""
+    captured_call: str = ""
+    """Folder of a captured call, whose arguments are the inputs; "" for the declared contents."""
     verify_sizes: tuple[Mapping[Name, Count], ...] = ()
     """Sizes at which a candidate is verified besides the ragged and the tuned ones."""
     energy: bool = False

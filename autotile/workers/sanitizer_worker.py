@@ -22,6 +22,7 @@ from autotile.cuda.sequence import LaunchSequence
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError
 from autotile.kernel.arguments import BufferArgument, Workspace
+from autotile.kernel.captured_calls import with_captured_call
 from autotile.kernel.inputs import InputMaker, missing_input
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.parser import parse_spec
@@ -46,6 +47,8 @@ class Launcher:
         self._workload = workload
         self._config = candidate.config
         self._spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
+        if workload.captured_call:
+            self._spec = with_captured_call(self._spec, Path(workload.captured_call))
         cuda = load_cupy().cuda
         cuda.Device(workload.device_index).use()
         cuda.set_allocator(None)  # no pool

@@ -3,20 +3,23 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import convert
 from autotile.core.model import Config, Measurement, Outcome, Resources, Trial
 from autotile.core.timeline import Timeline
 from autotile.cuda.compiler import CompiledFunction, CompileJob
 from autotile.cuda.cubin_cache import CachedCubin
 from autotile.errors import ToolchainError
+from autotile.kernel.parser import parse_spec
 from autotile.tuning.pipeline import Pipeline
 from autotile.workers.compile_pool import Compiled
-from autotile.workers.protocol import Candidate, Evaluation
+from autotile.workers.protocol import Candidate, Evaluation, SizedCubin
 
 SMALL = Resources(32, 0, 0, 0, 1024)
 
@@ -358,3 +361,39 @@ def test_a_broken_toolchain_is_raised(pipeline: Pipeline, pool: Pool, device: De
     pool.waiting[0][1].set_exception(ToolchainError("no NVRTC"))
     with pytest.raises(ToolchainError, match="no NVRTC"):
         advance(pipeline, proposals)
+
+
+def test_other_problems_are_compiled_where_sizes_are(bench: Any, device: Device, pool: Pool) -> None:
+    definition = bench.kernel
+    text = definition.spec.text.replace("[kernel]", '[kernel]\ndefines = { SIZE = "n" }')
+    kernel = replace(definition, spec=parse_spec(text, "scale.toml"))
+    problem, extra = bench.problem(), {"n": 8192}
+    pipeline = Pipeline(kernel, problem, device, pool, verify_sizes=[extra, problem.sizes])  # type: ignore[arg-type]
+    proposals = InOrder(bench.configs(), ready=1)
+    pipeline.compile_ahead(proposals, room=1)
+    expected = [problem.sizes["n"], kernel.spec.ragged["n"], 8192]
+    assert [job.options[-1] for job, _ in pool.waiting] == [f"-DSIZE={size}" for size in expected]
+    pool.finish()
+    compiled = pipeline.next_candidate(proposals)
+    assert compiled is not None
+    assert compiled.cubin is not None
+    candidate = pipeline.candidate(compiled.trial, compiled.cubin)
+    assert [dict(other.sizes) for other in candidate.others] == [{"n": size} for size in expected[1:]]
+    assert [Path(other.cubin_path).name.endswith(f"SIZE={other.sizes['n']}") for other in candidate.others] == [
+        True
+    ] * 2
+    assert convert(candidate.to_json()["others"], tuple[SizedCubin, ...]) == candidate.others
+
+
+def test_another_problem_that_does_not_compile_is_a_failure(bench: Any, device: Device, pool: Pool) -> None:
+    text = bench.kernel.spec.text.replace("[kernel]", '[kernel]\ndefines = { SIZE = "n" }')
+    kernel = replace(bench.kernel, spec=parse_spec(text, "scale.toml"))
+    pipeline = Pipeline(kernel, bench.problem(), device, pool)  # type: ignore[arg-type]
+    proposals = InOrder(bench.configs(), ready=1)
+    pipeline.compile_ahead(proposals, room=1)
+    pool.waiting.pop()[1].set_result(Compiled(None, 1.0, Outcome.COMPILE_FAILED, "why"))
+    pool.finish()
+    _, trial = advance(pipeline, proposals)
+    assert trial.outcome is Outcome.COMPILE_FAILED
+    assert trial.reason == f"at n={kernel.spec.ragged['n']}: why"
+    assert device.ran == []

@@ -1,0 +1,382 @@
+"""Kernels of other people's suites, tuned by autotile and by Kernel Tuner for the same time.
+
+    python benchmarks/suites.py --data FOLDER [--seconds 60] [--kernels NAME ...] [--output suites.json]
+
+FOLDER holds sources of two public suites, as they are: ``bat/`` (kernels with their spaces in CAFF files) and
+``kernel_tuner/`` (Kernel Tuner's CUDA examples). Every tool runs in a process of its own with an empty cache and
+database; both are called with the same arguments, those of Kernel Tuner's `tune_kernel`. Kernel Tuner searches with
+``--strategy``. A third process compiles both winners, each with the options of its tool, and times them in turn with a
+cold L2.
+
+The table gives the best time of each tool, their ratio, the number of configurations that each measured, and after how
+many seconds autotile had first measured a configuration as fast as Kernel Tuner's best by its own times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import math
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from provenance import provenance
+from rich.console import Console
+from rich.table import Table
+
+TOOLS = ("kernel_tuner", "autotile")
+ROUNDS = 50
+LIMIT_FACTOR, LIMIT_EXTRA_S = 2, 90
+"""A tool that has not returned after this is ended; references and inputs are not part of its time."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of `tune_kernel`."""
+
+    kernel_name: str
+    source: Any
+    problem_size: Any
+    arguments: list[Any]
+    parameters: dict[str, list[Any]]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class RecordedCallError(Exception):
+    """Ends a script at its first call of `tune_kernel`."""
+
+
+# The launch of each kernel of BAT; spaces and conditions come from its CAFF files. The sizes are those of the files.
+def bat_calls(data: Path) -> dict[str, Callable[[], Call]]:
+    """Return the kernels of BAT."""
+    folder = data / "bat"
+    random = np.random.default_rng(0)
+
+    def floats(count: int, scale: float = 1.0) -> Any:
+        return (scale * random.random(count, dtype=np.float32)).astype(np.float32)
+
+    def call(folder_name: str, source: str, kernel: str, size: Any, arguments: list[Any], **options: Any) -> Call:
+        space = json.loads(next((folder / folder_name).glob("*-CAFF.json")).read_text())["ConfigurationSpace"]
+        parameters = {p["Name"]: literal(p["Values"]) for p in space["TuningParameters"]}
+        options.setdefault("restrictions", [condition["Expression"] for condition in space["Conditions"]])
+        path = folder / folder_name / source
+        return Call(kernel, str(path), size, arguments, parameters, options)
+
+    def gemm() -> Call:
+        n = np.int32(4096)
+        a, b, c = floats(n * n), floats(n * n), np.zeros(n * n, np.float32)
+        divisors = {
+            "grid_div_x": ["MWG"],
+            "grid_div_y": ["NWG"],
+            "block_size_names": ["MDIMC", "NDIMC", "block_size_z"],
+        }
+        return call("GEMM", "gemm.cu", "gemm_fast", (4096, 4096), [n, n, n, a, b, c], **divisors)
+
+    def nbody() -> Call:
+        n = 131072
+        four = [floats(4 * n, 20.0), np.zeros(4 * n, np.float32), floats(4 * n, 20.0), np.zeros(4 * n, np.float32)]
+        one = [floats(n, 20.0) for _ in range(7)]
+        scalars = [np.float32(0.001), np.float32(0.5), np.float32(0.01), np.int32(n)]
+        arguments = [scalars[0], four[0], *one[:4], four[1], four[2], *one[4:], four[3], *scalars[1:]]
+        names = {"grid_div_x": ["OUTER_UNROLL_FACTOR", "BLOCK_SIZE"], "block_size_names": ["BLOCK_SIZE"]}
+        options = {"compiler_options": ["--use_fast_math"]}
+        return call("nbody", "nbody.cu", "nbody_kernel", n, arguments, **names, **options)
+
+    def convolution() -> Call:
+        weights = floats(225)
+        arguments = [np.zeros(4096 * 4096, np.float32), floats(4110 * 4110), weights]
+        divisors = {"grid_div_x": ["block_size_x", "tile_size_x"], "grid_div_y": ["block_size_y", "tile_size_y"]}
+        constant = {"cmem_args": {"d_filter": weights}}
+        return call(
+            "convolution", "convolution.cu", "convolution_kernel", (4096, 4096), arguments, **divisors, **constant
+        )
+
+    def triad() -> Call:
+        n = 1 << 24  # the file's 4,096 elements take less time than a launch
+        arguments = [
+            np.arange(n, dtype=np.float64),
+            np.arange(n, dtype=np.float64),
+            np.zeros(n),
+            np.float64(1.75),
+            np.int32(n),
+        ]
+        names = {"grid_div_x": ["BLOCK_SIZE", "WORK_PER_THREAD"], "block_size_names": ["BLOCK_SIZE"]}
+        return call("TRIAD", "triad_kernel.cu", "triad", n, arguments, compiler_options=["-DDATA_TYPE=double"], **names)
+
+    def pnpoly() -> Call:
+        n = 20_000_000
+        angles = np.sort(random.random(600) * 2 * np.pi)[::-1]
+        vertices = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32).ravel()
+        points = random.standard_normal(2 * n, dtype=np.float32)
+        constant = {"cmem_args": {"d_vertices": vertices}, "grid_div_x": ["block_size_x", "tile_size"]}
+        return call("pnpoly", "pnpoly.cu", "cn_pnpoly", n, [np.zeros(n, np.int32), points, np.int32(n)], **constant)
+
+    return {f"bat/{f.__name__}": f for f in (gemm, nbody, convolution, triad, pnpoly) if folder.is_dir()}
+
+
+def script_calls(data: Path) -> dict[str, Callable[[], Call]]:
+    """Return the first call of each of Kernel Tuner's scripts that tunes a CUDA kernel."""
+
+    def recorded(script: Path) -> Call:
+        import kernel_tuner
+
+        def record(
+            kernel_name: str,
+            source: Any,
+            problem_size: Any,
+            arguments: Any,
+            parameters: Any,
+            *rest: Any,
+            **options: Any,
+        ) -> NoReturn:
+            found.append(Call(kernel_name, source, problem_size, list(arguments), dict(parameters), options))
+            raise RecordedCallError
+
+        found: list[Call] = []
+        kernel_tuner.tune_kernel = record
+        np.random.seed(0)
+        os.chdir(script.parent)
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except RecordedCallError:
+            return found[0]
+        raise SystemExit(f"{script.name} calls no tune_kernel")
+
+    names = ("convolution", "matmul", "reduction", "spmv", "stencil", "vector_add")
+    found = {name: data / "kernel_tuner" / f"{name}.py" for name in names}
+    return {f"kt/{name}": (lambda path=path: recorded(path)) for name, path in found.items() if path.is_file()}
+
+
+def literal(text: str) -> list[Any]:
+    """Return the list that a CAFF file writes with ``range`` and comprehensions."""
+    tree = ast.parse(text, mode="eval")
+    known = (ast.Expression, ast.List, ast.ListComp, ast.comprehension, ast.Call, ast.Name, ast.BinOp, ast.Constant)
+    context = (ast.Load, ast.Store, ast.operator)
+    for node in ast.walk(tree):
+        if not isinstance(node, (*known, *context)):
+            raise SystemExit(f"a CAFF file has the values {text!r}, which are no list of numbers")
+    return list(eval(compile(tree, "CAFF", "eval"), {"__builtins__": {}}, {"list": list, "range": range}))
+
+
+def run_tool(tool: str, call: Call, seconds: float, strategy: str) -> dict[str, Any]:
+    """Tune, and return the winner, what was measured, and when."""
+    kept = {
+        name: value for name, value in call.options.items() if name not in ("verbose", "cache", "observers", "metrics")
+    }
+    options = {**kept, "verbose": False, "quiet": True, "strategy_options": {"time_limit": seconds}}
+    if tool == "kernel_tuner":
+        options["strategy"] = strategy
+        from kernel_tuner import tune_kernel
+    else:
+        from autotile.kernel_tuner import tune_kernel
+    began, start = datetime.now().astimezone(), time.perf_counter()
+    results, _ = tune_kernel(
+        call.kernel_name, call.source, call.problem_size, call.arguments, call.parameters, **options
+    )
+    wall_s = time.perf_counter() - start
+    timed = [row for row in results if isinstance(row.get("time"), int | float) and math.isfinite(row["time"])]
+    if not timed:
+        raise SystemExit(f"{tool} measured no configuration")
+    best = min(timed, key=lambda row: row["time"])
+    return {
+        "config": {name: best[name] for name in call.parameters},
+        "time_us": 1e3 * best["time"],
+        "tried": len(timed),
+        "wall_s": wall_s,
+        "history": [[_seconds_since(began, row.get("timestamp")), 1e3 * row["time"]] for row in timed],
+    }
+
+
+def _seconds_since(began: datetime, timestamp: Any) -> float | None:
+    if not isinstance(timestamp, str):
+        return None
+    then = datetime.fromisoformat(timestamp)
+    return (then if then.tzinfo else then.astimezone()).timestamp() - began.timestamp()
+
+
+def time_winners(call: Call, winners: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Time the winners in turn, each with cold L2; return the median times in microseconds."""
+    import cupy
+
+    arrays = [cupy.asarray(a) if isinstance(a, np.ndarray) else a for a in call.arguments]
+    launches = {tool: launch_of(call, dict(config), arrays, tool) for tool, config in winners.items()}
+    flush = cupy.zeros(max(1, 2 * cupy.cuda.Device().attributes["L2CacheSize"]), cupy.uint8)
+    times: dict[str, list[float]] = {tool: [] for tool in launches}
+    for _ in range(ROUNDS + 5):
+        for tool, launch in launches.items():
+            flush += 1
+            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+            start.record()
+            launch()
+            stop.record()
+            stop.synchronize()
+            times[tool].append(1e3 * cupy.cuda.get_elapsed_time(start, stop))
+    return {tool: float(np.median(row[5:])) for tool, row in times.items()}
+
+
+def launch_of(call: Call, config: dict[str, Any], arrays: list[Any], tool: str) -> Callable[[], None]:
+    """Compile a configuration as its tool does, and return a function that launches it."""
+    import cupy
+    from kernel_tuner.util import (
+        get_grid_dimensions,
+        get_kernel_string,
+        get_problem_size,
+        get_thread_block_dimensions,
+        prepare_kernel_string,
+    )
+
+    defaults = ["block_size_x", "block_size_y", "block_size_z"]
+    given = list(call.options.get("block_size_names") or defaults)
+    names = given + defaults[len(given) :]
+    block = get_thread_block_dimensions(config, names)
+    divisors = tuple(call.options.get(f"grid_div_{axis}") for axis in "xyz")
+    grid = get_grid_dimensions(get_problem_size(call.problem_size, config), config, divisors, names)
+    text = get_kernel_string(call.source, config)
+    defines = call.options.get("defines")
+    name, text = prepare_kernel_string(call.kernel_name, text, config, grid, block, names, "CUDA", defines)
+    function, symbol = compiled(text, name, call.options.get("compiler_options") or [], has_ftz=tool == "kernel_tuner")
+    for constant, value in (call.options.get("cmem_args") or {}).items():
+        data = np.ascontiguousarray(value)
+        cupy.cuda.runtime.memcpy(symbol(constant), data.ctypes.data, data.nbytes, cupy.cuda.runtime.memcpyHostToDevice)
+    return lambda: function(grid, block, tuple(arrays))
+
+
+def compiled(text: str, name: str, options: list[str], *, has_ftz: bool) -> tuple[Any, Callable[[str], int]]:
+    """Compile with NVRTC; return the function, and a function that gives the address of a constant array.
+
+    CuPy, which Kernel Tuner compiles with, adds ``-ftz=true``.
+    """
+    import cupy
+    from cuda.bindings import nvrtc
+
+    target = f"--gpu-architecture=sm_{cupy.cuda.Device().compute_capability}"
+    base = [target, "--std=c++17", *(["-ftz=true"] if has_ftz else []), *options]
+    _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"winner.cu", 0, [], [])
+    nvrtc.nvrtcAddNameExpression(program, name.encode())
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(base), [option.encode() for option in base])
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise SystemExit(f"the winner does not compile: {status.name}")
+    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    cubin = bytearray(size)
+    nvrtc.nvrtcGetCUBIN(program, cubin)
+    _, lowered = nvrtc.nvrtcGetLoweredName(program, name.encode())
+    module = cupy.cuda.function.Module()
+    module.load(bytes(cubin))
+    return module.get_function(lowered.decode()), lambda symbol: int(module.get_global_var(symbol).ptr)
+
+
+def child(arguments: argparse.Namespace, role: str, name: str, **values: Any) -> dict[str, Any]:
+    """Run a role in a process of its own and return its result, or an error."""
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.json"
+        command = [sys.executable, __file__, "--data", str(arguments.data), "--role", role, "--kernels", name]
+        command += ["--seconds", str(arguments.seconds), "--strategy", arguments.strategy, "--output", str(answer)]
+        environment = {**os.environ, "AUTOTILE_DB": f"{folder}/tuning.db", "AUTOTILE_CACHE": f"{folder}/cache"}
+        environment["CUPY_CACHE_DIR"] = f"{folder}/cupy"
+        limit_s = LIMIT_FACTOR * arguments.seconds + LIMIT_EXTRA_S
+        try:
+            done = subprocess.run(
+                command,
+                input=json.dumps(values),
+                env=environment,
+                text=True,
+                capture_output=True,
+                timeout=limit_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return {"error": f"no answer after {limit_s:.0f} s"}
+        if not answer.is_file():
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            return {"error": lines[-1] if lines else f"exit status {done.returncode}"}
+        found: dict[str, Any] = json.loads(answer.read_text())
+        return found
+
+
+def play(arguments: argparse.Namespace, calls: Mapping[str, Callable[[], Call]]) -> None:
+    """Play a role: a tool, or the timer of the winners."""
+    call = calls[arguments.kernels[0]]()
+    if arguments.role == "timer":
+        result: dict[str, Any] = {"times_us": time_winners(call, json.load(sys.stdin)["winners"])}
+    else:
+        result = run_tool(arguments.role, call, arguments.seconds, arguments.strategy)
+    arguments.output.write_text(json.dumps(result, default=lambda value: value.item()))
+
+
+def compare(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Tune a kernel with both tools, and time the winners again."""
+    row: dict[str, Any] = {"kernel": name}
+    for tool in TOOLS:
+        row[tool] = child(arguments, tool, name)
+        print(f"{name} {tool}: {row[tool].get('error') or row[tool]['tried']}", file=sys.stderr, flush=True)
+    winners = {tool: row[tool]["config"] for tool in TOOLS if "config" in row[tool]}
+    row["again"] = child(arguments, "timer", name, winners=winners) if winners else {}
+    if len(winners) == len(TOOLS):
+        reached = [
+            at
+            for at, time_us in row["autotile"]["history"]
+            if at is not None and time_us <= row["kernel_tuner"]["time_us"]
+        ]
+        row["equal_after_s"] = min(reached, default=None)
+    return row
+
+
+def cells(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the cells of a row of the table."""
+    times = row["again"].get("times_us", {})
+    yield row["kernel"]
+    for tool in TOOLS:
+        yield f"{times[tool]:.1f}" if tool in times else row[tool].get("error", row["again"].get("error", ""))[:40]
+    yield f"{times['kernel_tuner'] / times['autotile']:.3f}" if len(times) == len(TOOLS) else ""
+    for tool in TOOLS:
+        yield str(row[tool].get("tried", ""))
+    after = row.get("equal_after_s")
+    yield f"{after:.1f}" if after is not None else ""
+
+
+def main() -> None:
+    """Compare the tools on the chosen kernels, print the table and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--kernels", nargs="+")
+    parser.add_argument("--strategy", default="adaptive_tabu_greywolf")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--role", choices=(*TOOLS, "timer"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.data = arguments.data.resolve()
+    calls = {**bat_calls(arguments.data), **script_calls(arguments.data)}
+    if arguments.role:
+        play(arguments, calls)
+        return
+    rows = [compare(arguments, name) for name in arguments.kernels or calls]
+    table = Table("kernel", "Kernel Tuner us", "autotile us", "ratio", "tried", "tried", "as fast after s")
+    for row in rows:
+        table.add_row(*cells(row))
+    Console(width=130).print(table)
+    ratios = [
+        t["kernel_tuner"] / t["autotile"] for row in rows if len(t := row["again"].get("times_us", {})) == len(TOOLS)
+    ]
+    if ratios:
+        print(f"geometric mean {math.exp(np.mean(np.log(ratios))):.3f}, least {min(ratios):.3f}, of {len(ratios)}")
+    if arguments.output:
+        for row in rows:
+            for tool in TOOLS:
+                row[tool].pop("history", None)
+        results = {"seconds": arguments.seconds, "strategy": arguments.strategy, "rows": rows}
+        arguments.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
