@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -26,6 +27,8 @@ from autotile.kernel_tuner.tune_session import TuneSession, simulate
 from autotile.kernel_tuner.util import get_config_string, get_objective_defaults
 
 _AGREEMENT = "agreement"
+_DEVICE_PARAMETERS = ("nvml_", "tegra_", "cuda_sm_percentage")
+"""Parameters by which Kernel Tuner sets up the device."""
 
 
 def tune_kernel(
@@ -93,6 +96,7 @@ def tune_kernel(
     names, directions = _objectives(objective, objective_higher_is_better, objectives)
     observation = Observation(observers)
     codec = ParameterCodec(tune_params)
+    _warn_of_device_parameters(codec)
     chosen = choose_strategy(strategy, strategy_options, len(codec))
     launch = KernelTunerLaunch(
         problem_size, (grid_div_x, grid_div_y, grid_div_z), block_names(block_size_names, codec.values), smem_args
@@ -218,6 +222,15 @@ def _start_log(log: int | None, kernel_name: str) -> None:
     if log:
         stamp = datetime.now().strftime("%Y%m%d-%H:%M:%S")
         logging.basicConfig(filename=f"{kernel_name.partition('<')[0]}{stamp}.log", level=log)
+
+
+def _warn_of_device_parameters(codec: ParameterCodec) -> None:
+    for name in codec.values:
+        if name.startswith(_DEVICE_PARAMETERS):
+            warnings.warn(
+                f"the parameter {name} sets nothing: autotile leaves clocks, power limits and partitions as they are",
+                stacklevel=3,
+            )
 
 
 def _refuse_textures(texmem_args: Mapping[str, Any] | None) -> None:

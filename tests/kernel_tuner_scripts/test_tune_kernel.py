@@ -94,6 +94,8 @@ def test_a_function_verifies_each_configuration() -> None:
     )
     marks = {(result["block_size_x"], result["wrong"]): repr(result.get("__error__")) for result in results}
     assert {mark for (_, wrong), mark in marks.items() if wrong} == {"InvalidConfig"}
+    assert min(results, key=lambda result: float(result["time"]))["wrong"] == 0
+    assert all(("time" in result) == (not result["wrong"]) for result in results)
     assert {mark for (_, wrong), mark in marks.items() if not wrong} == {"None"}
     assert seen[0] == (1e-4, [False, True, True, True])
 
@@ -127,6 +129,8 @@ def test_other_observers_are_called_where_they_can_be() -> None:
     assert sorted(result["count"] for result in results) == [1, 2, 3]
     with pytest.warns(UserWarning, match="'gr_voltage' is not read"):
         tuned(observers=[NVMLObserver(["gr_voltage"])])
+    with pytest.warns(UserWarning, match="nvml_gr_clock sets nothing"):
+        tuned(params={**SIZES, "nvml_gr_clock": [1000]})
     with pytest.raises(InputError, match="PMTObserver reads a power meter"):
         tuned(observers=[PMTObserver("rapl")])
 
