@@ -176,7 +176,8 @@ def _pad(xp: ModuleType, x: Any, widths: Any, mode: str, value: Any) -> Any:
     x = xp.asarray(x)
     pairs = shapes.pad_widths(x.shape, widths)
     if mode == "constant":
-        return xp.pad(x, pairs, mode="constant", constant_values=value)
+        number = value.item() if hasattr(value, "item") else value  # CuPy takes no array of its own here
+        return xp.pad(x, pairs, mode="constant", constant_values=number)
     if mode not in ("edge", "wrap", "reflect", "symmetric"):
         raise ValueError(f"the mode {mode!r} is not known; use 'constant', 'edge', 'wrap', 'reflect' or 'symmetric'")
     return xp.pad(x, pairs, mode=mode)

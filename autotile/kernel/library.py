@@ -137,6 +137,7 @@ class KernelReader:
         else:
             spec = parse_spec(text, shown, folder=str(path.parent))
         kernel = make_kernel(spec, _template_path(path, spec), folder=path.parent)
+        check_variables(spec, kernel.source)
         if last is not None and last.spec is spec and last == kernel:
             return last
         self._last[path] = kernel
@@ -196,7 +197,6 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
     """
     if source is None:
         source = read_text(template, "template")
-    check_variables(spec, source)
     folders = _include_folders(spec, template.parent if folder is None else folder)
     digest, template_names = own_sources(template, source, folders)
     if (other := _reference_template(spec, template)) is not None:

@@ -129,7 +129,7 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
     assert kernel is not None
     known = {argument.name: argument for argument in spec.arguments}
     names = kernel.arguments if kernel.arguments is not None else tuple(known)
-    arguments = [known[name] for name in names]
+    arguments = [known[name] if kernel.arguments is None else _passed(known[name]) for name in names]
     arguments += [replace(buffer, is_passed=False) for buffer in _further_buffers(spec, names)]
     if kernel.element_type is not None:  # constant memory has the type that the source declares
         arguments = [_widened(argument, dtype, sizes) if argument.is_passed else argument for argument in arguments]
@@ -148,9 +148,14 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
     return replace(spec, steps=(step,), arguments=tuple(arguments))
 
 
+def _passed(argument: Argument) -> Argument:
+    """Return a listed argument: the address of a buffer is passed, also where the kernel reads constant memory."""
+    return replace(argument, is_passed=True, constant="") if isinstance(argument, BufferArgument) else argument
+
+
 def _further_buffers(spec: KernelSpec, names: Sequence[str]) -> list[BufferArgument]:
     """Return the buffers that a kernel with the named arguments reads although it does not take their addresses."""
-    described = {argument.described_buffer for argument in spec.arguments if argument.name in names}
+    described = {target for argument in spec.arguments if argument.name in names for target in argument.targets}
     return [b for b in spec.buffers if b.name not in names and (b.constant or b.name in described)]
 
 

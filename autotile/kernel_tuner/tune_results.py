@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -23,7 +24,19 @@ from autotile.kernel_tuner.util import (
     process_metrics,
 )
 
-Result = dict[str, Any]
+
+class Result(dict[str, Any]):
+    """The result of a configuration.
+
+    One that failed has no key ``time``, but its time reads as infinite, so that the minimum by ``result["time"]``
+    is the fastest.
+    """
+
+    def __missing__(self, name: str) -> float:
+        if name == "time" and "__error__" in self:
+            return math.inf
+        raise KeyError(name)
+
 
 _STAGE_TIMES = {"compile_time": ("compile",), "verification_time": ("verify",), "benchmark_time": ("load", "measure")}
 _TOTALS = ("framework_time", "strategy_time", "compile_time", "verification_time", "benchmark_time")
@@ -89,7 +102,7 @@ class ResultList:
 
     def add_cached(self, codec: ParameterCodec, entry: Mapping[str, Any]) -> Result:
         """Add a result that was measured by an earlier call; its compilation and measurement take no time now."""
-        result = {**entry, "compile_time": 0, "verification_time": 0, "benchmark_time": 0}
+        result = Result({**entry, "compile_time": 0, "verification_time": 0, "benchmark_time": 0})
         if "__error__" not in result:
             process_metrics(result, self._metrics)
         self._known[codec.key(entry)] = result
@@ -107,7 +120,7 @@ class ResultList:
         return self._known[key]
 
     def _result(self, params: Mapping[str, Any], trial: Trial) -> Result:
-        result: Result = dict(params)
+        result = Result(params)
         error = error_of(trial)
         if error is not None:
             result["__error__"] = error
@@ -122,7 +135,8 @@ class ResultList:
         result |= {"strategy_time": 0.0, "framework_time": 0.0}
         if error is None:
             process_metrics(result, self._metrics)
-        return {**result, "timestamp": str(datetime.now(UTC))}
+        result["timestamp"] = str(datetime.now(UTC))
+        return result
 
     def _print(self, codec: ParameterCodec, params: Mapping[str, Any], result: Result, trial: Trial) -> None:
         if self._quiet:
@@ -148,10 +162,12 @@ def best_results(
     if not timed:
         return None
     if len(objectives) == 1:
-        return dict(get_best_config(timed, objectives[0], higher_is_better[0]))
+        return Result(get_best_config(timed, objectives[0], higher_is_better[0]))
     signs = np.array([-1.0 if higher else 1.0 for higher in higher_is_better])
     points = np.array([[float(result[name]) for name in objectives] for result in timed]) * signs
-    return [{**result, "optimal": True} for result, kept in zip(timed, non_dominated(points), strict=True) if kept]
+    return [
+        Result({**result, "optimal": True}) for result, kept in zip(timed, non_dominated(points), strict=True) if kept
+    ]
 
 
 def environment(

@@ -317,7 +317,8 @@ class Session:
                 chunk, waiting = waiting[:_TRIALS_AT_ONCE], waiting[_TRIALS_AT_ONCE:]
                 for trial in self._trials_of(chunk):
                     self._shortlist.add(trial)
-        self._notices += (times.notice(self._kernel.spec, len(self._log) - before),)
+        if len(self._log) > before:
+            self._notices += (times.notice(self._kernel.spec, len(self._log) - before),)
         self._stopped = Stopped("space")
         return True
 

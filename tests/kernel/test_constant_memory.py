@@ -10,7 +10,9 @@ from test_element_types import spec_of
 from autotile.cuda.constants import variable_symbols
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, SpecError
-from autotile.kernel.library import make_kernel
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.reference_kernel import reference_spec
+from autotile.kernel.spec import check_variables
 
 FILTER = 'f = { buffer = "float32", shape = [9], access = "in", constant = "d_filter" }'
 
@@ -39,10 +41,22 @@ def test_refusals(old: str, new: str, problem: str) -> None:
 
 def test_the_template_must_have_the_variable() -> None:
     spec = spec_of("float32", FILTER)
-    make_kernel(spec, Path("k.cu"), "__constant__ float d_filter[9];")
-    make_kernel(spec_of("float32", FILTER.replace("d_f", "ns::d_f")), Path("k.cu"), "namespace ns { int d_filter[1]; }")
+    check_variables(spec, "__constant__ float d_filter[9];")
+    check_variables(spec_of("float32", FILTER.replace("d_f", "ns::d_f")), "namespace ns { int d_filter[1]; }")
     with pytest.raises(InputError, match="the template has no variable d_filter; declare it"):
-        make_kernel(spec, Path("k.cu"), "__constant__ float d_filters[9];")
+        check_variables(spec, "__constant__ float d_filters[9];")
+
+
+def test_a_reference_kernel_takes_a_listed_buffer_as_a_pointer() -> None:
+    reference = '[reference]\nkernel = "naive"\nblock = [32]\ngrid = [1]\n'
+    text = spec_of("float32", FILTER).text.partition("[reference]")[0] + reference
+    spec = parse_spec(text + 'arguments = ["f", "x", "y"]\n', "k.toml")
+    step = reference_spec(spec, "float32", spec.sizes).steps[0]
+    assert step.arguments == ("f", "x", "y")
+    assert spec.steps[0].arguments == ("x", "y")
+    spec = parse_spec(text, "k.toml")
+    naive = reference_spec(spec, "float32", spec.sizes)
+    assert (naive.steps[0].arguments, naive.buffer("f").constant) == (("x", "y"), "d_filter")
 
 
 def test_symbols_are_mangled_as_the_compiler_does() -> None:

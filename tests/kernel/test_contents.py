@@ -245,3 +245,19 @@ def test_an_output_may_have_a_content() -> None:
     assert spec.buffer("y").is_initialized
     assert not spec.buffer("y").is_read
     assert space_hash(spec) != space_hash(spec_of('init = "normal"'))
+
+
+def test_the_sparse_matrix_of_the_documentation() -> None:
+    """Rows of random lengths begin at 0, end at the number of elements, and never overlap."""
+    page = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
+    lines = [line.strip() for line in page.splitlines() if line.startswith(("    row_start = ", "    column = "))]
+    assert len(lines) == 2
+    text = spec_of('init = "normal"').text.replace("K = 16", "K = 16, M = 500, NNZ = 7000")
+    spec = parse_spec(text.replace("[reference]", "\n".join([*lines, "", "[reference]"])), "k.toml")
+    for sizes in (spec.sizes, spec.ragged):
+        maker = InputMaker(spec, sizes, "float32")
+        row_start, column = maker.stored("row_start"), maker.stored("column")
+        assert (row_start[0], row_start[-1], len(row_start)) == (0, sizes["NNZ"], sizes["N"] + 1)
+        assert (np.diff(row_start) >= 0).all()
+        assert column.min() >= 0
+        assert column.max() < sizes["M"]

@@ -94,8 +94,17 @@ def test_a_function_verifies_each_configuration() -> None:
     )
     marks = {(result["block_size_x"], result["wrong"]): repr(result.get("__error__")) for result in results}
     assert {mark for (_, wrong), mark in marks.items() if wrong} == {"InvalidConfig"}
+    assert min(results, key=lambda result: float(result["time"]))["wrong"] == 0
+    assert all(("time" in result) == (not result["wrong"]) for result in results)
     assert {mark for (_, wrong), mark in marks.items() if not wrong} == {"None"}
     assert seen[0] == (1e-4, [False, True, True, True])
+
+
+def test_an_answer_may_hold_nans() -> None:
+    given = arguments()
+    given[1][3] = np.nan
+    results, _ = tuned(given, {"block_size_x": [64], "wrong": [0, 1]}, answer=[given[1] + given[2], None, None, None])
+    assert {result["wrong"]: "__error__" in result for result in results} == {0: False, 1: True}
 
 
 def test_observers_of_the_output_add_to_the_results() -> None:
@@ -127,6 +136,8 @@ def test_other_observers_are_called_where_they_can_be() -> None:
     assert sorted(result["count"] for result in results) == [1, 2, 3]
     with pytest.warns(UserWarning, match="'gr_voltage' is not read"):
         tuned(observers=[NVMLObserver(["gr_voltage"])])
+    with pytest.warns(UserWarning, match="nvml_gr_clock sets nothing"):
+        tuned(params={**SIZES, "nvml_gr_clock": [1000]})
     with pytest.raises(InputError, match="PMTObserver reads a power meter"):
         tuned(observers=[PMTObserver("rapl")])
 

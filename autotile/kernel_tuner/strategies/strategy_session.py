@@ -12,7 +12,7 @@ import numpy as np
 from autotile.kernel_tuner.installed import installed_module
 from autotile.kernel_tuner.parameter_codec import ParameterCodec
 
-Evaluate = Callable[[Sequence[Mapping[str, Any]]], list[dict[str, Any]]]
+Evaluate = Callable[[Sequence[Mapping[str, Any]]], Sequence[dict[str, Any]]]
 """Function that returns a result for each of some configurations."""
 
 
