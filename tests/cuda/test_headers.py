@@ -76,6 +76,12 @@ def test_cub_as_a_whole() -> None:
     assert compile_cubin(job(source, entry="k<128>")).resources.static_smem_bytes > 0
 
 
+def test_complex_numbers_of_thrust() -> None:
+    """The header declares stream operators, of which NVRTC has no streams."""
+    source = "#include <thrust/complex.h>\n__global__ void k(thrust::complex<float>* x) { x[0] *= x[1]; }"
+    assert compile_cubin(job(source)).cubin
+
+
 def test_what_nvcc_declares_without_a_header() -> None:
     source = "__global__ void k(float* x, uint32_t n) { x[n] = INFINITY + M_PI + std::abs(x[0]) + size_t(n); }"
     assert compile_cubin(job(source)).cubin
@@ -109,12 +115,13 @@ def test_a_whole_program() -> None:
         ("#include <cutlass/cutlass.h>\n__global__ void k() {}", "AUTOTILE_INCLUDE"),
         ("#include <curand_none.h>\n__global__ void k() {}", "pip install nvidia-curand"),
         ("__global__ void k(float* x) { x[0] = TILE; }", r"defines = \{ TILE ="),
+        ("static const int BLOCK = 128;\n__global__ void k(float* x) { x[0] = BLOCK; }", "BLOCK is a parameter here"),
         ("__global__ void k(float* x) { std::vector<int> v; }", "__CUDACC_RTC__"),
     ],
 )
 def test_an_error_gives_the_cure(source: str, cure: str) -> None:
     with pytest.raises(CompileError, match=cure):
-        compile_cubin(job(source))
+        compile_cubin(job(source, options=("-DBLOCK=64",)))
 
 
 def test_lines_are_those_of_the_source() -> None:
