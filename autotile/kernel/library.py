@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -209,8 +210,8 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
     )
 
 
-def reference_source(kernel: Kernel) -> tuple[str, Path, str] | None:
-    """Return the text, the path and the hash of the source of the reference kernel; None if there is none.
+def reference_source(kernel: Kernel) -> Kernel | None:
+    """Return a kernel with the source of its reference kernel in place of its own; None if it has no such reference.
 
     Raises
     ------
@@ -221,9 +222,10 @@ def reference_source(kernel: Kernel) -> tuple[str, Path, str] | None:
         return None
     path = _reference_template(kernel.spec, kernel.template_path)
     if path is None:
-        return kernel.source, kernel.template_path, kernel.source_hash
+        return kernel
     text = read_text(path, "template")
-    return text, path, hash_with_includes(path, text, kernel.include_folders)
+    digest, template_names = own_sources(path, text, kernel.include_folders)
+    return replace(kernel, source=text, template_path=path, source_hash=digest, template_names=template_names)
 
 
 def _include_folders(spec: KernelSpec, folder: Path) -> tuple[Path, ...]:
