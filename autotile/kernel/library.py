@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config
 from autotile.errors import InputError, SpecError, UnknownKernelError
+from autotile.kernel.entries import names_in
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.reference_function import ReferenceFunction
 from autotile.kernel.sources import hash_with_includes, is_file, own_sources, read_text
@@ -100,7 +101,8 @@ class Kernel:
     include_folders: tuple[Path, ...] = ()
     """The author's own folders of headers, which the compiler searches after the template's."""
     template_names: frozenset[str] = frozenset()
-    """Names of template parameters in the author's files; as macros they would break their declarations."""
+    """Names that are no macros: those of template parameters in the author's files, whose declarations a macro would
+    break, and those in the names of entries that these files do not use, as a header might declare them."""
 
     @property
     def name(self) -> str:
@@ -198,11 +200,14 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
     if source is None:
         source = read_text(template, "template")
     folders = _include_folders(spec, template.parent if folder is None else folder)
-    digest, template_names = own_sources(template, source, folders)
+    named = frozenset().union(*map(names_in, spec.entries))
+    digest, template_names, used = own_sources(template, source, folders, named)
     if (other := _reference_template(spec, template)) is not None:
         further = hash_with_includes(other, read_text(other, "template"), folders)
         digest = hashlib.sha256((digest + further).encode()).hexdigest()
-    return Kernel(spec, source, template, digest, include_folders=folders, template_names=template_names)
+    return Kernel(
+        spec, source, template, digest, include_folders=folders, template_names=template_names | (named - used)
+    )
 
 
 def reference_source(kernel: Kernel) -> Kernel | None:
