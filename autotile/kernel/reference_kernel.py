@@ -153,13 +153,6 @@ def _passed(argument: Argument) -> Argument:
     return replace(argument, is_passed=True, constant="") if isinstance(argument, BufferArgument) else argument
 
 
-def _taken(argument: Argument) -> Argument:
-    """Return an argument that a reference kernel names; it takes the address of what others read as constant memory."""
-    if isinstance(argument, BufferArgument) and argument.constant:
-        return replace(argument, constant="", is_passed=True)
-    return argument
-
-
 def _further_buffers(spec: KernelSpec, names: Sequence[str]) -> list[BufferArgument]:
     """Return the buffers that a kernel with the named arguments reads although it does not take their addresses."""
     described = {target for argument in spec.arguments if argument.name in names for target in argument.targets}
