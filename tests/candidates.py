@@ -8,10 +8,11 @@ from autotile.core.model import Value
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
-from autotile.kernel.library import load_kernel, reference_source
+from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
+from autotile.tuning.backend import kernel_source
 from autotile.workers.gpu_worker import Workbench
-from autotile.workers.protocol import Candidate, Evaluation, KernelSource, Workload
+from autotile.workers.protocol import Candidate, Evaluation, Workload
 
 
 def evaluate(toml: Path, **values: Value) -> Evaluation:
@@ -21,7 +22,6 @@ def evaluate(toml: Path, **values: Value) -> Evaluation:
     config = {**spec.default, **values}
     cache = CubinCache(settings.cache, settings.cache_limit_bytes)
     cubin = cache.get_or_compile(compile_job(kernel, config, spec.dtypes[0], live_device().architecture))
-    source = reference_source(kernel)
     workload = Workload(
         spec_text=spec.text,
         spec_source=spec.source,
@@ -32,7 +32,7 @@ def evaluate(toml: Path, **values: Value) -> Evaluation:
         cache=str(settings.cache),
         cache_limit_bytes=settings.cache_limit_bytes,
         sample_limit_s=0.05,
-        reference_source=KernelSource(source[0], str(source[1]), source[2]) if source else None,
+        reference_source=kernel_source(kernel),
     )
     candidate = Candidate(config, str(cubin.path), cubin.symbols)
     return Workbench(workload).evaluate(candidate, None, lambda stage: None)

@@ -239,13 +239,17 @@ def _winner_label(result: TuneResult) -> str:
 def _comparison(result: TuneResult) -> Table:
     from autotile.kernel.workrate import Workrate
 
-    shown = table("", f"{RIGHT}time", "95 % interval, us", "rate")
+    scores = list(result.winner.scores) if result.winner is not None else []
+    shown = table("", f"{RIGHT}time", "95 % interval, us", "rate", *(f"{RIGHT}{name}" for name in scores))
     rate = Workrate(result.flops, result.bytes, result.problem.dtype)
     for label, trial in ((_winner_label(result), result.winner), ("default", result.default)):
         measured = trial.measurement if trial is not None else None
         if measured is not None:
             interval = interval_text(measured.low_us, measured.high_us)
-            shown.add_row(label, time_text(measured.time_us), interval, rate.text(measured.time_us, result.device))
+            own = trial.scores if trial is not None else {}
+            values = [f"{own[name]:.6g}" if name in own else NOTHING for name in scores]
+            speed = rate.text(measured.time_us, result.device)
+            shown.add_row(label, time_text(measured.time_us), interval, speed, *values)
         else:
             shown.add_row(label, NOTHING, NOTHING, str(trial.outcome) if trial is not None else "not run")
     return shown

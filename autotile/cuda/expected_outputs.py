@@ -23,7 +23,7 @@ from autotile.cuda.toolchain import load_cupy
 from autotile.errors import CompileError, InputError
 from autotile.kernel.expected_files import expected_file
 from autotile.kernel.launch import known_names
-from autotile.kernel.library import make_kernel
+from autotile.kernel.library import Kernel
 from autotile.kernel.reference_kernel import reference_config, reference_spec
 from autotile.kernel.signature import signature_fault
 from autotile.kernel.spec import KernelSpec
@@ -41,7 +41,7 @@ class ExpectedOutputs:
     cache
         Cache of compiled kernels.
     source
-        Text, path and hash of the source of the reference kernel, if there is one.
+        The kernel with the source of its reference kernel, if there is one.
     folder
         Folder of the results of a Python function, or of the outputs on which configurations agreed.
     """
@@ -54,7 +54,7 @@ class ExpectedOutputs:
         *,
         device: DeviceProperties | None = None,
         cache: CubinCache | None = None,
-        source: tuple[str, Path, str] | None = None,
+        source: Kernel | None = None,
         folder: Path | None = None,
     ) -> None:
         self._spec = spec
@@ -186,9 +186,7 @@ class ExpectedOutputs:
         spec = reference_spec(self._spec, self._dtype, sizes)
         chosen = reference_config(spec, sizes)
         names = known_names(spec, chosen, sizes, self._known_device)
-        text, path, digest = self._source
-        made = make_kernel(spec, path, text, folder=Path(spec.folder) if spec.folder else None)
-        kernel = replace(made, source_hash=digest)
+        kernel = replace(self._source, spec=spec)
         dtype = declared.element_type or self._dtype
         config = {**chosen, **declared.macros(names)}
         job = compile_job(kernel, config, dtype, self._known_device.architecture, sizes)

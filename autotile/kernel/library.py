@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config
 from autotile.errors import InputError, SpecError, UnknownKernelError
+from autotile.kernel.entries import names_in
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.reference_function import ReferenceFunction
 from autotile.kernel.sources import hash_with_includes, is_file, own_sources, read_text
@@ -99,7 +101,8 @@ class Kernel:
     include_folders: tuple[Path, ...] = ()
     """The author's own folders of headers, which the compiler searches after the template's."""
     template_names: frozenset[str] = frozenset()
-    """Names of template parameters in the author's files; as macros they would break their declarations."""
+    """Names that are no macros: those of template parameters in the author's files, whose declarations a macro would
+    break, and those in the names of entries that these files do not use, as a header might declare them."""
 
     @property
     def name(self) -> str:
@@ -197,15 +200,18 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
     if source is None:
         source = read_text(template, "template")
     folders = _include_folders(spec, template.parent if folder is None else folder)
-    digest, template_names = own_sources(template, source, folders)
+    named = frozenset().union(*map(names_in, spec.entries))
+    digest, template_names, used = own_sources(template, source, folders, named)
     if (other := _reference_template(spec, template)) is not None:
         further = hash_with_includes(other, read_text(other, "template"), folders)
         digest = hashlib.sha256((digest + further).encode()).hexdigest()
-    return Kernel(spec, source, template, digest, include_folders=folders, template_names=template_names)
+    return Kernel(
+        spec, source, template, digest, include_folders=folders, template_names=template_names | (named - used)
+    )
 
 
-def reference_source(kernel: Kernel) -> tuple[str, Path, str] | None:
-    """Return the text, the path and the hash of the source of the reference kernel; None if there is none.
+def reference_source(kernel: Kernel) -> Kernel | None:
+    """Return a kernel with the source of its reference kernel in place of its own; None if it has no such reference.
 
     Raises
     ------
@@ -216,9 +222,10 @@ def reference_source(kernel: Kernel) -> tuple[str, Path, str] | None:
         return None
     path = _reference_template(kernel.spec, kernel.template_path)
     if path is None:
-        return kernel.source, kernel.template_path, kernel.source_hash
+        return kernel
     text = read_text(path, "template")
-    return text, path, hash_with_includes(path, text, kernel.include_folders)
+    digest, template_names, _ = own_sources(path, text, kernel.include_folders)
+    return replace(kernel, source=text, template_path=path, source_hash=digest, template_names=template_names)
 
 
 def _include_folders(spec: KernelSpec, folder: Path) -> tuple[Path, ...]:

@@ -76,10 +76,13 @@ class OwnSources(NamedTuple):
         SHA-256 of the files.
     template_names
         Names of the template parameters that they declare, without those in folders of further headers.
+    used_names
+        Names of those asked for that are identifiers in them.
     """
 
     digest: str
     template_names: frozenset[str]
+    used_names: frozenset[str]
 
 
 def hash_with_includes(path: Path, source: str, include_folders: Sequence[Path] = ()) -> str:
@@ -87,7 +90,9 @@ def hash_with_includes(path: Path, source: str, include_folders: Sequence[Path] 
     return own_sources(path, source, include_folders).digest
 
 
-def own_sources(path: Path, source: str, include_folders: Sequence[Path] = ()) -> OwnSources:
+def own_sources(
+    path: Path, source: str, include_folders: Sequence[Path] = (), names: frozenset[str] = frozenset()
+) -> OwnSources:
     """Read the author's files; the toolkit's headers are identified by the NVRTC version.
 
     Parameters
@@ -97,10 +102,13 @@ def own_sources(path: Path, source: str, include_folders: Sequence[Path] = ()) -
     include_folders
         Further folders of the author's headers, such as those of a library. What is included from them is hashed as it
         is, and names that macros stand for are not followed there.
+    names
+        Identifiers to look for.
     """
-    sources = _Sources(path, include_folders)
+    sources = _Sources(path, include_folders, names)
     sources.add(path, path.name, source)
-    return OwnSources(sources.hexdigest(), frozenset(sources.template_names))
+    digest = sources.hexdigest()
+    return OwnSources(digest, frozenset(sources.template_names), frozenset(sources.used_names))
 
 
 class _Sources:
@@ -110,7 +118,9 @@ class _Sources:
     and in branches that the preprocessor skips.
     """
 
-    def __init__(self, template: Path, include_folders: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, template: Path, include_folders: Sequence[Path] = (), names: frozenset[str] = frozenset()
+    ) -> None:
         self._folder = template.parent
         self._template = template
         self._include_folders = include_folders
@@ -124,6 +134,8 @@ class _Sources:
         self._libraries = tuple(folder.resolve() for folder in include_folders)
         self._headers: list[Path] = []
         self.template_names: set[str] = set()
+        self._names = names
+        self.used_names: set[str] = set()
 
     @cached_property
     def _permitted(self) -> tuple[Path, ...]:
@@ -150,6 +162,8 @@ class _Sources:
             spliced = stripped.replace(SPLICE, "")
             self._read.append((path, spliced))
             self.template_names |= template_names(spliced)
+            if self._names:
+                self.used_names |= self._names.intersection(re.findall(r"\w+", spliced))
             for name in included_names(spliced):
                 if name is None:
                     self._has_macro = True

@@ -383,7 +383,7 @@ def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: Tun
         device_index=options.device_index,
         verify_sizes=options.verify_sizes,
         energy=ENERGY in options.objectives or measures_energy(kernel.spec, session_objective(kernel.spec, options)),
-        reference_source=_reference_source(kernel),
+        reference_source=kernel_source(kernel),
         captured=kernel.inspection.buffers if kernel.inspection is not None else (),
         capture_folder=kernel.inspection.folder if kernel.inspection is not None else "",
     )
@@ -411,9 +411,13 @@ def _expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> 
     return ExpectedFolder(spec, problem.dtype, kernel.reference_function, inputs)
 
 
-def _reference_source(kernel: Kernel) -> KernelSource | None:
+def kernel_source(kernel: Kernel) -> KernelSource | None:
+    """Return the source of a kernel's reference kernel; None if its reference is none."""
     found = reference_source(kernel)
-    return None if found is None else KernelSource(found[0], str(found[1]), found[2])
+    if found is None:
+        return None
+    folders, names = tuple(map(str, found.include_folders)), tuple(sorted(found.template_names))
+    return KernelSource(found.source, str(found.template_path), found.source_hash, folders, names)
 
 
 def _select_recording(problem: Problem, options: TuneOptions, folders: Sequence[Path]) -> Recording:

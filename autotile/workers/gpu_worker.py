@@ -28,12 +28,15 @@ from autotile.errors import AutotileError, InputError
 from autotile.kernel.captured_calls import with_captured_call
 from autotile.kernel.inputs import missing_input
 from autotile.kernel.launch import LaunchPlan
+from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec
+from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config
 from autotile.workers.protocol import (
     Candidate,
     Evaluation,
     FinalReply,
+    KernelSource,
     RaceTimes,
     SizedCubin,
     Stage,
@@ -68,7 +71,7 @@ class Workbench:
             support,
             device=self.device,
             cache=cache,
-            source=(source.text, Path(source.path), source.digest) if source else None,
+            source=_reference_kernel(self._spec, source) if source else None,
             folder=Path(workload.reference_folder) if workload.reference_folder else None,
         )
 
@@ -270,6 +273,17 @@ class Workbench:
 
     def _load(self, candidate: Candidate) -> SizedFunctions:
         return sized_functions(self._spec, candidate)
+
+
+def _reference_kernel(spec: KernelSpec, source: KernelSource) -> Kernel:
+    return Kernel(
+        spec,
+        source.source,
+        Path(source.template_path),
+        source.source_hash,
+        include_folders=tuple(map(Path, source.include_folders)),
+        template_names=frozenset(source.template_names),
+    )
 
 
 def _sequence(functions: StepFunctions, instance: ProblemInstance, bound: BoundArguments) -> LaunchSequence:

@@ -85,11 +85,13 @@ def _lower_limit(kind: int, limit: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """Source of a reference kernel: its text, its path, which need not exist, and the hash of all that it includes."""
+    """Source of a reference kernel; fields are those of `autotile.kernel.library.Kernel`."""
 
-    text: str
-    path: str
-    digest: Name
+    source: str
+    template_path: str
+    source_hash: Name
+    include_folders: tuple[str, ...] = ()
+    template_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ def test_names_of_template_parameters_are_no_macros(tmp_path: Path, is_included:
     (tmp_path / "softmax.cu").write_text('#include "code.cuh"\n' if is_included else TEMPLATES)
     (tmp_path / "code.cuh").write_text(TEMPLATES if is_included else "")
     kernel = load_kernel(str(tmp_path / "softmax.toml"))
-    assert kernel.template_names == {"BLOCK", "SCALAR", "EDGE", "Z"}
+    assert kernel.template_names == {"BLOCK", "SCALAR", "EDGE", "Z", "N"}
     assert kernel.spec.compiled_names == ("N",)
     job = compile_job(kernel, kernel.spec.default, "float32", "sm_90")
     assert job.options == ("-DUNROLL=2", "-DDTYPE=float")
@@ -237,6 +237,18 @@ def test_names_of_template_parameters_are_no_macros(tmp_path: Path, is_included:
     other = compile_job(kernel, {**kernel.spec.default, "BLOCK": 64}, "float32", "sm_90", {"N": 8})
     assert compile_cubin(other).functions[kernel.spec.entry].symbol == "_Z7softmaxILi64EjLb0ELi3EEvPf"
     assert other.key != job.key
+
+
+def test_a_name_that_only_the_entry_uses_is_no_macro(tmp_path: Path) -> None:
+    """A header, such as CUB's, may have a parameter of that name."""
+    (tmp_path / "softmax.toml").write_text(SOFTMAX.replace("(N > 10), detail::BLOCK", "(UNROLL > 1), 3"))
+    (tmp_path / "softmax.cu").write_text(
+        TEMPLATES.replace("+ UNROLL", "+ 1").replace("template <int UNROLL>", "UNROLL")
+    )
+    kernel = load_kernel(str(tmp_path / "softmax.toml"))
+    job = compile_job(kernel, kernel.spec.default, "float32", "sm_90")
+    assert job.options == ("-DDTYPE=float",)
+    assert compile_cubin(job).functions[job.entry].symbol == "_Z7softmaxILi128EjLb1ELi3EEvPf"
 
 
 def test_no_kernel_of_autotile_lacks_a_macro() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.database.keys import space_hash
 from autotile.errors import SpecError
 from autotile.kernel.launch import known_names, launch_geometry
-from autotile.kernel.library import Kernel, load_kernel, reference_source
+from autotile.kernel.library import load_kernel, reference_source
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.reference import Tolerance
 from autotile.kernel.reference_kernel import reference_spec, wide_type
@@ -124,7 +125,7 @@ def test_the_source_of_a_reference_kernel_counts_and_compiles(tmp_path: Path) ->
     kernel = load_kernel(str(toml))
     source = reference_source(kernel)
     assert source is not None
-    own = Kernel(reference_spec(kernel.spec, "float32", kernel.spec.sizes), *source)
+    own = replace(source, spec=reference_spec(kernel.spec, "float32", kernel.spec.sizes))
     names = known_names(own.spec, own.spec.default, own.spec.sizes, device_profile("h100"))
     assert kernel.spec.reference.kernel is not None
     job = compile_job(own, {**own.spec.default, **kernel.spec.reference.kernel.macros(names)}, "float32", "sm_90")

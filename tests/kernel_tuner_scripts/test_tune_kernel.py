@@ -100,6 +100,13 @@ def test_a_function_verifies_each_configuration() -> None:
     assert seen[0] == (1e-4, [False, True, True, True])
 
 
+def test_an_answer_may_hold_nans() -> None:
+    given = arguments()
+    given[1][3] = np.nan
+    results, _ = tuned(given, {"block_size_x": [64], "wrong": [0, 1]}, answer=[given[1] + given[2], None, None, None])
+    assert {result["wrong"]: "__error__" in result for result in results} == {0: False, 1: True}
+
+
 def test_observers_of_the_output_add_to_the_results() -> None:
     given = arguments()
     answer = [given[1] + given[2], None, None, None]
