@@ -144,13 +144,15 @@ def script_calls(data: Path) -> dict[str, Callable[[], Call]]:
             raise RecordedCallError
 
         found: list[Call] = []
-        kernel_tuner.tune_kernel = record
+        original, kernel_tuner.tune_kernel = kernel_tuner.tune_kernel, record
         np.random.seed(0)
         os.chdir(script.parent)
         try:
             runpy.run_path(str(script), run_name="__main__")
         except RecordedCallError:
             return found[0]
+        finally:
+            kernel_tuner.tune_kernel = original
         raise SystemExit(f"{script.name} calls no tune_kernel")
 
     names = ("convolution", "matmul", "reduction", "spmv", "stencil", "vector_add")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -311,7 +310,11 @@ def _option(kernel: Table, text: str, kinds: Mapping[str, Kind]) -> OptionText:
         list(_normalized(sample))
     except ValueError as error:
         raise kernel.error("options", f"{text[:60]!r} is not accepted: {error}") from None
-    if text not in KNOWN_OPTIONS and (near := difflib.get_close_matches(text, KNOWN_OPTIONS, n=1, cutoff=_MISSPELLED)):
+    if text in KNOWN_OPTIONS:
+        return option
+    import difflib  # rarely needed
+
+    if near := difflib.get_close_matches(text, KNOWN_OPTIONS, n=1, cutoff=_MISSPELLED):
         name = near[0].partition("=")[0]
         if text.partition("=")[0] != name:
             raise kernel.error("options", f"{text[:60]!r} is not accepted; did you mean {near[0]!r}?")

@@ -225,7 +225,7 @@ def reference_source(kernel: Kernel) -> Kernel | None:
     if path is None:
         return kernel
     text = read_text(path, "template")
-    digest, template_names = own_sources(path, text, kernel.include_folders)
+    digest, template_names, _ = own_sources(path, text, kernel.include_folders)
     return replace(kernel, source=text, template_path=path, source_hash=digest, template_names=template_names)
 
 

@@ -80,8 +80,7 @@ def test_without_a_reference_configurations_must_agree() -> None:
     assert result.winner.config["WRONG"] == 0
     assert any("NO REFERENCE" in notice for notice in result.notices)
     alone = autotile.kernel(code, "smooth", name="alone", parameters={"BLOCK": [64], "WRONG": [0]}, **described)
-    with pytest.raises(autotile.InputError):
-        alone.tune(options=OPTIONS, progress=False)
+    assert alone.tune(options=OPTIONS, progress=False).winner is None  # nothing confirms its result
 
 
 def test_a_function_compares_the_outputs() -> None:
