@@ -108,6 +108,34 @@ def test_a_whole_program() -> None:
     assert compile_cubin(job(source, entry="k<32>")).functions["k<32>"].symbol == "_Z1kILi32EEvPf"
 
 
+def test_headers_of_the_author_with_host_code(tmp_path: Path) -> None:
+    """Headers are found beside the template, beside the header that includes them, and in an include folder."""
+    (tmp_path / "common").mkdir()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "common" / "scale.h").write_text(
+        "#pragma once\n__device__ inline int scaled(int x) { return 3 * x; }\n"
+    )
+    (tmp_path / "common" / "helper.cuh").write_text(
+        """#pragma once
+        #include <iostream>
+        #include "scale.h"
+        inline void report(int n) { std::cout << n << std::endl; }
+        struct Options { std::vector<int> sizes; Options(int n) : sizes(n) {} };
+        template <class T> __device__ T twice(T x) { return 2 * x; }
+        """
+    )
+    (tmp_path / "own" / "check.h").write_text("inline int devices() { int n; cudaGetDeviceCount(&n); return n; }\n")
+    source = """
+    #include "common/helper.cuh"
+    #include <check.h>
+    static std::string title = "kernel";
+    __global__ void k(int* x) { x[0] = scaled(twice(x[1])); }
+    int main() { Options options(devices()); report(options.sizes[0]); }
+    """
+    found = compile_cubin(job(source, tmp_path / "k.cu", include_folders=(str(tmp_path / "own"),)))
+    assert found.cubin
+
+
 @pytest.mark.parametrize(
     ("source", "cure"),
     [
