@@ -9,7 +9,7 @@ from autotile.errors import InputError
 from autotile.kernel.source_text import strip_comments
 from autotile.kernel.spec import KernelSpec
 
-_CONDITIONAL = re.compile(r"^[^\S\n]*#[^\S\n]*(if|endif|define)(?:\w*[^\S\n]+(\w+))?", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^[^\S\n]*#[^\S\n]*(if|endif|define)(?:\w*[^\S\n]+(\w+))?([^\n]*)", re.MULTILINE)
 
 
 def check_source(spec: KernelSpec, source: str) -> None:
@@ -21,8 +21,11 @@ def check_source(spec: KernelSpec, source: str) -> None:
         The template defines a macro of the search space, so that its values would have no effect, or it includes no
         files of the author and lacks a variable.
     """
+    only = {parameter.name: str(parameter.values[0]) for parameter in spec.parameters if len(parameter.values) == 1}
     names = [*(parameter.name for parameter in spec.parameters), *spec.flags, *spec.build.defines]
-    for name in _overridden(names, source):
+    for name, text in _definitions(names, source):
+        if only.get(name) == text:  # the same value again has no effect
+            continue
         cure = f"remove it, or put it between #ifndef {name} and #endif"
         raise InputError(f"{spec.source}: #define {name} in the template overrides the values of {name}; {cure}")
     for buffer in spec.buffers:
@@ -32,15 +35,15 @@ def check_source(spec: KernelSpec, source: str) -> None:
             raise InputError(f"{spec.source}: {buffer.name}: the template has no variable {buffer.constant}; {hint}")
 
 
-def _overridden(names: Iterable[str], source: str) -> list[str]:
-    """Return the names that the source defines as macros outside of any ``#if``."""
+def _definitions(names: Iterable[str], source: str) -> list[tuple[str, str]]:
+    """Return the macros of these names that the source defines outside of any ``#if``, with their texts."""
     defined = {name for name in names if re.search(rf"#\s*define\s+{name}\b", source)}
     if not defined:
         return []
     found, depth = [], 0
-    for match in _CONDITIONAL.finditer(strip_comments(source)):
+    for match in _DIRECTIVE.finditer(strip_comments(source)):
         if match[1] == "define":
-            found += [match[2]] if depth == 0 and match[2] in defined else []
+            found += [(match[2], match[3].strip())] if depth == 0 and match[2] in defined else []
         else:
             depth += 1 if match[1] == "if" else -1
     return found

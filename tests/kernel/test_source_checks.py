@@ -38,6 +38,15 @@ def test_a_default_in_the_template(scale_toml: Path, line: str) -> None:
     assert load_kernel(scale_toml).name == "scale"
 
 
+def test_the_only_value_of_a_parameter_once_more(scale_toml: Path) -> None:
+    template = scale_toml.with_suffix(".cu")
+    template.write_text(f"#define WORK 1\n{template.read_text()}")
+    with pytest.raises(InputError, match="overrides the values of WORK"):
+        load_kernel(scale_toml)
+    scale_toml.write_text(scale_toml.read_text().replace("WORK = [1, 2, 4]", "WORK = [1]"))
+    assert load_kernel(scale_toml).name == "scale"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "cure"),
     [
