@@ -150,7 +150,7 @@ class Explanation(Displayed):
         """Yield the configuration, the verdict and the launch as pairs of a label and its text."""
         yield "configuration", config_text(self.config)
         valid = "valid" if self.resources is not None else "valid, as far as is known without compiling"
-        yield "verdict", self.fault or valid
+        yield "verdict", self.fault.partition("\n")[0] or valid  # the checks below show a compiler's further lines
         if self.geometry is not None:
             grid, block = (_shape_text(dimensions) for dimensions in (self.geometry.grid, self.geometry.block))
             yield "grid", f"{grid}: {self.geometry.blocks:,} blocks"
@@ -212,8 +212,9 @@ def explain_config(
     resources = steps[0].resources if steps else None
     block = candidate.block(plan, resources) if plan is not None else None
     if steps:
-        fault = next((step.fault for step in steps if step.fault), "")
-        checks.append(Check("compiled", "resources", not fault, fault))
+        excess = next((step.fault for step in steps if step.fault), "")
+        checks.append(Check("compiled", "resources", not excess, excess))
+        fault = fault or excess
     return Explanation(
         problem=problem,
         device=device,

@@ -25,6 +25,7 @@ from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.python_document import PythonDocument, build_document, function_name
 from autotile.kernel.reference_function import Library, ReferenceFunction
+from autotile.kernel.source_checks import check_source
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.syntax import python_source
 from autotile.settings import expand_path
@@ -239,6 +240,7 @@ class TunableKernel(Displayed):
             template.write_text(str(described.source))
         self._inspection = comparison_of(spec, verify, _private_folder()) if verify is not None else None
         self._kernel = self._attached(make_kernel(spec, template, described.source))
+        check_source(spec, self._kernel.source)
 
     def _attached(self, kernel: Kernel) -> Kernel:
         """Return a kernel with the functions that no search-space file can hold."""

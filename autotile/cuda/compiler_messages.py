@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ _NAME_MAP = re.compile(r"__nv_name_map\(\d+\): error: ([^\n]*)")
 
 _MISSING_HEADER = re.compile(r'(?:cannot|could not) open source file "([^"]+)"|fatal error: (\S+): No such file')
 _UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
+_DECLARED = re.compile(r"\b(?:int|unsigned|short|long|size_t|bool|float|double|auto|\w+_t)\s+(?:const\s+)?(\w+)\s*[={]")
 _HOST = re.compile(r"not allowed in JIT mode|namespace \"std\" has no member|calling a __host__ function")
 _PACKAGES = {
     r"crt/": "nvidia-cuda-crt",
@@ -42,7 +43,7 @@ def compile_error(log: str, job: CompileJob) -> CompileError:
     error = first_error(log, Path(job.template_path), job.include_folders)
     if match := _NAME_MAP.match(error):
         return CompileError(_entry_error(job, match[1]), log)
-    cure = _cure(error)
+    cure = _cure(error, {option[2:].partition("=")[0] for option in job.options if option.startswith("-D")})
     return CompileError(f"{error}\n{cure}" if cure else error, log)
 
 
@@ -78,8 +79,16 @@ def _entry_error(job: CompileJob, error: str) -> str:
     return f"entry {entries}: {error}; {cure} (__global__ functions found: {names})"
 
 
-def _cure(error: str) -> str:
-    """Return the remedy of an error; "" if none is known."""
+def _cure(error: str, macros: Collection[str]) -> str:
+    """Return the remedy of an error; "" if none is known.
+
+    Parameters
+    ----------
+    error
+        The error, with the lines that show the source.
+    macros
+        Names of the macros that the compiler gets.
+    """
     if match := _MISSING_HEADER.search(error):
         return header_cure(match[1] or match[2])
     if match := _UNDEFINED.search(error):
@@ -88,11 +97,11 @@ def _cure(error: str) -> str:
             return HOST_CURE
         if name.isupper():
             return f'if {name} is a macro, define it: [kernel] defines = {{ {name} = "..." }}'
+    if "expected an identifier" in error and (declared := _DECLARED.search(error)) and declared[1] in macros:
+        return f"{declared[1]} is a parameter here, and so a macro: remove its declaration from the source"
     if "texture is not a template" in error:
         return _TEXTURE_CURE
-    if _HOST.search(error):
-        return HOST_CURE
-    return ""
+    return HOST_CURE if _HOST.search(error) else ""
 
 
 _TEXTURE_CURE = (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.cuda.compiler_messages import compile_error
@@ -25,7 +25,7 @@ _NVCC_ONLY = re.compile(
     r"|not allowed in JIT mode|(?:cannot|could not) open source file"
 )
 """Errors of sources that nvcc may compile."""
-_NO_CODE = b"#include <iosfwd>\n"
+_NO_CODE = "#include <iosfwd>\n"
 """Content of a header for the host."""
 _written_for_nvcc: set[str] = set()
 """Hashes of sources that did not compile otherwise."""
@@ -46,6 +46,8 @@ def compile_with_nvrtc(job: CompileJob) -> Compilation:
     if attempt is None or (attempt.fault and _NVCC_ONLY.search(attempt.log)):
         _written_for_nvcc.add(job.source_hash)
         attempt = _attempt(job, options, as_nvcc=True)
+        if attempt.fault and _NVCC_ONLY.search(attempt.log):
+            attempt = _without_host_code_in_headers(job, options) or attempt
     if attempt.is_option_refused:
         refusal = f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {attempt.log.strip()}"
         raise ToolchainError(refusal)
@@ -53,6 +55,17 @@ def compile_with_nvrtc(job: CompileJob) -> Compilation:
         raise compile_error(attempt.log or f"NVRTC returned {attempt.fault}", job)
     symbols = dict(zip(job.entries, attempt.symbols, strict=True))
     return Compilation(attempt.cubin, compiled_functions(attempt.cubin, attempt.log, symbols))
+
+
+def _without_host_code_in_headers(job: CompileJob, options: Sequence[str]) -> _Attempt | None:
+    """Return the attempt without the host functions of the author's headers, too; None if there are no headers."""
+    from autotile.cuda.own_headers import own_headers
+
+    headers = own_headers(job.source, Path(job.template_path), job.include_folders)
+    if not headers.texts:
+        return None
+    options = [*options, *(f"-I{folder}" for folder in headers.folders)]
+    return _attempt(job, options, as_nvcc=True, own_headers=headers.texts)
 
 
 def known_architectures() -> tuple[str, ...]:
@@ -81,7 +94,13 @@ class _Attempt(NamedTuple):
     is_option_refused: bool = False
 
 
-def _attempt(job: CompileJob, options: Sequence[str], *, as_nvcc: bool = False) -> _Attempt:
+def _attempt(
+    job: CompileJob,
+    options: Sequence[str],
+    *,
+    as_nvcc: bool = False,
+    own_headers: Mapping[str, str] = MappingProxyType({}),
+) -> _Attempt:
     """Compile a job.
 
     Parameters
@@ -89,16 +108,18 @@ def _attempt(job: CompileJob, options: Sequence[str], *, as_nvcc: bool = False) 
     as_nvcc
         Whether to accept what nvcc accepts besides: names that it declares without an ``#include``, and host functions
         with their headers.
+    own_headers
+        Text of headers by name, in place of files.
     """
     nvrtc, source = load_nvrtc(), job.source
     entries = [job.expression(entry) for entry in job.entries]
-    headers: tuple[str, ...] = ()
+    headers: dict[str, str] = {}
     if as_nvcc:
-        source, headers = without_host_functions(source), HOST_HEADERS
+        source, headers = without_host_functions(source), {**dict.fromkeys(HOST_HEADERS, _NO_CODE), **own_headers}
         options = [*options, f"--pre-include={PRELUDE}", "--device-as-default-execution-space"]
-    names = [header.encode() for header in headers]
+    names, texts = ([text.encode() for text in part] for part in (headers, headers.values()))
     name = Path(job.template_path).name.encode()
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), name, len(names), [_NO_CODE] * len(names), names)
+    status, program = nvrtc.nvrtcCreateProgram(source.encode(), name, len(names), texts, names)
     _expect_success(nvrtc, status)
     try:
         for entry in entries:

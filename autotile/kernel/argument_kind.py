@@ -30,6 +30,14 @@ PROBLEM_DTYPE = "dtype"
 """Declares that an argument has the problem's element type."""
 
 _NAMES = (PROBLEM_DTYPE, *DTYPES)
+_C_TYPES = {
+    **{dtype.c_type: name for name, dtype in reversed(DTYPES.items())},
+    **{"half": "float16", "bf16": "bfloat16", "char": "int8", "size_t": "uint64", "unsigned": "uint32"},
+    **{"unsigned char": "uint8", "short": "int16", "unsigned short": "uint16", "int": "int32", "long": "int64"},
+    **{"unsigned int": "uint32", "unsigned long": "uint64", "long long": "int64", "unsigned long long": "uint64"},
+    **{f"{name}_t": name for name in DTYPES if "int" in name},
+}
+"""Element type of each spelling in C that is not its name here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +115,8 @@ def known_type(name: str, location: Location) -> str:
     """
     known = canonical_dtype(name)
     if known not in _NAMES:
-        hint = f"{nearest(name, _NAMES)} (known: {listing(_NAMES)})"
+        meant = _C_TYPES.get(name)
+        hint = f"; write {meant!r}" if meant else f"{nearest(name, _NAMES)} (known: {listing(_NAMES)})"
         raise location.error(f"the string {name[:60]!r} is not accepted{hint}")
     return known
 

@@ -316,7 +316,7 @@ def _option(kernel: Table, text: str, kinds: Mapping[str, Kind]) -> OptionText:
 
     if near := difflib.get_close_matches(text, KNOWN_OPTIONS, n=1, cutoff=_MISSPELLED):
         name = near[0].partition("=")[0]
-        if text.partition("=")[0] != name:
+        if text.partition("=")[0].lstrip("-") != name.lstrip("-"):  # one dash or two: both compilers accept either
             raise kernel.error("options", f"{text[:60]!r} is not accepted; did you mean {near[0]!r}?")
     return option
 

@@ -177,7 +177,7 @@ def declared_content(table: Table, name: str, scope: ArgumentScope) -> tuple[str
     if "init" not in table.data:
         return "", None
     given = table.data["init"]
-    text = table.text("init") if isinstance(given, str) else repr(table.number("init"))
+    text = table.text("init", multiline=True) if isinstance(given, str) else repr(table.number("init"))
     if text in NAMED:
         return text, None
     if text.isidentifier() and text not in scope.operands and text not in scope.problem.sizes:

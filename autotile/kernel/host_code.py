@@ -14,6 +14,10 @@ _NOT_A_FUNCTION = re.compile(r"\b(?:struct|class|union|enum|typedef|using|static
 _NAME_AND_PARAMETERS = re.compile(r"[\w>&*\]:]\s*[\s&*>]\s*[A-Za-z_][\w:]*\s*\Z|\bmain\s*\Z")
 _MACRO = re.compile(r"^[^\S\n]*#[^\S\n]*define[^\S\n]+(\w+)", re.MULTILINE)
 _MACRO_LIKE = re.compile(r"\b[A-Z][A-Z0-9_]{2,}\b")
+_HOST_TYPE = re.compile(
+    r"\bstd\s*::\s*(?:vector|deque|list|map|set|unordered_map|unordered_set|string|string_view|unique_ptr|shared_ptr"
+    r"|[io]?f?stream|[io]?stringstream|thread|mutex|condition_variable|future|random_device|mt19937(?:_64)?)\b"
+)
 _LAUNCH = re.compile(r"<<<")
 
 
@@ -21,8 +25,9 @@ def without_host_functions(source: str) -> str:
     """Return the source with the definitions and declarations of host functions blanked; lines keep their numbers.
 
     These are the functions in namespaces that have no annotation and are not ``constexpr``; device code cannot call
-    them. What cannot be told for sure, such as a function that a macro annotates, stays. The source is returned as it
-    is if its braces are not balanced, as where an ``#if`` chooses between two openings.
+    them. Classes and variables without device functions that need types such as ``std::vector`` are blanked, too.
+    What cannot be told for sure, such as a function that a macro annotates, stays. The source is returned as it is if
+    its braces are not balanced, as where an ``#if`` chooses between two openings.
     """
     code = _MASKED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
     macros = set(_MACRO.findall(source))
@@ -31,7 +36,7 @@ def without_host_functions(source: str) -> str:
     while position < len(code):
         character = code[position]
         if character == ";":
-            if _is_host_function(code[start:position], macros):
+            if _is_host_function(code[start:position], macros) or _is_host_data(code[start:position]):
                 blanked.append((start, position + 1))
             start = position + 1
         elif character == "}":
@@ -61,6 +66,11 @@ def without_host_functions(source: str) -> str:
 def has_host_launch(source: str) -> bool:
     """Return whether a source launches kernels itself."""
     return _LAUNCH.search(source) is not None
+
+
+def _is_host_data(declaration: str) -> bool:
+    """Return whether a declaration is that of a class or variable that needs the host's library."""
+    return _HOST_TYPE.search(declaration) is not None and _DEVICE.search(declaration) is None
 
 
 def _is_host_function(declaration: str, macros: set[str]) -> bool:

@@ -19,8 +19,9 @@ from autotile.errors import InputError, SpecError, UnknownKernelError
 from autotile.kernel.entries import names_in
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.reference_function import ReferenceFunction
+from autotile.kernel.source_checks import check_source
 from autotile.kernel.sources import hash_with_includes, is_file, own_sources, read_text
-from autotile.kernel.spec import KernelSpec, check_variables
+from autotile.kernel.spec import KernelSpec
 from autotile.kernel.syntax import Location
 from autotile.settings import absolute_path, read_settings
 
@@ -139,7 +140,7 @@ class KernelReader:
         else:
             spec = parse_spec(text, shown, folder=str(path.parent))
         kernel = make_kernel(spec, _template_path(path, spec), folder=path.parent)
-        check_variables(spec, kernel.source)
+        check_source(spec, kernel.source)
         if last is not None and last.spec is spec and last == kernel:
             return last
         self._last[path] = kernel

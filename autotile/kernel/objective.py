@@ -63,7 +63,7 @@ def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, s
     metrics: list[Metric] = []
     for name in table.data:
         names = [metric.name for metric in metrics]
-        metrics.append(Metric(name, parse_score(table.text(name), names, kinds, table.location(name))))
+        metrics.append(Metric(name, parse_score(table.text(name, multiline=True), names, kinds, table.location(name))))
     return tuple(metrics)
 
 
@@ -73,7 +73,7 @@ def parse_objective(table: Table, metrics: Sequence[Metric], kinds: Mapping[str,
     if not table.data:
         return None
     names = [metric.name for metric in metrics]
-    expression = parse_score(table.text("value"), names, kinds, table.location("value"))
+    expression = parse_score(table.text("value", multiline=True), names, kinds, table.location("value"))
     return Objective(expression, table.boolean("maximize", default=False))
 
 

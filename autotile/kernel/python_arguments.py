@@ -31,8 +31,12 @@ class Buffer:
         ``"in"``, ``"out"`` or ``"inout"``.
     init
         Content of an ``in`` or ``inout`` buffer in tuning, such as ``"uniform"``; None for ``"normal"``.
+    constant
+        Name of the ``__constant__`` array that the buffer is copied to; None if the kernel takes its address.
+    restore
+        Whether a buffer that is written gets its content back before each launch, as all do; stated for the reader.
     options
-        Further keys of the argument in a search-space file.
+        Further keys of the argument in a search-space file, such as ``{"pass": False}``.
 
     Examples
     --------
@@ -45,6 +49,8 @@ class Buffer:
     access: str = "in"
     init: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    constant: str | None = None
+    restore: bool = False
 
     @property
     def array(self) -> NDArray[Any] | None:
@@ -56,7 +62,8 @@ class Buffer:
         dtype = self.array.dtype if self.array is not None else self.dtype
         shape = self.array.shape if self.shape is None and self.array is not None else self.shape
         table = {"buffer": _element_type(dtype), "shape": listed(shape), "access": self.access}
-        return table | ({"init": self.init} if self.init is not None else {}) | dict(self.options)
+        given = {"init": self.init, "constant": self.constant, "restore": self.restore or None}
+        return table | {key: value for key, value in given.items() if value is not None} | dict(self.options)
 
 
 @dataclass(frozen=True)

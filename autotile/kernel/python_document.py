@@ -17,6 +17,7 @@ from autotile.errors import InputError, SpecError
 from autotile.kernel.predicates import Predicate
 from autotile.kernel.python_arguments import Buffer, Scalar, Scratch, as_array, listed, parameter_names
 from autotile.kernel.syntax import python_source
+from autotile.kernel.table import is_keyword
 
 
 class PythonDocument(NamedTuple):
@@ -165,10 +166,13 @@ def _is_empty(value: Any) -> bool:
 
 
 def _named_arguments(arguments: Any, entry: str, source: str, kernel: str) -> dict[str, Any]:
-    """Return arguments by name; those of a list are named as in the signature, where it can be read."""
+    """Return arguments by name; those of a list are named as in the signature, where it can be read.
+
+    A name that is a keyword of Python, such as ``in``, gets a ``_``.
+    """
     if not isinstance(arguments, list | tuple):
         return _mapping(arguments, "arguments", kernel)
-    names = parameter_names(source, entry)
+    names = tuple(f"{name}_" if is_keyword(name) else name for name in parameter_names(source, entry))
     if len(names) != len(arguments) or len(set(names)) != len(names) or "" in names:
         names = tuple(f"argument_{number}" for number in range(len(arguments)))
     return dict(zip(names, arguments, strict=True))

@@ -141,6 +141,8 @@ def check_reference(reference: Reference, arguments: tuple[Argument, ...], probl
             if shape != expected:
                 at = " ".join(f"{size}={value}" for size, value in sizes.items())
                 problem_text = f"the result has the shape {shape}, but the buffer {name} has {expected}, at {at}"
+                if not shape and expected == (1,):
+                    problem_text += "; write reshape(..., 1)"
                 raise expression.location.error(problem_text, expression=expression.text)
 
 
@@ -252,7 +254,9 @@ def _outputs(
                 cure = f'give {drawn[0]} a file, too, or a constant content such as init = "ones"'
                 raise entry.error("file", f"the file holds one answer, but the content of {drawn[0]} is random; {cure}")
         else:
-            text = "; ".join(table.texts(name)) if isinstance(table.data[name], list) else table.text(name)
+            text = (
+                "; ".join(table.texts(name)) if isinstance(table.data[name], list) else table.text(name, multiline=True)
+            )
             outputs[name] = parse_array_expression(text, known, problem.kinds, table.location(name))
     return outputs, files
 

@@ -5,14 +5,12 @@ The smaller parts are named tuples for the reason given in `autotile.kernel.node
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from autotile.core.documents import Name
 from autotile.core.frozen import dataclass
 from autotile.core.model import Value
-from autotile.errors import InputError
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument, WorkspaceArgument, arguments_of_kind
 from autotile.kernel.compiler_options import Build
 from autotile.kernel.computed import Computed
@@ -242,18 +240,3 @@ class KernelSpec:
     def tensor_maps(self) -> tuple[TensorMapArgument, ...]:
         """The tensor maps, in order."""
         return arguments_of_kind(self.arguments, TensorMapArgument)
-
-
-def check_variables(spec: KernelSpec, source: str) -> None:
-    """Raise if a template that includes no files of the author lacks a ``__constant__`` variable.
-
-    Raises
-    ------
-    InputError
-        The template lacks it.
-    """
-    for buffer in spec.buffers:
-        name = buffer.constant.rpartition("::")[2]
-        if name and not re.search(rf"\b{name}\b", source) and not re.search(r'#\s*include\s*"', source):
-            hint = f"declare it as in __constant__ {buffer.dtype} {name}[...];"
-            raise InputError(f"{spec.source}: {buffer.name}: the template has no variable {buffer.constant}; {hint}")

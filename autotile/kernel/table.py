@@ -13,7 +13,7 @@ from autotile.core.reading import MAX_KEY_PARTS, parse_toml
 from autotile.errors import SpecError, listing, nearest
 from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.nodes import NOUNS, Kind
-from autotile.kernel.syntax import Location, is_python_source
+from autotile.kernel.syntax import Location, is_python_source, one_line
 
 MAX_BYTES = 2**20
 """Maximum size of a file."""
@@ -23,6 +23,9 @@ MAX_ENTRIES = 1000
 
 MAX_KEY_CHARACTERS = 100
 """Maximum length of a key."""
+
+_MAX_SHOWN_VALUE = 60
+"""Maximum length of a value that a message repeats."""
 
 MAX_WHOLE_NUMBER = 2**31 - 1
 """Maximum size or number of bytes; by convention, sizes are passed to kernels as int32."""
@@ -102,11 +105,12 @@ class Table:
             self._check_length(name, entry)
         return tuple(Table(self.document, f"{self.path(name)}[{i}]", entry) for i, entry in enumerate(entries))
 
-    def text(self, name: str, default: str | None = None) -> str:
-        """Return a string of one line."""
+    def text(self, name: str, default: str | None = None, *, multiline: bool = False) -> str:
+        """Return a string of one line; several lines are joined to one if ``multiline``, as in an expression."""
         value = self.data.get(name, default) if default is not None else self.require(name)
         if not isinstance(value, str):
             raise self.error(name, f"expected a string, got {describe(value)}")
+        value = one_line(value) if multiline else value
         if not value.isprintable():
             raise self.error(name, "expected one line of printable characters")
         return value
@@ -117,7 +121,10 @@ class Table:
             return []
         value = self.require(name)
         if not isinstance(value, list):
-            raise self.error(name, f"expected a list, got {describe(value)}")
+            shown = f'"{value}"' if isinstance(value, str) else value
+            is_scalar = isinstance(value, str | int | float) and len(str(value)) <= _MAX_SHOWN_VALUE
+            hint = f"; write {name} = [{str(shown).lower() if isinstance(value, bool) else shown}]" if is_scalar else ""
+            raise self.error(name, f"expected a list, got {describe(value)}{hint}")
         if not value:
             raise self.error(name, "the list is empty; give at least one value")
         self._check_length(name, value)
@@ -351,13 +358,15 @@ def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
     SpecError
         A name is not a C identifier, is a keyword or reserved, or is already defined.
     """
+    note = "; it need not be the name in the source" if what == "an argument" else ""
     for name in table.data:
         if not is_c_identifier(name):
             raise table.error(name, f"{name!r} is not a C identifier; use letters, digits and '_', no digit first")
         if name.startswith("__"):
             raise table.error(name, f"{name!r} is reserved for the compiler; use a name without leading '__'")
         if keyword.iskeyword(name) or name in _CXX_KEYWORDS:
-            raise table.error(name, f"{name!r} is a keyword of Python or C++; use another name")
+            hint = f"use another name, such as {name}_"
+            raise table.error(name, f"{name!r} is a keyword of Python or C++; {hint}{note}")
         other = _RESERVED.get(name) or taken.get(name)
         if other:
             raise table.error(name, f"{name!r} already names {other}; use another name")

@@ -114,6 +114,20 @@ class TestSameModel:
         kernel = scale(arguments=listed)
         assert [argument.name for argument in kernel.definition.spec.arguments] == ["x", "y", "n", "factor"]
 
+    def test_names_of_the_code_that_no_expression_can_have(self):
+        source = """__constant__ float weights[8];
+        __global__ void k(const float* in, float* out, int lambda) { out[0] = in[0] * weights[lambda]; }"""
+        arguments = [Buffer("float32", "n"), Buffer("float32", "n", "out"), Scalar("int32", 2)]
+        kernel = autotile.kernel(
+            source, "k", sizes={"n": 64}, parameters={"T": [64]}, arguments=arguments, launch=("T", 1), reference="in_"
+        )
+        assert [argument.name for argument in kernel.definition.spec.arguments] == ["in_", "out", "lambda_"]
+
+    def test_constant_memory_and_content_that_comes_back(self):
+        assert Buffer("float32", 8, constant="w").to_table()["constant"] == "w"
+        assert Buffer("float32", 8, "inout", restore=True).to_table()["restore"] is True
+        assert Buffer("float32", 8).to_table().keys() == {"buffer", "shape", "access"}
+
     def test_a_workspace_and_plain_tables(self):
         arguments = {
             "x": {"buffer": "float32", "shape": ["n"], "access": "inout", "init": "ones"},

@@ -170,6 +170,17 @@ class TestExplain:
         assert answer.code == 2
         assert said in answer.err
 
+    def test_arguments_that_the_kernel_does_not_take(self, run, scale_toml):
+        scale_toml.write_text(scale_toml.read_text().replace('factor = { scalar = "float32"', 'm = { scalar = "int32"'))
+        template = scale_toml.with_suffix(".cu")
+        template.write_text(template.read_text().replace("int n, float factor", "int n, float factor, short m"))
+        scale_toml.write_text(
+            scale_toml.read_text().replace('"factor * x"', '"m * x"').replace("2.0, check = -0.5", "2")
+        )
+        answer = run("explain", scale_toml, "--device", "h200", "--json")
+        assert answer.code == 1
+        assert "takes 5 parameters, but 4 are declared" in answer.document["fault"]
+
     def test_a_kernel_that_does_not_compile_is_explained_and_not_valid(self, run, scale_toml):
         template = Path(scale_toml).with_name("scale.cu")
         template.write_text("this is no CUDA\n")

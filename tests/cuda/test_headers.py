@@ -76,6 +76,12 @@ def test_cub_as_a_whole() -> None:
     assert compile_cubin(job(source, entry="k<128>")).resources.static_smem_bytes > 0
 
 
+def test_complex_numbers_of_thrust() -> None:
+    """The header declares stream operators, of which NVRTC has no streams."""
+    source = "#include <thrust/complex.h>\n__global__ void k(thrust::complex<float>* x) { x[0] *= x[1]; }"
+    assert compile_cubin(job(source)).cubin
+
+
 def test_what_nvcc_declares_without_a_header() -> None:
     source = "__global__ void k(float* x, uint32_t n) { x[n] = INFINITY + M_PI + std::abs(x[0]) + size_t(n); }"
     assert compile_cubin(job(source)).cubin
@@ -102,6 +108,34 @@ def test_a_whole_program() -> None:
     assert compile_cubin(job(source, entry="k<32>")).functions["k<32>"].symbol == "_Z1kILi32EEvPf"
 
 
+def test_headers_of_the_author_with_host_code(tmp_path: Path) -> None:
+    """Headers are found beside the template, beside the header that includes them, and in an include folder."""
+    (tmp_path / "common").mkdir()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "common" / "scale.h").write_text(
+        "#pragma once\n__device__ inline int scaled(int x) { return 3 * x; }\n"
+    )
+    (tmp_path / "common" / "helper.cuh").write_text(
+        """#pragma once
+        #include <iostream>
+        #include "scale.h"
+        inline void report(int n) { std::cout << n << std::endl; }
+        struct Options { std::vector<int> sizes; Options(int n) : sizes(n) {} };
+        template <class T> __device__ T twice(T x) { return 2 * x; }
+        """
+    )
+    (tmp_path / "own" / "check.h").write_text("inline int devices() { int n; cudaGetDeviceCount(&n); return n; }\n")
+    source = """
+    #include "common/helper.cuh"
+    #include <check.h>
+    static std::string title = "kernel";
+    __global__ void k(int* x) { x[0] = scaled(twice(x[1])); }
+    int main() { Options options(devices()); report(options.sizes[0]); }
+    """
+    found = compile_cubin(job(source, tmp_path / "k.cu", include_folders=(str(tmp_path / "own"),)))
+    assert found.cubin
+
+
 @pytest.mark.parametrize(
     ("source", "cure"),
     [
@@ -109,12 +143,13 @@ def test_a_whole_program() -> None:
         ("#include <cutlass/cutlass.h>\n__global__ void k() {}", "AUTOTILE_INCLUDE"),
         ("#include <curand_none.h>\n__global__ void k() {}", "pip install nvidia-curand"),
         ("__global__ void k(float* x) { x[0] = TILE; }", r"defines = \{ TILE ="),
+        ("static const int BLOCK = 128;\n__global__ void k(float* x) { x[0] = BLOCK; }", "BLOCK is a parameter here"),
         ("__global__ void k(float* x) { std::vector<int> v; }", "__CUDACC_RTC__"),
     ],
 )
 def test_an_error_gives_the_cure(source: str, cure: str) -> None:
     with pytest.raises(CompileError, match=cure):
-        compile_cubin(job(source))
+        compile_cubin(job(source, options=("-DBLOCK=64",)))
 
 
 def test_lines_are_those_of_the_source() -> None:

@@ -12,7 +12,7 @@ from autotile.database.keys import space_hash
 from autotile.errors import InputError, SpecError
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.reference_kernel import reference_spec
-from autotile.kernel.spec import check_variables
+from autotile.kernel.source_checks import check_source
 
 FILTER = 'f = { buffer = "float32", shape = [9], access = "in", constant = "d_filter" }'
 
@@ -41,10 +41,10 @@ def test_refusals(old: str, new: str, problem: str) -> None:
 
 def test_the_template_must_have_the_variable() -> None:
     spec = spec_of("float32", FILTER)
-    check_variables(spec, "__constant__ float d_filter[9];")
-    check_variables(spec_of("float32", FILTER.replace("d_f", "ns::d_f")), "namespace ns { int d_filter[1]; }")
+    check_source(spec, "__constant__ float d_filter[9];")
+    check_source(spec_of("float32", FILTER.replace("d_f", "ns::d_f")), "namespace ns { int d_filter[1]; }")
     with pytest.raises(InputError, match="the template has no variable d_filter; declare it"):
-        check_variables(spec, "__constant__ float d_filters[9];")
+        check_source(spec, "__constant__ float d_filters[9];")
 
 
 def test_a_reference_kernel_takes_a_listed_buffer_as_a_pointer() -> None:

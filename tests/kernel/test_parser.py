@@ -277,7 +277,7 @@ ARGUMENTS = [
         "arguments.M",
         ["exactly one of the keys buffer, scalar, workspace, tensor_map"],
     ),
-    ('scalar = "int32"', 'scalar = "int"', "arguments.M.scalar", ["is not accepted", "int8"]),
+    ('scalar = "int32"', 'scalar = "int"', "arguments.M.scalar", ["is not accepted", "write 'int32'"]),
     ('value = "M" }', 'value = "N" }', "arguments.M", ["'M' already names a size", 'value = "M"']),
     ('value = "M" }', 'value = "Q" }', "arguments.M.value", ["unknown name 'Q'"]),
     ('value = "M" }', 'value = "M", check = 3 }', "arguments.M.check", ["remove check"]),
