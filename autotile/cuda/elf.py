@@ -42,7 +42,7 @@ def parameter_bytes(cubin: bytes, symbol: str) -> tuple[int, ...] | None:
         if attributes is None:
             return None
         sizes = dict(_parameters(attributes))
-    except (struct.error, ValueError):
+    except (struct.error, ValueError, OverflowError):  # an offset may be any number of 64 bits
         return None
     return tuple(sizes[ordinal] for ordinal in sorted(sizes)) if sorted(sizes) == list(range(len(sizes))) else None
 

@@ -88,7 +88,7 @@ def test_an_altered_rule(seed: int) -> None:
 @pytest.mark.parametrize(
     ("text", "schema", "field", "fault"),
     [
-        ('{"config": {"BM": 1.5}}', ResultDocument, "config[...]", "expected bool | int | str, got float"),
+        ('{"config": {"BM": [1]}}', ResultDocument, "config[...]", "expected bool | int | float | str, got array"),
         ("{}", ResultDocument, "", "object missing required field config"),
         ('[{"a": NaN}]', list[Any], "", "JSON is malformed"),
         ("1e400", float, "", "number out of range"),

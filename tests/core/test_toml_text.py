@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotile.core.toml_text import toml_text
@@ -20,11 +20,13 @@ values = st.recursive(
 tables = st.dictionaries(texts, values, max_size=5)
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(texts, tables, max_size=5))
 def test_a_document_is_read_back(document):
     assert tomllib.loads(toml_text(document)) == document
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.lists(tables, min_size=1, max_size=3))
 def test_an_array_of_tables_is_read_back(steps):
     assert tomllib.loads(toml_text({"steps": steps})) == {"steps": steps}

@@ -223,7 +223,7 @@ class TestImport:
             ('"tune_params_keys"', '"other"', "object missing required field tune_params_keys"),
             ('"kernel_name": "add"', '"kernel_name": 3', "kernel_name: expected str, got int"),
             ("4096,", '"4096",', "problem_size[0]: expected int"),
-            ("32,\n64,", "0.5,\n64,", "tune_params[...][0]: expected bool | int | str, got float"),
+            ("32,\n64,", "[32],\n64,", "tune_params[...][0]: expected bool | int | float | str, got array"),
             ('"kind": [', '"sort": [', "lacks values for 'kind'"),
             ('"block_size_x": 32, "v', '"block_size_x": 48, "v', "lacks a listed value of 'block_size_x'"),
             ('"vector": true, "kind"', '"vector": 1, "kind"', "lacks a listed value of 'vector'"),

@@ -230,7 +230,7 @@ def replaced(name: str, array: np.ndarray) -> Callable[[dict[str, Any], dict[str
         (head("device", value={}), "missing required field name"),
         (head("created_at", value="yesterday"), "header cannot be used"),
         (head("parameters", value=[["BM", []]]), "parameters"),
-        (head("parameters", value=[["BM", [1, 1.5]], ["A", [1]], ["B", [1]]]), "parameters"),
+        (head("parameters", value=[["BM", [1, [1]]], ["A", [1]], ["B", [1]]]), "parameters"),
         (head("parameters", value=[["BM", [32, 64]], ["A", [1, 2]], ["B", [1, 2]]]), "value that its parameter lacks"),
         (head("labels", value={"outcome": ["fine"], "stage": [""], "reason": [""]}), "invalid enum value 'fine'"),
         (head("labels", "reason", value=[1]), r"reason\[0\]: expected str"),

@@ -76,4 +76,4 @@ def test_a_template_with_macros_of_sizes(tmp_path: Path, compiler: str) -> None:
     (tmp_path / "scale.toml").write_text(SPACE.replace("@compiler", f'compiler = "{compiler}"'))
     options = autotile.TuneOptions(trials=3)
     result = autotile.tune(str(tmp_path / "scale.toml"), {"N": 100000}, options=options, database=tmp_path / "a.db")
-    assert result.best is not None, result
+    assert result.winner is not None, result

@@ -444,7 +444,7 @@ def test_too_many_entries() -> None:
     assert "1003 entries, at most 1000" in refusal(edited("[rules]\n", "[rules]\n" + rules)).problem
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_a_damaged_file_gives_a_spec_error_or_a_spec(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(SGEMM) - 1))

@@ -72,7 +72,7 @@ def spaces(draw: st.DrawFn) -> KernelSpec:
     return make_spec(parameters, rules if default else {}, default=default)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 @given(spaces())
 def test_a_space_is_the_filtered_product(spec: KernelSpec) -> None:
     found = enumerate_space(spec, SIZES, H200)
