@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autotile.core.text import plural
 from autotile.errors import InputError, SpecError
 from autotile.kernel.predicates import Predicate
 from autotile.kernel.python_arguments import Buffer, Scalar, Scratch, as_array, listed, parameter_names
@@ -88,7 +89,9 @@ def build_document(
         raise InputError(f"the entry is {entry!r:.60}, expected the name of a __global__ function")
     first = entry if entry is not None else str(next(iter(steps)).get("entry", ""))
     name = str(name) if name is not None else _kernel_name(first)
-    given = _named_arguments(arguments, first, text if text is not None else _peek(template), name)
+    given = _named_arguments(
+        arguments, first, text if text is not None else _peek(template), name, has_steps=entry is None
+    )
     arrays: dict[str, NDArray[Any]] = {}
     tables = {key: _argument(key, value, name, arrays) for key, value in given.items()}
     launched = _launch(launch, name)
@@ -165,7 +168,7 @@ def _is_empty(value: Any) -> bool:
     return isinstance(value, str | Mapping | Sequence) and len(value) == 0
 
 
-def _named_arguments(arguments: Any, entry: str, source: str, kernel: str) -> dict[str, Any]:
+def _named_arguments(arguments: Any, entry: str, source: str, kernel: str, *, has_steps: bool) -> dict[str, Any]:
     """Return arguments by name; those of a list are named as in the signature, where it can be read.
 
     A name that is a keyword of Python, such as ``in``, gets a ``_``.
@@ -174,8 +177,26 @@ def _named_arguments(arguments: Any, entry: str, source: str, kernel: str) -> di
         return _mapping(arguments, "arguments", kernel)
     names = tuple(f"{name}_" if is_keyword(name) else name for name in parameter_names(source, entry))
     if len(names) != len(arguments) or len(set(names)) != len(names) or "" in names:
+        if (
+            names
+            and not has_steps
+            and all(isinstance(value, Buffer | Scalar | Scratch) and _is_passed(value) for value in arguments)
+        ):
+            _check_count(names, len(arguments), kernel, entry)
         names = tuple(f"argument_{number}" for number in range(len(arguments)))
     return dict(zip(names, arguments, strict=True))
+
+
+def _is_passed(argument: Buffer | Scalar | Scratch) -> bool:
+    table = argument.to_table()
+    return table.get("pass", True) is True and "constant" not in table
+
+
+def _check_count(names: Sequence[str], count: int, kernel: str, entry: str) -> None:
+    """Raise if a function whose parameters can be read, so that none is a macro, takes another number of them."""
+    if count != len(names) and all(names) and not any(name.isupper() for name in names if len(name) > 1):
+        found = f"{entry} takes {plural(len(names), 'parameter')} ({', '.join(names)})"
+        raise SpecError(f"{python_source(kernel)}: [arguments]: {found}, but {count} are listed; list one for each")
 
 
 def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:

@@ -123,6 +123,19 @@ class TestSameModel:
         )
         assert [argument.name for argument in kernel.definition.spec.arguments] == ["in_", "out", "lambda_"]
 
+    def test_a_list_that_lacks_an_argument(self):
+        listed = [Buffer(np.float32, "n"), Buffer("float32", "n", "out"), Scalar("int32", "n")]
+        with pytest.raises(SpecError, match=r"scale takes 4 parameters \(x, y, n, factor\), but 3 are listed"):
+            scale(arguments=listed)
+        step = {
+            "entry": "scale",
+            "block": ["THREADS"],
+            "grid": [1],
+            "arguments": ["argument_0", "argument_1", "argument_2"],
+        }
+        kernel = scale(entry=None, launch=None, steps=[step], arguments=listed, reference={"argument_1": "argument_0"})
+        assert [a.name for a in kernel.definition.spec.arguments] == ["argument_0", "argument_1", "argument_2"]
+
     def test_constant_memory_and_content_that_comes_back(self):
         assert Buffer("float32", 8, constant="w").to_table()["constant"] == "w"
         assert Buffer("float32", 8, "inout", restore=True).to_table()["restore"] is True
