@@ -66,7 +66,7 @@ def test_buffers_and_workspaces_fit_in_the_devices_memory() -> None:
     ("old", "new", "key", "said"),
     [
         ('init = "zeros"', 'init = "ones"', "arguments.counters.init", 'expected "zeros", or no init'),
-        ('workspace = "float32"', 'workspace = "float"', "arguments.partials.workspace", "did you mean 'float"),
+        ('workspace = "float32"', 'workspace = "float"', "arguments.partials.workspace", "write 'float32'"),
         ('"SPLIT_K if', '"SPLITS if', "arguments.partials.shape", "did you mean 'SPLIT_K'"),
         ('{ workspace = "float32",', '{ workspace = "float32", access = "in",', "arguments.partials.access", "unknown"),
         ('{ workspace = "float32",', "{", "arguments.partials", "expected exactly one of the keys buffer"),

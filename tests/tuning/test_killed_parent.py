@@ -29,7 +29,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize(
     ("scenario", "kills"),
     [
-        (Scenario("searching", (*TUNE, "--trials", "50")), 2),
+        (Scenario("searching", (*TUNE, "--trials", "50")), 1),
         (Scenario("compiling", (*TUNE, "--trials", "12"), cold=True), 1),
     ],
     ids=lambda value: getattr(value, "name", ""),
