@@ -185,7 +185,7 @@ class Trial:
 
     @property
     def cost(self) -> float | None:
-        """What the search minimises: the time in microseconds, unless it has another objective.
+        """Value that the search minimises: the time in microseconds, unless it has another objective.
 
         Of an objective that is maximised it is the reciprocal. None if the candidate was not measured.
         """

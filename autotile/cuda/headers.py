@@ -38,7 +38,7 @@ class HeaderFolders(NamedTuple):
 
     folders: tuple[str, ...]
     toolkit: tuple[str, ...]
-    """Those of the toolkit among them, best first."""
+    """Folders of the toolkit among them, best first."""
 
 
 @lru_cache

@@ -17,7 +17,7 @@ from autotile.kernel.syntax import ExpressionText
 
 
 class Context(NamedTuple):
-    """What a closure is evaluated with."""
+    """Arrays, sizes and functions that a closure is evaluated with."""
 
     env: Mapping[str, Any]
     library: ModuleType

@@ -13,7 +13,6 @@ _NAME = re.compile(r"([A-Za-z_]\w*)\s*\Z")
 _ATTRIBUTE = re.compile(
     r"\b(?:__launch_bounds__|__cluster_dims__|__block_size__|__maxnreg__|__attribute__|__declspec|alignas)\s*\("
 )
-_QUALIFIER = re.compile(r"\b(?:const|volatile|__restrict__|__restrict|restrict|__grid_constant__|struct|typename)\b")
 _MAX_DECLARATION = 20_000
 """Characters of one declaration that are read."""
 _OPEN = {"(": ")", "[": "]", "{": "}", "<": ">"}
@@ -29,11 +28,6 @@ class FunctionParameter(NamedTuple):
     def is_pointer(self) -> bool:
         """Whether the type is written as a pointer or an array."""
         return self.type.endswith("*")
-
-    @property
-    def bare_type(self) -> str:
-        """The type without qualifiers, which do not change its size."""
-        return " ".join(_QUALIFIER.sub(" ", self.type).replace("*", " * ").split())
 
 
 class GlobalFunction(NamedTuple):

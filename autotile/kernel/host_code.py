@@ -18,7 +18,6 @@ _HOST_TYPE = re.compile(
     r"\bstd\s*::\s*(?:vector|deque|list|map|set|unordered_map|unordered_set|string|string_view|unique_ptr|shared_ptr"
     r"|[io]?f?stream|[io]?stringstream|thread|mutex|condition_variable|future|random_device|mt19937(?:_64)?)\b"
 )
-_LAUNCH = re.compile(r"<<<")
 
 
 def without_host_functions(source: str) -> str:
@@ -61,11 +60,6 @@ def without_host_functions(source: str) -> str:
     for begin, end in reversed(blanked):
         source = source[:begin] + _blank(source[begin:end]) + source[end:]
     return source
-
-
-def has_host_launch(source: str) -> bool:
-    """Return whether a source launches kernels itself."""
-    return _LAUNCH.search(source) is not None
 
 
 def _is_host_data(declaration: str) -> bool:

@@ -70,7 +70,7 @@ class StepLaunch:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What a call of one configuration launches, in order; compares by value."""
+    """Launches of a call of one configuration, in order; compares by value."""
 
     launches: tuple[StepLaunch, ...]
 
@@ -113,7 +113,7 @@ class LaunchPlan:
 
     @cached_property
     def steps(self) -> Mapping[int, StepLaunch]:
-        """Of each step that is launched, by its index, the launch with the most dynamic shared memory."""
+        """For each launched step, by its index, the launch with the most dynamic shared memory."""
         largest: dict[int, StepLaunch] = {}
         for launch in self.launches:
             known = largest.setdefault(launch.step, launch)

@@ -27,7 +27,7 @@ from autotile.settings import absolute_path, read_settings
 
 
 class Variant(NamedTuple):
-    """What one configuration compiles, for a kernel whose source a function makes."""
+    """Source and options that one configuration compiles, for a kernel whose source a function makes."""
 
     source: str
     options: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ MEASURED = (
 """Values of a trial that expressions may use, beside parameters, sizes, flags and metrics."""
 
 RUN_VALUES = ("time_us", "energy_mj", "max_error")
-"""Those that only a run gives; the others are known after compilation."""
+"""Values that only a run gives; the others are known after compilation."""
 
 
 class Metric(NamedTuple):
@@ -36,7 +36,7 @@ class Metric(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """What a search minimises or maximises instead of the time."""
+    """Quantity that a search minimises or maximises instead of the time."""
 
     expression: ArrayExpression
     maximize: bool = False

@@ -82,7 +82,7 @@ class Reference(NamedTuple):
 
     @property
     def notice(self) -> str:
-        """What a user must know of results that were verified with it, as one line; "" for nothing."""
+        """Notice to the user on results that were verified with it, as one line; "" for nothing."""
         if self.is_agreement:
             return (
                 "NO REFERENCE: configurations were only compared with each other, so an error that they share is not "

@@ -128,13 +128,13 @@ class KernelSpec:
     heuristics: tuple[Rule, ...]
     """Conditions on the configurations that the search tries; see `Rule.is_heuristic`."""
     steps: tuple[Step, ...]
-    """What a call launches, in order; one step unless the file has ``[[steps]]``."""
+    """Launches of a call, in order; one step unless the file has ``[[steps]]``."""
     limits: Limits
     arguments: tuple[Argument, ...]
     reference: Reference
     work: Work
     objective: Objective | None
-    """What a search minimises or maximises; None for the time."""
+    """Quantity that a search minimises or maximises; None for the time."""
     metrics: tuple[Metric, ...]
     """Values that are computed for each trial."""
     source: str

@@ -1,4 +1,4 @@
-"""What scripts import from ``kernel_tuner.searchspace``: the installed Kernel Tuner provides it."""
+"""Names that scripts import from ``kernel_tuner.searchspace``: the installed Kernel Tuner provides it."""
 
 from __future__ import annotations
 

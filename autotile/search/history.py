@@ -74,7 +74,7 @@ class History:
         self._values: Floats = np.zeros((64, 1))
         self._errors: Floats = np.zeros(64)
         self._scores: tuple[int, Scores] | None = None
-        """Those of one objective, after the number of trials that they are of."""
+        """The trials of one objective, after the number of trials that they are of."""
 
     def begin(self, row: int) -> int:
         """Add a trial that begins; return its index."""

@@ -283,7 +283,7 @@ class BoundKernel:
 
     @property
     def launches(self) -> tuple[StepLaunch, ...]:
-        """What a call launches, in order."""
+        """Launches of a call, in order."""
         return self._plan.launches
 
     @property

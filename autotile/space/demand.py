@@ -1,4 +1,4 @@
-"""What configurations need of a device, as columns with one row per configuration."""
+"""Demands of configurations on a device, as columns with one row per configuration."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class LaunchDemand:
 
 @dataclass(frozen=True)
 class Demand:
-    """What configurations need: int64 columns with one row per configuration, or one element for all."""
+    """Demands of configurations: int64 columns with one row per configuration, or one element for all."""
 
     launch_count: Column
     """Launches of a call."""

@@ -12,7 +12,7 @@ UNSUPPORTED = {
     "TegraObserver": "sets and reads the clocks of a Tegra; tune at fixed clocks, set with nvpmodel, and leave it out",
     "NCUObserver": "profiles with Nsight Compute; tune first, then run ncu on the best configuration",
 }
-"""What to do instead of each observer that has no counterpart."""
+"""Replacement for each observer that has no counterpart."""
 
 
 def refuse(name: str) -> NoReturn:
