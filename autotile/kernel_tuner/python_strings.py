@@ -11,9 +11,11 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotile.errors import InputError
 
@@ -117,6 +119,7 @@ def replace_names(text: str, values: Mapping[str, Any]) -> str:
     return _TOKEN.sub(lambda match: str(values[match[0]]) if match[0] in values else match[0], text)
 
 
+@lru_cache(maxsize=256)
 def _parsed(text: str) -> ast.expr:
     if len(text) > _MAX_CHARACTERS:
         raise InputError(f"the expression {text[:60]!r}... has {len(text):,} characters, at most {_MAX_CHARACTERS:,}")
@@ -221,3 +224,86 @@ def _comprehended(tree: ast.ListComp | ast.GeneratorExp, values: Mapping[str, An
             kept = (scope for scope in scopes if all(_value(each, scope, text) for each in conditions))
             return [_value(tree.elt, scope, text) for scope in kept]
     raise InputError(f"{ast.unparse(tree)!r} in the expression {text!r} is not carried out; pass a function")
+
+
+Rows = NDArray[Any]
+
+_MAX_NUMBER = 2**53
+"""Bound of whole numbers in columns, below which float64 holds them all."""
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Rows]] = {
+    ast.Add: np.add,
+    ast.Sub: np.subtract,
+    ast.Mult: np.multiply,
+}
+_DIVISIONS: Mapping[type[ast.operator], Callable[[Any, Any], Rows]] = {
+    ast.Div: np.true_divide,
+    ast.FloorDiv: np.floor_divide,
+    ast.Mod: np.remainder,
+}
+
+
+class _RowsNeededError(Exception):
+    """The expression must be evaluated for one row at a time."""
+
+
+def holds_in_rows(text: str, columns: Mapping[str, Rows]) -> Rows | None:
+    """Return whether a condition holds in each row of a table of whole numbers, shape (rows,).
+
+    None where `evaluate` must be called for each row: the condition has more than arithmetic and comparisons, divides
+    by 0 somewhere, or its numbers may exceed 2**53.
+    """
+    try:
+        return np.asarray(_holds(_parsed(text), columns))
+    except _RowsNeededError:
+        return None
+
+
+def _holds(tree: ast.expr, columns: Mapping[str, Rows]) -> Rows:
+    match tree:
+        case ast.BoolOp(op=ast.And(), values=operands):
+            return np.asarray(np.all([_holds(each, columns) for each in operands], axis=0))
+        case ast.BoolOp(values=operands):
+            return np.asarray(np.any([_holds(each, columns) for each in operands], axis=0))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return ~_holds(operand, columns)
+        case ast.Compare(left=first, ops=operations, comparators=others):
+            sides = [_column(each, columns) for each in (first, *others)]
+            if any(isinstance(operation, ast.In | ast.NotIn | ast.Is | ast.IsNot) for operation in operations):
+                raise _RowsNeededError
+            compared = [
+                _COMPARISONS[type(operation)](*pair)
+                for operation, *pair in zip(operations, sides, sides[1:], strict=False)
+            ]
+            return np.asarray(np.all(compared, axis=0))
+    return np.asarray(np.not_equal(_column(tree, columns), 0))
+
+
+def _column(tree: ast.expr, columns: Mapping[str, Rows]) -> Rows:
+    rows = len(next(iter(columns.values()), ()))
+    match tree:
+        case ast.Constant(value=int(number)) if abs(number) < _MAX_NUMBER:
+            return np.full(rows, int(number), np.int64)
+        case ast.Name(id=name) if name in columns:
+            return _bounded(columns[name])
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_column(operand, columns)
+        case ast.BinOp(left=left, op=operation, right=right):
+            return _combined(operation, _column(left, columns), _column(right, columns))
+    raise _RowsNeededError
+
+
+def _combined(operation: ast.operator, left: Rows, right: Rows) -> Rows:
+    kind, are_whole = type(operation), left.dtype.kind == right.dtype.kind == "i"
+    if kind is ast.Mult and are_whole:
+        _bounded(left.astype(np.float64) * right)  # int64 may wrap here
+    if kind in _ARITHMETIC:
+        return _bounded(_ARITHMETIC[kind](left, right))
+    if not are_whole or kind not in _DIVISIONS or not right.all():
+        raise _RowsNeededError
+    return _DIVISIONS[kind](left, right)
+
+
+def _bounded(column: Rows) -> Rows:
+    if column.size and np.abs(column).max() >= _MAX_NUMBER:
+        raise _RowsNeededError
+    return column

@@ -12,7 +12,7 @@ import numpy as np
 from autotile.errors import InputError
 from autotile.kernel.computed import map_rows, names_read
 from autotile.kernel_tuner.parameter_codec import ParameterCodec
-from autotile.kernel_tuner.python_strings import evaluate, names_in
+from autotile.kernel_tuner.python_strings import evaluate, holds_in_rows, names_in
 
 _PROBES = 500
 """Random configurations by which the parameters are found that a function reads."""
@@ -31,10 +31,13 @@ class Restriction(NamedTuple):
         Function of a mapping of parameters.
     names
         Parameters that it may read; None if that is not known.
+    text
+        The condition itself, where it is a text.
     """
 
     holds: Callable[[Params], Any]
     names: tuple[str, ...] | None = None
+    text: str = ""
 
 
 def restriction_rules(restrictions: Any, codec: ParameterCodec) -> dict[str, Callable[..., Any]]:
@@ -69,7 +72,7 @@ def check_restrictions(restrictions: Any, params: Params, values: Mapping[str, S
 def _restriction(given: Any, values: Mapping[str, Sequence[Any]]) -> Restriction:
     if isinstance(given, str):
         names = tuple(name for name in values if name in names_in(given))
-        return Restriction(lambda params: evaluate(given, params), names)
+        return Restriction(lambda params: evaluate(given, params), names, given)
     if isinstance(given, tuple) and len(given) in (2, 3) and isinstance(given[1], list | tuple):
         names = tuple(given[1])
         inner = _restriction(given[0], {name: values[name] for name in names})
@@ -144,7 +147,11 @@ def _rule(restriction: Restriction, codec: ParameterCodec) -> Callable[..., Any]
         if not any(isinstance(column, np.ndarray) for column in columns.values()):
             return holds(columns)
         arrays = dict(zip(columns, np.broadcast_arrays(*columns.values()), strict=True))
-        return np.array(map_rows(holds, arrays), np.bool_)
+        if restriction.text and all(codec.is_plain[name] and arrays[name].dtype == np.int64 for name in arrays):
+            found = holds_in_rows(restriction.text, arrays)
+            if found is not None:
+                return found
+        return map_rows(holds, arrays).astype(np.bool_)
 
     names = _names_of(restriction, codec) or tuple(codec.values)[:1]
     arguments = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
