@@ -1,4 +1,4 @@
-"""Comparison and merging of databases, and deletion of trials that are no longer wanted."""
+"""Databases as a whole: check and quarantine, comparison, merging, and deletion of trials."""
 
 from __future__ import annotations
 

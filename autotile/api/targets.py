@@ -1,4 +1,4 @@
-"""Kernel, problem and device that the arguments of the API and of the command line denote."""
+"""Kernel, problem, device and configurations that the arguments of the API and of the command line denote."""
 
 from __future__ import annotations
 

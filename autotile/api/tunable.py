@@ -1,4 +1,4 @@
-"""Kernels that are written in Python: CUDA C++ code, its parameters, its launch and its reference in one call."""
+"""Kernels that are written in Python: CUDA C++ code, parameters, launch, reference and comparison in one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formatting of figures: units, thousands separators, significant digits."""
+"""Formatting of figures, and display of results in interactive sessions and notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compile CUDA C++ to cubins, without a GPU: what is compiled, and what comes of it."""
+"""Compile CUDA C++ to cubins, without a GPU: sources and options, results, and parameters of the functions in them."""
 
 from __future__ import annotations
 

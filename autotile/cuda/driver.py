@@ -1,4 +1,4 @@
-"""The CUDA driver: its library, devices and their properties, and calls during a stream capture."""
+"""The CUDA driver: its library, devices, launches with attributes, and ``__constant__`` variables."""
 
 from __future__ import annotations
 

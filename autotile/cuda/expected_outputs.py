@@ -1,4 +1,4 @@
-"""The expected outputs of a problem, in whichever form the search-space file states them."""
+"""Expected outputs of a problem, in any form that a search-space file states, reference kernels included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of headers: the toolkit's, from wheels or an installation, and what NVRTC lacks of the standard ones."""
+"""Headers: the folders of the toolkit and of the author, what NVRTC lacks, and the remedy where one is missing."""
 
 from __future__ import annotations
 

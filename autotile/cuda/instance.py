@@ -1,4 +1,4 @@
-"""A problem on the device: inputs, outputs, and the verdict on a candidate."""
+"""Problems on the device: inputs, outputs, and the verdict on a candidate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pack the arguments of a launch: pointers, scalars, structs and tensor maps."""
+"""Pack the arguments of a launch: pointers, scalars, structs, tensor maps and texture objects."""
 
 from __future__ import annotations
 

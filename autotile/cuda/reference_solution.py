@@ -1,4 +1,4 @@
-"""The expected outputs of a problem, computed on the device in float64."""
+"""Expected outputs of a problem: computed on the device in float64, or agreed on by several configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Support kernels of the GPU worker (``support.cu``)."""
+"""Support kernels of the GPU worker (``support.cu``), and device buffers between guard bands."""
 
 from __future__ import annotations
 

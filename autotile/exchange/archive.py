@@ -1,4 +1,4 @@
-"""Bounded reading of zip archives: the sizes that an archive declares are checked, and no member exceeds its own."""
+"""Bounded reading of zip archives and ``.npz`` files: declared sizes are checked, and nothing is unpickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translation of a kernel's arguments to C++."""
+"""Translation of a kernel's arguments and expressions to C++."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cache files of Kernel Tuner: export for its simulation mode, and import of its results.
+"""Kernel Tuner's files: cache files, exported and imported, and results in the T4 format.
 
 Kernel Tuner omits the last two braces until a session ends, so files of killed sessions are readable too. Nothing in a
 file is executed.

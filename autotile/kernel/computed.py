@@ -1,4 +1,4 @@
-"""Values that a Python function computes from a configuration, for kernels that are written in Python.
+"""Python functions of a configuration, for kernels that are written in Python: computed values and rules.
 
 A search-space file names such a value, ``[computed] grid_x = "number"``, and uses it as ``computed.grid_x``; the
 function is attached to the parsed file. A process without the function, such as the GPU worker, receives the values

@@ -1,4 +1,4 @@
-"""Contents of buffers in tuning: what ``init`` and ``file`` of a buffer declare.
+"""Contents of buffers in tuning: the declarations ``init`` and ``file``, and reproducible random arrays.
 
 An ``init`` is a name, or an expression of the language of `autotile.kernel.array_expressions` with generators of random
 numbers.

@@ -1,4 +1,4 @@
-"""Tensor maps: descriptors of arrays for the tensor memory accelerator (TMA), as an argument and with their limits.
+"""Arguments that describe an array to the hardware: tensor maps (TMA) and textures, with their limits.
 
 Limits: ``cuTensorMapEncodeTiled`` in the CUDA driver API reference, for maps without interleaving.
 """

@@ -1,4 +1,4 @@
-"""Contents of buffers from ``.npy`` files, which are mapped to memory and never unpickled."""
+"""Inputs and expected outputs in ``.npy`` files, which are mapped to memory and never unpickled."""
 
 from __future__ import annotations
 

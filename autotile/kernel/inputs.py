@@ -1,6 +1,6 @@
-"""Contents of buffers in tuning, made from their declarations.
+"""Inputs of a problem in tuning, from their declarations or from captured calls.
 
-They depend only on the declaration, the sizes, the element type and the seed, not on the process or the machine.
+Contents depend only on the declaration, the sizes, the element type and the seed, not on the process or the machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Problems (sizes and dtype), and the devices that a kernel supports."""
+"""Problems (sizes and dtype), the devices that a kernel supports, and the default where a file declares none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of kernels that are written in Python: typed forms of the tables of a search-space file."""
+"""Arguments and references of kernels that are written in Python: typed tables, and functions over arrays."""
 
 from __future__ import annotations
 

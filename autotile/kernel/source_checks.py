@@ -1,4 +1,4 @@
-"""Checks of a template against its search space, before anything is compiled."""
+"""Checks of a source against its search space: macros before compilation, and compiled parameters after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of a source as the compiler's first phases read it: comments, literals and ``#include`` directives."""
+"""Reading C++ sources without a compiler: comments, includes, ``__global__`` and host functions, names of entries."""
 
 from __future__ import annotations
 

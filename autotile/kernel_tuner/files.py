@@ -1,4 +1,4 @@
-"""Arguments and answers as files, by which they reach the process that owns the GPU."""
+"""Files of Kernel Tuner's interface: arguments and answers for the GPU's process, and caches of earlier calls."""
 
 from __future__ import annotations
 

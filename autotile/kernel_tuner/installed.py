@@ -1,7 +1,7 @@
 """Parts of an installed Kernel Tuner, for what autotile leaves to it: its strategies and their search space.
 
-Its modules that scripts of strategies import are here under the same names; a name of them is looked up in the installed
-Kernel Tuner when it is first used.
+Its modules that strategies import have the same names here; what is in them is looked up in the installed Kernel Tuner
+when it is first used.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ class _InstalledModule(ModuleType):
     """A module of the installed Kernel Tuner, by its name below ``kernel_tuner``."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(
-            f"autotile.kernel_tuner.{name}", f"The installed Kernel Tuner provides ``kernel_tuner.{name}``."
-        )
+        super().__init__(f"autotile.kernel_tuner.{name}", f"Names of the installed ``kernel_tuner.{name}``.")
         self._path = name
 
     def __getattr__(self, name: str) -> Any:

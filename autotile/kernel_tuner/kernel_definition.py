@@ -1,4 +1,4 @@
-"""A kernel of autotile from the arguments of Kernel Tuner's `tune_kernel` and `run_kernel`."""
+"""A kernel of autotile from the arguments of Kernel Tuner's `tune_kernel` and `run_kernel`, and one launch of it."""
 
 from __future__ import annotations
 

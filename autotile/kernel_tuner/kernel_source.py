@@ -1,4 +1,4 @@
-"""The source of a kernel, as Kernel Tuner's scripts pass it, and the options that it is compiled with."""
+"""The source and the launch of a kernel, as Kernel Tuner's scripts pass them."""
 
 from __future__ import annotations
 

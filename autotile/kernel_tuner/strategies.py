@@ -1,6 +1,6 @@
 """Kernel Tuner's strategies under the names of their modules, ``strategies.minimize``, and a search by one of them.
 
-A strategy is run by the installed Kernel Tuner, over a session of autotile; an object with a function ``tune`` likewise.
+The installed Kernel Tuner runs them over a session of autotile; so it does an object with a function ``tune``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read the stored results that a problem may be served from: the user's own, and those that ship with autotile."""
+"""Stored results that a problem may be served from: the user's own, those that ship with autotile, and a bundle's."""
 
 from __future__ import annotations
 

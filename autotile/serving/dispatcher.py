@@ -1,4 +1,4 @@
-"""Dispatch: from the name and sizes of a kernel to the best known configuration, ready to launch."""
+"""Dispatch: from the name and sizes of a kernel to the best known configuration, kept once it is chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rewritten kernel against the present winner: everything that a finalist goes through, and an interleaved race."""
+"""Candidates that a user names: rewritten kernels and configurations, verified and raced against the present winner."""
 
 from __future__ import annotations
 

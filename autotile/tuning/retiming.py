@@ -1,4 +1,4 @@
-"""Verification of tuned results: the best configurations of a problem are checked and timed again with the default."""
+"""Verification of stored results: configurations are checked and timed again, for the tuned problem or another."""
 
 from __future__ import annotations
 

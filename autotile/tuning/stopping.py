@@ -1,4 +1,4 @@
-"""The rules that end a search: trials, budget, expected gain, interrupt."""
+"""The trials of a session, and the rules that end it: trials, budget, expected gain, failure of every candidate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parent's end of a child process."""
+"""The parent's end of a child process, and a pool of idle ones that outlive the session that started them."""
 
 from __future__ import annotations
 
