@@ -10,9 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from autotile.core.documents import convert
+from autotile.core.documents import convert, parse_toml, read_regular
 from autotile.core.frozen import dataclass
-from autotile.core.reading import parse_toml, read_regular
 from autotile.errors import DataError, InputError
 
 _APPLICATION = "autotile"

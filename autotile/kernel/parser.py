@@ -13,12 +13,10 @@ from autotile.errors import listing, nearest
 from autotile.kernel.argument_kind import ArgumentScope
 from autotile.kernel.arguments import parse_arguments
 from autotile.kernel.compiler_options import parse_build
-from autotile.kernel.computed import PREFIX, Computed, ConfigFunction
-from autotile.kernel.default import derived_default
+from autotile.kernel.computed import PREFIX, Computed, ConfigFunction, Predicate, parse_predicate
 from autotile.kernel.nodes import Kind
 from autotile.kernel.objective import parse_metrics, parse_objective
-from autotile.kernel.predicates import Predicate, parse_predicate
-from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, target_conflict
+from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
 from autotile.kernel.reference import parse_reference
 from autotile.kernel.spec import KernelSpec, Limits, Parameter, Rule, Step, Work
 from autotile.kernel.steps import launch_kinds, parse_steps

@@ -18,12 +18,12 @@ from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import Parameter
-from autotile.kernel_tuner.cache_file import CacheFile
+from autotile.kernel_tuner.files import CacheFile
 from autotile.kernel_tuner.kernel_definition import KernelTunerKernel
 from autotile.kernel_tuner.observation import Observation
 from autotile.kernel_tuner.parameter_codec import ParameterCodec
-from autotile.kernel_tuner.restriction_rules import check_restrictions
-from autotile.kernel_tuner.strategies.strategy_session import StrategyRunner, run_strategy
+from autotile.kernel_tuner.restrictions import check_restrictions
+from autotile.kernel_tuner.strategies import StrategyRunner, run_strategy
 from autotile.kernel_tuner.strategy_choice import StrategyChoice
 from autotile.kernel_tuner.tune_results import Result, ResultList, environment
 from autotile.settings import read_settings

@@ -442,7 +442,7 @@ class BoundKernel:
                 f"{self.kernel} was served for inspection only: for {self.device.name}, not for a CUDA device of this "
                 "machine; to launch it, call get_best_kernel on a machine with a CUDA device, and without a device name"
             )
-        from autotile.cuda.sequence import StepFunctions
+        from autotile.cuda.function import StepFunctions
         from autotile.serving.launching import CallArguments, Launcher
         from autotile.serving.preparation import Preparation
 

@@ -21,7 +21,7 @@ from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.trial_log import TrialLog
+from autotile.tuning.stopping import TrialLog
 
 if TYPE_CHECKING:
     from autotile.database.database import Database

@@ -15,11 +15,15 @@ from kernel_tuner.searchspace import Searchspace
 
 from autotile.errors import InputError
 from autotile.kernel_tuner.accuracy import TunablePrecision, error_metric_from_name
-from autotile.kernel_tuner.kernel_source import KernelSource, nvrtc_options
-from autotile.kernel_tuner.launch_translation import KernelTunerLaunch, Macros, block_names
+from autotile.kernel_tuner.kernel_source import KernelSource, KernelTunerLaunch, Macros, block_names, nvrtc_options
 from autotile.kernel_tuner.parameter_codec import ParameterCodec
-from autotile.kernel_tuner.python_strings import evaluate, holds_in_rows, replace_names
-from autotile.kernel_tuner.restriction_rules import check_restrictions, restriction_rules
+from autotile.kernel_tuner.restrictions import (
+    check_restrictions,
+    evaluate,
+    holds_in_rows,
+    replace_names,
+    restriction_rules,
+)
 from autotile.kernel_tuner.util import get_best_config, get_config_string, process_metrics
 
 PARAMS = {"block_size_x": 32, "block_size_y": 4, "tile_size_x": 3, "num_blocks": 7, "scale": 1.5}
