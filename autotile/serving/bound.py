@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources, config_text
+from autotile.core.model import LaunchGeometry, Occupancy, Problem, Resources
 from autotile.core.text import source_text
 from autotile.cuda.driver import outside_of_captures
 from autotile.cuda.packing import problem_scalars
@@ -17,7 +16,7 @@ from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ToolchainError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel
-from autotile.serving.choice import Choice, Tier
+from autotile.serving.choice import Choice, Chosen, explain_choice
 from autotile.settings import read_settings
 from autotile.space.limits import compiled_occupancy
 
@@ -41,79 +40,6 @@ class Request(NamedTuple):
     bundle: str | None
 
 
-_NAMES = {
-    "sizes": "sizes",
-    "gpu_name": "GPU",
-    "sm_count": "number of SMs",
-    "nvrtc_version": "NVRTC version",
-    "l2_mode": "L2 mode",
-}
-"""Names of the key fields in an explanation; a replayed time is stated in a sentence of its own."""
-
-
-def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
-    """Return a short paragraph about a choice."""
-    served = f"{problem} on {device.name} is served {config_text(choice.config)}."
-    sentences = [served, _reason(choice)]
-    if choice.measurement is not None:
-        time = choice.measurement
-        took = "It took" if choice.tier == "exact" else _where(choice)
-        interval = f"{_digits(time.low_us)} to {_digits(time.high_us)}"
-        sentences.append(
-            f"{took} {_digits(time.time_us)} us (95 % interval {interval}, {time.l2} L2){_when(choice.tuned_at)}."
-        )
-    if choice.aged:
-        sentences.append(
-            f"It has aged ({'; '.join(choice.aged)}); `autotile verify {problem.kernel}` measures it again."
-        )
-    if choice.packed:
-        sentences.append(f"It comes from the bundle {choice.packed}.")
-    if choice.shipped:
-        sentences.append("The result came with autotile; tuning here may find a better one.")
-    if choice.source == "replayed":
-        sentences.append("The time was replayed from a recording, not measured on this machine.")
-    if choice.unread:
-        sentences.append(f"Your own results could not be read: {choice.unread}.")
-    return " ".join(sentences)
-
-
-def _reason(choice: Choice) -> str:
-    if choice.tier == "default":
-        return "Nothing is tuned that may be served for it, so this is the default configuration; run `autotile tune`."
-    named = [(_NAMES[name], tuned, requested) for name, tuned, requested in choice.differences if name in _NAMES]
-    differences = "; ".join(f"{name} {tuned} instead of {requested}" for name, tuned, requested in named)
-    if choice.tier == "exact":
-        return "It was tuned for exactly this problem on this GPU."
-    if choice.tier == "family":
-        return f"A rule chose it for the family {choice.rule}. Rules and limits hold here too."
-    if not differences:
-        return "It was tuned from a recording of this GPU, not on the GPU itself."
-    how = "is the nearest that was tuned on this GPU" if choice.tier == "nearest" else "was tuned elsewhere"
-    return f"It {how}: {differences}. Rules and limits hold here too."
-
-
-def _where(choice: Choice) -> str:
-    if choice.tier != "family" or choice.tuned_sizes is None:
-        return "There it took"
-    sizes = " ".join(f"{name}={value}" for name, value in choice.tuned_sizes.items())
-    return f"At {sizes}, the nearest problem where it was timed, it took"
-
-
-def _digits(time_us: float) -> str:
-    """Format a time with four significant digits, all integer digits, and no exponent."""
-    return f"{time_us:.0f}" if time_us >= 1000 else f"{time_us:.4g}"
-
-
-def _when(tuned_at: datetime | None) -> str:
-    if tuned_at is None:
-        return ""
-    days = (datetime.now(UTC) - tuned_at).days
-    if days < -1:
-        return f" when tuned, on {tuned_at:%Y-%m-%d} by a clock ahead of this one"
-    age = "today" if days < 1 else "yesterday" if days == 1 else f"{days} days ago"
-    return f" when tuned {age}"
-
-
 def document(kernel: BoundKernel) -> dict[str, Any]:
     """Return all facts about a served kernel as JSON values; compile it if its resources are not known."""
     measurement, choice, device = kernel.measurement, kernel.choice, kernel.device
@@ -129,6 +55,7 @@ def document(kernel: BoundKernel) -> dict[str, Any]:
         "source": kernel.source,
         "tuned_on": kernel.tuned_on,
         "tuned_at": kernel.tuned_at.isoformat() if kernel.tuned_at else None,
+        "contenders": [contender.to_json() for contender in choice.contenders],
         "differences": [list(difference) for difference in choice.differences],
         "aged": list(choice.aged),
         "shipped": choice.shipped,
@@ -162,7 +89,7 @@ def _serve_again(request: Request) -> BoundKernel:
     return get_best_kernel(named.pop("name"), **named.pop("sizes"), **named)
 
 
-class BoundKernel:
+class BoundKernel(Chosen):
     """A served kernel; ``kernel(A, B, C)`` launches it.
 
     It is compiled, or its cubin found in the cache, at the first launch. One object may be called from many threads.
@@ -240,36 +167,6 @@ class BoundKernel:
         return self._device_index is not None
 
     @property
-    def config(self) -> Config:
-        """The configuration that is served."""
-        return self.choice.config
-
-    @property
-    def tier(self) -> Tier:
-        """How the configuration was found: ``exact``, ``family``, ``nearest``, ``transferred`` or ``default``."""
-        return self.choice.tier
-
-    @property
-    def measurement(self) -> Measurement | None:
-        """Time of the configuration where it was tuned; None for the default."""
-        return self.choice.measurement
-
-    @property
-    def source(self) -> str:
-        """Source of the measurement: ``cuda``, ``replayed`` (from a recording), or empty for the default."""
-        return self.choice.source
-
-    @property
-    def tuned_on(self) -> str:
-        """Name of the GPU that the configuration was tuned on; empty for the default."""
-        return self.choice.tuned_on
-
-    @property
-    def tuned_at(self) -> datetime | None:
-        """Time at which the configuration was tuned (UTC)."""
-        return self.choice.tuned_at
-
-    @property
     def geometry(self) -> LaunchGeometry:
         """Grid, block and dynamic shared memory of the launch; of the main one if a call launches several kernels."""
         return self._plan.main.geometry
@@ -306,7 +203,7 @@ class BoundKernel:
 
     def explain(self) -> str:
         """Return a short paragraph: the configuration, the reason, the differences, and the age of the result."""
-        return explain(self.problem, self.device, self.choice)
+        return explain_choice(self.problem, self.device, self.choice)
 
     def to_json(self) -> dict[str, Any]:
         """Return all facts about the served kernel as JSON values."""
