@@ -1,7 +1,7 @@
-"""cuBLAS: products of row-major matrices at given addresses, on any stream, also while it is captured.
+"""cuBLAS, called without CuPy's wrappers, which refuse to be captured in CUDA graphs.
 
-The library is the one that is loaded already, such as PyTorch's, else that of NVIDIA's wheels or of the toolkit. The
-binding is by ctypes, since CuPy's sets CuPy's current stream before each call, which resets the workspace.
+Matrices are row-major, and cuBLAS's are column-major: it computes the transpose of the result, from the factors in the
+other order.
 """
 
 from __future__ import annotations
@@ -9,231 +9,259 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
+from autotile.core.frozen import dataclass
 from autotile.cuda.driver import outside_of_captures
 from autotile.cuda.toolchain import load_cupy
-from autotile.errors import ToolchainError
+from autotile.errors import InputError, ToolchainError
 from autotile.settings import overrides_float32
 
-_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
-"""cudaDataType (library_types.h)."""
-_COMPUTE_32F, _COMPUTE_32F_PEDANTIC = 68, 69
-"""cublasComputeType_t (cublas_api.h)."""
-_DEFAULT_ALGORITHM = -1
+_DATA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
+"""``CUDA_R_32F``, ``CUDA_R_16F`` and ``CUDA_R_16BF``, library_types.h."""
+_COMPUTE_32F = 68
+"""``CUBLAS_COMPUTE_32F``, cublas_api.h: products of float32 are IEEE fp32, not TF32."""
+_COMPUTE_32F_PEDANTIC = 69
+"""The same if the environment asks for TF32 or emulation."""
+_ALGORITHM = -1
+"""``CUBLAS_GEMM_DEFAULT``: the library's heuristic chooses."""
 _MAX_INT32 = 2**31 - 1
-_PER_THREAD_STREAM = 2
-_MAX_HANDLES = 64
-"""Streams whose handles are kept; the oldest handle is destroyed beyond that."""
-_WORKSPACE_BYTES = {9: 32 << 20, 10: 32 << 20, 12: 12 << 20}
-"""Recommended workspace by major compute capability; 4 MiB for others (cuBLAS documentation, cublasSetWorkspace)."""
-
-
-class Layout(NamedTuple):
-    """A product ``C = alpha op(A) op(B) + beta C`` of contiguous row-major matrices.
-
-    Attributes
-    ----------
-    m, n, k, batch
-        ``batch`` products of ``m x k`` and ``k x n`` matrices.
-    transpose_a, transpose_b
-        Whether a factor is stored as its row-major transpose.
-    factors, result
-        Element types.
-    """
-
-    m: int
-    n: int
-    k: int
-    batch: int
-    transpose_a: bool
-    transpose_b: bool
-    factors: str
-    result: str
-
-    @property
-    def is_supported(self) -> bool:
-        """Whether cuBLAS computes it: its sizes are int32, and the result is of the factors' type or float32."""
-        return (
-            self.factors in _TYPES
-            and self.result in (self.factors, "float32")
-            and max(self.m, self.n, self.k, self.batch) <= _MAX_INT32
-        )
-
-
-class Gemm:
-    """A product by cuBLAS.
-
-    float32 products are computed in IEEE fp32, without TF32 and without emulation. Equal inputs give bitwise equal
-    results on GPUs of one model: each stream has a handle and a workspace of its own (cuBLAS documentation, "Results
-    reproducibility").
-
-    Parameters
-    ----------
-    layout
-        The product.
-    device_index
-        CUDA device.
-
-    Raises
-    ------
-    ToolchainError
-        cuBLAS is not installed.
-    """
-
-    def __init__(self, layout: Layout, device_index: int) -> None:
-        self._library = load_cublas()
-        self._is_capturing = load_cupy().cuda.runtime.streamIsCapturing
-        self._device_index = device_index
-        self._handles: dict[int, _Handle] = {}
-        """Handles that this object has used, by stream."""
-        m, n, k = layout.m, layout.n, layout.k
-        # cuBLAS is column-major, hence it is asked for the transpose: op(B)^T op(A)^T.
-        self._head = int(layout.transpose_b), int(layout.transpose_a), n, m, k
-        self._types = _TYPES[layout.factors], _TYPES[layout.result]
-        self._leading = k if layout.transpose_b else n, m if layout.transpose_a else k, n
-        self._strides = k * n, m * k, m * n
-        self._batch = layout.batch
-        pedantic = layout.factors == "float32" and overrides_float32()
-        self._tail = _COMPUTE_32F_PEDANTIC if pedantic else _COMPUTE_32F, _DEFAULT_ALGORITHM
-
-    def __call__(self, stream: int, addresses: Sequence[int], alpha: float = 1.0, beta: float = 0.0) -> None:
-        """Launch the product on a stream of the device, which must be the current one.
-
-        Parameters
-        ----------
-        stream
-            Handle of the stream.
-        addresses
-            Addresses of A, B and C.
-        """
-        a, b, c = addresses
-        held = self._handles.get(stream)
-        if held is None:
-            held = _handle(self._device_index, stream)
-            if stream != _PER_THREAD_STREAM:  # whose meaning depends on the thread
-                self._handles[stream] = held
-        if not held.is_captured and stream != 0 and self._is_capturing(stream):
-            held.keep_for_graphs()
-        factors, result = self._types
-        lda, ldb, ldc = self._leading
-        scale, add = (_ONE, _ZERO) if alpha == 1.0 and beta == 0.0 else (_Float(alpha), _Float(beta))
-        if self._batch == 1:
-            status = self._library.cublasGemmEx(
-                held.handle, *self._head, _byref(scale), b, factors, lda, a, factors, ldb, _byref(add),
-                c, result, ldc, *self._tail,
-            )  # fmt: skip
-        else:
-            stride_b, stride_a, stride_c = self._strides
-            status = self._library.cublasGemmStridedBatchedEx(
-                held.handle, *self._head, _byref(scale), b, factors, lda, stride_b, a, factors, ldb, stride_a,
-                _byref(add), c, result, ldc, stride_c, self._batch, *self._tail,
-            )  # fmt: skip
-        if status:
-            raise ToolchainError(f"cuBLAS failed with status {status}; run with library=False to do without it")
-
-
-_Float, _byref = ctypes.c_float, ctypes.byref
-_ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
-
-
-class _Handle:
-    """A cuBLAS handle of one stream, with a workspace of its own."""
-
-    def __init__(self, stream: int) -> None:
-        self.is_captured = False
-        cupy, self._library = load_cupy(), load_cublas()
-        current = cupy.cuda.get_current_stream()
-        self._stream = current if current.ptr == stream else None  # its address must not be given to another stream
-        made = ctypes.c_void_p()
-        _check(self._library.cublasCreate_v2(_byref(made)), "cublasCreate")
-        self.handle = made.value
-        major = int(cupy.cuda.Device().compute_capability[:-1])
-        size_bytes = _WORKSPACE_BYTES.get(major, 4 << 20)
-        self._workspace = cupy.cuda.Memory(size_bytes)  # not from a pool, whose memory is ordered by a stream
-        _check(self._library.cublasSetStream_v2(self.handle, stream), "cublasSetStream")
-        _check(self._library.cublasSetWorkspace_v2(self.handle, self._workspace.ptr, size_bytes), "cublasSetWorkspace")
-
-    def keep_for_graphs(self) -> None:
-        """Never free the workspace: a CUDA graph may refer to it at any later time."""
-        self.is_captured = True
-        _captured.append(self)
-
-    def __del__(self) -> None:
-        handle = getattr(self, "handle", None)
-        if handle is not None and not sys.is_finalizing():  # at the end of the process, the driver frees everything
-            with outside_of_captures():
-                self._library.cublasDestroy_v2(handle)
-
-
-_kept: dict[tuple[int, int, int], _Handle] = {}
-_captured: list[_Handle] = []
-_lock = threading.Lock()
-
-
-def _handle(device_index: int, stream: int) -> _Handle:
-    """Return the handle of a stream, which threads share, except of the per-thread stream."""
-    key = device_index, stream, threading.get_ident() if stream == _PER_THREAD_STREAM else 0
-    with _lock, outside_of_captures():
-        found = _kept.get(key)
-        if found is None:
-            if len(_kept) >= _MAX_HANDLES:
-                del _kept[next(iter(_kept))]
-            found = _kept[key] = _Handle(stream)
-        return found
-
-
-def cublas_version() -> str:
-    """Return the version of cuBLAS, such as ``"13.1.0"``; no device is needed.
-
-    Raises
-    ------
-    ToolchainError
-        cuBLAS is not installed.
-    """
-    return _version(load_cublas())
+WORKSPACE_BYTES = 32 << 20
+"""Workspace that NVIDIA recommends for Hopper (cuBLAS, ``cublasSetWorkspace``)."""
+_NAMES = ("libcublas.so.13", "libcublas.so.12", "libcublas.so")
 
 
 @lru_cache
-def load_cublas() -> Any:
-    """Load cuBLAS.
+def load_cublas() -> ctypes.CDLL:
+    """Return the library; no context is created.
 
     Raises
     ------
     ToolchainError
         It is not installed.
     """
-    try:
+    try:  # the one that PyTorch or CuPy has loaded, else that of NVIDIA's wheels
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        library = ctypes.CDLL(load_nvidia_dynamic_lib("cublas").abs_path)
-    except Exception as error:  # the loader's own errors share no base class
-        reason = str(error).partition("\n")[0]
-        raise ToolchainError(f"cuBLAS cannot be loaded ({reason}); install it with the CUDA toolkit") from None
-    pointer, number, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+        return _declared(ctypes.CDLL(str(load_nvidia_dynamic_lib("cublas").abs_path)))
+    except (ImportError, RuntimeError, OSError, TypeError):
+        pass
+    for name in _NAMES:
+        try:
+            return _declared(ctypes.CDLL(name))
+        except OSError:
+            continue
+    raise ToolchainError("cuBLAS is not installed; install the wheel nvidia-cublas, or the CUDA toolkit")
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the parameters of the functions, so that calls may pass plain integers."""
+    pointer: Any = ctypes.c_void_p
+    number: Any = ctypes.c_int
+    matrix, head, tail = [pointer, number, number], [pointer, *(number,) * 5, pointer], [number, number]
+    strided = [*matrix, ctypes.c_longlong]
     library.cublasCreate_v2.argtypes = [pointer]
     library.cublasDestroy_v2.argtypes = [pointer]
     library.cublasSetStream_v2.argtypes = [pointer, pointer]
     library.cublasSetWorkspace_v2.argtypes = [pointer, pointer, ctypes.c_size_t]
-    matrix = [pointer, number, number]
-    head, tail = [pointer, *(number,) * 5, pointer], [number, number]
     library.cublasGemmEx.argtypes = [*head, *matrix, *matrix, pointer, *matrix, *tail]
-    strided = [*matrix, long]
     library.cublasGemmStridedBatchedEx.argtypes = [*head, *strided, *strided, pointer, *strided, number, *tail]
     return library
 
 
 @lru_cache
-def _version(library: Any) -> str:
-    value, parts = ctypes.c_int(), []
-    for part in range(3):  # major, minor and patch of libraryPropertyType
-        _check(library.cublasGetProperty(part, _byref(value)), "cublasGetProperty")
-        parts.append(str(value.value))
+def cublas_version() -> str:
+    """Return the version of the library, such as ``"13.1.0"``; errors as for `load_cublas`."""
+    library, number, parts = load_cublas(), ctypes.c_int(), []
+    for part in range(3):  # MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL of library_types.h
+        _check(library.cublasGetProperty(part, ctypes.byref(number)), "cublasGetProperty")
+        parts.append(str(number.value))
     return ".".join(parts)
 
 
-def _check(status: int, function: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """A product ``C = alpha op(A) op(B) + beta C`` of row-major matrices, or a stack of ``batch`` such products.
+
+    ``trans_a`` is whether A is stored as its transpose, (k, m).
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    trans_a: bool = False
+    trans_b: bool = False
+    dtype: str = "float32"
+    out_dtype: str = "float32"
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int], dtype: str) -> Gemm:
+        """Return the product with the sizes and flags of the operation ``matmul``.
+
+        Raises
+        ------
+        InputError
+            cuBLAS does not compute it.
+        """
+        m, n, k = (sizes[name] for name in ("M", "N", "K"))
+        if max(m, n, k) > _MAX_INT32 or dtype not in _DATA_TYPES:
+            raise InputError(f"cuBLAS computes no product of {m} x {n} x {k} {dtype} matrices")
+        flags = {name: bool(sizes.get(name, 0)) for name in ("TRANS_A", "TRANS_B", "OUT_FP32")}
+        out_dtype = "float32" if flags["OUT_FP32"] else dtype
+        batch = sizes.get("BATCH", 1)
+        return cls(m, n, k, batch, flags["TRANS_A"], flags["TRANS_B"], dtype, out_dtype)
+
+
+class Cublas:
+    """A handle of cuBLAS in the current context; one thread at a time may call it.
+
+    Parameters
+    ----------
+    workspace_bytes
+        Workspace of its own, so that a captured call allocates nothing; all calls must then be ordered by one stream.
+        0: the library's.
+
+    Raises
+    ------
+    ToolchainError
+        The library is not installed, or refuses to start.
+    """
+
+    def __init__(self, workspace_bytes: int = 0) -> None:
+        self._library = load_cublas()
+        self._handle = ctypes.c_void_p()
+        _check(self._library.cublasCreate_v2(ctypes.byref(self._handle)), "cublasCreate")
+        self._workspace: Any = load_cupy().cuda.Memory(workspace_bytes) if workspace_bytes else None
+        self._workspace_bytes = workspace_bytes
+        self._stream = -1
+
+    def use_stream(self, stream: int) -> None:
+        """Queue the next calls on a stream, given by its handle."""
+        if stream == self._stream:
+            return
+        _check(self._library.cublasSetStream_v2(self._handle, ctypes.c_void_p(stream)), "cublasSetStream")
+        if self._workspace is not None:  # a new stream resets it
+            status = self._library.cublasSetWorkspace_v2(
+                self._handle, ctypes.c_void_p(self._workspace.ptr), ctypes.c_size_t(self._workspace_bytes)
+            )
+            _check(status, "cublasSetWorkspace")
+        self._stream = stream
+
+    def gemm(self, product: Gemm, a: int, b: int, c: int, *, alpha: float = 1.0, beta: float = 0.0) -> None:
+        """Queue a product on the stream in use; ``a``, ``b`` and ``c`` are addresses on the device.
+
+        Raises
+        ------
+        ToolchainError
+            cuBLAS refuses the product.
+        """
+        self.queue(CublasCall(product), (a, b, c), alpha, beta)
+
+    def queue(self, call: CublasCall, addresses: Sequence[int], alpha: float = 1.0, beta: float = 0.0) -> None:
+        """Queue a prepared product, as `gemm` does, on matrices A, B and C at these addresses."""
+        a, b, c = addresses
+        factors, result = call.types
+        lead_a, lead_b, lead_c = call.leading
+        scale, add = (_ONE, _ZERO) if alpha == 1.0 and beta == 0.0 else (ctypes.c_float(alpha), ctypes.c_float(beta))
+        if call.batch == 1:
+            status = self._library.cublasGemmEx(
+                self._handle, *call.shape, _byref(scale), b, factors, lead_b, a, factors, lead_a, _byref(add),
+                c, result, lead_c, *call.how,
+            )  # fmt: skip
+        else:
+            stride_a, stride_b, stride_c = call.strides
+            status = self._library.cublasGemmStridedBatchedEx(
+                self._handle, *call.shape, _byref(scale), b, factors, lead_b, stride_b, a, factors, lead_a, stride_a,
+                _byref(add), c, result, lead_c, stride_c, call.batch, *call.how,
+            )  # fmt: skip
+        if status:
+            _check(status, "cublasGemmEx")
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) and not sys.is_finalizing():  # at the end of the process the driver frees all
+            with outside_of_captures():
+                self._library.cublasDestroy_v2(self._handle)
+
+
+class CublasCall:
+    """The arguments of cuBLAS for a product, except for addresses and factors."""
+
+    __slots__ = ("batch", "how", "leading", "shape", "strides", "types")
+
+    def __init__(self, product: Gemm) -> None:
+        m, n, k = product.m, product.n, product.k
+        self.batch = product.batch
+        self.types = _DATA_TYPES[product.dtype], _DATA_TYPES[product.out_dtype]
+        self.shape = int(product.trans_b), int(product.trans_a), n, m, k
+        self.leading = (m if product.trans_a else k), (k if product.trans_b else n), n
+        self.strides = m * k, k * n, m * n
+        is_pedantic = product.dtype == "float32" and overrides_float32()
+        self.how = _COMPUTE_32F_PEDANTIC if is_pedantic else _COMPUTE_32F, _ALGORITHM
+
+
+_byref = ctypes.byref
+_ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
+_PER_THREAD_STREAM = 2
+"""cudaStreamPerThread: one handle that stands for a different stream in each thread."""
+_MAX_HANDLES = 64
+"""Streams whose handles are kept; beyond that the oldest is destroyed."""
+
+
+class StreamHandles:
+    """A handle for each stream, with a workspace of its own.
+
+    Equal inputs then give bitwise equal results on GPUs of one model, whatever other streams do (cuBLAS documentation,
+    "Results reproducibility"). Threads share the handle of a stream, as its settings never change.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int, int], _StreamHandle] = {}
+        self._captured: list[_StreamHandle] = []
+        """Those whose workspace a CUDA graph may refer to at any later time."""
+        self._lock = threading.Lock()
+
+    def get(self, device_index: int, stream: int) -> Cublas:
+        """Return the handle of a stream of the current device."""
+        key = device_index, stream, threading.get_ident() if stream == _PER_THREAD_STREAM else 0
+        found = self._kept.get(key)
+        if found is None:
+            found = self._make(key, stream)
+        if not found.is_captured and stream != 0 and load_cupy().cuda.runtime.streamIsCapturing(stream):
+            found.is_captured = True
+            self._captured.append(found)
+        return found.library
+
+    def _make(self, key: tuple[int, int, int], stream: int) -> _StreamHandle:
+        with self._lock, outside_of_captures():
+            found = self._kept.get(key)
+            if found is None:
+                if len(self._kept) >= _MAX_HANDLES:
+                    del self._kept[next(iter(self._kept))]
+                found = self._kept[key] = _StreamHandle(stream)
+            return found
+
+
+class _StreamHandle:
+    def __init__(self, stream: int) -> None:
+        current = load_cupy().cuda.get_current_stream()
+        self._stream = current if current.ptr == stream else None  # so that its address is not given to another stream
+        self.library = Cublas(_workspace_bytes())
+        self.library.use_stream(stream)
+        self.is_captured = False
+
+
+stream_handles = StreamHandles()
+
+
+def _workspace_bytes() -> int:
+    """Return the workspace that NVIDIA recommends for the current device (cuBLAS, ``cublasSetWorkspace``)."""
+    major = int(load_cupy().cuda.Device().compute_capability[:-1])
+    return WORKSPACE_BYTES if major in (9, 10) else 12 << 20 if major == 12 else 4 << 20
+
+
+def _check(status: int, call: str) -> None:
     if status:
-        raise ToolchainError(f"{function} failed with status {status}; run with library=False to do without cuBLAS")
+        raise ToolchainError(f"{call} failed with status {status} of cuBLAS; see `autotile doctor`")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import LaunchGeometry, Occupancy, Problem, Resources
+from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources
 from autotile.core.text import source_text
 from autotile.cuda.driver import outside_of_captures
 from autotile.cuda.packing import problem_scalars
@@ -16,7 +17,8 @@ from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ToolchainError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names
 from autotile.kernel.library import Kernel
-from autotile.serving.choice import Choice, Chosen, explain_choice
+from autotile.serving.choice import Choice, Tier
+from autotile.serving.description import document, explain
 from autotile.settings import read_settings
 from autotile.space.limits import compiled_occupancy
 
@@ -38,47 +40,8 @@ class Request(NamedTuple):
     """Name of a GPU; None for the current CUDA device."""
     database: str | None
     bundle: str | None
-
-
-def document(kernel: BoundKernel) -> dict[str, Any]:
-    """Return all facts about a served kernel as JSON values; compile it if its resources are not known."""
-    measurement, choice, device = kernel.measurement, kernel.choice, kernel.device
-    return {
-        "kernel": kernel.kernel,
-        "problem": dict(kernel.problem.sizes),
-        "dtype": kernel.problem.dtype,
-        "tier": kernel.tier,
-        "config": dict(kernel.config),
-        "time_us": measurement.time_us if measurement else None,
-        "interval_us": [measurement.low_us, measurement.high_us] if measurement else None,
-        "device": {"name": device.name, "source": device.source},
-        "source": kernel.source,
-        "tuned_on": kernel.tuned_on,
-        "tuned_at": kernel.tuned_at.isoformat() if kernel.tuned_at else None,
-        "contenders": [contender.to_json() for contender in choice.contenders],
-        "differences": [list(difference) for difference in choice.differences],
-        "aged": list(choice.aged),
-        "shipped": choice.shipped,
-        "bundle": choice.packed or None,
-        "resources": _resources(kernel),
-        "explain": kernel.explain(),
-    }
-
-
-def _resources(kernel: BoundKernel) -> dict[str, Any] | None:
-    resources, occupancy, geometry = kernel.resources, kernel.occupancy, kernel.geometry
-    if resources is None:
-        return None
-    return {
-        "registers": resources.registers,
-        "spill_bytes": resources.spill_bytes,
-        "static_smem_bytes": resources.static_smem_bytes,
-        "dynamic_smem_bytes": geometry.dynamic_smem_bytes,
-        "threads": geometry.threads,
-        "blocks_per_sm": occupancy.blocks_per_sm if occupancy else None,
-        "occupancy": occupancy.occupancy if occupancy else None,
-        "limited_by": list(occupancy.limited_by) if occupancy else None,
-    }
+    library: bool = True
+    """Whether libraries may compute an operation."""
 
 
 def _serve_again(request: Request) -> BoundKernel:
@@ -89,7 +52,7 @@ def _serve_again(request: Request) -> BoundKernel:
     return get_best_kernel(named.pop("name"), **named.pop("sizes"), **named)
 
 
-class BoundKernel(Chosen):
+class BoundKernel:
     """A served kernel; ``kernel(A, B, C)`` launches it.
 
     It is compiled, or its cubin found in the cache, at the first launch. One object may be called from many threads.
@@ -141,30 +104,71 @@ class BoundKernel(Chosen):
         packed: PackedCubin | None = None,
     ) -> None:
         spec, sizes = kernel.spec, problem.sizes
-        self.kernel = kernel.name
-        self.problem = problem
-        self.device = device
-        self.calls = 0
-        self.request: Request | None = None
-        self._report_at = sys.maxsize
-        self._report: Callable[[int], int] | None = None
+        self._hold(kernel, problem, device, device_index, choice)
         self._packed = packed
-        self.definition = kernel
-        self.choice = choice
-        self._device_index = device_index
         self._plan = LaunchPlan.of(spec, choice.config, sizes, device)
         self._scalars = problem_scalars(spec, sizes, problem.dtype, check=False)
         self._data = LaunchData.of(spec, problem.dtype, known_names(spec, choice.config, sizes, device))
         self._cubin: CachedCubin | None = None
-        outputs = [i for i, b in enumerate(spec.buffers) if b.access != "in"]
-        self._only_output = outputs[0] if len(outputs) == 1 else None
         self._launcher: Launcher | CapturingLauncher | None = None
         self._lock = threading.Lock()
+
+    def _hold(
+        self, kernel: Kernel, problem: Problem, device: DeviceProperties, device_index: int | None, choice: Choice
+    ) -> None:
+        """Keep what a kernel and a library have in common."""
+        self.kernel = kernel.name
+        self.problem = problem
+        self.device = device
+        self.definition = kernel
+        self.choice = choice
+        self.calls = 0
+        self.request: Request | None = None
+        self._device_index = device_index
+        self._report_at = sys.maxsize
+        self._report: Callable[[int], int] | None = None
+        outputs = [i for i, b in enumerate(kernel.spec.buffers) if b.access != "in"]
+        self._only_output = outputs[0] if len(outputs) == 1 else None
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it is a library, served for a problem of an operation."""
+        return False
 
     @property
     def can_launch(self) -> bool:
         """Whether it is served for a CUDA device of this machine, rather than only for inspection."""
         return self._device_index is not None
+
+    @property
+    def config(self) -> Config:
+        """The configuration that is served."""
+        return self.choice.config
+
+    @property
+    def tier(self) -> Tier:
+        """How the configuration was found: ``exact``, ``family``, ``nearest``, ``transferred`` or ``default``."""
+        return self.choice.tier
+
+    @property
+    def measurement(self) -> Measurement | None:
+        """Time of the configuration where it was tuned; None for the default."""
+        return self.choice.measurement
+
+    @property
+    def source(self) -> str:
+        """Source of the measurement: ``cuda``, ``replayed`` (from a recording), or empty for the default."""
+        return self.choice.source
+
+    @property
+    def tuned_on(self) -> str:
+        """Name of the GPU that the configuration was tuned on; empty for the default."""
+        return self.choice.tuned_on
+
+    @property
+    def tuned_at(self) -> datetime | None:
+        """Time at which the configuration was tuned (UTC)."""
+        return self.choice.tuned_at
 
     @property
     def geometry(self) -> LaunchGeometry:
@@ -203,13 +207,13 @@ class BoundKernel(Chosen):
 
     def explain(self) -> str:
         """Return a short paragraph: the configuration, the reason, the differences, and the age of the result."""
-        return explain_choice(self.problem, self.device, self.choice)
+        return explain(self.problem, self.device, self.choice)
 
     def to_json(self) -> dict[str, Any]:
         """Return all facts about the served kernel as JSON values."""
         return document(self)
 
-    def __reduce__(self) -> tuple[Callable[[Request], BoundKernel], tuple[Request]]:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Request]]:
         """Pickle the request: a process that unpickles it serves it anew, for its own device and from what it can read.
 
         Raises
@@ -271,9 +275,7 @@ class BoundKernel(Chosen):
                 return launched[index] if index is not None else self._outputs(launched)
         launcher = launcher or self._load()
         launched = launcher.launch(arrays, stream, scalars)
-        self.calls += 1
-        if self.calls >= self._report_at:
-            self._report_calls()
+        self._count_call()
         return self._outputs(launched)
 
     def bind(self, *arrays: Any, **scalars: float) -> Callable[[], None]:
@@ -311,6 +313,11 @@ class BoundKernel(Chosen):
         self._report = report
         self._report_at = self.calls + 1
 
+    def _count_call(self) -> None:
+        self.calls += 1
+        if self.calls >= self._report_at:
+            self._report_calls()
+
     def _report_calls(self) -> None:
         if self._report is not None:
             self._report_at = self._report(self.calls)
@@ -332,13 +339,17 @@ class BoundKernel(Chosen):
         self.calls += 1
         return self._outputs(launcher.launch(arrays, stream, scalars))
 
-    def _load(self) -> Launcher | CapturingLauncher:
-        """Compile the kernel or find its cubin, and load it; once."""
+    def _launch_device(self) -> int:
         if self._device_index is None:
             raise ToolchainError(
                 f"{self.kernel} was served for inspection only: for {self.device.name}, not for a CUDA device of this "
                 "machine; to launch it, call get_best_kernel on a machine with a CUDA device, and without a device name"
             )
+        return self._device_index
+
+    def _load(self) -> Launcher | CapturingLauncher:
+        """Compile the kernel or find its cubin, and load it; once."""
+        device_index = self._launch_device()
         from autotile.cuda.function import StepFunctions
         from autotile.serving.launching import CallArguments, Launcher
         from autotile.serving.preparation import Preparation
@@ -355,7 +366,7 @@ class BoundKernel(Chosen):
 
         with self._lock:
             if self._launcher is None:
-                with load_cupy().cuda.Device(self._device_index), outside_of_captures():
+                with load_cupy().cuda.Device(device_index), outside_of_captures():
                     functions = load()
                 arguments = CallArguments(
                     spec,
@@ -364,12 +375,12 @@ class BoundKernel(Chosen):
                     self._plan,
                     data=self._data,
                     scalars=self._scalars,
-                    device_index=self._device_index,
+                    device_index=device_index,
                 )
                 launcher = Launcher(
                     arguments,
                     functions,
-                    self._device_index,
+                    device_index,
                     with_graphs=settings.graphs,
                     preparation=Preparation.of(spec, self.problem, self._plan, load),
                 )

@@ -1,15 +1,15 @@
-"""Choose the configuration of a kernel: exact, by a family's rule, nearest, transferred or default; and explain it."""
+"""Choose the configuration of a kernel: exact, by a family's rule, nearest, transferred or default."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
-from autotile.core.model import Config, Measurement, Problem, Resources, config_key, config_text
+from autotile.core.model import Config, Measurement, Problem, Resources, config_key
 from autotile.database.keys import TuningKey, key_differences, key_of
 from autotile.database.winners import Check, StoredRule, Winner
 from autotile.errors import SpecError
@@ -51,15 +51,6 @@ class Contender:
     time_us: float | None
     doubt: float | None = None
     is_library: bool = False
-
-    @property
-    def time_text(self) -> str:
-        """The time as text, and how it is known."""
-        if self.time_us is None:
-            return "not known"
-        if self.doubt is None:
-            return f"{_digits(self.time_us)} us, measured"
-        return f"{_digits(self.time_us)} us expected, +-{100 * self.doubt:.0f} %"
 
     def to_json(self) -> dict[str, Any]:
         """Return every field as a JSON object."""
@@ -120,42 +111,6 @@ class Choice:
     rule: str = ""
     unread: str = ""
     contenders: tuple[Contender, ...] = ()
-
-
-class Chosen:
-    """What a served object says of its choice."""
-
-    choice: Choice
-
-    @property
-    def config(self) -> Config:
-        """The configuration that is served."""
-        return self.choice.config
-
-    @property
-    def tier(self) -> Tier:
-        """How the configuration was found: ``exact``, ``family``, ``nearest``, ``transferred`` or ``default``."""
-        return self.choice.tier
-
-    @property
-    def measurement(self) -> Measurement | None:
-        """Time of the configuration where it was tuned; None for the default."""
-        return self.choice.measurement
-
-    @property
-    def source(self) -> str:
-        """Source of the measurement: ``cuda``, ``replayed`` (from a recording), or empty for the default."""
-        return self.choice.source
-
-    @property
-    def tuned_on(self) -> str:
-        """Name of the GPU that the configuration was tuned on; empty for the default."""
-        return self.choice.tuned_on
-
-    @property
-    def tuned_at(self) -> datetime | None:
-        """Time at which the configuration was tuned (UTC)."""
-        return self.choice.tuned_at
 
 
 def choose(
@@ -386,85 +341,3 @@ def _default_config(kernel: Kernel, problem: Problem, device: DeviceProperties) 
         if is_valid:  # the space is too large to enumerate
             return dict(spec.default)
         raise
-
-
-_NAMES = {
-    "sizes": "sizes",
-    "gpu_name": "GPU",
-    "sm_count": "number of SMs",
-    "nvrtc_version": "NVRTC version",
-    "l2_mode": "L2 mode",
-}
-"""Names of the key fields in an explanation; a replayed time is stated in a sentence of its own."""
-
-
-def explain_choice(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
-    """Return a short paragraph about a choice."""
-    by = f" {choice.contenders[0].kernel}" if choice.contenders else ""
-    with_config = f" {config_text(choice.config)}" if choice.config else ""
-    served = f"{problem} on {device.name} is served{by}{with_config}."
-    sentences = [served, _reason(choice)]
-    if choice.measurement is not None:
-        time = choice.measurement
-        took = "It took" if choice.tier == "exact" else _where(choice)
-        interval = f"{_digits(time.low_us)} to {_digits(time.high_us)}"
-        sentences.append(
-            f"{took} {_digits(time.time_us)} us (95 % interval {interval}, {time.l2} L2){_when(choice.tuned_at)}."
-        )
-    if choice.aged:
-        sentences.append(
-            f"It has aged ({'; '.join(choice.aged)}); `autotile verify {problem.kernel}` measures it again."
-        )
-    if choice.packed:
-        sentences.append(f"It comes from the bundle {choice.packed}.")
-    if choice.shipped:
-        sentences.append("The result came with autotile; tuning here may find a better one.")
-    if choice.source == "replayed":
-        sentences.append("The time was replayed from a recording, not measured on this machine.")
-    if len(choice.contenders) > 1:
-        rivals = (f"{one.kernel} {one.time_text}" for one in choice.contenders)
-        sentences.append(f"Compared were: {'; '.join(rivals)}.")
-    if choice.unread:
-        sentences.append(f"Your own results could not be read: {choice.unread}.")
-    return " ".join(sentences)
-
-
-def _reason(choice: Choice) -> str:
-    if choice.tier == "default":
-        return "Nothing is tuned that may be served for it, so this is the default configuration; run `autotile tune`."
-    named = [(_NAMES[name], tuned, requested) for name, tuned, requested in choice.differences if name in _NAMES]
-    differences = "; ".join(f"{name} {tuned} instead of {requested}" for name, tuned, requested in named)
-    if choice.tier == "model":
-        return "It is expected to be the fastest, by a model of the times that were measured on this GPU."
-    if choice.tier == "library":
-        return "Nothing is tuned here that is known to be faster than this library; run `autotile tune`."
-    if choice.tier == "exact":
-        return "It was tuned for exactly this problem on this GPU."
-    if choice.tier == "family":
-        return f"A rule chose it for the family {choice.rule}. Rules and limits hold here too."
-    if not differences:
-        return "It was tuned from a recording of this GPU, not on the GPU itself."
-    how = "is the nearest that was tuned on this GPU" if choice.tier == "nearest" else "was tuned elsewhere"
-    return f"It {how}: {differences}. Rules and limits hold here too."
-
-
-def _where(choice: Choice) -> str:
-    if choice.tier != "family" or choice.tuned_sizes is None:
-        return "There it took"
-    sizes = " ".join(f"{name}={value}" for name, value in choice.tuned_sizes.items())
-    return f"At {sizes}, the nearest problem where it was timed, it took"
-
-
-def _digits(time_us: float) -> str:
-    """Format a time with four significant digits, all integer digits, and no exponent."""
-    return f"{time_us:.0f}" if time_us >= 1000 else f"{time_us:.4g}"
-
-
-def _when(tuned_at: datetime | None) -> str:
-    if tuned_at is None:
-        return ""
-    days = (datetime.now(UTC) - tuned_at).days
-    if days < -1:
-        return f" when tuned, on {tuned_at:%Y-%m-%d} by a clock ahead of this one"
-    age = "today" if days < 1 else "yesterday" if days == 1 else f"{days} days ago"
-    return f" when tuned {age}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-import threading
-from collections.abc import Hashable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Number
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,17 +19,20 @@ from autotile.cuda.toolchain import load_cupy, nvrtc_version
 from autotile.database.keys import key_differences, key_of
 from autotile.database.paths import absolute_location
 from autotile.database.winners import Winner
-from autotile.errors import DeviceError, NotTunedError, ToolchainError
+from autotile.errors import DeviceError, NotTunedError, ToolchainError, UnknownKernelError
 from autotile.kernel.library import KernelName, held_kernel, is_path, load_kernel
+from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel, Request
 from autotile.serving.candidates import Candidates
 from autotile.serving.choice import choose
 from autotile.serving.miss_counter import MissCounter
+from autotile.serving.recent_cache import RecentCache
 from autotile.settings import absolute_path, read_settings
 
 if TYPE_CHECKING:
     from autotile.exchange.bundle import Bundle
+    from autotile.serving.operations import OperationTable
 
 
 _FALLBACK_PROFILE = "h200"
@@ -37,60 +40,6 @@ _FALLBACK_PROFILE = "h200"
 
 MAX_SERVED = 10_000
 """Maximum number of served kernels that are kept, of 3 KiB each."""
-
-
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
-
-
-class RecentCache(dict[Key, Value]):
-    """The entries that were used last, read with `dict.get`.
-
-    An order of use would cost time at each hit. Instead there are two generations: this dictionary, and the one that it
-    was when it last became full. An entry of the older generation that is asked for moves into this one; the others
-    are dropped when this one is full again.
-
-    Parameters
-    ----------
-    limit
-        Maximum number of entries of both generations together.
-    """
-
-    __slots__ = ("_full", "_lock", "_older")  # without a dictionary of attributes, `get` is found as fast as in a dict
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self._full = limit // 2
-        self._older: dict[Key, Value] = {}
-        self._lock = threading.Lock()
-
-    def recall(self, key: Key) -> Value | None:
-        """Return an entry of either generation, or None, after `get` has found nothing."""
-        with self._lock:
-            found = self.get(key)
-            if found is None and (found := self._older.pop(key, None)) is not None:
-                self._add(key, found)
-            return found
-
-    def keep(self, key: Key, value: Value) -> Value:
-        """Add an entry unless the key has one, and return the entry: concurrent callers get the same object."""
-        with self._lock:
-            found = self.get(key, self._older.get(key))
-            if found is None:
-                self._add(key, found := value)
-            return found
-
-    def clear(self) -> None:
-        """Remove all entries."""
-        with self._lock:
-            super().clear()
-            self._older = {}
-
-    def _add(self, key: Key, value: Value) -> None:
-        if len(self) >= self._full:
-            self._older = dict(self)
-            super().clear()
-        self[key] = value
 
 
 class Dispatcher:
@@ -125,6 +74,8 @@ class Dispatcher:
         self._served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
         self._find_served = self._served.get
         self._bundles: dict[str, Bundle] = {}
+        self._operations: dict[tuple[str, bool], Operation | None] = {}
+        self._tables: dict[tuple[object, ...], OperationTable] = {}
         self._device_count = 0
         """Number of CUDA devices; 0 if there are none, or if they have not been counted."""
         self._only_device: int | None = None
@@ -142,18 +93,20 @@ class Dispatcher:
         database: str | Path | None = None,
         bundle: str | Path | None = None,
         strict: bool = False,
+        library: bool = True,
         **sizes: int,
     ) -> BoundKernel:
         """Return the best known configuration of a kernel for a problem, ready to launch.
 
-        It never tunes, and never fails because a database is missing; the ``tier`` of the returned kernel tells how its
+        For an operation, it is the best of its kernels, or a library. It never tunes, and never fails because a database is missing; the ``tier`` of the returned kernel tells how its
         configuration was found. A second call with the same arguments returns the same object. Calls of kernels that a
         CUDA device could not be served in the ``exact`` tier are counted as misses, so that they can be tuned.
 
         Parameters
         ----------
         name
-            Name of a kernel, path of its search-space file, or a kernel from `autotile.kernel`.
+            Name of a kernel, path of its search-space file, or a kernel from `autotile.kernel`; or name of an operation
+            such as ``"matmul"``, or path of its file.
         dtype
             dtype of the kernel; None for its first one.
         device
@@ -166,8 +119,10 @@ class Dispatcher:
             kernel in the bundle.
         strict
             Raise instead of serving in any tier but ``exact``.
+        library
+            Whether a library may compute an operation; the result is then a `BoundLibrary`.
         **sizes
-            Sizes of the problem, such as ``M=4096``.
+            Sizes of the problem, such as ``M=4096``; for an operation also its conditions, such as ``EMULATE=0``.
 
         Raises
         ------
@@ -189,11 +144,13 @@ class Dispatcher:
         if place is None:
             place = self.current_device()
         try:
-            served = self._find_served((name, dtype, place, database, bundle, *sizes, *sizes.values()))
+            served = self._find_served((name, dtype, place, database, bundle, library, *sizes, *sizes.values()))
         except TypeError:  # not hashable, such as a list for a size
             served = None
         if served is None:
-            served = self._serve(name, sizes, dtype=dtype, place=place, database=database, bundle=bundle)
+            served = self._serve(
+                name, sizes, dtype=dtype, place=place, database=database, bundle=bundle, library=library
+            )
         if strict and served.tier != "exact":
             raise self._refusal(served, self.location(database), bundle)
         return served
@@ -207,6 +164,7 @@ class Dispatcher:
         place: int | str | None,
         database: str | Path | None,
         bundle: str | Path | None,
+        library: bool,
     ) -> BoundKernel:
         """Return the kernel for a call in the one form in which it is kept, which no working directory changes.
 
@@ -223,21 +181,58 @@ class Dispatcher:
         if not isinstance(place, str | None):
             place = _device_index(place)
         try:
-            key = (name, dtype, place, database, bundle, *sizes, *sizes.values())
+            key = (name, dtype, place, database, bundle, library, *sizes, *sizes.values())
             served = self._served.recall(key)
         except TypeError:
             served = None  # the size that is no number is refused below
         if served is not None:
             return served
         location = self.location(database)
-        kernel = self.find_best_kernel(name, dtype, place, location, sizes, bundle=bundle)
+        kernel = self.find_best_kernel(name, dtype, place, location, sizes, bundle=bundle, library=library)
         device = place if isinstance(place, str) else None
         named = database or self._database, bundle or self._bundle
         if isinstance(name, str):  # another process cannot find a kernel that an object of this one holds
-            kernel.request = Request(name, kernel.problem.sizes, dtype, device, *named)
+            of_operation = self._operation(name) is not None
+            kernel.request = Request(
+                name, sizes if of_operation else kernel.problem.sizes, dtype, device, *named, library
+            )
+        return self._keep(key, kernel, location)
+
+    def _keep(self, key: tuple[object, ...], kernel: BoundKernel, location: str) -> BoundKernel:
         served = self._served.keep(key, kernel)  # concurrent callers get the same object
-        if served is kernel and kernel.tier != "exact" and kernel.can_launch:
+        if served is kernel and kernel.tier != "exact" and kernel.can_launch and not kernel.is_library:
             self.misses.watch(location, kernel)
+        return served
+
+    def serve_operation(
+        self,
+        operation: str,
+        sizes: Mapping[str, int],
+        dtype: str,
+        *,
+        device: int | str | None = None,
+        database: str | Path | None = None,
+        library: bool = True,
+    ) -> BoundKernel:
+        """Return what `get_best_kernel` serves for an operation, whatever kernels there are of its name.
+
+        Parameters
+        ----------
+        operation
+            Name of the operation.
+        sizes, dtype, device, database, library
+            As for `get_best_kernel`.
+        """
+        place = self.current_device() if device is None else device
+        key = ("operation", operation, dtype, place, database, library, *sizes, *sizes.values())
+        served = self._served.get(key) or self._served.recall(key)
+        if served is None:
+            location = self.location(database)
+            found = self._operation(operation, is_explicit=True)
+            if found is None:
+                raise UnknownKernelError(f"there is no operation named {operation!r}")
+            kernel = self._find_for_operation(found, dtype, place, location, sizes, library=library)
+            served = self._keep(key, kernel, location)
         return served
 
     def find_best_kernel(
@@ -249,6 +244,7 @@ class Dispatcher:
         sizes: Mapping[str, int],
         *,
         bundle: str | Path | None = None,
+        library: bool = True,
     ) -> BoundKernel:
         """Return what `get_best_kernel` would serve, without keeping it and without counting a miss.
 
@@ -256,7 +252,7 @@ class Dispatcher:
         ----------
         location
             Path or URL of the database.
-        name, dtype, device, sizes, bundle
+        name, dtype, device, sizes, bundle, library
             As for `get_best_kernel`.
 
         Raises
@@ -264,6 +260,8 @@ class Dispatcher:
         InputError
             As for `get_best_kernel`.
         """
+        if isinstance(name, str | os.PathLike) and (operation := self._operation(str(name))) is not None:
+            return self._find_for_operation(operation, dtype, device, location, sizes, bundle=bundle, library=library)
         path = _bundle_path(bundle) or self._bundle
         if path is not None:
             held = held_kernel(name)
@@ -286,6 +284,42 @@ class Dispatcher:
             choice = replace(choice, unread=candidates.fault)
         return BoundKernel(kernel, problem, properties, index, choice)
 
+    def _operation(self, name: str, *, is_explicit: bool = False) -> Operation | None:
+        """Return the operation of a name or path; None if it is none, or the name is also a kernel's."""
+        key = name, is_explicit
+        if key not in self._operations:
+            known = is_explicit or find_operation(name) is not None
+            self._operations[key] = load_operation(name) if known else None
+        return self._operations[key]
+
+    def _find_for_operation(
+        self,
+        operation: Operation,
+        dtype: str | None,
+        device: int | str | None,
+        location: str,
+        sizes: Mapping[str, int],
+        *,
+        bundle: str | Path | None = None,
+        library: bool = True,
+    ) -> BoundKernel:
+        from autotile.serving.operations import OperationTable, serve_bundled
+
+        problem = operation.resolve(sizes, dtype)
+        if bundle or self._bundle:
+            return serve_bundled(
+                operation,
+                problem,
+                lambda name, own: self.find_best_kernel(name, problem.dtype, device, location, own, bundle=bundle),
+            )
+        key = operation.source, problem.dtype, device, location
+        table = self._tables.get(key)
+        if table is None or table.is_outdated():
+            table = self._tables[key] = OperationTable(
+                operation, problem.dtype, location, lambda stored: self._device(device, stored), _nvrtc_version
+            )
+        return table.serve(problem, library=library)
+
     def matmul(
         self,
         a: Any,
@@ -296,6 +330,7 @@ class Dispatcher:
         beta: float = 0.0,
         deterministic: bool = True,
         emulate: bool = True,
+        library: bool = True,
         database: str | Path | None = None,
         stream: Any = None,
     ) -> Any:
@@ -311,6 +346,7 @@ class Dispatcher:
             beta=beta,
             deterministic=deterministic,
             emulate=emulate,
+            library=library,
             database=database,
             stream=stream,
         )
@@ -320,6 +356,8 @@ class Dispatcher:
         self._served.clear()
         self.matmul_kernels.clear()
         self._bundles.clear()
+        self._operations.clear()
+        self._tables.clear()
 
     def current_device(self) -> int | None:
         """Return CuPy's current device; None if there is no device."""
