@@ -76,7 +76,7 @@ class Computed(NamedTuple):
             except Exception as error:
                 raise self._failure(config, error) from error
 
-        return np.array(map_rows(one, columns))
+        return map_rows(one, columns)
 
     def _known(self, config: Mapping[str, Value]) -> Value:
         if self.name not in config:
@@ -139,8 +139,8 @@ def names_read(function: ConfigFunction, configs: Iterable[Mapping[str, Any]]) -
     return read
 
 
-def map_rows(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> list[Any]:
-    """Return the value of a function in each row of a table.
+def map_rows(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Return the value of a function in each row of a table, shape (rows,).
 
     The function is called once for each combination of the values that it reads. It must depend on these alone.
 
@@ -151,33 +151,35 @@ def map_rows(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> l
     columns
         Columns of equal length.
     """
-    rows = len(next(iter(columns.values()))) if columns else 1
-    plain = {name: column.tolist() for name, column in columns.items()}
     try:
-        return _by_combination(function, plain, rows)
+        return _by_combination(function, columns)
     except Exception:  # it may need a dictionary, such as to change it; if the function itself fails, so it does again
-        names = list(plain)
-        return [function(dict(zip(names, row, strict=True))) for row in zip(*plain.values(), strict=True)]
+        plain = [column.tolist() for column in columns.values()]
+        return np.array([function(dict(zip(columns, row, strict=True))) for row in zip(*plain, strict=True)])
 
 
-def _by_combination(function: ConfigFunction, columns: Mapping[str, Sequence[Any]], rows: int) -> list[Any]:
+def _by_combination(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     keys: tuple[str, ...] = ()
-    known: dict[tuple[Any, ...], Any] = {}
-    found: list[Any] = []
-    row = 0
-    while row < rows:
-        combination = tuple(columns[name][row] for name in keys)
-        if combination not in known:
+    while True:
+        firsts, group = _groups([columns[name] for name in keys], len(next(iter(columns.values()), [()])))
+        values = []
+        for row in firsts:
             read: set[str] = set()
-            value = function(_ReadConfig({name: column[row] for name, column in columns.items()}, read))
-            if not read <= set(keys):  # a branch that reads more: what is known so far may be too coarse
+            values.append(function(_ReadConfig({name: column[row].item() for name, column in columns.items()}, read)))
+            if not read <= set(keys):  # a branch that reads more: the combinations so far are too coarse
                 keys = tuple(name for name in columns if name in read or name in keys)
-                known, found, row = {}, [], 0
-                continue
-            known[combination] = value
-        found.append(known[combination])
-        row += 1
-    return found
+                break
+        else:
+            return np.array(values)[group]
+
+
+def _groups(columns: Sequence[NDArray[Any]], rows: int) -> tuple[list[int], NDArray[np.intp]]:
+    """Return the first row of each combination of values, and the number of each row's combination."""
+    group, firsts = np.zeros(rows, np.intp), np.zeros(min(rows, 1), np.intp)
+    for column in columns:
+        values, codes = np.unique(column, return_inverse=True)
+        _, firsts, group = np.unique(group * len(values) + codes, return_index=True, return_inverse=True)
+    return firsts.tolist(), group
 
 
 Predicate = Callable[..., Any]

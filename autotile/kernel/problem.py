@@ -157,7 +157,10 @@ def resolve_problem(
     missing = [name for name in spec.sizes if name not in sizes and not spec.is_optional(name)]
     if missing and not defaults:
         raise ProblemError(f"{spec.name} needs the size {missing[0]}; give its sizes like {expected}")
-    values = {name: _value(spec, name, sizes.get(name, default)) for name, default in spec.sizes.items()}
+    values = {
+        name: checked_size(name, sizes.get(name, default), default=default, is_flag=name in spec.flags)
+        for name, default in spec.sizes.items()
+    }
     dtype = None if dtype is None else dtype_name(dtype)
     if dtype is not None and dtype not in spec.dtypes:
         raise ProblemError(f"{spec.name} does not support dtype {dtype!r}; it supports {', '.join(spec.dtypes)}")
@@ -170,15 +173,20 @@ def resolve_problem(
     return problem
 
 
-def _value(spec: KernelSpec, name: str, given: object) -> int:
-    """Return a size or flag as an int; NumPy integers are accepted, and booleans for flags."""
-    is_flag = name in spec.flags
+def checked_size(name: str, given: object, *, default: int, is_flag: bool) -> int:
+    """Return a size or flag as an int; NumPy integers are accepted, and booleans for flags.
+
+    Raises
+    ------
+    ProblemError
+        It is no whole number, or out of bounds.
+    """
     try:
         if isinstance(given, bool) and not is_flag:
             raise TypeError
         value = operator.index(given)  # type: ignore[arg-type]
     except TypeError:
-        expected = "0 or 1" if is_flag else f"a whole number such as {spec.sizes[name]}"
+        expected = "0 or 1" if is_flag else f"a whole number such as {default}"
         raise ProblemError(f"{'flag' if is_flag else 'size'} {name} is {given!r}, expected {expected}") from None
     if is_flag and value not in (0, 1):
         raise ProblemError(f"flag {name} is {value}, expected 0 or 1")

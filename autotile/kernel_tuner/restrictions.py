@@ -13,9 +13,11 @@ import operator
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotile.errors import InputError
 from autotile.kernel.computed import map_rows, names_read
@@ -121,6 +123,7 @@ def replace_names(text: str, values: Mapping[str, Any]) -> str:
     return _TOKEN.sub(lambda match: str(values[match[0]]) if match[0] in values else match[0], text)
 
 
+@lru_cache(maxsize=256)
 def _parsed(text: str) -> ast.expr:
     if len(text) > _MAX_CHARACTERS:
         raise InputError(f"the expression {text[:60]!r}... has {len(text):,} characters, at most {_MAX_CHARACTERS:,}")
@@ -235,6 +238,89 @@ _ALL_NAMES_BELOW = 20_000
 Params = Mapping[str, Any]
 
 
+Rows = NDArray[Any]
+
+_MAX_NUMBER = 2**53
+"""Bound of whole numbers in columns, below which float64 holds them all."""
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Rows]] = {
+    ast.Add: np.add,
+    ast.Sub: np.subtract,
+    ast.Mult: np.multiply,
+}
+_DIVISIONS: Mapping[type[ast.operator], Callable[[Any, Any], Rows]] = {
+    ast.Div: np.true_divide,
+    ast.FloorDiv: np.floor_divide,
+    ast.Mod: np.remainder,
+}
+
+
+class _RowsNeededError(Exception):
+    """The expression must be evaluated for one row at a time."""
+
+
+def holds_in_rows(text: str, columns: Mapping[str, Rows]) -> Rows | None:
+    """Return whether a condition holds in each row of a table of whole numbers, shape (rows,).
+
+    None where `evaluate` must be called for each row: the condition has more than arithmetic and comparisons, divides
+    by 0 somewhere, or its numbers may exceed 2**53.
+    """
+    try:
+        return np.asarray(_condition(_parsed(text), columns))
+    except _RowsNeededError:
+        return None
+
+
+def _condition(tree: ast.expr, columns: Mapping[str, Rows]) -> Rows:
+    match tree:
+        case ast.BoolOp(op=ast.And(), values=operands):
+            return np.asarray(np.all([_condition(each, columns) for each in operands], axis=0))
+        case ast.BoolOp(values=operands):
+            return np.asarray(np.any([_condition(each, columns) for each in operands], axis=0))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return ~_condition(operand, columns)
+        case ast.Compare(left=first, ops=operations, comparators=others):
+            sides = [_column(each, columns) for each in (first, *others)]
+            if any(isinstance(operation, ast.In | ast.NotIn | ast.Is | ast.IsNot) for operation in operations):
+                raise _RowsNeededError
+            compared = [
+                _COMPARISONS[type(operation)](*pair)
+                for operation, *pair in zip(operations, sides, sides[1:], strict=False)
+            ]
+            return np.asarray(np.all(compared, axis=0))
+    return np.asarray(np.not_equal(_column(tree, columns), 0))
+
+
+def _column(tree: ast.expr, columns: Mapping[str, Rows]) -> Rows:
+    rows = len(next(iter(columns.values()), ()))
+    match tree:
+        case ast.Constant(value=int(number)) if abs(number) < _MAX_NUMBER:
+            return np.full(rows, int(number), np.int64)
+        case ast.Name(id=name) if name in columns:
+            return _bounded(columns[name])
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_column(operand, columns)
+        case ast.BinOp(left=left, op=operation, right=right):
+            return _combined(operation, _column(left, columns), _column(right, columns))
+    raise _RowsNeededError
+
+
+def _combined(operation: ast.operator, left: Rows, right: Rows) -> Rows:
+    kind, are_whole = type(operation), left.dtype.kind == right.dtype.kind == "i"
+    if kind is ast.Mult and are_whole:
+        _bounded(left.astype(np.float64) * right)  # int64 may wrap here
+    if kind in _ARITHMETIC:
+        return _bounded(_ARITHMETIC[kind](left, right))
+    if not are_whole or kind not in _DIVISIONS or not right.all():
+        raise _RowsNeededError
+    return _DIVISIONS[kind](left, right)
+
+
+def _bounded(column: Rows) -> Rows:
+    if column.size and np.abs(column).max() >= _MAX_NUMBER:
+        raise _RowsNeededError
+    return column
+
+
 class Restriction(NamedTuple):
     """A condition on a configuration.
 
@@ -244,10 +330,13 @@ class Restriction(NamedTuple):
         Function of a mapping of parameters.
     names
         Parameters that it may read; None if that is not known.
+    text
+        The condition itself, where it is a text.
     """
 
     holds: Callable[[Params], Any]
     names: tuple[str, ...] | None = None
+    text: str = ""
 
 
 def restriction_rules(restrictions: Any, codec: ParameterCodec) -> dict[str, Callable[..., Any]]:
@@ -282,7 +371,7 @@ def check_restrictions(restrictions: Any, params: Params, values: Mapping[str, S
 def _restriction(given: Any, values: Mapping[str, Sequence[Any]]) -> Restriction:
     if isinstance(given, str):
         names = tuple(name for name in values if name in names_in(given))
-        return Restriction(lambda params: evaluate(given, params), names)
+        return Restriction(lambda params: evaluate(given, params), names, given)
     if isinstance(given, tuple) and len(given) in (2, 3) and isinstance(given[1], list | tuple):
         names = tuple(given[1])
         inner = _restriction(given[0], {name: values[name] for name in names})
@@ -357,7 +446,11 @@ def _rule(restriction: Restriction, codec: ParameterCodec) -> Callable[..., Any]
         if not any(isinstance(column, np.ndarray) for column in columns.values()):
             return holds(columns)
         arrays = dict(zip(columns, np.broadcast_arrays(*columns.values()), strict=True))
-        return np.array(map_rows(holds, arrays), np.bool_)
+        if restriction.text and all(codec.is_plain[name] and arrays[name].dtype == np.int64 for name in arrays):
+            found = holds_in_rows(restriction.text, arrays)
+            if found is not None:
+                return found
+        return map_rows(holds, arrays).astype(np.bool_)
 
     names = _names_of(restriction, codec) or tuple(codec.values)[:1]
     arguments = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
