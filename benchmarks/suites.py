@@ -427,7 +427,8 @@ def cells(row: Mapping[str, Any]) -> Iterator[str]:
     times = row["again"].get("times_us", {})
     yield row["kernel"]
     for tool in TOOLS:
-        missing = row[tool].get("error") or row["again"].get("error") or "none of its best can be launched"
+        failed = f"its {row['again'].get('passed_over', {}).get(tool)} best fail"
+        missing = row[tool].get("error") or row["again"].get("error") or failed
         yield f"{times[tool]:.1f}" if tool in times else missing[:40]
     yield f"{times['kernel_tuner'] / times['autotile']:.3f}" if len(times) == len(TOOLS) else ""
     for key, unit in (("tried", ".0f"), ("wall_s", ".1f")):
