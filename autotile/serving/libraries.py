@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.model import Problem
-from autotile.cuda.cublas import CublasCall, Gemm, cublas_version, stream_handles
+from autotile.cuda.cublas import Gemm, Layout, cublas_version
 from autotile.cuda.driver import device_count
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError, InputError, ToolchainError
@@ -113,11 +113,7 @@ def computes(library: Library, operation: Operation, problem: Problem) -> bool:
     names = set(operation.sizes) - set(operation.conditions)
     if not _SIZES <= names <= _NAMES:
         return False
-    try:
-        Gemm.of(problem.sizes, problem.dtype)
-    except InputError:
-        return False
-    return True
+    return Layout.of(problem.sizes, problem.dtype).is_supported
 
 
 class BoundLibrary(BoundKernel):
@@ -153,7 +149,9 @@ class BoundLibrary(BoundKernel):
         spec = definition.spec
         self._scalar_names = [scalar.name for scalar in spec.scalars if scalar.default is not None]
         self._arrays = CallArrays(spec, definition_problem, spec.default, -1 if device_index is None else device_index)
-        self._gemm = CublasCall(Gemm.of(problem.sizes, problem.dtype)) if library.call is None else None
+        self._gemm: Gemm | None = None
+        if library.call is None and device_index is not None:
+            self._gemm = Gemm(Layout.of(problem.sizes, problem.dtype), device_index)
         self._specs: dict[type, tuple[ArrayLibrary, tuple[ArraySpec, ...]]] = {}
         self._one_device = device_count() == 1
 
@@ -234,6 +232,6 @@ class BoundLibrary(BoundKernel):
                 f"{self.problem.kernel} has no scalar {unknown[0]!r} to set; scalars with a default: {known}"
             )
         if self._gemm is not None:
-            stream_handles.get(self._device_index or 0, stream).queue(self._gemm, pointers, **scalars)
+            self._gemm(stream, pointers, **scalars)
         elif self._call is not None:
             self._call(*arrays, **scalars)
