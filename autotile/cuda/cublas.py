@@ -1,8 +1,8 @@
 """cuBLAS: products of row-major matrices at given addresses, on any stream, also while it is captured.
 
 It is called by ctypes, as CuPy's wrappers set CuPy's current stream before each call, which resets the workspace, and
-refuse to be captured. cuBLAS is column-major: it is asked for the transpose of the result, from the factors in the other
-order.
+refuse to be captured. cuBLAS is column-major: it is asked for the transpose of the result, from the factors in the
+other order.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from autotile.settings import overrides_float32
 _DATA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
 """``CUDA_R_32F``, ``CUDA_R_16F`` and ``CUDA_R_16BF``, library_types.h."""
 _COMPUTE_32F, _COMPUTE_32F_PEDANTIC = 68, 69
-"""cublasComputeType_t, cublas_api.h. By default, products of float32 are IEEE fp32, not TF32; the pedantic type is for an
-environment that asks for less."""
+"""cublasComputeType_t, cublas_api.h. By default, products of float32 are IEEE fp32, not TF32; the pedantic type is for
+an environment that asks for less."""
 _ALGORITHM = -1
 """``CUBLAS_GEMM_DEFAULT``: the library's heuristic chooses."""
 _MAX_INT32 = 2**31 - 1

@@ -98,10 +98,10 @@ class Dispatcher:
     ) -> BoundKernel:
         """Return the best known configuration of a kernel for a problem, ready to launch.
 
-        For an operation, it is the best of its kernels, or a library. It never tunes, and never fails because a database
-        is missing; the ``tier`` of the returned kernel tells how its configuration was found. A second call with the
-        same arguments returns the same object. Calls of kernels that a CUDA device could not be served in the ``exact``
-        tier are counted as misses, so that they can be tuned.
+        For an operation, it is the best of its kernels, or a library. It never tunes, and never fails because a
+        database is missing; the ``tier`` of the returned kernel tells how its configuration was found. A second call
+        with the same arguments returns the same object. Calls of kernels that a CUDA device could not be served in the
+        ``exact`` tier are counted as misses, so that they can be tuned.
 
         Parameters
         ----------
