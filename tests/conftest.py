@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -66,6 +67,13 @@ outputs = { y = "factor * x" }
 flops = "n"
 bytes = "8 * n"
 """
+
+
+def pytest_configure() -> None:
+    """Hundreds of processes start: each reads compiled modules, and its libraries of linear algebra start no threads."""
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
