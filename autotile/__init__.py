@@ -18,16 +18,16 @@ from types import ModuleType
 
 TYPE_CHECKING = False  # importing `typing` would be most of this module's time, and Ctrl-C in it a traceback
 if TYPE_CHECKING:
-    from autotile.api.database_check import CheckResult as CheckResult
-    from autotile.api.database_check import db_check as db_check
-    from autotile.api.database_check import db_path as db_path
-    from autotile.api.database_check import db_restore as db_restore
+    from autotile.api.databases import CheckResult as CheckResult
     from autotile.api.databases import CleanResult as CleanResult
     from autotile.api.databases import ComparedWinners as ComparedWinners
     from autotile.api.databases import DatabaseDiff as DatabaseDiff
     from autotile.api.databases import MergeResult as MergeResult
     from autotile.api.databases import UnmatchedWinner as UnmatchedWinner
     from autotile.api.databases import clean as clean
+    from autotile.api.databases import db_check as db_check
+    from autotile.api.databases import db_path as db_path
+    from autotile.api.databases import db_restore as db_restore
     from autotile.api.databases import diff as diff
     from autotile.api.databases import merge as merge
     from autotile.api.doctor import HealthCheck as HealthCheck
@@ -96,8 +96,8 @@ if TYPE_CHECKING:
     from autotile.database.quarantine import Quarantine as Quarantine
     from autotile.database.retention import CleanedStudy as CleanedStudy
     from autotile.database.rows import BadRow as BadRow
+    from autotile.database.rows import StoredTrial as StoredTrial
     from autotile.database.studies import StudySummary as StudySummary
-    from autotile.database.trials import StoredTrial as StoredTrial
     from autotile.database.upgrade import DatabaseCheck as DatabaseCheck
     from autotile.database.winners import StoredRule as StoredRule
     from autotile.database.winners import Winner as Winner
@@ -133,12 +133,12 @@ if TYPE_CHECKING:
     from autotile.families.rule import RulePoint as RulePoint
     from autotile.families.rule import Split as Split
     from autotile.kernel.arguments import Workspace as Workspace
+    from autotile.kernel.descriptors import TensorMap as TensorMap
     from autotile.kernel.launch import LaunchData as LaunchData
     from autotile.kernel.python_arguments import Buffer as Buffer
     from autotile.kernel.python_arguments import Scalar as Scalar
     from autotile.kernel.python_arguments import Scratch as Scratch
     from autotile.kernel.spec import Parameter as Parameter
-    from autotile.kernel.tensor_maps import TensorMap as TensorMap
     from autotile.kernel.workrate import Workrate as Workrate
     from autotile.search.importance import Effect as Effect
     from autotile.serving.bound import BoundKernel as BoundKernel
@@ -164,19 +164,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
-    "api.database_check": (
-        "CheckResult",
-        "db_check",
-        "db_path",
-        "db_restore",
-    ),
     "api.databases": (
+        "CheckResult",
         "CleanResult",
         "ComparedWinners",
         "DatabaseDiff",
         "MergeResult",
         "UnmatchedWinner",
         "clean",
+        "db_check",
+        "db_path",
+        "db_restore",
         "diff",
         "merge",
     ),
@@ -273,9 +271,8 @@ _NAMES = {
     ),
     "database.quarantine": ("Quarantine",),
     "database.retention": ("CleanedStudy",),
-    "database.rows": ("BadRow",),
     "database.studies": ("StudySummary",),
-    "database.trials": ("StoredTrial",),
+    "database.rows": ("BadRow", "StoredTrial"),
     "database.upgrade": ("DatabaseCheck",),
     "database.winners": (
         "StoredRule",
@@ -328,7 +325,7 @@ _NAMES = {
         "Scratch",
     ),
     "kernel.spec": ("Parameter",),
-    "kernel.tensor_maps": ("TensorMap",),
+    "kernel.descriptors": ("TensorMap",),
     "kernel.workrate": ("Workrate",),
     "search.importance": ("Effect",),
     "serving.bound": ("BoundKernel",),

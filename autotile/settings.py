@@ -10,9 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from autotile.core.documents import convert
+from autotile.core.documents import convert, parse_toml, read_regular
 from autotile.core.frozen import dataclass
-from autotile.core.reading import parse_toml, read_regular
 from autotile.errors import DataError, InputError
 
 _APPLICATION = "autotile"
@@ -56,6 +55,8 @@ class Settings:
     """Maximum size of these (``AUTOTILE_CAPTURE_LIMIT_MIB``, ``capture_limit_mib``; default 4096 MiB)."""
     graphs: bool = True
     """Whether repeated launches become CUDA graphs (``AUTOTILE_GRAPHS``, ``graphs``; ``on`` or ``off``)."""
+    operation_folders: tuple[Path, ...] = ()
+    """Folders of operation files (``AUTOTILE_OPERATIONS``, ``operations``, then the built-in folder)."""
 
 
 class _Config(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,6 +72,7 @@ class _Config(msgspec.Struct, forbid_unknown_fields=True):
     capture_calls: int | str = 8
     capture_limit_mib: int | str = 4096
     graphs: str | msgspec.UnsetType = msgspec.UNSET
+    operations: str | msgspec.UnsetType = msgspec.UNSET
 
 
 _EXPECTED_CONFIG = (
@@ -109,6 +111,7 @@ def read_settings() -> Settings:
                 f"the setting {name} (AUTOTILE_{name.upper()}) is {text!r:.80}, expected a positive number"
             )
     extra = entry("AUTOTILE_KERNELS", config.kernels, "").split(os.pathsep)
+    operations = entry("AUTOTILE_OPERATIONS", config.operations, "").split(os.pathsep)
     include = entry("AUTOTILE_INCLUDE", config.include, "").split(os.pathsep)
     return Settings(
         database=_database(
@@ -129,6 +132,10 @@ def read_settings() -> Settings:
         capture_calls=int(bounds["capture_calls"]),
         capture_limit_bytes=int(bounds["capture_limit_mib"]) * 2**20,
         graphs=_SWITCH[graphs],
+        operation_folders=(
+            *(_folder(folder, "a folder of operations") for folder in operations if folder),
+            data_folder("operations"),
+        ),
     )
 
 

@@ -31,7 +31,7 @@ from autotile.exchange.shipped import write_winners
 from autotile.serving.bound import BoundKernel
 from autotile.serving.matmul import Product, best_matmul
 from autotile.settings import read_settings
-from autotile.workers.worker_pool import WorkerPool
+from autotile.workers.child import WorkerPool
 
 _HERE = Path(__file__).parent
 _WORTH_SHIPPING = 0.95

@@ -18,7 +18,7 @@ from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
-from autotile.workers.worker_pool import WorkerPool
+from autotile.workers.child import WorkerPool
 
 _FINALISTS = 6
 _SAMPLE_LIMIT_S = 0.05

@@ -29,7 +29,7 @@ _IMPORTS = (
 _COMPILE_ONLY = """
 import random, sys
 import autotile.kernel_tuner.tune_session as _session
-import autotile.kernel_tuner.single_run as _single
+import autotile.kernel_tuner.kernel_definition as _single
 from autotile.core.device import device_profile
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.space.search_space import feasible_space

@@ -1,6 +1,7 @@
 """Kernels of other people's suites, tuned by autotile and by Kernel Tuner for the same time.
 
     python benchmarks/suites.py --data FOLDER [--seconds 60] [--kernels NAME ...] [--output suites.json]
+    python benchmarks/suites.py --merge PART.json PART.json ... [--output suites.json]
 
 FOLDER holds sources of two public suites, as they are: ``bat/`` (kernels with their spaces in CAFF files) and
 ``kernel_tuner/`` (Kernel Tuner's CUDA examples). Every tool runs in a process of its own with an empty cache and
@@ -9,8 +10,10 @@ database; both are called with the same arguments, those of Kernel Tuner's `tune
 cold L2. Where a tool's best configuration cannot be launched, which a timer of failed launches takes for a short time,
 its next best that can stands in for it.
 
-The table gives the best time of each tool, their ratio, the number of configurations that each measured, and after how
-many seconds autotile had first measured a configuration as fast as Kernel Tuner's best by its own times.
+The table gives the best time of each tool, their ratio, the number of configurations that each measured, the wall time
+of each call, after how many seconds Kernel Tuner had measured its best, and after how many autotile had measured a
+configuration within 1 % of that. The two tools time differently, so Kernel Tuner's best is put on autotile's scale by
+the ratio of the winners' times. With ``--merge`` parts of a table, measured on devices of one type, become one.
 """
 
 from __future__ import annotations
@@ -20,13 +23,12 @@ import ast
 import json
 import math
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,6 +42,8 @@ TOOLS = ("kernel_tuner", "autotile")
 ROUNDS = 50
 RUNNERS_UP = 50
 """Configurations of each tool that the timer may try, the fastest first."""
+EQUAL = 1.01
+"""Ratio of times up to which a configuration is as fast as another."""
 LIMIT_FACTOR, LIMIT_EXTRA_S = 2, 90
 """A tool that has not returned after this is ended; references and inputs are not part of its time."""
 
@@ -120,7 +124,26 @@ def bat_calls(data: Path) -> dict[str, Callable[[], Call]]:
         constant = {"cmem_args": {"d_vertices": vertices}, "grid_div_x": ["block_size_x", "tile_size"]}
         return call("pnpoly", "pnpoly.cu", "cn_pnpoly", n, [np.zeros(n, np.int32), points, np.int32(n)], **constant)
 
-    return {f"bat/{f.__name__}": f for f in (gemm, nbody, convolution, triad, pnpoly) if folder.is_dir()}
+    def hotspot() -> Call:
+        # The kernel takes the block's width for that of the grid, so that most blocks load and store nothing. Times of
+        # different numbers of steps a launch are not comparable: there are two.
+        wide = (4096 + 2 * 10) ** 2
+        arrays = [floats(wide), floats(wide, 324.0), np.zeros(4096 * 4096, np.float32)]
+        constants = [np.float32(value) for value in (0.1, 0.1, 3.0517578579, 21.845333099365234)]
+        names = {
+            "block_size_names": ["BLOCK_SIZE_X", "BLOCK_SIZE_Y", "BLOCK_SIZE_Z"],
+            "grid_div_x": ["BLOCK_SIZE_X", "TILE_SIZE_X"],
+            "grid_div_y": ["BLOCK_SIZE_Y", "TILE_SIZE_Y"],
+        }
+        found = call("hotspot", "hotspot_kernel.cu", "calculate_temp", (4096, 4096), [*arrays, *constants], **names)
+        return replace(found, parameters={**found.parameters, "TEMPORAL_TILING_FACTOR": [2]})
+
+    kernels = (gemm, nbody, convolution, triad, pnpoly, hotspot)
+    return {f"bat/{f.__name__}": f for f in kernels if folder.is_dir()}
+
+
+CORRECTIONS = {"spmv": ("int(nrows*ncols*0.001)", "int(int(nrows)*ncols*0.001)")}
+"""What is replaced in a script: the product of a 32-bit number overflows with NumPy 2, and the matrix is empty."""
 
 
 def script_calls(data: Path) -> dict[str, Callable[[], Call]]:
@@ -145,15 +168,16 @@ def script_calls(data: Path) -> dict[str, Callable[[], Call]]:
         original, kernel_tuner.tune_kernel = kernel_tuner.tune_kernel, record
         np.random.seed(0)
         os.chdir(script.parent)
+        text = script.read_text().replace(*CORRECTIONS.get(script.stem, ("", "")))
         try:
-            runpy.run_path(str(script), run_name="__main__")
+            exec(compile(text, str(script), "exec"), {"__name__": "__main__", "__file__": str(script)})
         except RecordedCallError:
             return found[0]
         finally:
             kernel_tuner.tune_kernel = original
         raise SystemExit(f"{script.name} calls no tune_kernel")
 
-    names = ("convolution", "matmul", "reduction", "spmv", "stencil", "vector_add")
+    names = ("convolution", "matmul", "reduction", "spmv", "stencil", "vector_add", "vector_add_codegen")
     found = {name: data / "kernel_tuner" / f"{name}.py" for name in names}
     return {f"kt/{name}": (lambda path=path: recorded(path)) for name, path in found.items() if path.is_file()}
 
@@ -181,20 +205,26 @@ def run_tool(tool: str, call: Call, seconds: float, strategy: str) -> dict[str, 
     else:
         from autotile.kernel_tuner import tune_kernel
     began, start = datetime.now().astimezone(), time.perf_counter()
-    results, _ = tune_kernel(
+    results, env = tune_kernel(
         call.kernel_name, call.source, call.problem_size, call.arguments, call.parameters, **options
     )
     wall_s = time.perf_counter() - start
     timed = [row for row in results if isinstance(row.get("time"), int | float) and math.isfinite(row["time"])]
     if not timed:
         raise SystemExit(f"{tool} measured no configuration")
-    best = min(timed, key=_time)
+    ranked = sorted(timed, key=_time)
+    won = (env.get("autotile") or {}).get("winner")  # of the finals, where there are any
+    if won is not None:
+        ranked.sort(key=lambda row: any(row[name] != won[name] for name in call.parameters))
     return {
-        "configs": [{name: row[name] for name in call.parameters} for row in sorted(timed, key=_time)[:RUNNERS_UP]],
-        "time_us": 1e3 * best["time"],
+        "configs": [{name: row[name] for name in call.parameters} for row in ranked[:RUNNERS_UP]],
+        "configs_us": [1e3 * row["time"] for row in ranked[:RUNNERS_UP]],
         "tried": len(timed),
         "wall_s": wall_s,
-        "history": [[_seconds_since(began, row.get("timestamp")), 1e3 * row["time"]] for row in timed],
+        "history": sorted(
+            ([_seconds_since(began, row.get("timestamp")), 1e3 * row["time"]] for row in timed),
+            key=lambda found: found[0] or 0.0,
+        ),
     }
 
 
@@ -347,14 +377,29 @@ def compare(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
         print(f"{name} {tool}: {row[tool].get('error') or row[tool]['tried']}", file=sys.stderr, flush=True)
     winners = {tool: row[tool]["configs"] for tool in TOOLS if "configs" in row[tool]}
     row["again"] = child(arguments, "timer", name, winners=winners) if winners else {}
-    if len(winners) == len(TOOLS):
-        reached = [
-            at
-            for at, time_us in row["autotile"]["history"]
-            if at is not None and time_us <= row["kernel_tuner"]["time_us"]
-        ]
-        row["equal_after_s"] = min(reached, default=None)
+    row |= seconds_to_best(row)
+    for tool in TOOLS:
+        row[tool].pop("history", None)
+        for key in ("configs", "configs_us"):
+            row[tool][key] = row[tool].get(key, [])[row["again"].get("passed_over", {}).get(tool, 0) :][:1]
     return row
+
+
+def seconds_to_best(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return when Kernel Tuner had measured its best, and when autotile had one as fast; {} where one has no best."""
+    times_us = row["again"].get("times_us", {})
+    if len(times_us) < len(TOOLS):
+        return {}
+    own_us = {tool: row[tool]["configs_us"][row["again"]["passed_over"][tool]] for tool in TOOLS}
+    equal_us = EQUAL * own_us["autotile"] * times_us["kernel_tuner"] / times_us["autotile"]
+
+    def first(tool: str, is_found: Callable[[float], bool]) -> float | None:
+        return next((at for at, time_us in row[tool]["history"] if at is not None and is_found(time_us)), None)
+
+    return {
+        "best_after_s": first("kernel_tuner", lambda time_us: time_us == own_us["kernel_tuner"]),
+        "equal_after_s": first("autotile", lambda time_us: time_us <= equal_us),
+    }
 
 
 def cells(row: Mapping[str, Any]) -> Iterator[str]:
@@ -364,44 +409,79 @@ def cells(row: Mapping[str, Any]) -> Iterator[str]:
     for tool in TOOLS:
         yield f"{times[tool]:.1f}" if tool in times else row[tool].get("error", row["again"].get("error", ""))[:40]
     yield f"{times['kernel_tuner'] / times['autotile']:.3f}" if len(times) == len(TOOLS) else ""
-    for tool in TOOLS:
-        yield str(row[tool].get("tried", ""))
-    after = row.get("equal_after_s")
-    yield f"{after:.1f}" if after is not None else ""
+    for key, unit in (("tried", ".0f"), ("wall_s", ".1f")):
+        yield " / ".join(format(row[tool][key], unit) if key in row[tool] else "-" for tool in TOOLS)
+    for key in ("best_after_s", "equal_after_s"):
+        yield f"{row[key]:.1f}" if row.get(key) is not None else ""
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the table and the ratios of the times."""
+    columns = (
+        "kernel",
+        "Kernel Tuner us",
+        "autotile us",
+        "ratio",
+        "tried",
+        "wall s",
+        "best after s",
+        "as fast after s",
+    )
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*cells(row))
+    Console(width=130).print(table)
+    times = [found for row in rows if len(found := row["again"].get("times_us", {})) == len(TOOLS)]
+    if ratios := [found["kernel_tuner"] / found["autotile"] for found in times]:
+        print(f"geometric mean {math.exp(np.mean(np.log(ratios))):.3f}, least {min(ratios):.3f}, of {len(ratios)}")
+
+
+def merged(parts: Sequence[Path]) -> dict[str, Any]:
+    """Return one record of several, which differ only in their kernels, dates and commands."""
+    records = [json.loads(part.read_text()) for part in parts]
+    for key in ("device", "cores", "versions", "seconds", "strategy"):
+        if any(record[key] != records[0][key] for record in records):
+            raise SystemExit(f"the parts differ in {key}: {[record[key] for record in records]}")
+    rows = {row["kernel"]: row for record in records for row in record["rows"]}
+    commands = list(dict.fromkeys(record["command"] for record in records))
+    return {**records[0], "command": commands, "date": max(r["date"] for r in records), "rows": list(rows.values())}
 
 
 def main() -> None:
     """Compare the tools on the chosen kernels, print the table and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--kernels", nargs="+")
     parser.add_argument("--strategy", default="adaptive_tabu_greywolf")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="PART")
     parser.add_argument("--role", choices=(*TOOLS, "timer"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    arguments.data = arguments.data.resolve()
-    calls = {**bat_calls(arguments.data), **script_calls(arguments.data)}
-    if arguments.role:
-        play(arguments, calls)
-        return
-    rows = [compare(arguments, name) for name in arguments.kernels or calls]
-    table = Table("kernel", "Kernel Tuner us", "autotile us", "ratio", "tried", "tried", "as fast after s")
-    for row in rows:
-        table.add_row(*cells(row))
-    Console(width=130).print(table)
-    ratios = [
-        t["kernel_tuner"] / t["autotile"] for row in rows if len(t := row["again"].get("times_us", {})) == len(TOOLS)
-    ]
-    if ratios:
-        print(f"geometric mean {math.exp(np.mean(np.log(ratios))):.3f}, least {min(ratios):.3f}, of {len(ratios)}")
-    if arguments.output:
-        for row in rows:
-            for tool in TOOLS:
-                row[tool].pop("history", None)
-                row[tool]["configs"] = row[tool].get("configs", [])[:1]
-        results = {"seconds": arguments.seconds, "strategy": arguments.strategy, "rows": rows}
-        arguments.output.write_text(json.dumps({**provenance(), **results}, indent=1) + "\n")
+    if arguments.merge:
+        record = merged(arguments.merge)
+    elif arguments.data is None or not arguments.data.is_dir():
+        parser.error("--data must be the folder of the suites")
+    else:
+        arguments.data = arguments.data.resolve()
+        calls = {**bat_calls(arguments.data), **script_calls(arguments.data)}
+        if unknown := [name for name in arguments.kernels or () if name not in calls]:
+            parser.error(f"no kernel {', '.join(unknown)}; there are {', '.join(calls)}")
+        if arguments.role:
+            play(arguments, calls)
+            return
+        record = {**provenance(), "seconds": arguments.seconds, "strategy": arguments.strategy, "rows": []}
+        for name in arguments.kernels or calls:
+            record["rows"].append(compare(arguments, name))
+            write(record, arguments.output)
+    show(record["rows"])
+    write(record, arguments.output)
+
+
+def write(record: Mapping[str, Any], output: Path | None) -> None:
+    """Write the record, where an output is named."""
+    if output is not None:
+        output.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from autotile.families.learning import TrainingData, learn_rule
 from autotile.families.rule import FamilyRule
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config
-from autotile.workers.worker_pool import WorkerPool
+from autotile.workers.child import WorkerPool
 
 
 def main() -> None:

@@ -50,9 +50,9 @@ from autotile.space.search_space import feasible_space
 from autotile.tuning.family_session import FamilyPlan, FamilyStep
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import tune
+from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Workload
-from autotile.workers.worker_pool import WorkerPool
 
 _FAMILY = ("M=64..4096", "N=256..4096", "K=256..4096")
 _WAYS = ("family", "nearest", "default")

@@ -14,7 +14,7 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.keys import TuningKey, key_of
-from autotile.database.study_times import study_times
+from autotile.database.misses import study_times
 from autotile.errors import InputError
 from autotile.families.family import Extent, Family
 from autotile.families.rule import FamilyRule, Leaf, RuleConfig, RulePoint

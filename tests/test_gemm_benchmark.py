@@ -20,7 +20,7 @@ from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_kernel
 from autotile.serving.matmul import EMULATED, KERNELS, Product, fitting_kernels
 from autotile.settings import read_settings
-from autotile.workers.worker_pool import WorkerPool
+from autotile.workers.child import WorkerPool
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))

@@ -10,13 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from autotile.core.display import Displayed
-from autotile.core.text import bytes_text, device_text, plural
+from autotile.core.text import Displayed, bytes_text, device_text, plural
 from autotile.cuda.compiler import CompileJob
-from autotile.cuda.compiler_messages import header_cure
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import device_count, driver_version, live_device
-from autotile.cuda.headers import find_header, header_folders
+from autotile.cuda.headers import find_header, header_cure, header_folders
 from autotile.cuda.nvcc import find_nvcc, installed_nvcc
 from autotile.cuda.toolchain import INSTALL_WHEELS, load_cupy, nvrtc_version
 from autotile.database.database import Database

@@ -11,19 +11,23 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 
 from autotile import __version__
 from autotile.api.targets import merge_sizes, open_problem, output_file, resolve_device
-from autotile.core.display import Displayed
 from autotile.core.model import Problem, config_key
-from autotile.core.text import bytes_text, plural, sizes_text, source_text
+from autotile.core.text import Displayed, bytes_text, plural, sizes_text, source_text
 from autotile.database.database import Database, open_for_reading
+from autotile.database.rows import StoredTrial
 from autotile.database.studies import StudySummary
-from autotile.database.trials import StoredTrial
 from autotile.errors import InputError
 from autotile.exchange.bundle import BundledKernel, write_bundle
 from autotile.exchange.cpp_header import namespace_of
-from autotile.exchange.kernel_tuner import import_into_database, import_into_recording, read_cache, write_cache
+from autotile.exchange.kernel_tuner import (
+    import_into_database,
+    import_into_recording,
+    read_cache,
+    write_cache,
+    write_t4,
+)
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.shipment import Selection, Shipment, pack_shipment, prepare_shipments, write_shipped_header
-from autotile.exchange.t4 import write_t4
 from autotile.kernel.library import Kernel, KernelHolder, KernelName, held_kernel
 from autotile.settings import read_settings
 

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotile.core.device import DeviceProperties
-from autotile.core.display import Displayed
 from autotile.core.model import Config, LaunchGeometry, Occupancy, Problem, Resources, Value, config_text
-from autotile.core.text import bytes_text, device_text, occupancy_text, percent_text
+from autotile.core.text import Displayed, bytes_text, device_text, occupancy_text, percent_text
 from autotile.cuda.compiler import compile_job
 from autotile.errors import ConfigError, SpecError, ToolchainError, WorkerError
 from autotile.kernel.arguments import Workspace
+from autotile.kernel.descriptors import TensorMap
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import unsupported_reason
-from autotile.kernel.signature import signature_fault
+from autotile.kernel.source_checks import signature_fault
 from autotile.kernel.spec import STEP, KernelSpec, Rule
-from autotile.kernel.tensor_maps import TensorMap
 from autotile.settings import read_settings
 from autotile.space.demand import demand_of
 from autotile.space.limits import CompiledStep, check_config, compiled_steps, limits_of

@@ -6,13 +6,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotile.api.configurations import split_assignments
 from autotile.api.explanation import LIMIT_HEADINGS, BlockResources, Explanation, explain_config, limit_rows
-from autotile.api.targets import local_gpus, open_problem, resolve_device
+from autotile.api.targets import local_gpus, open_problem, resolve_device, split_assignments
 from autotile.core.device import DeviceProperties, device_profile, profile_names
-from autotile.core.display import Displayed
 from autotile.core.model import Occupancy, Problem, Value
-from autotile.core.text import bytes_text, device_text, occupancy_text, plural, sizes_text
+from autotile.core.text import Displayed, bytes_text, device_text, occupancy_text, plural, sizes_text
 from autotile.errors import InputError
 from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotile.api.configurations import complete_config
-from autotile.api.targets import merge_sizes, open_problem
+from autotile.api.targets import complete_config, merge_sizes, open_problem
 from autotile.api.tuning import checked_options, session_options
 from autotile.core.device import DeviceProperties
-from autotile.core.display import Displayed
 from autotile.core.model import Problem, Trial, config_text
 from autotile.core.statistics import Interval
-from autotile.core.text import device_text, time_text
+from autotile.core.text import Displayed, device_text, time_text
 from autotile.database.database import database_location
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, make_kernel

@@ -6,12 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from autotile.core.display import Displayed
 from autotile.core.model import Problem, config_text
-from autotile.core.text import NOTHING, duration_text, percent_text, plural, sizes_text, source_text, time_text
+from autotile.core.text import (
+    NOTHING,
+    Displayed,
+    duration_text,
+    percent_text,
+    plural,
+    sizes_text,
+    source_text,
+    time_text,
+)
 from autotile.database.keys import TuningKey, key_text
+from autotile.database.rows import StoredTrial
 from autotile.database.studies import StudySummary
-from autotile.database.trials import StoredTrial
 from autotile.database.winners import StoredRule
 from autotile.exchange.recording import RecordingFile
 

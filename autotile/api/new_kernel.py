@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotile.core.display import Displayed
+from autotile.core.text import Displayed
 from autotile.errors import InputError
 from autotile.kernel.table import is_c_identifier, is_keyword
 from autotile.settings import expand_path

@@ -19,9 +19,8 @@ from autotile.api.listings import (
 )
 from autotile.api.targets import merge_sizes, open_problem, resolve_device
 from autotile.core.device import DeviceProperties
-from autotile.core.display import Displayed
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, config_text
-from autotile.core.text import source_text, time_text
+from autotile.core.text import Displayed, source_text, time_text
 from autotile.database.database import database_location, location_text, open_for_reading, rows_of_kernel
 from autotile.database.family_store import FamilyStore
 from autotile.database.keys import space_hash

@@ -8,13 +8,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from autotile.api.configurations import complete_config
-from autotile.api.targets import merge_sizes, open_problem
+from autotile.api.targets import complete_config, merge_sizes, open_problem
 from autotile.api.tuning import checked_options, session_options
 from autotile.core.device import DeviceProperties
-from autotile.core.display import Displayed
 from autotile.core.model import Config, Problem, Trial, Value, config_key
-from autotile.core.text import device_text, plural, time_text
+from autotile.core.text import Displayed, device_text, plural, time_text
 from autotile.errors import InputError
 from autotile.kernel.library import KernelName
 from autotile.kernel.spec import KernelSpec

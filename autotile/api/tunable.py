@@ -1,8 +1,9 @@
-"""Kernels that are written in Python: CUDA C++ code, its parameters, its launch and its reference in one call."""
+"""Kernels that are written in Python: CUDA C++ code, parameters, launch, reference and comparison in one call."""
 
 from __future__ import annotations
 
 import atexit
+import inspect
 import os
 import shutil
 import tempfile
@@ -13,18 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autotile.core.display import Displayed
-from autotile.core.model import config_text
-from autotile.core.text import plural
-from autotile.core.toml_text import toml_text
+from autotile.core.documents import toml_text
+from autotile.core.model import Config, config_text
+from autotile.core.text import Displayed, plural
 from autotile.errors import InputError
-from autotile.kernel.comparison import comparison_of
-from autotile.kernel.library import Kernel, load_kernel, make_kernel
+from autotile.kernel.library import Inspection, Kernel, load_kernel, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
+from autotile.kernel.python_arguments import Library, ReferenceFunction
 from autotile.kernel.python_document import PythonDocument, build_document, function_name
-from autotile.kernel.reference_function import Library, ReferenceFunction
 from autotile.kernel.source_checks import check_source
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.syntax import python_source
@@ -397,3 +397,45 @@ def _session_folder() -> Path:
 def _private_folder() -> Path:
     """Return a new folder for a kernel; the one around it holds only such folders, as templates may include from it."""
     return Path(tempfile.mkdtemp(dir=_session_folder()))
+
+
+def comparison_of(spec: KernelSpec, function: Callable[..., Any], folder: Path) -> Inspection:
+    """Return the check of a kernel's outputs by a function.
+
+    Parameters
+    ----------
+    spec
+        The kernel.
+    function
+        Called with the expected and the written values, and with the tolerance if it takes three arguments. It returns
+        whether they agree, or a text that says what is wrong.
+    folder
+        Folder through which the outputs reach this process.
+    """
+    unchecked = spec.reference.unchecked
+    names = [buffer.name for buffer in spec.buffers if buffer.is_written and buffer.name not in unchecked]
+    tolerance = spec.reference.tolerance
+    takes_tolerance = _takes_three(function)
+
+    def check(config: Config, contents: Mapping[str, NDArray[Any]]) -> tuple[str, Mapping[str, float | str]]:
+        expected, got = ([contents[f"{name}.{what}"] for name in names] for what in ("expected", "value"))
+        given = [values[0] if len(names) == 1 else dict(zip(names, values, strict=True)) for values in (expected, got)]
+        try:
+            found = function(*given, *([tolerance] if takes_tolerance else []))
+        except Exception as error:
+            return f"the comparison raises {type(error).__name__}: {error}", {}
+        if isinstance(found, str):
+            return found, {}
+        return ("" if found is None or np.all(found) else "the comparison found a difference"), {}
+
+    buffers = tuple(f"{name}.{what}" for name in names for what in ("expected", "value"))
+    return Inspection(buffers, check, str(folder))
+
+
+def _takes_three(function: Callable[..., Any]) -> bool:
+    try:
+        arguments = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function of C without a signature
+        return False
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(argument.kind in plain for argument in arguments) >= 3

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotile.api.configurations import complete_config
 from autotile.api.progress import FamilyObserver, Observer, family_observer, session_observer
-from autotile.api.targets import check_device_index, merge_sizes, open_problem, resolve_gpu
-from autotile.core.display import Displayed
+from autotile.api.targets import check_device_index, complete_config, merge_sizes, open_problem, resolve_gpu
 from autotile.core.documents import encode_json
 from autotile.core.model import Config, Problem
 from autotile.core.objectives import TIME, split_objectives
-from autotile.core.text import plural
+from autotile.core.text import Displayed, plural
 from autotile.cuda.driver import device_count
 from autotile.database.engine import parse_location
 from autotile.errors import AutotileError, InputError

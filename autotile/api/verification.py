@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from autotile.api.targets import check_device_index, merge_sizes, resolve_gpu
-from autotile.core.display import Displayed
 from autotile.core.model import Config, Measurement, Problem, config_key, config_text
 from autotile.core.statistics import Interval
-from autotile.core.text import plural, source_text, time_text
+from autotile.core.text import Displayed, plural, source_text, time_text
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location
@@ -24,8 +23,7 @@ from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_kernel, forget_served
 from autotile.tuning.missed_problems import assess_misses
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.retiming import MAX_RETIMED, Retimed, retime, tuned_problems
-from autotile.tuning.served_check import ServedCheck, check_served
+from autotile.tuning.retiming import MAX_RETIMED, Retimed, ServedCheck, check_served, retime, tuned_problems
 
 VerificationVerdict = Literal["confirmed", "replaced", "demoted", "failed", "interrupted"]
 

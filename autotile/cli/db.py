@@ -13,7 +13,7 @@ from autotile.cli.tables import facts, lines
 from autotile.core.text import plural
 
 if TYPE_CHECKING:
-    from autotile.api.database_check import CheckResult
+    from autotile.api.databases import CheckResult
     from autotile.database.quarantine import Quarantine
     from autotile.database.rows import BadRow
 
@@ -35,9 +35,9 @@ def check(
 
     Exits with 1 if a fault is found and not cured.
     """
-    from autotile.api import database_check
+    from autotile.api import databases
 
-    found = database_check.db_check(database, quarantine=quarantine)
+    found = databases.db_check(database, quarantine=quarantine)
     show(found, check_table, check_document, as_json=as_json)
     if not found.whole:
         raise typer.Exit(NOTHING_FOUND)
@@ -98,9 +98,9 @@ def restore(
     as_json: JsonOption = False,
 ) -> None:
     """Put quarantined rows back into the database, all or none."""
-    from autotile.api import database_check
+    from autotile.api import databases
 
-    show(database_check.db_restore(file, database), restored_table, quarantine_document, as_json=as_json)
+    show(databases.db_restore(file, database), restored_table, quarantine_document, as_json=as_json)
 
 
 def restored_table(restored: Quarantine) -> RenderableType:
@@ -110,9 +110,9 @@ def restored_table(restored: Quarantine) -> RenderableType:
 
 def path(*, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
     """Show where the database is."""
-    from autotile.api import database_check
+    from autotile.api import databases
 
-    show(database_check.db_path(database), str, path_document, as_json=as_json)
+    show(databases.db_path(database), str, path_document, as_json=as_json)
 
 
 def path_document(location: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from autotile.core.text import NOTHING, interval_text, percent_text, time_text
 
 if TYPE_CHECKING:
     from autotile.api.listings import StudyTrial, TrialList
-    from autotile.database.trials import StoredTrial
+    from autotile.database.rows import StoredTrial
 
 
 def trials(

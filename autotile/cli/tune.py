@@ -154,7 +154,7 @@ def _from_call(
     folder: Path, kernel: str | None, words: list[str] | None, dtype: str | None, options: TuneOptions
 ) -> tuple[str, list[str], str, TuneOptions]:
     """Return the kernel, the sizes, the dtype and the options for a captured call."""
-    from autotile.kernel.captured_calls import call_folder, read_captured_call
+    from autotile.kernel.inputs import call_folder, read_captured_call
     from autotile.settings import absolute_path
 
     if words or dtype is not None:

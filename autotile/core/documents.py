@@ -6,13 +6,19 @@ documents apart. What does not match is a `DataError` that names the field.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
+import stat
 import sys
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -141,3 +147,154 @@ def _data_error(error: Exception) -> DataError:
     fault = fault.replace(f"got {NotJson.__name__}", "got something that is not JSON")
     field = (f"a key of {place[2]}" if place[1] else place[2]) if place else ""
     return DataError(fault[:1].lower() + fault[1:], field=field[:_SHOWN_CHARACTERS])
+
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def toml_text(document: Mapping[str, Any]) -> str:
+    """Return a document as TOML, which `tomllib` reads back as an equal document.
+
+    Parameters
+    ----------
+    document
+        Tables by name, of strings, whole numbers, booleans, finite floats, lists and tables; a value that is a list of
+        tables is written as an array of tables. An entry of a table may be None, which is left out.
+
+    Raises
+    ------
+    TypeError
+        A value has another type.
+    """
+    sections = []
+    for name, value in document.items():
+        if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+            sections += [_section(f"[[{_key(name)}]]", each) for each in value]
+        elif isinstance(value, Mapping):
+            sections.append(_section(f"[{_key(name)}]", value))
+        else:
+            raise TypeError(f"{name} is a {type(value).__name__}, expected a table")
+    return "\n".join(sections)
+
+
+def _section(heading: str, table: Mapping[str, Any]) -> str:
+    lines = [f"{_key(name)} = {toml_value(value)}" for name, value in table.items() if value is not None]
+    return "\n".join([heading, *lines]) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    """Return a value on one line; errors as for `toml_text`."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):  # a JSON string is a TOML string, except that it may contain DEL
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return repr(value)
+    if isinstance(value, Mapping):
+        entries = ", ".join(f"{_key(name)} = {toml_value(each)}" for name, each in value.items() if each is not None)
+        return f"{{ {entries} }}" if entries else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    raise TypeError(f"{value!r} is a {type(value).__name__}, which TOML cannot hold")
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else toml_value(name)
+
+
+MAX_KEY_PARTS = 16
+"""Maximum number of parts of a dotted key; `tomllib` takes time and memory that grow with its square."""
+
+_DOT = r"[ \t]*+\.[ \t]*+"
+_PART = r"""(?:[A-Za-z0-9_-]++|"(?!"")(?:[^"\\\n]++|\\[^\n])*+"|'(?!'')[^'\n]*+')"""
+_KEY = rf"{_PART}(?:{_DOT}{_PART}){{0,{MAX_KEY_PARTS - 1}}}+(?!{_DOT})"
+_COMMENT = r"\#[^\n]*+"
+_BASIC = r'''"""(?:[^"\\]++|\\.|"{1,2}(?!"))*+"{3,5}'''
+_LITERAL = r"""'''(?:[^']++|'{1,2}(?!'))*+'{3,5}"""
+_REST = r"""[^A-Za-z0-9_\-"'\#]++"""
+_SHALLOW = rf"(?s:{_REST}|{_COMMENT}|{_BASIC}|{_LITERAL}|{_KEY})*+"
+"""Longest start of a text without a dotted key of too many parts.
+
+It follows the lexical rules of https://toml.io/en/v1.0.0. Where it ends early for another reason, such as an open
+string, the text is not TOML, and `tomllib` reads it no further.
+"""
+_DEEP = rf"{_PART}(?:{_DOT}{_PART}){{{MAX_KEY_PARTS}}}"
+
+
+class NotRegularError(OSError):
+    """Input path of something other than a regular file or a folder, such as a named pipe or a device."""
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file for reading; a named pipe or device, which could block or never end, is refused.
+
+    Raises
+    ------
+    NotRegularError, IsADirectoryError
+        The path is something else; ``strerror`` says what.
+    OSError
+        The file cannot be opened.
+    """
+    _check_regular(path, path.stat().st_mode)  # opening some devices has effects
+    # Without O_NONBLOCK, opening a named pipe waits for a writer; it has no effect on regular files.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        _check_regular(path, os.fstat(descriptor).st_mode)
+        stream = os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    with stream:
+        yield stream
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a regular file.
+
+    Raises
+    ------
+    NotRegularError, IsADirectoryError
+        As in `open_regular`.
+    OSError
+        The file cannot be read, or has more than ``max_bytes`` (``EFBIG``).
+    """
+    with open_regular(path) as stream:
+        data = stream.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", str(path))
+    return data
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML in time and memory proportional to its length.
+
+    Raises
+    ------
+    ValueError
+        The text is not TOML, a whole number has more digits than Python converts, a dotted key has more than
+        `MAX_KEY_PARTS` parts, or values are nested too deeply.
+    """
+    if any(line.count(".") >= MAX_KEY_PARTS for line in text.split("\n")):  # else the patterns need not be compiled
+        _check_dotted_keys(text)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("the values are nested too deeply; use plain tables and lists") from None
+
+
+def _check_regular(path: Path, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        kind = "named pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+        raise NotRegularError(errno.EINVAL, f"it is a {kind}, expected a regular file", str(path))
+
+
+def _check_dotted_keys(text: str) -> None:
+    shallow = re.match(_SHALLOW, text)
+    end = shallow.end() if shallow else 0
+    if re.compile(_DEEP).match(text, end):
+        line = text.count("\n", 0, end) + 1
+        column = end - text.rfind("\n", 0, end)
+        raise ValueError(f"a dotted key has more than {MAX_KEY_PARTS} parts (at line {line}, column {column})")

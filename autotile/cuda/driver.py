@@ -1,16 +1,19 @@
-"""The CUDA driver: its library, devices and their properties, and calls during a stream capture."""
+"""The CUDA driver: its library, devices, launches with attributes, and ``__constant__`` variables."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
 
 from autotile.core.device import DeviceProperties, limits_for
+from autotile.core.model import LaunchGeometry, Value
 from autotile.cuda.toolchain import load_cupy
-from autotile.errors import ToolchainError
+from autotile.errors import InputError, ToolchainError
+from autotile.kernel.spec import KernelSpec
 
 
 @lru_cache
@@ -139,3 +142,164 @@ def driver_version() -> str:
     """Return the CUDA version that the driver supports, such as ``"13.0"``."""
     version = int(load_cupy().cuda.runtime.driverGetVersion())
     return f"{version // 1000}.{version % 1000 // 10}"
+
+
+_COOPERATIVE = 2
+"""``CU_LAUNCH_ATTRIBUTE_COOPERATIVE``, cuda.h."""
+_CLUSTER_DIMENSION = 4
+"""``CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION``, cuda.h."""
+_REQUIRED_CLUSTER_WIDTH = 11
+"""``CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH``, cuda.h."""
+
+Cluster = tuple[int, int, int]
+
+
+class _Value(ctypes.Union):
+    """``CUlaunchAttributeValue``, cuda.h."""
+
+    _fields_: ClassVar[Any] = [("bytes", ctypes.c_char * 64), ("words", ctypes.c_uint * 16)]
+
+
+class _Attribute(ctypes.Structure):
+    """``CUlaunchAttribute``, cuda.h."""
+
+    _fields_: ClassVar[Any] = [("id", ctypes.c_int), ("padding", ctypes.c_char * 4), ("value", _Value)]
+
+
+class _Config(ctypes.Structure):
+    """``CUlaunchConfig``, cuda.h."""
+
+    _fields_: ClassVar[Any] = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("dynamic_smem_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    ]
+
+
+def attribute_launch(
+    function_pointer: int, geometry: LaunchGeometry, *, is_cooperative: bool, cluster: Cluster | None
+) -> Callable[[int, int, int], None]:
+    """Return a function of the stream handle, the address of a parameter block, and 0, which launches.
+
+    Parameters
+    ----------
+    function_pointer, geometry
+        Driver handle of the function, and the geometry.
+    is_cooperative
+        Whether all blocks are resident at once, so that they may wait for each other.
+    cluster
+        Blocks of a cluster in x, y, z; None if there are none, or if the function declares them itself.
+
+    Raises
+    ------
+    ToolchainError
+        The driver is too old.
+    """
+    try:
+        launch_with_attributes = load_driver().cuLaunchKernelEx
+    except AttributeError:
+        raise ToolchainError("this driver has no cuLaunchKernelEx; install a driver for CUDA 12 or newer") from None
+    attributes = (_Attribute * 2)()
+    count = 0
+    if is_cooperative:
+        attributes[count].id, attributes[count].value.words[0] = _COOPERATIVE, 1
+        count += 1
+    if cluster is not None:
+        attributes[count].id, attributes[count].value.words[:3] = _CLUSTER_DIMENSION, cluster
+        count += 1
+    grid, block = (ctypes.c_uint * 3)(*geometry.grid), (ctypes.c_uint * 3)(*geometry.block)
+    function, error = ctypes.c_void_p(function_pointer), load_cupy().cuda.driver.CUDADriverError
+
+    def launch(stream: int, address: int, _: int) -> None:
+        config = _Config(grid, block, geometry.dynamic_smem_bytes, stream, attributes, count)
+        status = launch_with_attributes(ctypes.byref(config), function, ctypes.c_void_p(address), None)
+        if status:
+            raise error(status)
+
+    return launch
+
+
+def declares_cluster(function_pointer: int) -> bool:
+    """Return whether a function has a cluster of its own, ``__cluster_dims__``."""
+    driver, value = load_driver(), ctypes.c_int()
+    function = ctypes.c_void_p(function_pointer)
+    return driver.cuFuncGetAttribute(ctypes.byref(value), _REQUIRED_CLUSTER_WIDTH, function) == 0 and value.value > 0
+
+
+_DEVICE_TO_DEVICE = 3
+"""``cudaMemcpyDeviceToDevice``"""
+
+
+class ConstantCopy(NamedTuple):
+    """A copy of a buffer to a variable."""
+
+    buffer: str
+    address: int
+    """Device address of the variable."""
+    size_bytes: int
+
+
+def constant_copies(spec: KernelSpec, module: int, sizes: Mapping[str, Value], dtype: str) -> tuple[ConstantCopy, ...]:
+    """Return the copies that a module needs before a launch.
+
+    A variable that the module does not have, as with another value of a parameter, is left out.
+
+    Parameters
+    ----------
+    spec, sizes, dtype
+        The problem.
+    module
+        Driver handle of the module.
+
+    Raises
+    ------
+    InputError
+        A buffer is larger than its variable.
+    """
+    copies = []
+    for buffer in spec.buffers:
+        if not buffer.constant:
+            continue
+        found = _variable(module, buffer.constant)
+        if found is None:
+            continue
+        address, variable_bytes = found
+        size_bytes = buffer.size_bytes(dtype, sizes)
+        if size_bytes > variable_bytes:
+            raise InputError(
+                f"{spec.source}: {buffer.name} has {size_bytes} bytes, but its __constant__ variable "
+                f"{buffer.constant} has {variable_bytes}; declare a larger array in the template"
+            )
+        copies.append(ConstantCopy(buffer.name, address, size_bytes))
+    return tuple(copies)
+
+
+def copy_constants(copies: tuple[ConstantCopy, ...], pointers: Mapping[str, int], stream: int) -> None:
+    """Queue copies of the buffers at the given addresses on a stream."""
+    for buffer, address, size_bytes in copies:
+        copy_async(address, pointers[buffer], size_bytes, stream)
+
+
+def copy_async(target: int, source: int, size_bytes: int, stream: int) -> None:
+    """Queue a copy within the device on a stream."""
+    load_cupy().cuda.runtime.memcpyAsync(target, source, size_bytes, _DEVICE_TO_DEVICE, stream)
+
+
+def variable_symbols(name: str) -> tuple[str, ...]:
+    """Return the symbols that a variable of a C++ name may have: its own name, or one mangled with its namespaces."""
+    parts = name.split("::")
+    return (name,) if len(parts) == 1 else (f"_ZN{''.join(f'{len(part)}{part}' for part in parts)}E",)
+
+
+def _variable(module: int, name: str) -> tuple[int, int] | None:
+    """Return the device address and the size in bytes of a variable; None if the module has none of that name."""
+    address, size_bytes = ctypes.c_uint64(), ctypes.c_size_t()
+    for symbol in variable_symbols(name):
+        find = load_driver().cuModuleGetGlobal_v2
+        module_handle, text = ctypes.c_void_p(module), ctypes.c_char_p(symbol.encode())
+        if find(ctypes.byref(address), ctypes.byref(size_bytes), module_handle, text) == 0:
+            return address.value, size_bytes.value
+    return None

@@ -1,8 +1,9 @@
-"""A problem on the device: inputs, outputs, and the verdict on a candidate."""
+"""Problems on the device: inputs, outputs, and the verdict on a candidate."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,13 +13,11 @@ from numpy.typing import NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
-from autotile.cuda.agreement import Agreement, launch_key
-from autotile.cuda.buffers import GuardedBuffer
-from autotile.cuda.constants import constant_copies, copy_constants
+from autotile.cuda.driver import constant_copies, copy_constants
 from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.packing import decode_scalar, pack_launches, problem_scalars
-from autotile.cuda.reference_solution import ReferenceOutput, checked_output
-from autotile.cuda.support import SupportKernels
+from autotile.cuda.reference_solution import Agreement, ReferenceOutput, checked_output, launch_key
+from autotile.cuda.support import GuardedBuffer, SupportKernels
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError
 from autotile.kernel.arguments import BufferArgument, Workspace
@@ -62,7 +61,7 @@ class BoundArguments:
     zeroed
         Names of the workspaces that each launch must leave zeroed.
     launch_key
-        What tells its launches apart from those of other configurations, see `autotile.cuda.agreement`.
+        What tells its launches apart from those of other configurations, see `autotile.cuda.reference_solution`.
     """
 
     instance: ProblemInstance
@@ -339,3 +338,63 @@ class ProblemInstance:
 def _shown(value: Any) -> str:
     """Return a value as text; of a whole number all digits."""
     return str(value) if value.dtype.kind in "biu" else f"{value:.9g}"
+
+
+MEMORY_SHARE = 0.25
+"""Share of the device's memory that the instances of a problem may take together."""
+
+
+class Instances:
+    """Instances of a problem, made when they are first needed; the least recently used give way to new ones.
+
+    A kernel whose arrays and reference do not depend on parameters has one.
+
+    Parameters
+    ----------
+    spec, sizes
+        The kernel, and the sizes and flags of the problem.
+    make
+        Function that makes the instance of given names: sizes, flags, and the parameters of `KernelSpec.shaping`.
+    limit_bytes
+        Device memory of all instances; one that is larger is kept alone.
+
+    Attributes
+    ----------
+    sizes
+        As given.
+    """
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        sizes: Mapping[str, int],
+        make: Callable[[Mapping[str, int]], ProblemInstance],
+        limit_bytes: float,
+    ) -> None:
+        self.sizes = dict(sizes)
+        self._spec = spec
+        self._make = make
+        self._limit_bytes = limit_bytes
+        self._kept: OrderedDict[tuple[int, ...], ProblemInstance] = OrderedDict()
+
+    def __iter__(self) -> Iterator[ProblemInstance]:
+        """Iterate over the instances that exist."""
+        return iter(list(self._kept.values()))
+
+    def of(self, config: Config) -> ProblemInstance:
+        """Return the instance that a configuration runs on.
+
+        Raises
+        ------
+        InputError, ToolchainError
+            As for `ProblemInstance`.
+        """
+        names = self._spec.shaped_sizes(self.sizes, config)
+        key = tuple(names[name] for name in self._spec.shaping)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        made = self._kept[key] = self._make(names)
+        while len(self._kept) > 1 and sum(one.size_bytes for one in self) > self._limit_bytes:
+            self._kept.popitem(last=False)
+        return made

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotile.cuda.compiler_messages import compile_error
+from autotile.cuda.headers import compile_error
 from autotile.errors import CompileError, ToolchainError
 from autotile.settings import toolkit_folders
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autotile.cuda.compiler_messages import compile_error
-from autotile.cuda.headers import HOST_HEADERS, PRELUDE, include_folders
+from autotile.cuda.headers import HOST_HEADERS, PRELUDE, compile_error, include_folders
 from autotile.cuda.toolchain import load_nvrtc, nvrtc_version
 from autotile.errors import ToolchainError
-from autotile.kernel.host_code import without_host_functions
+from autotile.kernel.source_text import without_host_functions
 
 if TYPE_CHECKING:
     from autotile.cuda.compiler import Compilation, CompileJob
@@ -59,7 +58,7 @@ def compile_with_nvrtc(job: CompileJob) -> Compilation:
 
 def _without_host_code_in_headers(job: CompileJob, options: Sequence[str]) -> _Attempt | None:
     """Return the attempt without the host functions of the author's headers, too; None if there are no headers."""
-    from autotile.cuda.own_headers import own_headers
+    from autotile.cuda.headers import own_headers
 
     headers = own_headers(job.source, Path(job.template_path), job.include_folders)
     if not headers.texts:

@@ -1,4 +1,4 @@
-"""Pack the arguments of a launch: pointers, scalars, structs and tensor maps."""
+"""Pack the arguments of a launch: pointers, scalars, structs, tensor maps and texture objects."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.dtypes import DTYPES, Dtype
-from autotile.cuda.driver import load_driver, result_name
-from autotile.cuda.texture_objects import texture_object
+from autotile.cuda.driver import load_driver, outside_of_captures, result_name
+from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError, ToolchainError
 from autotile.kernel.arguments import BufferArgument, ScalarArgument, WorkspaceArgument
+from autotile.kernel.descriptors import PITCH_BYTES, UNIT_BYTES, TensorMap, TensorMapArgument, Texture, TextureArgument
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.structures import StructArgument, StructValue
-from autotile.kernel.tensor_maps import UNIT_BYTES, TensorMap, TensorMapArgument
-from autotile.kernel.textures import Texture, TextureArgument
 
 
 def scalar_value(scalar: ScalarArgument, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> Any:
@@ -342,3 +341,74 @@ def pack_arguments(
             case _:
                 assert_never(argument)
     return tuple(packed)
+
+
+ALIGNMENT_BYTES = 512
+"""Multiple that the address of a texture's memory must be, ``textureAlignment`` of all current devices."""
+_MAX_OBJECTS = 1 << 16
+"""Texture objects that are kept; graphs and launches in flight refer to them."""
+
+
+def texture_object(texture: Texture, pointer: int) -> Any:
+    """Return the texture object of a buffer as a kernel takes it: the handle as a NumPy scalar.
+
+    Parameters
+    ----------
+    texture
+        The texture.
+    pointer
+        Device address of the buffer.
+
+    Raises
+    ------
+    ArgumentError
+        The address or the distance of rows is one that textures cannot have.
+    """
+    if pointer % ALIGNMENT_BYTES:
+        raise ArgumentError(
+            f"{texture.buffer} starts at an address {pointer % ALIGNMENT_BYTES} bytes past a multiple of "
+            f"{ALIGNMENT_BYTES}, which a texture cannot have; pass a copy"
+        )
+    if not texture.is_aligned:
+        raise ArgumentError(
+            f"rows of {texture.buffer} are {texture.pitch_bytes} bytes apart, which textures cannot have; choose sizes "
+            f"whose rows are multiples of {PITCH_BYTES} bytes"
+        )
+    return np.uint64(_object(texture, pointer, load_cupy().cuda.runtime.getDevice()).ptr)
+
+
+@lru_cache(maxsize=_MAX_OBJECTS)
+def _object(texture: Texture, pointer: int, device: int) -> Any:
+    cupy = load_cupy()
+    runtime, kinds = cupy.cuda.runtime, cupy.cuda.texture
+    dtype = DTYPES[texture.dtype]
+    bits = 8 * dtype.component_bytes
+    channels = [bits if number < (dtype.components or 1) else 0 for number in range(4)]
+    kind = {"f": "Float", "i": "Signed", "u": "Unsigned"}[np.dtype(dtype.storage).kind]
+    channel = kinds.ChannelFormatDescriptor(*channels, getattr(runtime, f"cudaChannelFormatKind{kind}"))
+    size_bytes = int(np.prod(texture.shape)) * dtype.size_bytes
+    memory = cupy.cuda.UnownedMemory(pointer, size_bytes, None, device)
+    array = cupy.ndarray((size_bytes,), np.uint8, cupy.cuda.MemoryPointer(memory, 0))
+    if len(texture.shape) == 1:
+        resource = kinds.ResourceDescriptor(
+            runtime.cudaResourceTypeLinear, arr=array, chDesc=channel, sizeInBytes=size_bytes
+        )
+    else:
+        height, width = texture.shape
+        resource = kinds.ResourceDescriptor(
+            runtime.cudaResourceTypePitch2D,
+            arr=array,
+            chDesc=channel,
+            width=width,
+            height=height,
+            pitchInBytes=texture.pitch_bytes,
+        )
+    address = getattr(runtime, f"cudaAddressMode{texture.address.capitalize()}")
+    descriptor = kinds.TextureDescriptor(
+        addressModes=(address,) * 3,
+        filterMode=getattr(runtime, f"cudaFilterMode{texture.filter.capitalize()}"),
+        readMode=runtime.cudaReadModeElementType if texture.read == "element" else runtime.cudaReadModeNormalizedFloat,
+        normalizedCoords=int(texture.is_normalized),
+    )
+    with outside_of_captures():
+        return kinds.TextureObject(resource, descriptor)

@@ -27,7 +27,15 @@ from autotile.database.engine import (
 from autotile.database.keys import TuningKey
 from autotile.database.misses import StoredMiss, count_miss, read_misses
 from autotile.database.paths import check_is_database, check_readable, check_writable, file_identity, network_notice
-from autotile.database.rows import LOCATION_OPTION
+from autotile.database.rows import (
+    LOCATION_OPTION,
+    Phase,
+    StoredTrial,
+    insert_trial,
+    insert_trials,
+    read_trials,
+    trial_row,
+)
 from autotile.database.schema import now_text
 from autotile.database.studies import (
     StoredBest,
@@ -42,7 +50,6 @@ from autotile.database.studies import (
     read_checks,
     read_runs,
 )
-from autotile.database.trials import Phase, StoredTrial, insert_trial, insert_trials, read_trials, trial_row
 from autotile.database.upgrade import (
     DatabaseCheck,
     check_database,

@@ -16,6 +16,7 @@ from autotile.core.model import L2Mode, Problem
 from autotile.core.text import sizes_text
 from autotile.cuda.nvcc import installed_nvcc
 from autotile.kernel.library import Kernel
+from autotile.kernel.operation import Operation
 from autotile.kernel.spec import KernelSpec, Step
 
 ResultSource = Literal["cuda", "replayed"]
@@ -116,6 +117,42 @@ def key_of(
         template_hash=kernel.source_hash,
         space_hash=space_hash(kernel.spec),
         options=kernel.spec.options,
+        nvrtc_version=nvrtc_version,
+        l2_mode=l2_mode,
+        source="replayed" if device.source == "replayed" else "cuda",
+    )
+
+
+def library_key(
+    operation: Operation,
+    problem: Problem,
+    device: DeviceProperties,
+    library: str,
+    version: str,
+    *,
+    nvrtc_version: str,
+    l2_mode: L2Mode = "cold",
+) -> TuningKey:
+    """Return the key of a library's results for a problem of an operation on a device.
+
+    A library is stored as a kernel of one configuration, which has no parameters. The conditions of the problem limit
+    the kernels only, and are not part of the key.
+
+    Parameters
+    ----------
+    operation, problem
+        The operation, and its problem.
+    library, version
+        Name and version of the library; times of another version are of another study.
+    """
+    identity = canonical_json({"library": library, "version": version})
+    sizes = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}
+    return TuningKey.for_device(
+        Problem(f"{operation.name}:{library}", sizes, problem.dtype),
+        device,
+        template_hash=operation.digest,
+        space_hash=hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest(),
+        options=(),
         nvrtc_version=nvrtc_version,
         l2_mode=l2_mode,
         source="replayed" if device.source == "replayed" else "cuda",

@@ -16,10 +16,9 @@ from autotile.database.database import Database
 from autotile.database.family_store import check_family, replace_family
 from autotile.database.keys import TuningKey
 from autotile.database.misses import stored_miss
-from autotile.database.rows import Row, parsed_rows, rows_of
+from autotile.database.rows import Row, StoredTrial, insert_trial, parsed_rows, rows_of, stored_trial, trial_row
 from autotile.database.schema import FAMILIES, MISSES, RUNS, STUDIES, TRIALS, insert_for, now_text
 from autotile.database.studies import StoredBest, stored_run, stored_study
-from autotile.database.trials import StoredTrial, insert_trial, stored_trial, trial_row
 
 _RUN_IDENTITY = ("started_at", "host", "sampler", "seed")
 """Columns that identify a run within its study; runs of a study begin at least a microsecond apart."""

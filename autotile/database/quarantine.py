@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from sqlalchemy import ColumnElement, Connection, delete, select
 
-from autotile.core.documents import Format, decode_json, encode_json
-from autotile.core.reading import read_regular
+from autotile.core.documents import Format, decode_json, encode_json, read_regular
 from autotile.database.family_store import check_family
 from autotile.database.misses import stored_miss
 from autotile.database.paths import atomic_write
-from autotile.database.rows import BadRow, BadRowError, Row, rows_of
+from autotile.database.rows import BadRow, BadRowError, Row, rows_of, stored_trial
 from autotile.database.schema import METADATA, RUNS, TRIALS
 from autotile.database.studies import stored_run, stored_study
-from autotile.database.trials import stored_trial
 from autotile.errors import DatabaseError, DataError
 
 if TYPE_CHECKING:

@@ -6,15 +6,20 @@ dataclasses at once.
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Connection, Select
+import msgspec
+from sqlalchemy import Connection, Select, select
 
-from autotile.core.documents import convert
+from autotile.core.documents import Count, Moment, NonNegative, Whole, convert, storable
+from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial, config_key
+from autotile.database.schema import TRIALS
+from autotile.database.winners import MEASUREMENT_COLUMNS, RESOURCE_COLUMNS, part_of
 from autotile.errors import DataError, DataWarning
 
 Value = TypeVar("Value")
@@ -137,3 +142,149 @@ def warn_of(connection: Connection, rows: Sequence[BadRow]) -> None:
         DataWarning,
         stacklevel=2,
     )
+
+
+Phase = Literal["search", "final"]
+
+_OCCUPANCY_COLUMNS = tuple(field.name for field in fields(Occupancy))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrial:
+    """A trial with its position in the database and the time at which it was recorded."""
+
+    trial_id: Whole
+    study_id: Whole
+    run_id: Whole
+    phase: Phase
+    rank: Count | None
+    """Rank in the run's finals, 1 for the winner; None for trials of the search."""
+    created_at: Moment
+    trial: Trial
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether finals have rejected the configuration, which the trials before it cannot win with any more."""
+        return self.phase == "final" and self.trial.outcome is not Outcome.OK
+
+
+def trial_row(trial: Trial) -> dict[str, Any]:
+    """Return the columns of the table ``trials`` that the trial itself determines."""
+    return {
+        "config_key": config_key(trial.config),
+        "config": dict(trial.config),
+        "outcome": str(trial.outcome),
+        "stage": trial.stage,
+        "reason": storable(trial.reason),
+        "cubin_hash": trial.cubin_hash,
+        "telemetry": {name: value for name, value in trial.telemetry.items() if _is_storable(value)},
+        "seconds": dict(trial.seconds),
+        "source": trial.source,
+        **_geometry_columns(trial.geometry),
+        **_resource_columns(trial.resources),
+        **_occupancy_columns(trial.occupancy),
+        **_measurement_columns(trial.measurement),
+    }
+
+
+class _Figures(msgspec.Struct):
+    """Telemetry that other modules calculate with."""
+
+    energy_mj: NonNegative | None = None
+    max_error: NonNegative | None = None
+    reference_us: NonNegative | None = None
+    repeats: NonNegative | None = None
+
+
+class _TrialRow(msgspec.Struct):
+    telemetry: _Figures
+
+
+def stored_trial(row: Row) -> StoredTrial:
+    """Invert `trial_row`, for a complete row of the table.
+
+    Raises
+    ------
+    BadRowError
+        It does not match the schema.
+    """
+    columns = {**row, "samples_us": row["samples_us"] if row["samples_us"] is not None else ()}
+    parts = {
+        "resources": part_of(row, RESOURCE_COLUMNS),
+        "measurement": columns if part_of(row, ("samples_us", *MEASUREMENT_COLUMNS)) else None,
+        "geometry": part_of(row, ("grid", "block", "dynamic_smem_bytes")),
+        "occupancy": part_of(row, _OCCUPANCY_COLUMNS),
+    }
+    value = {**columns, "trial_id": row["id"], "trial": {**columns, **parts}}
+    found = parse_row("trials", row["id"], value, StoredTrial)
+    parse_row("trials", row["id"], row, _TrialRow)
+    if row["config_key"] != config_key(found.trial.config):
+        raise bad_row("trials", row["id"], DataError("it is not that of the configuration", field="config_key"))
+    return found
+
+
+def insert_trial(connection: Connection, row: Mapping[str, Any]) -> int:
+    """Insert one trial and return its id."""
+    return int(connection.execute(TRIALS.insert().returning(TRIALS.c.id), row).scalar_one())
+
+
+_INSERT = TRIALS.insert().inline()
+"""Statement without the id of the row; SQLAlchemy prepares a statement object once."""
+
+
+def append_trial(connection: Connection, row: Mapping[str, Any]) -> None:
+    """Insert one trial, in half the time that `insert_trial` takes."""
+    connection.execute(_INSERT, row)
+
+
+def insert_trials(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert trials."""
+    if rows:
+        connection.execute(TRIALS.insert(), rows)
+
+
+def read_trials(connection: Connection, study_id: int, run_id: int | None, phase: Phase | None) -> list[StoredTrial]:
+    """Return the trials of a study, optionally of one run or one phase, oldest first."""
+    query = select(TRIALS).where(TRIALS.c.study_id == study_id).order_by(TRIALS.c.id)
+    if run_id is not None:
+        query = query.where(TRIALS.c.run_id == run_id)
+    if phase is not None:
+        query = query.where(TRIALS.c.phase == phase)
+    return parsed_rows(connection, query, stored_trial)
+
+
+def _is_storable(value: object) -> bool:
+    """Return whether JSON has a value: it has no infinity and no NaN."""
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _geometry_columns(geometry: LaunchGeometry | None) -> dict[str, Any]:
+    return {
+        "grid": list(geometry.grid) if geometry else None,
+        "block": list(geometry.block) if geometry else None,
+        "dynamic_smem_bytes": geometry.dynamic_smem_bytes if geometry else None,
+    }
+
+
+def _resource_columns(resources: Resources | None) -> dict[str, Any]:
+    return {name: getattr(resources, name) if resources else None for name in RESOURCE_COLUMNS}
+
+
+def _occupancy_columns(occupancy: Occupancy | None) -> dict[str, Any]:
+    return {
+        "blocks_per_sm": occupancy.blocks_per_sm if occupancy else None,
+        "warps_per_sm": occupancy.warps_per_sm if occupancy else None,
+        "occupancy": occupancy.occupancy if occupancy else None,
+        "limited_by": list(occupancy.limited_by) if occupancy else None,
+        "limits": dict(occupancy.limits) if occupancy else None,
+    }
+
+
+def _measurement_columns(measurement: Measurement | None) -> dict[str, Any]:
+    return {
+        "time_us": measurement.time_us if measurement else None,
+        "low_us": measurement.low_us if measurement else None,
+        "high_us": measurement.high_us if measurement else None,
+        "samples_us": list(measurement.samples_us) if measurement else None,
+        "l2": measurement.l2 if measurement else None,
+    }

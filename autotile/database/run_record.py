@@ -22,9 +22,9 @@ from autotile.database.database import Database
 from autotile.database.engine import DamagedDatabaseError
 from autotile.database.keys import TuningKey
 from autotile.database.merging import copy_missing_rows
+from autotile.database.rows import Phase, append_trial, insert_trials, trial_row
 from autotile.database.schema import RUNS, TRIALS, now_text
 from autotile.database.studies import ensure_study, finish_run, insert_run
-from autotile.database.trials import Phase, append_trial, insert_trials, trial_row
 from autotile.errors import AutotileError, DatabaseError, RescuedRunError
 
 _COMPARED = ("phase", "rank", "config_key", "outcome", "time_us", "created_at")

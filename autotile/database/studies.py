@@ -14,9 +14,18 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import Moment, Name, Whole, convert
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.keys import TuningKey
-from autotile.database.rows import BadRow, BadRowError, Row, bad_row, parse_row, parsed_rows, warn_of
+from autotile.database.rows import (
+    BadRow,
+    BadRowError,
+    Row,
+    StoredTrial,
+    bad_row,
+    parse_row,
+    parsed_rows,
+    stored_trial,
+    warn_of,
+)
 from autotile.database.schema import BEST, METADATA, RUNS, STUDIES, TRIALS, insert_for, now_text
-from autotile.database.trials import StoredTrial, stored_trial
 from autotile.database.winners import CHECK_COLUMNS, WINNER_COLUMNS, Check, Winner
 from autotile.errors import DataError
 

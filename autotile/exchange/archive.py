@@ -1,15 +1,22 @@
-"""Bounded reading of zip archives: the sizes that an archive declares are checked, and no member exceeds its own."""
+"""Bounded reading of zip archives and ``.npz`` files: declared sizes are checked, and nothing is unpickled."""
 
 from __future__ import annotations
 
+import io
+import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-from autotile.core.reading import open_regular
+import numpy as np
+
+from autotile.core.documents import NotRegularError, open_regular
+from autotile.database.paths import atomic_write
+from autotile.errors import RecordingError
 
 ARCHIVE_FAULTS = (
     zipfile.BadZipFile,
@@ -68,3 +75,98 @@ def read_member(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
         raise zipfile.BadZipFile(f"{name} is longer than expected: it declares {size:,} bytes, not {max_bytes:,}")
     with archive.open(name) as stream:
         return stream.read(size)  # read() would first decompress everything, however small a size is declared
+
+
+MAX_BYTES = 256 * 2**20
+"""Maximum decompressed size of a file: ten times that of a recording of a million configurations."""
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write compressed arrays atomically.
+
+    Raises
+    ------
+    RecordingError
+        The file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as stream:
+            np.savez_compressed(stream, allow_pickle=False, **arrays)
+    except OSError as error:
+        raise RecordingError(f"cannot write the recording {path}: {error.strerror}; name another path") from None
+
+
+class NpzReader:
+    """Reader of the arrays of an ``.npz`` file, as a context manager.
+
+    Raises
+    ------
+    RecordingError
+        The file cannot be read, is damaged, or is larger than any recording.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._open = ExitStack()
+        try:
+            self._archive = self._open.enter_context(open_archive(path, MAX_BYTES))
+        except FileNotFoundError:
+            raise RecordingError(
+                f"there is no recording {path}; `autotile list --recordings` shows the installed ones"
+            ) from None
+        except IsADirectoryError:
+            raise RecordingError(f"{path} is a folder; expected the path of a recording (.npz)") from None
+        except NotRegularError as error:
+            raise RecordingError(f"cannot read the recording {path}: {error.strerror}") from None
+        except ARCHIVE_FAULTS as error:
+            raise self.damaged(f"it cannot be read as a zip archive ({error})") from None
+
+    def __enter__(self) -> NpzReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the arrays."""
+        return frozenset(name.removesuffix(".npy") for name in self._archive.namelist())
+
+    def damaged(self, problem: str) -> RecordingError:
+        """Return the error for a fault of the file, for the caller to raise."""
+        return RecordingError(f"the recording {self.path} is damaged: {problem}; fetch or record it again")
+
+    def read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None) -> np.ndarray:
+        """Return one array.
+
+        Parameters
+        ----------
+        name
+            Name of the array.
+        dtype
+            Expected dtype.
+        shape
+            Expected shape; None for one axis of any length.
+
+        Raises
+        ------
+        RecordingError
+            The array is missing, damaged or of another dtype or shape.
+        """
+        try:
+            data = read_member(self._archive, f"{name}.npy", MAX_BYTES)
+            stream = io.BytesIO(data)
+            if np.lib.format.read_magic(stream) != (1, 0):
+                raise ValueError("not version 1.0 of the .npy format")
+            found_shape, fortran_order, found_dtype = np.lib.format.read_array_header_1_0(stream)
+        except KeyError:
+            raise self.damaged(f"it lacks {name!r}") from None
+        except ARCHIVE_FAULTS as error:
+            raise self.damaged(f"{name!r} cannot be read ({error})") from None
+        fits = len(found_shape) == 1 if shape is None else found_shape == shape
+        if found_dtype != dtype or fortran_order or not fits:
+            raise self.damaged(f"{name!r} is {found_dtype} {found_shape}, expected {dtype} {shape or '(n,)'}")
+        if len(data) - stream.tell() != math.prod(found_shape) * dtype.itemsize:
+            raise self.damaged(f"{name!r} does not have the length that it declares")
+        return np.frombuffer(data, dtype, offset=stream.tell()).reshape(found_shape)

@@ -11,8 +11,7 @@ from autotile.core.device import EXPRESSION_NAMES, limits_for
 from autotile.core.model import Config, Resources, Value, config_key
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
-from autotile.exchange.cpp_code import argument_fields, launch_values, map_rules, workspace_code
-from autotile.exchange.cpp_expressions import literal, to_cpp
+from autotile.exchange.cpp_code import argument_fields, launch_values, literal, map_rules, to_cpp, workspace_code
 from autotile.families.features import Feature, Traits
 from autotile.families.rule import FamilyRule, Leaf, Split
 from autotile.kernel.expressions import Expression

@@ -23,7 +23,7 @@ from autotile.core.frozen import cached_property
 from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial, Value, config_text
 from autotile.database.keys import TuningKey
 from autotile.errors import DataError, RecordingError
-from autotile.exchange.npz import NpzReader, write_npz
+from autotile.exchange.archive import NpzReader, write_npz
 from autotile.kernel.spec import Parameter
 
 FORMAT_VERSION = 1

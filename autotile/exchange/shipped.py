@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Count, Format, Name, Text, decode_json, encode_json
+from autotile.core.documents import Count, Format, Name, Text, decode_json, encode_json, read_regular
 from autotile.core.model import L2Mode, Problem
-from autotile.core.reading import read_regular
 from autotile.database.keys import TuningKey
 from autotile.database.paths import atomic_write
 from autotile.database.winners import ResultDocument, RuleDocument, StoredRule, Winner

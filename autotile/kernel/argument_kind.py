@@ -21,9 +21,8 @@ from autotile.kernel.table import ProblemSection, Table
 
 if TYPE_CHECKING:
     from autotile.kernel.arguments import BufferArgument, MemoryDemand, Workspace
+    from autotile.kernel.descriptors import TensorMap, TensorMapDemand, Texture
     from autotile.kernel.structures import StructValue
-    from autotile.kernel.tensor_maps import TensorMap, TensorMapDemand
-    from autotile.kernel.textures import Texture
 
 
 PROBLEM_DTYPE = "dtype"

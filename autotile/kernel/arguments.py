@@ -1,7 +1,7 @@
 """The kinds of arguments of a kernel, each with its parser, its checks and its part in the key of a result.
 
 A kind is a class derived from `ArgumentKind` and listed in `Argument` and `_KINDS`; the class of tensor maps is in
-`autotile.kernel.tensor_maps`. Code outside this package queries an argument (`is_given`, `is_passed`, `workspace`, ...)
+`autotile.kernel.descriptors`. Code outside this package queries an argument (`is_given`, `is_passed`, `workspace`, ...)
 instead of testing its type. Only two modules have code for each kind, and mypy reports a kind that they lack:
 `autotile.cuda.packing` packs the parameters of a launch, `autotile.exchange.cpp_code` writes them in C++.
 """
@@ -33,12 +33,11 @@ from autotile.kernel.argument_kind import (
 )
 from autotile.kernel.array_shapes import ShapeOnly
 from autotile.kernel.contents import Content, InputExpression, check_contents, declared_content
+from autotile.kernel.descriptors import TensorMapArgument, TextureArgument
 from autotile.kernel.expressions import Expression
 from autotile.kernel.input_files import InputFile
 from autotile.kernel.structures import StructArgument
 from autotile.kernel.table import ProblemSection, Table, check_names, describe, is_c_identifier
-from autotile.kernel.tensor_maps import TensorMapArgument
-from autotile.kernel.textures import TextureArgument
 
 Access = Literal["in", "out", "inout"]
 Number = float | tuple[float, ...]

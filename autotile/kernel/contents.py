@@ -1,4 +1,4 @@
-"""Contents of buffers in tuning: what ``init`` and ``file`` of a buffer declare.
+"""Contents of buffers in tuning: the declarations ``init`` and ``file``, and reproducible random arrays.
 
 An ``init`` is a name, or an expression of the language of `autotile.kernel.array_expressions` with generators of random
 numbers.
@@ -9,26 +9,30 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotile.core.dtypes import Array
 from autotile.core.frozen import dataclass
 from autotile.errors import InputError, nearest
 from autotile.kernel.argument_kind import ArgumentScope
 from autotile.kernel.array_expressions import ArrayExpression, ShapeOnly, parse_array_expression
-from autotile.kernel.draws import draw_chunks, fill_integers, fill_normal, fill_uniform, seed_sequences
 from autotile.kernel.input_files import InputFile
 from autotile.kernel.nodes import Kind
 from autotile.kernel.syntax import ExpressionError, ExpressionText, Location, canonical_text, one_line
 from autotile.kernel.table import Table, describe
+from autotile.settings import available_cores
 
 if TYPE_CHECKING:
     from autotile.kernel.arguments import BufferArgument
+
 
 NAMED = ("normal", "uniform", "zeros", "ones", "arange")
 """Contents that are a name alone."""
@@ -309,3 +313,47 @@ def _check_independent(name: str, contents: Mapping[str, InputExpression], locat
             if other not in reached:
                 reached.add(other)
                 pending.append(other)
+
+
+_SEED = 20_240_601
+_CHUNK = 1 << 20
+"""Number of values from one generator, which take a few milliseconds."""
+
+Fill = Callable[[np.random.Generator, Array], object]
+
+
+def fill_integers(low: int, high: int, dtype: Any, generator: np.random.Generator, chunk: Array) -> None:
+    """Fill an array with whole numbers from ``low`` to ``high``, drawn as ``dtype``."""
+    chunk[:] = generator.integers(low, high, chunk.shape, dtype, endpoint=True)
+
+
+def fill_uniform(low: float, high: float, generator: np.random.Generator, chunk: Array) -> None:
+    """Fill an array with uniformly distributed numbers from ``low`` to below ``high``."""
+    generator.random(out=chunk)
+    chunk *= high - low
+    chunk += low
+
+
+def fill_normal(mean: float, deviation: float, generator: np.random.Generator, chunk: Array) -> None:
+    """Fill an array with normally distributed numbers."""
+    generator.standard_normal(out=chunk)
+    chunk *= deviation
+    chunk += mean
+
+
+def draw_chunks(name: str, shape: tuple[int, ...], seed: int, fill: Fill, dtype: Any = np.float32) -> NDArray[Any]:
+    """Return random values of a generator that depends on seed, name and shape.
+
+    Each chunk of a fixed size has its own generator, so the values do not depend on the number of cores that draw them.
+    """
+    values = np.empty(math.prod(shape), dtype)
+    chunks = [values[start : start + _CHUNK] for start in range(0, values.size, _CHUNK)]
+    generators = [np.random.Generator(np.random.SFC64(seed)) for seed in seed_sequences(name, shape, seed, len(chunks))]
+    with ThreadPoolExecutor(available_cores()) as pool:
+        list(pool.map(fill, generators, chunks))
+    return values.reshape(shape)
+
+
+def seed_sequences(name: str, shape: tuple[int, ...], seed: int, count: int) -> list[np.random.SeedSequence]:
+    """Return the seeds of ``count`` generators."""
+    return np.random.SeedSequence([_SEED + seed, zlib.crc32(name.encode()), *shape]).spawn(count)

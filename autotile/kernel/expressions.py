@@ -16,7 +16,10 @@ from autotile.core.frozen import dataclass
 from autotile.errors import listing, nearest
 from autotile.kernel import real_numbers, whole_numbers
 from autotile.kernel.nodes import (
+    FUNCTIONS,
+    LOGICAL,
     NOUNS,
+    OPERATORS,
     AsNumber,
     AsReal,
     BooleanOperation,
@@ -24,14 +27,15 @@ from autotile.kernel.nodes import (
     Conditional,
     Constant,
     Environment,
+    Function,
     Kind,
     Membership,
     Name,
     Node,
     Not,
     Operation,
+    Operator,
 )
-from autotile.kernel.scalar_functions import FUNCTIONS, LOGICAL, OPERATORS, Function, Operator
 from autotile.kernel.syntax import UNKNOWN_LOCATION, ExpressionError, ExpressionText, Location, canonical_text, one_line
 from autotile.kernel.whole_numbers import EvaluationError, Operand, Rows
 

@@ -1,15 +1,17 @@
-"""Contents of buffers from ``.npy`` files, which are mapped to memory and never unpickled."""
+"""Inputs and expected outputs in ``.npy`` files, which are mapped to memory and never unpickled."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from autotile.core.documents import canonical_json
 from autotile.core.dtypes import Array, Dtype
 from autotile.core.frozen import dataclass
 from autotile.errors import InputError
@@ -130,3 +132,19 @@ class InputFile:
         if status.st_size > MAX_FILE_BYTES:
             raise InputError(f"{self.path}: {status.st_size} bytes, expected at most {MAX_FILE_BYTES}")
         return status
+
+
+def expected_file(folder: Path, name: str, sizes: Mapping[str, int], seed: int, *, check: bool) -> Path:
+    """Return the path of the expected values of an output.
+
+    Parameters
+    ----------
+    folder
+        Folder of all files of a session.
+    name
+        Name of the output.
+    sizes, seed, check
+        What the inputs are made from: sizes and flags, the seed, and whether scalars have their check values.
+    """
+    inputs = canonical_json([dict(sorted(sizes.items())), seed, check])
+    return folder / f"{name}-{hashlib.sha256(inputs.encode()).hexdigest()[:16]}.npy"

@@ -10,11 +10,10 @@ from autotile.core.model import Config, LaunchGeometry, Value
 from autotile.errors import ConfigError, ProblemError
 from autotile.kernel.arguments import Workspace
 from autotile.kernel.computed import computed_values
+from autotile.kernel.descriptors import TensorMap, Texture
 from autotile.kernel.expressions import Expression
 from autotile.kernel.spec import STEP, KernelSpec, Step
 from autotile.kernel.structures import StructValue
-from autotile.kernel.tensor_maps import TensorMap
-from autotile.kernel.textures import Texture
 
 
 def fixed_names(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> dict[str, Value]:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config
 from autotile.errors import InputError, SpecError, UnknownKernelError
-from autotile.kernel.entries import names_in
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.reference_function import ReferenceFunction
+from autotile.kernel.python_arguments import ReferenceFunction
 from autotile.kernel.source_checks import check_source
+from autotile.kernel.source_text import names_in
 from autotile.kernel.sources import hash_with_includes, is_file, own_sources, read_text
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.syntax import Location

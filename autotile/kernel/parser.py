@@ -13,12 +13,10 @@ from autotile.errors import listing, nearest
 from autotile.kernel.argument_kind import ArgumentScope
 from autotile.kernel.arguments import parse_arguments
 from autotile.kernel.compiler_options import parse_build
-from autotile.kernel.computed import PREFIX, Computed, ConfigFunction
-from autotile.kernel.default import derived_default
+from autotile.kernel.computed import PREFIX, Computed, ConfigFunction, Predicate, parse_predicate
 from autotile.kernel.nodes import Kind
 from autotile.kernel.objective import parse_metrics, parse_objective
-from autotile.kernel.predicates import Predicate, parse_predicate
-from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, target_conflict
+from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
 from autotile.kernel.reference import parse_reference
 from autotile.kernel.spec import KernelSpec, Limits, Parameter, Rule, Step, Work
 from autotile.kernel.steps import launch_kinds, parse_steps
@@ -110,10 +108,10 @@ def parse_spec(
     problem_table.allow(("sizes", "flags", "ragged", "dtypes"))
 
     taken: dict[str, str] = {}
-    sizes = _sizes(problem_table, taken)
-    flags = _flags(problem_table, taken)
+    sizes = parse_sizes(problem_table, taken)
+    flags = parse_flags(problem_table, taken)
     parameters = _parameters(document.table("parameters"), taken)
-    dtypes = _dtypes(problem_table)
+    dtypes = parse_dtypes(problem_table)
     ragged = _ragged(problem_table, sizes)
     problem = ProblemSection({**sizes, **flags}, {**ragged, **flags}, tuple(flags), dtypes)
     own_kinds: dict[str, Kind] = {
@@ -202,14 +200,16 @@ def _heuristics_table(document: Table) -> Table:
     return document.table(_FORMER_HEURISTICS)
 
 
-def _sizes(problem: Table, taken: dict[str, str]) -> dict[str, int]:
+def parse_sizes(problem: Table, taken: dict[str, str]) -> dict[str, int]:
+    """Return the sizes of a section with their defaults; ``taken`` holds the names in use."""
     table = problem.table("sizes", optional=True)
     check_names(table, what="a size", taken=taken)
     return {name: table.whole_number(name, minimum=1) for name in table.data}
 
 
-def _flags(problem: Table, taken: dict[str, str]) -> dict[str, int]:
-    table = problem.table("flags", optional=True)
+def parse_flags(problem: Table, taken: dict[str, str], name: str = "flags") -> dict[str, int]:
+    """Return the flags of a section with their defaults."""
+    table = problem.table(name, optional=True)
     check_names(table, what="a flag", taken=taken)
     return {name: table.whole_number(name, minimum=0, maximum=1) for name in table.data}
 
@@ -369,7 +369,7 @@ def _listed(table: Table, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
     return chosen
 
 
-def _dtypes(table: Table) -> tuple[str, ...]:
+def parse_dtypes(table: Table) -> tuple[str, ...]:
     """Return the element types of problems, which are no vectors: an argument's shape must not depend on them."""
     scalars = tuple(name for name, dtype in DTYPES.items() if not dtype.components)
     chosen = tuple(map(canonical_dtype, table.texts("dtypes", optional=True)))

@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autotile.errors import InputError
-from autotile.kernel.global_functions import template_names
-from autotile.kernel.includes import check_include, is_permitted, permitted_folders
-from autotile.kernel.source_text import SPLICE, has_trigraphs, included_names, normalize, strip_comments
+from autotile.kernel.source_text import (
+    SPLICE,
+    check_include,
+    has_trigraphs,
+    included_names,
+    is_permitted,
+    normalize,
+    permitted_folders,
+    strip_comments,
+    template_names,
+)
 
 _PATH = re.compile(r'[^\s"<>(),;#]+')
 

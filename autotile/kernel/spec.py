@@ -14,12 +14,12 @@ from autotile.core.model import Value
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument, WorkspaceArgument, arguments_of_kind
 from autotile.kernel.compiler_options import Build
 from autotile.kernel.computed import Computed
-from autotile.kernel.entries import names_in
+from autotile.kernel.descriptors import TensorMapArgument
 from autotile.kernel.expressions import Expression
 from autotile.kernel.nodes import Kind
 from autotile.kernel.objective import Metric, Objective
 from autotile.kernel.reference import Reference
-from autotile.kernel.tensor_maps import TensorMapArgument
+from autotile.kernel.source_text import names_in
 
 
 class Parameter(NamedTuple):

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from autotile.errors import listing, nearest
 from autotile.kernel.arguments import Argument, BufferArgument, WorkspaceArgument
-from autotile.kernel.entries import is_entry
 from autotile.kernel.nodes import Kind
+from autotile.kernel.source_text import is_entry
 from autotile.kernel.spec import STEP, Launch, Step
 from autotile.kernel.table import Table, describe
 

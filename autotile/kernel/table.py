@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, TypeAlias
 
+from autotile.core.documents import MAX_KEY_PARTS, parse_toml
 from autotile.core.frozen import dataclass
-from autotile.core.reading import MAX_KEY_PARTS, parse_toml
 from autotile.errors import SpecError, listing, nearest
 from autotile.kernel.expressions import Expression, parse_expression
 from autotile.kernel.nodes import NOUNS, Kind

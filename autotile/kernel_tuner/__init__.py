@@ -5,18 +5,20 @@ See docs/from-kernel-tuner.md for what each argument does here.
 
 from typing import Any
 
+from autotile.kernel_tuner import observers as observers
 from autotile.kernel_tuner import strategies as strategies
 from autotile.kernel_tuner import util as util
+from autotile.kernel_tuner.installed import installed_module, provide_modules
 from autotile.kernel_tuner.interface import run_kernel as run_kernel
 from autotile.kernel_tuner.interface import tune_cache as tune_cache
 from autotile.kernel_tuner.interface import tune_kernel as tune_kernel
 
-__all__ = ["run_kernel", "strategies", "tune_cache", "tune_kernel", "util"]
+__all__ = ["observers", "run_kernel", "strategies", "tune_cache", "tune_kernel", "util"]
+
+provide_modules()
 
 
 def __getattr__(name: str) -> Any:
     if name in ("store_results", "create_device_targets"):
-        from autotile.kernel_tuner import integration
-
-        return getattr(integration, name)
+        return getattr(installed_module("integration", f"autotile.kernel_tuner.{name}"), name)
     raise AttributeError(f"autotile.kernel_tuner has no {name!r}")

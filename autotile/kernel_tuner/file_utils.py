@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotile.exchange.t4 import t4_metadata, write_text
+from autotile.exchange.kernel_tuner import t4_metadata, write_text
 from autotile.kernel_tuner.util import NpEncoder
 
 _TIMES = {

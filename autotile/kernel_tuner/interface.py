@@ -16,11 +16,9 @@ import numpy as np
 
 from autotile.errors import InputError
 from autotile.kernel.computed import names_read
-from autotile.kernel_tuner.array_files import host_array
-from autotile.kernel_tuner.cache_file import CacheFile, read_header
+from autotile.kernel_tuner.files import CacheFile, host_array, read_header
 from autotile.kernel_tuner.kernel_definition import KernelTunerKernel
-from autotile.kernel_tuner.kernel_source import KernelSource
-from autotile.kernel_tuner.launch_translation import KernelTunerLaunch, Macros, block_names
+from autotile.kernel_tuner.kernel_source import KernelSource, KernelTunerLaunch, Macros, block_names
 from autotile.kernel_tuner.observation import Observation, OutputCheck
 from autotile.kernel_tuner.parameter_codec import ParameterCodec
 from autotile.kernel_tuner.strategy_choice import choose_strategy
@@ -205,7 +203,7 @@ def run_kernel(
     InputError
         An argument cannot be used, there is no GPU, or the kernel does not compile or fails.
     """
-    from autotile.kernel_tuner.single_run import run_once
+    from autotile.kernel_tuner.kernel_definition import run_once
 
     _start_log(log, kernel_name)
     source = KernelSource(kernel_source, compiler_options)

@@ -1,10 +1,11 @@
-"""A kernel of autotile from the arguments of Kernel Tuner's `tune_kernel` and `run_kernel`."""
+"""A kernel of autotile from the arguments of Kernel Tuner's `tune_kernel` and `run_kernel`, and one launch of it."""
 
 from __future__ import annotations
 
 import hashlib
 import random
 import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,18 +14,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.model import Config
-from autotile.core.toml_text import toml_text
+from autotile.core.documents import toml_text
+from autotile.core.model import Config, Outcome, config_text
+from autotile.cuda.compiler import compile_job
+from autotile.cuda.driver import device_count, live_device
 from autotile.errors import InputError
-from autotile.kernel.computed import ConfigFunction
-from autotile.kernel.global_functions import GlobalFunction, global_functions
+from autotile.kernel.computed import ConfigFunction, computed_values
 from autotile.kernel.library import Inspection, Kernel, Variant, make_kernel
 from autotile.kernel.parser import parse_spec
-from autotile.kernel_tuner.array_files import element_type, host_array, save_array, session_folder, stored_form
-from autotile.kernel_tuner.kernel_source import KernelSource
-from autotile.kernel_tuner.launch_translation import KernelTunerLaunch, Macros
+from autotile.kernel.problem import resolve_problem
+from autotile.kernel.source_text import GlobalFunction, global_functions
+from autotile.kernel_tuner.files import element_type, host_array, restored_form, save_array, session_folder, stored_form
+from autotile.kernel_tuner.kernel_source import KernelSource, KernelTunerLaunch, Macros
 from autotile.kernel_tuner.parameter_codec import ParameterCodec
-from autotile.kernel_tuner.restriction_rules import restriction_rules
+from autotile.kernel_tuner.restrictions import restriction_rules
+from autotile.settings import read_settings
+from autotile.space.limits import check_config
+from autotile.workers.compile_pool import compile_in_worker
+from autotile.workers.gpu import Gpu
+from autotile.workers.protocol import Candidate, Workload
 
 _RELATIVE_TOLERANCE = 1e-5
 """Relative tolerance of `numpy.allclose`, by which Kernel Tuner compares."""
@@ -304,3 +312,72 @@ def _scalar_table(index: int, argument: Any) -> dict[str, Any]:
     if isinstance(plain, complex):
         return {"scalar": str(value.dtype), "value": [plain.real, plain.imag]}
     return {"scalar": element_type(value), "value": plain}
+
+
+_COMPILE_DEADLINE_S = 120.0
+_RUN_DEADLINE_S = 300.0
+
+
+def run_once(described: KernelTunerKernel, device_index: int) -> list[Any]:
+    """Launch the only configuration of a kernel once, in a process of its own.
+
+    Returns
+    -------
+    list
+        The arguments after the launch: arrays of NumPy, and the others as they are.
+
+    Raises
+    ------
+    InputError
+        There is no GPU, the configuration exceeds its limits, does not compile, or its launch fails.
+    """
+    kernel = described.build()
+    if device_index >= device_count():
+        raise InputError(
+            f"there is no CUDA device {device_index} here, and run_kernel needs one; see `autotile doctor`"
+        )
+    device = live_device(device_index)
+    problem = resolve_problem(kernel.spec, {}, None, defaults=True)
+    config = dict(kernel.spec.default)
+    if reason := check_config(kernel.spec, config, problem.sizes, device, problem.dtype):
+        raise InputError(f"{described.name} cannot run with {config_text(config)}: {reason}")
+    settings = read_settings()
+    job = compile_job(kernel, config, problem.dtype, device.architecture, problem.sizes)
+    compiled = compile_in_worker(job, settings, _COMPILE_DEADLINE_S)
+    if compiled.cubin is None:
+        raise InputError(f"{described.name} does not compile: {compiled.reason}")
+    names = [buffer.name for buffer in kernel.spec.buffers if buffer.is_written]
+    with tempfile.TemporaryDirectory(dir=session_folder()) as folder:
+        workload = Workload(
+            spec_text=kernel.spec.text,
+            spec_source=kernel.spec.source,
+            sizes=problem.sizes,
+            dtype=problem.dtype,
+            l2="hot",
+            cache=str(settings.cache),
+            cache_limit_bytes=settings.cache_limit_bytes,
+            sample_limit_s=0.0,
+            device_index=device_index,
+            captured=tuple(names),
+            capture_folder=folder,
+        )
+        computed = computed_values(kernel.spec.computed, config)
+        candidate = Candidate(config, str(compiled.cubin.path), compiled.cubin.symbols, computed)
+        gpu = Gpu(workload, _RUN_DEADLINE_S)
+        try:
+            evaluation = gpu.evaluate(candidate, None)
+        finally:
+            gpu.close()
+        if evaluation.outcome is not Outcome.OK or not evaluation.captured:
+            raise InputError(f"{described.name} failed with {config_text(config)}: {evaluation.reason}")
+        contents = {name: np.load(Path(evaluation.captured) / f"{name}.npy", allow_pickle=False) for name in names}
+    return _returned(described, [argument.name for argument in kernel.spec.arguments], contents)
+
+
+def _returned(described: KernelTunerKernel, names: list[str], contents: Mapping[str, NDArray[Any]]) -> list[Any]:
+    """Return the arguments in their own types and shapes, those that a kernel cannot write as copies."""
+    returned: list[Any] = list(described.arguments)
+    for index, array in described.arrays.items():
+        stored = contents.get(names[index])
+        returned[index] = array.copy() if stored is None else restored_form(stored, array)
+    return returned

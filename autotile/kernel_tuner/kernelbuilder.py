@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autotile.kernel_tuner.array_files import host_array
+from autotile.kernel_tuner.files import host_array
 from autotile.kernel_tuner.installed import installed_module
 from autotile.kernel_tuner.interface import run_kernel
 

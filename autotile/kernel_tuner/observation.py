@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Trial
 from autotile.errors import InputError
-from autotile.kernel_tuner.array_files import restored_form
-from autotile.kernel_tuner.observers.unsupported import UNSUPPORTED, refuse
+from autotile.kernel_tuner.files import restored_form
+from autotile.kernel_tuner.observers import UNSUPPORTED, refuse
 
 _LAUNCH_METHODS = ("before_start", "after_start", "during", "after_finish")
 _BASE_MODULE = ".observers"

@@ -18,12 +18,12 @@ from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import Parameter
-from autotile.kernel_tuner.cache_file import CacheFile
+from autotile.kernel_tuner.files import CacheFile
 from autotile.kernel_tuner.kernel_definition import KernelTunerKernel
 from autotile.kernel_tuner.observation import Observation
 from autotile.kernel_tuner.parameter_codec import ParameterCodec
-from autotile.kernel_tuner.restriction_rules import check_restrictions
-from autotile.kernel_tuner.strategies.strategy_session import StrategyRunner, run_strategy
+from autotile.kernel_tuner.restrictions import check_restrictions
+from autotile.kernel_tuner.strategies import StrategyRunner, run_strategy
 from autotile.kernel_tuner.strategy_choice import StrategyChoice
 from autotile.kernel_tuner.tune_results import Result, ResultList, environment
 from autotile.settings import read_settings
@@ -35,6 +35,8 @@ from autotile.tuning.stepped_session import SteppedSession
 
 _MAX_LISTED = 200_000
 """Configurations of a space beyond which those in a cache are not left out of the search."""
+_SEARCH_SHARE = 0.9
+"""Share of the time limit for the search; the finals take the rest, so that a call ends near its limit."""
 _UNVERIFIED = (
     "note: the outputs of {name} are not verified, as no answer is given; pass answer, verify, or verify='agreement', "
     "which compares configurations with each other"
@@ -140,10 +142,11 @@ class TuneSession:
             return result
 
     def _options(self, left: tuple[Config, ...] | None) -> TuneOptions:
+        limit_s = self._chosen.budget_s
         return TuneOptions(
             sampler=self._chosen.sampler or "auto",
             trials=self._chosen.trials,
-            budget_s=self._chosen.budget_s,
+            budget_s=None if limit_s is None else _SEARCH_SHARE * limit_s,
             objectives=(TIME, ENERGY) if self._observation.needs_energy else (TIME,),
             seed=self._seed or 0,
             l2="hot",

@@ -1,11 +1,15 @@
-"""Read the stored results that a problem may be served from: the user's own, and those that ship with autotile."""
+"""Stored results that a problem may be served from: the user's own, those that ship with autotile, and a bundle's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from autotile.core.model import Problem
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Problem, config_key
+from autotile.cuda.function import PackedCubin
 from autotile.database.fast_access import (
     FORK_LOCK,
     SERVER_TIMEOUT_S,
@@ -14,11 +18,15 @@ from autotile.database.fast_access import (
     read_winners_fast,
 )
 from autotile.database.winners import Check, StoredRule, Winner
-from autotile.errors import DatabaseError
+from autotile.errors import BundleError, DatabaseError
+from autotile.exchange.bundle import FALLBACK, Bundle, BundledCubin, BundledKernel
 from autotile.exchange.shipped import shipped_rules, shipped_winners
+from autotile.kernel.problem import check_device, runs_on
+from autotile.serving.choice import Choice, choose
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
+
 
 Result = TypeVar("Result")
 
@@ -86,3 +94,67 @@ class Candidates:
         except DatabaseError as error:
             self.fault = str(error)
             return []
+
+
+def choose_bundled(
+    bundle: Bundle, bundled: BundledKernel, problem: Problem, device: DeviceProperties
+) -> tuple[Choice, PackedCubin]:
+    """Return the best configuration of which a bundle holds a cubin for a device, as `autotile.serving.choice` ranks.
+
+    Raises
+    ------
+    BundleError
+        There is none: the cubins are for another architecture, dtype or flags, or none is valid for these sizes; or the
+        cubin is damaged.
+    DeviceError
+        The kernel does not support the device.
+    """
+    check_device(bundled.kernel.spec, device)
+    cubins = _loadable(bundle, bundled, problem, device)
+    stored = [
+        replace(winner, resources=cubins[key].resources)
+        for winner in bundled.winners
+        if (key := config_key(winner.config)) in cubins
+    ]
+    rules = [rule for rule in bundled.rules if all(config_key(one.config) in cubins for one in rule.rule.configs)]
+    choice = choose(bundled.kernel, problem, device, bundled.nvrtc_version, stored, rules=rules)
+    cubin = cubins.get(config_key(choice.config))
+    if cubin is None:
+        raise BundleError(
+            f"{bundle.path} holds no configuration of {bundled.kernel.name} that is valid for {problem} on "
+            f"{device.name}; tune that problem and make the bundle again. {FALLBACK}"
+        )
+    bundle.read(cubin.member)  # so that damage is reported while the program can still do without the bundle
+    packed = PackedCubin(cubin.resources, partial(bundle.read, cubin.member), cubin.symbols)
+    origin = f"{bundle.path}, compiled for {cubin.target} with NVRTC {bundled.nvrtc_version}"
+    return replace(choice, packed=origin), packed
+
+
+def _loadable(
+    bundle: Bundle, bundled: BundledKernel, problem: Problem, device: DeviceProperties
+) -> Mapping[str, BundledCubin]:
+    """Return the cubins that run on the device, by configuration; for each, the one of the nearest architecture."""
+    running = [cubin for cubin in bundled.cubins if runs_on(cubin.target, device.compute_capability)]
+    if not running:
+        targets = ", ".join(sorted({cubin.target for cubin in bundled.cubins}))
+        raise BundleError(
+            f"{bundle.path} holds {bundled.kernel.name} for {targets}, which does not run on {device.name} "
+            f"({device.architecture}); make the bundle with --arch {device.architecture}. {FALLBACK}"
+        )
+    flags = {name: problem.sizes[name] for name in bundled.kernel.spec.compiled_names}
+    fitting = [cubin for cubin in running if cubin.dtype == problem.dtype and dict(cubin.flags) == flags]
+    if not fitting:
+        raise BundleError(
+            f"{bundle.path} holds {bundled.kernel.name} compiled for {_variants(running)}, but {problem} is requested; "
+            f"tune such a problem and make the bundle again. {FALLBACK}"
+        )
+    return {config_key(cubin.config): cubin for cubin in sorted(fitting, key=lambda cubin: _target_rank(cubin.target))}
+
+
+def _target_rank(target: str) -> tuple[int, bool]:
+    return int(target.strip("sm_a")), target.endswith("a")
+
+
+def _variants(cubins: Sequence[BundledCubin]) -> str:
+    found = {" ".join([cubin.dtype, *(f"{name}={value}" for name, value in cubin.flags.items())]) for cubin in cubins}
+    return ", ".join(sorted(found))

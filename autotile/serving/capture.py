@@ -16,7 +16,7 @@ import numpy as np
 
 from autotile.core.documents import encode_json
 from autotile.errors import InputError
-from autotile.kernel.captured_calls import DOCUMENT, document_of
+from autotile.kernel.inputs import DOCUMENT, document_of
 from autotile.settings import absolute_path, read_settings
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Dispatch: from the name and sizes of a kernel to the best known configuration, ready to launch."""
+"""Dispatch: from the name and sizes of a kernel to the best known configuration, kept once it is chosen."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from autotile.serving.bound import BoundKernel, Request
 from autotile.serving.candidates import Candidates
 from autotile.serving.choice import choose
 from autotile.serving.miss_counter import MissCounter
-from autotile.serving.recent import RecentCache
+from autotile.serving.recent_cache import RecentCache
 from autotile.settings import absolute_path, read_settings
 
 if TYPE_CHECKING:
     from autotile.exchange.bundle import Bundle
+
 
 _FALLBACK_PROFILE = "h200"
 """Device to serve for if there is no GPU and nothing is tuned: the one that the recordings are of."""
@@ -288,7 +289,7 @@ class Dispatcher:
         self, path: str, name: str, dtype: str | None, device: int | str | None, sizes: Mapping[str, int]
     ) -> BoundKernel:
         from autotile.exchange.bundle import Bundle
-        from autotile.serving.bundled import choose_bundled
+        from autotile.serving.candidates import choose_bundled
 
         bundle = self._bundles.get(path) or self._bundles.setdefault(path, Bundle(Path(path)))
         bundled = bundle.kernel(name)

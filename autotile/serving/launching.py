@@ -10,16 +10,14 @@ import numpy as np
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import Config, Problem
 from autotile.cuda.driver import device_count
-from autotile.cuda.function import WORD_BYTES, ParameterBlock
+from autotile.cuda.function import WORD_BYTES, ParameterBlock, StepFunctions
 from autotile.cuda.packing import encode_scalar, pack_launches
-from autotile.cuda.sequence import StepFunctions
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError
 from autotile.kernel.arguments import BufferArgument
+from autotile.kernel.descriptors import TensorMap, Texture
 from autotile.kernel.launch import LaunchData, LaunchPlan
 from autotile.kernel.spec import KernelSpec
-from autotile.kernel.tensor_maps import TensorMap
-from autotile.kernel.textures import Texture
 from autotile.serving.arrays import (
     ArraySpec,
     CupyLibrary,

@@ -8,10 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from autotile.core.model import Problem
-from autotile.cuda.constants import ConstantCopy, constant_copies, copy_async
-from autotile.cuda.driver import outside_of_captures
-from autotile.cuda.function import ParameterBlock
-from autotile.cuda.sequence import DriverLaunch, StepFunctions
+from autotile.cuda.driver import ConstantCopy, constant_copies, copy_async, outside_of_captures
+from autotile.cuda.function import DriverLaunch, ParameterBlock, StepFunctions
 from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.inputs import InputMaker
 from autotile.kernel.launch import LaunchPlan

@@ -19,8 +19,7 @@ from autotile.cuda.function import LaunchGraph, ParameterBlock, make_launch_grap
 from autotile.cuda.packing import encode_description
 from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.arguments import Workspace
-from autotile.kernel.tensor_maps import TensorMap
-from autotile.kernel.textures import Texture
+from autotile.kernel.descriptors import TensorMap, Texture
 from autotile.serving.arrays import Pointers, Signature
 
 _MAX_WORKSPACE_SETS = 32

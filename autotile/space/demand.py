@@ -14,10 +14,10 @@ from autotile.core.frozen import cached_property, dataclass
 from autotile.core.model import Value
 from autotile.kernel.argument_kind import Evaluate
 from autotile.kernel.arguments import MemoryDemand
+from autotile.kernel.descriptors import TensorMapDemand
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import MAX_LAUNCHES
 from autotile.kernel.spec import STEP, KernelSpec, Step
-from autotile.kernel.tensor_maps import TensorMapDemand
 from autotile.space.occupancy import max_blocks_per_sm
 
 Column = NDArray[np.int64]

@@ -22,20 +22,19 @@ from autotile.cuda.timing import DISCARD_RATIO, discard_reason
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, RecordingError, ToolchainError, WorkerError
 from autotile.exchange.recording import Recording, find_recording, list_recordings, read_recording
-from autotile.kernel.captured_calls import with_captured_call
-from autotile.kernel.inputs import missing_input
+from autotile.kernel.inputs import missing_input, with_captured_call
 from autotile.kernel.library import Kernel, reference_source
 from autotile.kernel.problem import check_memory
 from autotile.settings import Settings
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.scoring import measures_energy, session_objective
+from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Evaluation, KernelSource, RaceTimes, Workload
 from autotile.workers.python_reference import ExpectedFolder, InputSet, shaped_problems
 from autotile.workers.sanitizer import Finding, Sanitizer, find_sanitizer
-from autotile.workers.worker_pool import WorkerPool
 
 SECOND_SEED = 1
 """Seed of the second set of inputs, with which finalists are verified."""

@@ -1,8 +1,8 @@
-"""A rewritten kernel against the present winner: everything that a finalist goes through, and an interleaved race."""
+"""Candidates that a user names: rewritten kernels and configurations, verified and raced against the present winner."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,7 +20,6 @@ from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import Backend, choose_backend
 from autotile.tuning.finals import FinalistChecks, hold_race
-from autotile.tuning.given_candidates import GivenCandidates
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.pipeline import CompiledCandidate, Pipeline
 from autotile.workers.compile_pool import CompilePool
@@ -238,3 +237,61 @@ def _speedup(raced: dict[int, RaceTimes]) -> Interval:
     """Return the time of the winner over that of the candidate; the slower one may have left the race earlier."""
     rounds = min(len(raced[0].times_us), len(raced[1].times_us))
     return widen_by_session_spread(paired_ratio(raced[0].times_us[:rounds], raced[1].times_us[:rounds]))
+
+
+_QUEUED = 1
+"""Candidates that the device is given beside the one that it runs."""
+
+
+class GivenCandidates:
+    """A proposer of given configurations, see `autotile.tuning.pipeline.Proposer`.
+
+    They are measured in the order in which they have compiled. Their row numbers are negative, so that they differ from
+    those of a search that shares the pipeline.
+
+    Parameters
+    ----------
+    configs
+        Valid configurations; of equal ones, the first counts.
+    """
+
+    def __init__(self, configs: Iterable[Config]) -> None:
+        distinct = {config_key(config): dict(config) for config in configs}
+        self._unproposed: dict[int, Config] = dict(
+            zip(range(-1, -len(distinct) - 1, -1), distinct.values(), strict=True)
+        )
+        self._waiting: dict[int, Config] = {}
+        self._running: set[int] = set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a candidate has not ended."""
+        return bool(self._unproposed or self._waiting or self._running)
+
+    def propose(self, room: int | None = None) -> tuple[int, Config] | None:
+        """Return the next configuration to compile; None after the last."""
+        if not self._unproposed:
+            return None
+        row = next(iter(self._unproposed))
+        self._waiting[row] = self._unproposed.pop(row)
+        return row, self._waiting[row]
+
+    def ready(self) -> list[int]:
+        """Return the oldest candidate that waits; none while the device has enough."""
+        return [] if len(self._running) > _QUEUED else list(self._waiting)[:1]
+
+    def waiting(self) -> list[int]:
+        """Return all candidates that wait."""
+        return list(self._waiting)
+
+    def choose(self, compiled: Mapping[int, Trial]) -> int:
+        """Return the oldest of the compiled candidates."""
+        row = next(row for row in self._waiting if row in compiled)
+        del self._waiting[row]
+        self._running.add(row)
+        return row
+
+    def end(self, row: int) -> None:
+        """Take note that the trial of a candidate has ended, or was rejected before it could run."""
+        self._waiting.pop(row, None)
+        self._running.discard(row)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.display import Displayed
 from autotile.core.model import Config, Problem, config_key, config_text
-from autotile.core.text import NOTHING, device_text, percent_text, plural, sizes_text, time_text
+from autotile.core.text import NOTHING, Displayed, device_text, percent_text, plural, sizes_text, time_text
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.family_store import FamilyState, FamilyStore
 from autotile.database.keys import TuningKey, key_of
@@ -29,7 +28,7 @@ from autotile.tuning.family_study import FamilyMatrix, family_points, proposals,
 from autotile.tuning.options import TuneOptions, check_whole
 from autotile.tuning.result import Progress, TuneResult
 from autotile.tuning.session import tune
-from autotile.workers.worker_pool import WorkerPool
+from autotile.workers.child import WorkerPool
 
 if TYPE_CHECKING:
     from autotile.database.database import Database

@@ -10,8 +10,7 @@ from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import Database, open_for_reading, rows_of_kernel
 from autotile.database.family_store import FamilyStore
 from autotile.database.keys import space_hash
-from autotile.database.misses import MissCost, MissCostEstimator, StoredMiss
-from autotile.database.study_times import study_times
+from autotile.database.misses import MissCost, MissCostEstimator, StoredMiss, study_times
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem

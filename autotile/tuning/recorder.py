@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotile.core.display import Displayed
 from autotile.core.model import Problem, Trial
-from autotile.core.text import plural
+from autotile.core.text import Displayed, plural
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingHeader, recording_name, write_recording
 from autotile.kernel.library import Kernel

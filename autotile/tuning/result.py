@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
-from autotile.core.display import Displayed
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.objectives import OBJECTIVES, non_dominated, objective_values
 from autotile.core.statistics import Interval
-from autotile.core.text import device_text, duration_text, funnel_text, interval_text, time_text
+from autotile.core.text import Displayed, device_text, duration_text, funnel_text, interval_text, time_text
 from autotile.tuning.finals import Finals
 from autotile.tuning.parameter_effects import ParameterEffects
 from autotile.tuning.pipeline import Load

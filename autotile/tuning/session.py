@@ -26,8 +26,8 @@ from autotile.settings import Settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import Backend, choose_backend
+from autotile.tuning.candidate_check import GivenCandidates
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
-from autotile.tuning.given_candidates import GivenCandidates
 from autotile.tuning.independent_steps import StepTimes, independent_groups
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.parameter_effects import ParameterEffects, find_parameter_effects
@@ -35,10 +35,17 @@ from autotile.tuning.pipeline import CompiledCandidate, LoadMeter, Pipeline
 from autotile.tuning.result import Progress, TuneResult, measure_drift, pareto_front
 from autotile.tuning.scoring import Scorer, session_objective
 from autotile.tuning.start import SearchPlan, extend_space, read_prior_results
-from autotile.tuning.stopping import Clock, Stopped, StoppingRules, StopRequest, check_until
-from autotile.tuning.trial_log import TrialLog, check_kernel_failure
+from autotile.tuning.stopping import (
+    Clock,
+    Stopped,
+    StoppingRules,
+    StopRequest,
+    TrialLog,
+    check_kernel_failure,
+    check_until,
+)
+from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
-from autotile.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from autotile.database.database import Database

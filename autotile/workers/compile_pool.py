@@ -18,9 +18,8 @@ from autotile.cuda.compiler import CompileJob
 from autotile.cuda.cubin_cache import CachedCubin, CubinCache
 from autotile.errors import DataError, InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.settings import Settings, available_cores
-from autotile.workers.child import Child
+from autotile.workers.child import Child, WorkerPool
 from autotile.workers.protocol import CompiledCubin, ErrorReply, memory_share_bytes
-from autotile.workers.worker_pool import WorkerPool
 
 _WORKER_MODULE = "autotile.workers.compile_worker"
 

@@ -13,7 +13,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import convert
 from autotile.core.model import Outcome
 from autotile.errors import DataError, InputError, ToolchainError, WorkerError, WorkerTimeoutError
-from autotile.workers.child import Child
+from autotile.workers.child import Child, WorkerPool
 from autotile.workers.protocol import (
     Candidate,
     DriverOccupancy,
@@ -24,7 +24,6 @@ from autotile.workers.protocol import (
     RaceTimes,
     Workload,
 )
-from autotile.workers.worker_pool import WorkerPool
 
 _WORKER_MODULE = "autotile.workers.gpu_worker"
 _OPEN_DEADLINE_S = 300.0

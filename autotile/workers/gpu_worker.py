@@ -17,16 +17,14 @@ from autotile.core.model import STEP_TIME, Config, Outcome, config_text
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.expected_outputs import ExpectedOutputs
-from autotile.cuda.instance import BoundArguments, ProblemInstance, Verdict
-from autotile.cuda.instances import MEMORY_SHARE, Instances
-from autotile.cuda.sequence import LaunchSequence, SizedFunctions, StepFunctions
+from autotile.cuda.function import LaunchSequence, SizedFunctions, StepFunctions
+from autotile.cuda.instance import MEMORY_SHARE, BoundArguments, Instances, ProblemInstance, Verdict
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.telemetry import EnergyMeter, Telemetry
 from autotile.cuda.timing import DriftProbe, Timer, discard_reason
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError
-from autotile.kernel.captured_calls import with_captured_call
-from autotile.kernel.inputs import missing_input
+from autotile.kernel.inputs import missing_input, with_captured_call
 from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec

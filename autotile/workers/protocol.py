@@ -23,7 +23,7 @@ from autotile.core.model import Config, L2Mode, Measurement, Outcome
 from autotile.cuda.compiler import CompiledFunction
 
 if TYPE_CHECKING:
-    from autotile.cuda.sequence import SizedFunctions
+    from autotile.cuda.function import SizedFunctions
     from autotile.kernel.spec import KernelSpec
 
 _MAX_FILE_BYTES = 1 << 30
@@ -211,7 +211,7 @@ class Candidate:
 
 def sized_functions(spec: KernelSpec, candidate: Candidate) -> SizedFunctions:
     """Load a candidate into the current context."""
-    from autotile.cuda.sequence import SizedFunctions  # of the processes that use the device only
+    from autotile.cuda.function import SizedFunctions  # of the processes that use the device only
 
     others = ((one.sizes, Path(one.cubin_path), one.symbols) for one in candidate.others)
     return SizedFunctions(spec.steps, Path(candidate.cubin_path), candidate.symbols, others)

@@ -27,9 +27,9 @@ import numpy as np
 from autotile.core.dtypes import DTYPES
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError
-from autotile.kernel.expected_files import expected_file
+from autotile.kernel.input_files import expected_file
 from autotile.kernel.inputs import InputMaker
-from autotile.kernel.reference_function import ReferenceFunction, arranged_outputs, call_with
+from autotile.kernel.python_arguments import ReferenceFunction, arranged_outputs, call_with
 from autotile.kernel.spec import KernelSpec
 
 TIME_LIMIT_S = 600.0

@@ -15,15 +15,13 @@ from typing import Any, NoReturn
 
 from autotile.core.documents import decode_json
 from autotile.core.dtypes import DTYPES
-from autotile.cuda.constants import constant_copies, copy_constants
-from autotile.cuda.driver import live_device
+from autotile.cuda.driver import constant_copies, copy_constants, live_device
+from autotile.cuda.function import LaunchSequence
 from autotile.cuda.packing import pack_launches, problem_scalars
-from autotile.cuda.sequence import LaunchSequence
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError
 from autotile.kernel.arguments import BufferArgument, Workspace
-from autotile.kernel.captured_calls import with_captured_call
-from autotile.kernel.inputs import InputMaker, missing_input
+from autotile.kernel.inputs import InputMaker, missing_input, with_captured_call
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config

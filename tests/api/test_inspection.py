@@ -13,7 +13,7 @@ import pytest
 
 from autotile.api import explanation, inspection, targets
 from autotile.core.device import profile_names
-from autotile.core.display import Displayed
+from autotile.core.text import Displayed
 from autotile.errors import ConfigError, InputError, ProblemError
 from autotile.settings import child_environment
 from autotile.tuning.options import TuneOptions

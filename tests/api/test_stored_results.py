@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from autotile.api import database_check, results
+from autotile.api import databases, results
 from autotile.api.listings import FamilyList, TunedFamily
 from autotile.core.device import device_profile
-from autotile.core.display import Displayed
 from autotile.core.documents import convert
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
+from autotile.core.text import Displayed
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import key_of
@@ -104,8 +104,8 @@ class TestLists:
         assert results.list().studies == ()
         assert results.families().families == ()
         assert results.misses().misses == ()
-        assert database_check.db_check().check is None
-        assert "does not exist yet" in repr(database_check.db_check())
+        assert databases.db_check().check is None
+        assert "does not exist yet" in repr(databases.db_check())
 
     def test_recordings(self) -> None:
         found = results.recordings("sgemm_2d")
@@ -163,15 +163,15 @@ class TestLists:
 class TestDatabase:
     def test_check(self, stored: Any) -> None:
         stored(4096, FAST)
-        found = database_check.db_check()
+        found = databases.db_check()
         assert found.whole
         assert repr(found) == f"<CheckResult: {read_settings().database}: whole>"
         assert "<td>studies</td><td>1</td>" in html(found)
 
     def test_path(self, tmp_path: Path) -> None:
-        assert database_check.db_path() == str(tmp_path / "tuning.db")
-        assert database_check.db_path(tmp_path / "other.db") == str(tmp_path / "other.db")
-        assert "secret" not in database_check.db_path("postgresql://me:secret@host/tuning")
+        assert databases.db_path() == str(tmp_path / "tuning.db")
+        assert databases.db_path(tmp_path / "other.db") == str(tmp_path / "other.db")
+        assert "secret" not in databases.db_path("postgresql://me:secret@host/tuning")
 
 
 @pytest.mark.parametrize("module", ["results", "listings", "databases", "verification"])

@@ -11,7 +11,7 @@ import pytest
 import autotile
 from autotile.api import tuning
 from autotile.core.device import device_profile
-from autotile.core.display import Displayed
+from autotile.core.text import Displayed
 from autotile.database.database import Database
 from autotile.exchange.recording import read_recording_header
 from autotile.settings import read_settings

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 import autotile
 from autotile import __version__
-from autotile.cli.application import CommandLine, app
-from autotile.cli.crash_report import report_crash
+from autotile.cli.application import CommandLine, app, report_crash
 from autotile.cli.output import examples
 from autotile.settings import child_environment
 

@@ -20,8 +20,8 @@ from autotile.cli.trials import trials_table
 from autotile.core.device import device_profile, profile_names
 from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial
 from autotile.database.keys import TuningKey
+from autotile.database.rows import StoredTrial
 from autotile.database.studies import StudySummary
-from autotile.database.trials import StoredTrial
 from autotile.exchange.recording import RecordingFile, RecordingHeader
 
 SIZES = {"M": 4096, "N": 4096, "K": 4096}

@@ -1,6 +1,6 @@
 from collections.abc import Iterable, Sequence
 
-from autotile.core.display import Displayed
+from autotile.core.text import Displayed
 
 
 class Bare(Displayed):

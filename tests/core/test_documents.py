@@ -21,8 +21,8 @@ from autotile.cuda.compiler import CompileJob
 from autotile.database.family_store import FamilyState
 from autotile.database.keys import TuningKey
 from autotile.database.misses import StoredMiss
+from autotile.database.rows import StoredTrial
 from autotile.database.studies import StoredRun, StoredStudy
-from autotile.database.trials import StoredTrial
 from autotile.database.winners import ResultDocument, RuleDocument, WinnerDocument
 from autotile.errors import DataError
 from autotile.exchange import bundle, kernel_tuner, recording, shipped

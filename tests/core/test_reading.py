@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotile.core.reading import MAX_KEY_PARTS, NotRegularError, open_regular, parse_toml, read_regular
+from autotile.core.documents import MAX_KEY_PARTS, NotRegularError, open_regular, parse_toml, read_regular
 
 DEEP = ".".join("a" * 40_000)
 """A dotted key of 80 kB, for which tomllib takes the better part of a minute and some gigabytes."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotile.core.toml_text import toml_text
+from autotile.core.documents import toml_text
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 scalars = st.one_of(

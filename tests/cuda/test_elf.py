@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotile.cuda.compiler import CompileJob, compile_cubin
-from autotile.cuda.elf import parameter_bytes
+from autotile.cuda.compiler import CompileJob, compile_cubin, parameter_bytes
 
 SOURCE = """
 struct alignas(64) Map { char bytes[128]; };

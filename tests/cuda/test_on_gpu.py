@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from autotile.core.dtypes import DTYPES
-from autotile.cuda.buffers import GuardedBuffer
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.reference_solution import ReferenceSolution
-from autotile.cuda.support import SupportKernels
+from autotile.cuda.support import GuardedBuffer, SupportKernels
 from autotile.cuda.telemetry import Telemetry
 from autotile.cuda.timing import DriftProbe, Timer
 from autotile.errors import InputError

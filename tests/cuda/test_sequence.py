@@ -13,11 +13,10 @@ from step_kernels import KERNELS, write_steps
 
 from autotile.core.device import device_profile
 from autotile.core.model import Problem
-from autotile.cuda import sequence
+from autotile.cuda import function as function_module
 from autotile.cuda.compiler import compile_cubin, compile_job
-from autotile.cuda.function import ParameterBlock
+from autotile.cuda.function import LaunchSequence, ParameterBlock, StepFunctions
 from autotile.cuda.packing import pack_launches, problem_scalars
-from autotile.cuda.sequence import LaunchSequence, StepFunctions
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.serving.launching import CallArguments
@@ -82,9 +81,11 @@ def test_one_block_of_parameters_serves_all_launches(scan: Kernel, monkeypatch: 
     def driver_launch(pointer: str, geometry: Any) -> Any:
         return lambda stream, address, _: launched.append((pointer, stream, address))
 
-    monkeypatch.setattr(sequence, "driver_launch", driver_launch)
+    monkeypatch.setattr(function_module, "driver_launch", driver_launch)
     monkeypatch.setattr(
-        sequence, "Module", lambda _: SimpleNamespace(pointer=1, function=lambda name: SimpleNamespace(pointer=name))
+        function_module,
+        "Module",
+        lambda _: SimpleNamespace(pointer=1, function=lambda name: SimpleNamespace(pointer=name)),
     )
     plan, launches = packed(scan, N=300)
     functions = StepFunctions(scan.spec.steps, b"", {"sweep": "_Z5sweep"})
@@ -121,7 +122,7 @@ def test_a_function_gets_the_most_shared_memory_of_its_launches(monkeypatch: pyt
             opt_in=lambda smem_bytes: opted.append((name, smem_bytes)), launch=lambda *_: launched.append(name)
         )
 
-    monkeypatch.setattr(sequence, "Module", lambda _: SimpleNamespace(function=function, pointer=1))
+    monkeypatch.setattr(function_module, "Module", lambda _: SimpleNamespace(function=function, pointer=1))
     plan, launches = packed(scan, N=300)
     calls = LaunchSequence(StepFunctions(scan.spec.steps, b"", {}), plan, launches)
     calls()

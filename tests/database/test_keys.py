@@ -2,8 +2,10 @@ from dataclasses import fields, replace
 
 import pytest
 
+from autotile.core.device import device_profile
 from autotile.core.documents import convert
-from autotile.database.keys import TuningKey, key_differences, space_hash
+from autotile.database.keys import TuningKey, key_differences, library_key, space_hash
+from autotile.kernel.operation import load_operation
 from autotile.kernel.parser import parse_spec
 
 SPACE = """
@@ -125,3 +127,18 @@ def test_a_key_survives_json(key: TuningKey) -> None:
 
 def test_the_driver_is_no_part_of_a_key(key: TuningKey, device: object) -> None:
     assert not any("driver" in field.name for field in fields(TuningKey))
+
+
+def test_a_librarys_key_names_operation_library_and_version_but_no_conditions() -> None:
+    operation, device = load_operation("matmul"), device_profile("h200")
+
+    def key(library: str = "cublas", version: str = "13.1", **sizes: int) -> TuningKey:
+        problem = operation.resolve({"M": 64, "N": 32, "K": 16, **sizes}, "bfloat16")
+        return library_key(operation, problem, device, library, version, nvrtc_version="13.0")
+
+    found = key()
+    assert (found.kernel, found.dtype, found.template_hash) == ("matmul:cublas", "bfloat16", operation.digest)
+    assert found.sizes == {"M": 64, "N": 32, "K": 16, "BATCH": 1, "TRANS_A": 0, "TRANS_B": 0, "OUT_FP32": 0}
+    assert key(ALIGNED=0, EMULATE=0, NONDETERMINISTIC=1) == found
+    others = [key("mine"), key(version="13.2"), key(TRANS_A=1)]
+    assert len({one.digest for one in [found, *others]}) == 4

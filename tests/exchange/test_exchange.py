@@ -14,11 +14,17 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Measurement, Outcome, Trial, config_key
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey
-from autotile.database.trials import StoredTrial
+from autotile.database.rows import StoredTrial
 from autotile.errors import InputError
-from autotile.exchange.kernel_tuner import import_into_database, import_into_recording, read_cache, write_cache
+from autotile.exchange.kernel_tuner import (
+    import_into_database,
+    import_into_recording,
+    read_cache,
+    t4_results,
+    write_cache,
+    write_t4,
+)
 from autotile.exchange.recording import read_recording
-from autotile.exchange.t4 import t4_results, write_t4
 from autotile.kernel.spec import Parameter
 
 PARAMETERS = (

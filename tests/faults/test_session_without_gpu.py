@@ -15,9 +15,9 @@ from autotile.kernel.library import Kernel
 from autotile.settings import Settings
 from autotile.tuning.backend import LiveBackend
 from autotile.tuning.options import TuneOptions
+from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Workload
-from autotile.workers.worker_pool import WorkerPool
 
 EXPECTED = {fault.name: fault for fault in read_faults()}
 AS_IF = ["write_outside", "assertion", "infinite_loop"]

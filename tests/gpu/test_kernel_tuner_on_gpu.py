@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from autotile.kernel_tuner.observers.nvml import NVMLObserver
+from autotile.kernel_tuner.observers.register import RegisterObserver
 
 from autotile.errors import InputError
 from autotile.kernel_tuner import run_kernel, tune_kernel
 from autotile.kernel_tuner.accuracy import AccuracyObserver, TunablePrecision
-from autotile.kernel_tuner.observers.nvml import NVMLObserver
-from autotile.kernel_tuner.observers.register import RegisterObserver
 
 pytestmark = pytest.mark.gpu
 

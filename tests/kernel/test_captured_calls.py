@@ -13,8 +13,7 @@ from test_element_types import spec_of
 
 from autotile.core.model import Problem
 from autotile.errors import InputError
-from autotile.kernel.captured_calls import read_captured_call, with_captured_call
-from autotile.kernel.inputs import InputMaker, missing_input
+from autotile.kernel.inputs import InputMaker, missing_input, read_captured_call, with_captured_call
 from autotile.serving.capture import CaptureFolder, CapturingLauncher
 from autotile.settings import read_settings
 

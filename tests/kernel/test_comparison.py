@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from spec_samples import SGEMM
 
+from autotile.api.tunable import comparison_of
 from autotile.errors import SpecError
-from autotile.kernel.comparison import comparison_of
 from autotile.kernel.parser import parse_spec
 
 SPEC = parse_spec(SGEMM, "sgemm.toml")

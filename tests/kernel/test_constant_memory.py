@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_element_types import spec_of
 
-from autotile.cuda.constants import variable_symbols
+from autotile.cuda.driver import variable_symbols
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, SpecError
 from autotile.kernel.parser import parse_spec

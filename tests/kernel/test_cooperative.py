@@ -11,7 +11,7 @@ from test_element_types import SPACE
 
 from autotile.core.device import device_profile
 from autotile.core.model import LaunchGeometry, Resources
-from autotile.cuda import attributes
+from autotile.cuda import driver
 from autotile.database.keys import space_hash
 from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.parser import parse_spec
@@ -74,18 +74,18 @@ def test_the_driver_gets_the_attributes(
         calls.append((function.value, parameters.value, extra))
         return 0
 
-    monkeypatch.setattr(attributes, "load_driver", lambda: SimpleNamespace(cuLaunchKernelEx=launch_kernel))
+    monkeypatch.setattr(driver, "load_driver", lambda: SimpleNamespace(cuLaunchKernelEx=launch_kernel))
     error = SimpleNamespace(CUDADriverError=RuntimeError)
-    monkeypatch.setattr(attributes, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(driver=error)))
+    monkeypatch.setattr(driver, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(driver=error)))
     geometry = LaunchGeometry(grid=(8, 4, 1), block=(64, 2, 1), dynamic_smem_bytes=1024)
-    attributes.attribute_launch(5, geometry, is_cooperative=is_cooperative, cluster=cluster)(7, 99, 0)
+    driver.attribute_launch(5, geometry, is_cooperative=is_cooperative, cluster=cluster)(7, 99, 0)
     assert calls == [((8, 4, 1), (64, 2, 1), 1024, 7, expected), (5, 99, None)]
 
 
 def test_an_error_of_the_driver_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attributes, "load_driver", lambda: SimpleNamespace(cuLaunchKernelEx=lambda *_: 720))
+    monkeypatch.setattr(driver, "load_driver", lambda: SimpleNamespace(cuLaunchKernelEx=lambda *_: 720))
     error = SimpleNamespace(CUDADriverError=RuntimeError)
-    monkeypatch.setattr(attributes, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(driver=error)))
-    launch = attributes.attribute_launch(5, LaunchGeometry((1, 1, 1), (1, 1, 1), 0), is_cooperative=True, cluster=None)
+    monkeypatch.setattr(driver, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(driver=error)))
+    launch = driver.attribute_launch(5, LaunchGeometry((1, 1, 1), (1, 1, 1), 0), is_cooperative=True, cluster=None)
     with pytest.raises(RuntimeError, match="720"):
         launch(7, 99, 0)

@@ -1,6 +1,6 @@
 import pytest
 
-from autotile.kernel.entries import is_entry
+from autotile.kernel.source_text import is_entry
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-from autotile.kernel.global_functions import FunctionParameter, GlobalFunction, global_functions
+from autotile.kernel.source_text import FunctionParameter, GlobalFunction, global_functions
 
 SOURCE = """
 // __global__ void commented(int x);

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from autotile.cuda.compiler import CompileJob, compile_cubin
 from autotile.errors import InputError, SpecError, UnknownKernelError
 from autotile.kernel import source_text, sources
-from autotile.kernel.includes import is_permitted, permitted_folders
 from autotile.kernel.library import kernel_names, load_kernel
+from autotile.kernel.source_text import is_permitted, permitted_folders
 from autotile.settings import data_folder
 
 

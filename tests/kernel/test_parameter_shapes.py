@@ -11,7 +11,7 @@ from step_kernels import PARTIAL_SPACE, TILED_SPACE, write_steps
 
 from autotile.core.device import device_profile
 from autotile.core.model import Problem
-from autotile.cuda.instances import Instances
+from autotile.cuda.instance import Instances
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, SpecError
 from autotile.exchange.cpp_header import write_header

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from autotile.core.device import device_profile
 from autotile.errors import SpecError
+from autotile.kernel.descriptors import TensorMap, TensorMapDemand, strides_bytes
 from autotile.kernel.launch import LaunchData, known_names
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.tensor_maps import TensorMap, TensorMapDemand, strides_bytes
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 

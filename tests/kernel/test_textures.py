@@ -7,7 +7,7 @@ from test_element_types import SPACE
 
 from autotile.core.device import device_profile
 from autotile.cuda.compiler import CompileJob, compile_cubin
-from autotile.cuda.texture_objects import texture_object
+from autotile.cuda.packing import texture_object
 from autotile.database.keys import space_hash
 from autotile.errors import ArgumentError, CompileError, SpecError
 from autotile.kernel.launch import LaunchData, known_names

@@ -15,11 +15,15 @@ from kernel_tuner.searchspace import Searchspace
 
 from autotile.errors import InputError
 from autotile.kernel_tuner.accuracy import TunablePrecision, error_metric_from_name
-from autotile.kernel_tuner.kernel_source import KernelSource, nvrtc_options
-from autotile.kernel_tuner.launch_translation import KernelTunerLaunch, Macros, block_names
+from autotile.kernel_tuner.kernel_source import KernelSource, KernelTunerLaunch, Macros, block_names, nvrtc_options
 from autotile.kernel_tuner.parameter_codec import ParameterCodec
-from autotile.kernel_tuner.python_strings import evaluate, replace_names
-from autotile.kernel_tuner.restriction_rules import check_restrictions, restriction_rules
+from autotile.kernel_tuner.restrictions import (
+    check_restrictions,
+    evaluate,
+    holds_in_rows,
+    replace_names,
+    restriction_rules,
+)
 from autotile.kernel_tuner.util import get_best_config, get_config_string, process_metrics
 
 PARAMS = {"block_size_x": 32, "block_size_y": 4, "tile_size_x": 3, "num_blocks": 7, "scale": 1.5}
@@ -125,6 +129,33 @@ def survivors(restrictions: Any) -> set[tuple[Any, ...]]:
     single = [check_restrictions(restrictions, config, codec.values) for config in configs]
     assert kept.tolist() == single
     return {values for values, is_kept in zip(listed, kept, strict=True) if is_kept}
+
+
+CONDITIONS = st.recursive(
+    st.one_of(st.sampled_from("ab"), st.integers(-3, 2**33).map(lambda n: f"({n})")),
+    lambda inner: st.builds(
+        "({} {} {})".format,
+        inner,
+        st.sampled_from(["+", "-", "*", "/", "//", "%", "and", "or", "<", ">=", "==", "!="]),
+        inner,
+    ),
+    max_leaves=6,
+)
+
+
+@given(CONDITIONS, st.lists(st.tuples(st.integers(-4, 2**34), st.integers(-4, 70)), min_size=1, max_size=20))
+def test_a_condition_holds_in_the_rows_where_it_holds_in_each(text: str, rows: list[tuple[int, int]]) -> None:
+    columns = dict(zip("ab", np.array(rows, np.int64).T, strict=True))
+    found = holds_in_rows(text, columns)
+    if found is not None:
+        assert found.tolist() == [bool(evaluate(text, dict(zip("ab", row, strict=True)))) for row in rows]
+
+
+def test_conditions_of_suites_need_no_rows() -> None:
+    columns = {"a": np.array([1, 2]), "b": np.array([0, 4])}
+    assert holds_in_rows("a == 1 or (a * 2 + b) * 4 <= 64 and not a % 2 == 1", columns) is not None
+    assert holds_in_rows("a % b == 0", columns) is None
+    assert holds_in_rows("a in (1, 3)", columns) is None
 
 
 def test_what_is_no_restriction() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from autotile.kernel_tuner.observers.nvml import NVMLObserver
+from autotile.kernel_tuner.observers.pmt import PMTObserver
 
 from autotile.core.device import device_profile
 from autotile.errors import InputError
@@ -15,8 +17,6 @@ from autotile.kernel_tuner.accuracy import AccuracyObserver, Tunable
 from autotile.kernel_tuner.file_utils import store_output_file
 from autotile.kernel_tuner.kernelbuilder import PythonKernel
 from autotile.kernel_tuner.observers import BenchmarkObserver
-from autotile.kernel_tuner.observers.nvml import NVMLObserver
-from autotile.kernel_tuner.observers.pmt import PMTObserver
 
 ADD = """
 #ifndef wrong
@@ -39,7 +39,7 @@ def _fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tests = str(Path(__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")])))
     device = device_profile("h200")
-    for module in ("kernel_tuner.tune_session", "kernel_tuner.single_run", "tuning.backend"):
+    for module in ("kernel_tuner.tune_session", "kernel_tuner.kernel_definition", "tuning.backend"):
         monkeypatch.setattr(f"autotile.{module}.device_count", lambda: 1)
         monkeypatch.setattr(f"autotile.{module}.live_device", lambda _: device)
     monkeypatch.setattr("autotile.tuning.backend.has_driver", lambda: True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from autotile.core.model import LaunchGeometry
-from autotile.cuda import sequence
+from autotile.cuda import function as functions
 from autotile.cuda.function import ParameterBlock
 from autotile.errors import ArgumentError
 from autotile.serving import arrays, bound, launching, stream_state
@@ -87,11 +87,11 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     for module in (arrays, launching):
         monkeypatch.setattr(module, "device_count", lambda: 2)
     monkeypatch.setattr(bound, "outside_of_captures", nullcontext)
-    monkeypatch.setattr(sequence, "driver_launch", driver_launch)
+    monkeypatch.setattr(functions, "driver_launch", driver_launch)
     monkeypatch.setattr(launching, "ParameterBlock", Block)
     monkeypatch.setattr(stream_state, "make_launch_graph", lambda *_: SimpleNamespace(executable=99))
     function = SimpleNamespace(pointer=5, opt_in=lambda _: None)
-    monkeypatch.setattr(sequence, "Module", lambda _: SimpleNamespace(function=lambda _: function, pointer=1))
+    monkeypatch.setattr(functions, "Module", lambda _: SimpleNamespace(function=lambda _: function, pointer=1))
     return cuda
 
 

@@ -14,8 +14,8 @@ from autotile.database.database import Database
 from autotile.database.schema import RUNS, TRIALS
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel
-from autotile.serving.bound import explain
 from autotile.serving.choice import Choice
+from autotile.serving.description import explain
 from autotile.serving.dispatcher import get_best_kernel
 from autotile.settings import read_settings
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from autotile.cuda.function import ParameterBlock
-from autotile.kernel.tensor_maps import TensorMap
+from autotile.kernel.descriptors import TensorMap
 from autotile.serving import launching, stream_state
 from autotile.serving.arrays import ArraySpec, Signature
 from autotile.serving.launching import CheckedArrays, Launcher

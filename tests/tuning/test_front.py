@@ -20,9 +20,9 @@ from autotile.tuning.backend import LiveBackend
 from autotile.tuning.finals import Finals
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import pareto_front
+from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Workload
-from autotile.workers.worker_pool import WorkerPool
 
 BEST = {"THREADS": 256, "WORK": 4}
 REGISTERS = ("time", "registers")

@@ -7,7 +7,7 @@ import pytest
 
 from autotile.core.model import Outcome, Trial
 from autotile.space.search_space import SearchSpace, feasible_space
-from autotile.tuning.trial_log import TrialLog, kernel_failure
+from autotile.tuning.stopping import TrialLog, kernel_failure
 
 BAD, WRONG, DEAD = Outcome.COMPILE_FAILED, Outcome.WRONG_RESULT, Outcome.CRASHED
 

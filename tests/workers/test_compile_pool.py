@@ -9,9 +9,9 @@ import pytest
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
 from autotile.settings import available_cores
+from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
 from autotile.workers.protocol import memory_share_bytes
-from autotile.workers.worker_pool import WorkerPool
 
 SOURCE = 'extern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE; }'
 JOB = CompileJob(SOURCE, "hash", "/nowhere/fill.cu", "fill", "sm_90", ("-DVALUE=1",))

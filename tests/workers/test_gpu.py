@@ -14,9 +14,9 @@ from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.errors import WorkerError
 from autotile.kernel.library import Kernel
+from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Workload
-from autotile.workers.worker_pool import WorkerPool
 
 pytestmark = pytest.mark.gpu
 

@@ -13,10 +13,10 @@ import pytest
 from spec_samples import SGEMM
 
 from autotile.errors import InputError
-from autotile.kernel.expected_files import expected_file
+from autotile.kernel.input_files import expected_file
 from autotile.kernel.inputs import InputMaker
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.reference_function import ReferenceFunction
+from autotile.kernel.python_arguments import ReferenceFunction
 from autotile.workers.python_reference import ExpectedFolder, InputSet
 
 SPEC = parse_spec(SGEMM.replace('outputs = { C = "alpha * (A @ B) + C" }', 'function = "solve"'), "k.toml")

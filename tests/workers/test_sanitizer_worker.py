@@ -49,7 +49,7 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitizer_worker, "load_cupy", lambda: SimpleNamespace(cuda=cuda, ndarray=RecordedArray))
     monkeypatch.setattr(sanitizer_worker, "live_device", lambda _: device_profile("h200"))
     monkeypatch.setattr(
-        "autotile.cuda.sequence.Module", lambda _: SimpleNamespace(function=lambda _: function, pointer=1)
+        "autotile.cuda.function.Module", lambda _: SimpleNamespace(function=lambda _: function, pointer=1)
     )
 
 

@@ -12,12 +12,10 @@ import pytest
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
 from autotile.workers import gpu as gpus
-from autotile.workers import worker_pool as pools
-from autotile.workers.child import Child
+from autotile.workers.child import Child, WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.gpu import Gpu
 from autotile.workers.protocol import Candidate, Workload
-from autotile.workers.worker_pool import WorkerPool
 
 MODULE = "bad_worker"
 JOB = CompileJob("", "hash", "/nowhere/fill.cu", "compiled", "sm_90", ())
@@ -34,7 +32,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
         children.append(Child(module))
         return children[-1]
 
-    monkeypatch.setattr(pools, "Child", start)
+    monkeypatch.setattr(children, "Child", start)
     monkeypatch.setattr(gpus, "Child", start)
     return children
 

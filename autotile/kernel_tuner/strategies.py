@@ -1,4 +1,7 @@
-"""A search by a strategy object: Kernel Tuner's interface of strategies over a session of autotile."""
+"""Kernel Tuner's strategies under the names of their modules, ``strategies.minimize``, and a search by one of them.
+
+The installed Kernel Tuner runs them over a session of autotile; so it does an object with a function ``tune``.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,32 @@ from autotile.kernel_tuner.parameter_codec import ParameterCodec
 
 Evaluate = Callable[[Sequence[Mapping[str, Any]]], Sequence[dict[str, Any]]]
 """Function that returns a result for each of some configurations."""
+
+
+class Strategy:
+    """A strategy of Kernel Tuner, by the name of its module."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<strategy {self.name}>"
+
+    def tune(self, searchspace: Any, runner: Any, tuning_options: Any) -> Any:
+        """Run the strategy of the installed Kernel Tuner."""
+        return installed_strategy(self.name).tune(searchspace, runner, tuning_options)
+
+
+def installed_strategy(name: str) -> Any:
+    """Return the module of a strategy of the installed Kernel Tuner.
+
+    Raises
+    ------
+    ImportError
+        It, or a package that it needs, is not installed.
+    """
+    known = installed_module("interface", f"the strategy {name!r}").strategy_map
+    return known[name] if name in known else installed_module(f"strategies.{name}", f"the strategy {name!r}")
 
 
 class StrategyRunner:
@@ -139,3 +168,9 @@ def run_strategy(
     except util.StopCriterionReached as reached:
         if verbose:
             print(reached)
+
+
+def __getattr__(name: str) -> Strategy:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return Strategy(name)

@@ -1,4 +1,4 @@
-"""A bounded cache whose hits cost no more than those of a dictionary."""
+"""A dictionary of the entries that were used last, whose hits cost no more than those of a plain one."""
 
 from __future__ import annotations
 

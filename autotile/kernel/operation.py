@@ -1,0 +1,351 @@
+"""Operations: kernels that compute the same thing, when each of them may be used, and the libraries beside them.
+
+docs/file-format.md specifies the file. It declares sizes, flags, which select what is computed, and conditions, which
+only limit how. A kernel has the sizes and flags of its own file; those of equal names are the operation's, and an
+expression gives any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
+from autotile.core.dtypes import dtype_name
+from autotile.core.frozen import dataclass
+from autotile.core.model import Problem
+from autotile.errors import ProblemError, SpecError, UnknownKernelError, nearest
+from autotile.kernel.expressions import Expression
+from autotile.kernel.library import Kernel, is_path, load_kernel
+from autotile.kernel.nodes import Kind
+from autotile.kernel.parser import parse_dtypes, parse_flags, parse_sizes
+from autotile.kernel.problem import checked_size
+from autotile.kernel.sources import is_file, read_text
+from autotile.kernel.table import Table, read_document
+from autotile.settings import read_settings
+
+LIBRARIES = ("cublas",)
+"""Libraries that an operation file may name. Others are Python callables, which no file names."""
+_KEYS = ("name", "summary", "sizes", "flags", "conditions", "dtypes", "libraries")
+_KERNEL_KEYS = ("kernel", "when", "sizes", "dtypes", "measured_only")
+_MAX_KERNELS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A kernel of an operation.
+
+    Attributes
+    ----------
+    name
+        Name of the kernel.
+    kernel
+        Name of the kernel, or path of its search-space file.
+    when
+        Condition on the operation's sizes, flags and conditions, and on ``device.*``; None if there is none.
+    sizes
+        Value of each size and flag of the kernel, as an expression of the operation's.
+    required
+        Sizes and flags that the kernel lacks, each with the only value for which it computes the operation.
+    dtypes
+        Element types for which it is used.
+    measured_only
+        Whether it is served only on a GPU on which it was measured.
+    """
+
+    name: str
+    kernel: str
+    when: Expression | None
+    sizes: Mapping[str, Expression | str]
+    required: Mapping[str, int]
+    dtypes: tuple[str, ...]
+    measured_only: bool = False
+
+    def load(self) -> Kernel:
+        """Read the kernel; see `load_kernel`."""
+        return load_kernel(self.kernel)
+
+    def sizes_for(self, problem: Problem, device: DeviceProperties | None = None) -> dict[str, int] | None:
+        """Return the sizes and flags of a problem by the kernel's names; None if it does not compute the problem.
+
+        Parameters
+        ----------
+        problem
+            Problem of the operation, with its conditions among the sizes.
+        device
+            The device. None: conditions on ``device.*`` hold.
+        """
+        given = problem.sizes
+        if problem.dtype not in self.dtypes or any(given[name] != value for name, value in self.required.items()):
+            return None
+        if self.when is not None and not self._holds(self.when, given, device):
+            return None
+        return {
+            name: given[value] if isinstance(value, str) else int(value.evaluate(given))
+            for name, value in self.sizes.items()
+        }
+
+    def _holds(self, when: Expression, given: Mapping[str, int], device: DeviceProperties | None) -> bool:
+        if device is None:
+            if any(name.startswith("device.") for name in when.names):
+                return True
+            return bool(when.evaluate(given))
+        properties = {f"device.{name}": getattr(device, name) for name in EXPRESSION_NAMES}
+        return bool(when.evaluate({**given, **properties}))
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A parsed operation file.
+
+    Attributes
+    ----------
+    name, summary
+        Name, and description in one line.
+    sizes
+        Every size, flag and condition with its default.
+    flags
+        Names that select what is computed, 0 or 1.
+    conditions
+        Names that limit how it is computed, 0 or 1.
+    dtypes
+        Element types.
+    members
+        Kernels, in the order of the file.
+    libraries
+        Names of `LIBRARIES` that compute it.
+    source
+        Name of the file, for messages.
+    digest
+        SHA-256 of what is computed: name, sizes, flags and element types.
+    """
+
+    name: str
+    summary: str
+    sizes: Mapping[str, int]
+    flags: tuple[str, ...]
+    conditions: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    members: tuple[Member, ...]
+    libraries: tuple[str, ...]
+    source: str
+    digest: str
+
+    @property
+    def proper_sizes(self) -> tuple[str, ...]:
+        """Sizes that are neither flags nor conditions."""
+        return tuple(name for name in self.sizes if name not in self.flags and name not in self.conditions)
+
+    def is_optional(self, name: str) -> bool:
+        """Return whether a problem may omit a size: flags, conditions, and sizes whose default is 1."""
+        return name in self.flags or name in self.conditions or self.sizes[name] == 1
+
+    def member(self, name: str) -> Member | None:
+        """Return the kernel of a name."""
+        return next((member for member in self.members if member.name == name), None)
+
+    def resolve(self, sizes: Mapping[str, int], dtype: str | None = None) -> Problem:
+        """Check sizes and dtype, and complete them with the defaults of what is optional.
+
+        Raises
+        ------
+        ProblemError
+            A size is missing, unknown or out of bounds, or the operation does not support the dtype.
+        """
+        expected = " ".join(f"{name}={value}" for name, value in self.sizes.items() if name not in self.conditions)
+        if unknown := [name for name in sizes if name not in self.sizes]:
+            raise ProblemError(f"{self.name} has no size {unknown[0]!r}; give its sizes like {expected}")
+        if missing := [name for name in self.sizes if name not in sizes and not self.is_optional(name)]:
+            raise ProblemError(f"{self.name} needs the size {missing[0]}; give its sizes like {expected}")
+        binary = (*self.flags, *self.conditions)
+        values = {
+            name: checked_size(name, sizes.get(name, default), default=default, is_flag=name in binary)
+            for name, default in self.sizes.items()
+        }
+        chosen = self.dtypes[0] if dtype is None else dtype_name(dtype)
+        if chosen not in self.dtypes:
+            raise ProblemError(f"{self.name} does not support dtype {chosen!r}; it supports {', '.join(self.dtypes)}")
+        return Problem(self.name, values, chosen)
+
+    def fitting(
+        self, problem: Problem, device: DeviceProperties | None = None
+    ) -> Iterator[tuple[Member, dict[str, int]]]:
+        """Yield the kernels that compute a problem, each with the problem's sizes by the kernel's names."""
+        for member in self.members:
+            if (sizes := member.sizes_for(problem, device)) is not None:
+                yield member, sizes
+
+
+class _Place(NamedTuple):
+    """The declarations that a kernel's table refers to."""
+
+    kinds: Mapping[str, Kind]
+    sizes: Mapping[str, int]
+    conditions: Sequence[str]
+    dtypes: Sequence[str]
+    folder: Path
+
+
+def parse_operation(text: str, source: str, *, folder: Path = Path()) -> Operation:
+    """Parse an operation file.
+
+    Parameters
+    ----------
+    text, source
+        Text of the file, and its name for messages.
+    folder
+        Folder that relative paths of kernels are below.
+
+    Raises
+    ------
+    SpecError
+        The file is malformed, or a kernel's sizes do not follow from the operation's.
+    InputError
+        The file of a kernel cannot be read.
+    """
+    document = read_document(text, source)
+    document.allow(("operation", "kernels"))
+    table = document.table("operation")
+    table.allow(_KEYS)
+    taken: dict[str, str] = {}
+    sizes, flags = parse_sizes(table, taken), parse_flags(table, taken)
+    conditions = parse_flags(table, taken, "conditions")
+    dtypes, libraries = parse_dtypes(table), table.texts("libraries", optional=True)
+    for library in libraries:
+        if library not in LIBRARIES:
+            raise table.error(
+                "libraries",
+                f"{library!r} is not known{nearest(library, LIBRARIES)} (known: {', '.join(LIBRARIES)}); a library of "
+                "your own is added from Python, by autotile.add_library",
+            )
+    every = {**sizes, **flags, **conditions}
+    kinds: dict[str, Kind] = {name: "boolean" if name in {*flags, *conditions} else "number" for name in every}
+    name = table.text("name")
+    place = _Place(kinds, every, tuple(conditions), dtypes, folder)
+    content = [name, *(f"{size}={value}" for size, value in {**sizes, **flags}.items()), *dtypes]
+    return Operation(
+        name=name,
+        summary=table.text("summary", ""),
+        sizes=every,
+        flags=tuple(flags),
+        conditions=tuple(conditions),
+        dtypes=dtypes,
+        members=_members(document.table("kernels"), place),
+        libraries=libraries,
+        source=source,
+        digest=hashlib.sha256("\n".join(content).encode()).hexdigest(),
+    )
+
+
+def _members(table: Table, place: _Place) -> tuple[Member, ...]:
+    if not 1 <= len(table.data) <= _MAX_KERNELS:
+        raise table.error("", f"expected 1 to {_MAX_KERNELS} kernels, got {len(table.data)}")
+    return tuple(_member(table.table(name), name, place) for name in table.data)
+
+
+def _member(table: Table, name: str, place: _Place) -> Member:
+    table.allow(_KERNEL_KEYS)
+    given = table.text("kernel", name)
+    path = os.path.expanduser(given)  # noqa: PTH111 - Path.expanduser raises where there is no such user
+    kernel = str(place.folder / path) if is_path(given) else given
+    spec = load_kernel(kernel).spec
+    declared = table.table("sizes", optional=True)
+    declared.allow(spec.sizes)
+    sizes: dict[str, Expression | str] = {
+        size: declared.expression(size, place.kinds, "number") for size in declared.data
+    }
+    for size in spec.sizes:
+        if size in place.sizes:
+            sizes.setdefault(size, size)
+        elif size not in sizes and not spec.is_optional(size):
+            raise table.error(
+                "sizes", f"{spec.name} has the size {size}, the operation has not; add sizes = {{ {size} = ... }}"
+            )
+    used = {value for value in sizes.values() if isinstance(value, str)}
+    used |= {part for value in sizes.values() if isinstance(value, Expression) for part in value.names}
+    lacking = [size for size in place.sizes if size not in used and size not in place.conditions]
+    for size in lacking:
+        if place.kinds[size] == "number" and place.sizes[size] != 1:
+            raise table.error("sizes", f"{spec.name} lacks the size {size} of the operation, whose default is not 1")
+    kinds: dict[str, Kind] = {**place.kinds, **{f"device.{each}": "number" for each in EXPRESSION_NAMES}}
+    known = place.dtypes
+    dtypes = parse_dtypes(table) if "dtypes" in table.data else tuple(d for d in known if d in spec.dtypes)
+    if not dtypes or set(dtypes) - set(spec.dtypes):
+        raise table.error("dtypes", f"{spec.name} supports {', '.join(spec.dtypes)}, none of which is meant here")
+    return Member(
+        name=spec.name,
+        kernel=kernel,
+        when=table.expression("when", kinds, "boolean") if "when" in table.data else None,
+        sizes=sizes,
+        required={size: 0 if place.kinds[size] == "boolean" else 1 for size in lacking},
+        dtypes=dtypes,
+        measured_only=table.boolean("measured_only", default=False),
+    )
+
+
+class OperationReader:
+    """Reads operations; while a file is unchanged, it returns the same object."""
+
+    def __init__(self) -> None:
+        self._last: dict[Path, tuple[str, Operation]] = {}
+
+    def read(self, path: Path) -> Operation:
+        """Read an operation file; see `load_operation`."""
+        text, path = read_text(path, "operation file"), path.absolute()
+        last = self._last.get(path)
+        if last is None or last[0] != text:
+            last = self._last[path] = text, parse_operation(text, str(path), folder=path.parent)
+        return last[1]
+
+
+_reader = OperationReader()
+
+
+def load_operation(name: str, folders: Sequence[Path] | None = None) -> Operation:
+    """Read an operation: a name is looked up in the folders of operations; with a slash or ``.toml`` it is a path.
+
+    Raises
+    ------
+    UnknownKernelError
+        There is no such operation; the message suggests similar names.
+    SpecError
+        The file is malformed.
+    InputError
+        A file cannot be read.
+    """
+    path = find_operation(name, folders)
+    if path is None:
+        names = operation_names(folders)
+        raise UnknownKernelError(f"no operation named {name!r}{nearest(name, names)} (known: {', '.join(names)})")
+    return _reader.read(path)
+
+
+def find_operation(name: str, folders: Sequence[Path] | None = None) -> Path | None:
+    """Return the path of an operation file; None if a name denotes none.
+
+    A path denotes an operation if the file has a section ``[operation]``.
+    """
+    if is_path(name):
+        path = Path(os.path.expanduser(name))  # noqa: PTH111
+        return path if is_file(path) and _is_operation(path) else None
+    found = (folder / f"{name}.toml" for folder in _folders(folders))
+    return next((path for path in found if is_file(path)), None)
+
+
+def operation_names(folders: Sequence[Path] | None = None) -> list[str]:
+    """Return the names of the operations in the folders of operations, sorted."""
+    return sorted({path.stem for folder in _folders(folders) for path in folder.glob("*.toml")})
+
+
+def _folders(given: Sequence[Path] | None) -> Sequence[Path]:
+    return read_settings().operation_folders if given is None else given
+
+
+def _is_operation(path: Path) -> bool:
+    try:
+        return "operation" in read_document(read_text(path, "file"), str(path)).data
+    except SpecError:
+        return False  # the parser of kernels reports what is wrong with it

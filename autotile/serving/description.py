@@ -1,0 +1,125 @@
+"""What a served kernel is, as text and as JSON: the configuration, why it was chosen, and the age of the result."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Problem, config_text
+from autotile.serving.choice import Choice
+
+if TYPE_CHECKING:
+    from autotile.serving.bound import BoundKernel
+
+_NAMES = {
+    "sizes": "sizes",
+    "gpu_name": "GPU",
+    "sm_count": "number of SMs",
+    "nvrtc_version": "NVRTC version",
+    "l2_mode": "L2 mode",
+}
+"""Names of the key fields in an explanation; a replayed time is stated in a sentence of its own."""
+
+
+def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
+    """Return a short paragraph about a choice."""
+    served = f"{problem} on {device.name} is served {config_text(choice.config)}."
+    sentences = [served, _reason(choice)]
+    if choice.measurement is not None:
+        time = choice.measurement
+        took = "It took" if choice.tier == "exact" else _where(choice)
+        interval = f"{_digits(time.low_us)} to {_digits(time.high_us)}"
+        sentences.append(
+            f"{took} {_digits(time.time_us)} us (95 % interval {interval}, {time.l2} L2){_when(choice.tuned_at)}."
+        )
+    if choice.aged:
+        sentences.append(
+            f"It has aged ({'; '.join(choice.aged)}); `autotile verify {problem.kernel}` measures it again."
+        )
+    if choice.packed:
+        sentences.append(f"It comes from the bundle {choice.packed}.")
+    if choice.shipped:
+        sentences.append("The result came with autotile; tuning here may find a better one.")
+    if choice.source == "replayed":
+        sentences.append("The time was replayed from a recording, not measured on this machine.")
+    if choice.unread:
+        sentences.append(f"Your own results could not be read: {choice.unread}.")
+    return " ".join(sentences)
+
+
+def _reason(choice: Choice) -> str:
+    if choice.tier == "default":
+        return "Nothing is tuned that may be served for it, so this is the default configuration; run `autotile tune`."
+    named = [(_NAMES[name], tuned, requested) for name, tuned, requested in choice.differences if name in _NAMES]
+    differences = "; ".join(f"{name} {tuned} instead of {requested}" for name, tuned, requested in named)
+    if choice.tier == "exact":
+        return "It was tuned for exactly this problem on this GPU."
+    if choice.tier == "family":
+        return f"A rule chose it for the family {choice.rule}. Rules and limits hold here too."
+    if not differences:
+        return "It was tuned from a recording of this GPU, not on the GPU itself."
+    how = "is the nearest that was tuned on this GPU" if choice.tier == "nearest" else "was tuned elsewhere"
+    return f"It {how}: {differences}. Rules and limits hold here too."
+
+
+def _where(choice: Choice) -> str:
+    if choice.tier != "family" or choice.tuned_sizes is None:
+        return "There it took"
+    sizes = " ".join(f"{name}={value}" for name, value in choice.tuned_sizes.items())
+    return f"At {sizes}, the nearest problem where it was timed, it took"
+
+
+def _digits(time_us: float) -> str:
+    """Format a time with four significant digits, all integer digits, and no exponent."""
+    return f"{time_us:.0f}" if time_us >= 1000 else f"{time_us:.4g}"
+
+
+def _when(tuned_at: datetime | None) -> str:
+    if tuned_at is None:
+        return ""
+    days = (datetime.now(UTC) - tuned_at).days
+    if days < -1:
+        return f" when tuned, on {tuned_at:%Y-%m-%d} by a clock ahead of this one"
+    age = "today" if days < 1 else "yesterday" if days == 1 else f"{days} days ago"
+    return f" when tuned {age}"
+
+
+def document(kernel: BoundKernel) -> dict[str, Any]:
+    """Return all facts about a served kernel as JSON values; compile it if its resources are not known."""
+    measurement, choice, device = kernel.measurement, kernel.choice, kernel.device
+    return {
+        "kernel": kernel.kernel,
+        "problem": dict(kernel.problem.sizes),
+        "dtype": kernel.problem.dtype,
+        "tier": kernel.tier,
+        "config": dict(kernel.config),
+        "time_us": measurement.time_us if measurement else None,
+        "interval_us": [measurement.low_us, measurement.high_us] if measurement else None,
+        "device": {"name": device.name, "source": device.source},
+        "source": kernel.source,
+        "tuned_on": kernel.tuned_on,
+        "tuned_at": kernel.tuned_at.isoformat() if kernel.tuned_at else None,
+        "differences": [list(difference) for difference in choice.differences],
+        "aged": list(choice.aged),
+        "shipped": choice.shipped,
+        "bundle": choice.packed or None,
+        "resources": _resources(kernel),
+        "explain": kernel.explain(),
+    }
+
+
+def _resources(kernel: BoundKernel) -> dict[str, Any] | None:
+    resources, occupancy, geometry = kernel.resources, kernel.occupancy, kernel.geometry
+    if resources is None:
+        return None
+    return {
+        "registers": resources.registers,
+        "spill_bytes": resources.spill_bytes,
+        "static_smem_bytes": resources.static_smem_bytes,
+        "dynamic_smem_bytes": geometry.dynamic_smem_bytes,
+        "threads": geometry.threads,
+        "blocks_per_sm": occupancy.blocks_per_sm if occupancy else None,
+        "occupancy": occupancy.occupancy if occupancy else None,
+        "limited_by": list(occupancy.limited_by) if occupancy else None,
+    }

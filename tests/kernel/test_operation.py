@@ -1,0 +1,106 @@
+"""Operation files: what they declare, which kernels compute a problem, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from autotile.errors import ProblemError, SpecError, UnknownKernelError
+from autotile.kernel.operation import find_operation, load_operation, operation_names, parse_operation
+
+TWO = """
+[operation]
+name = "sums"
+sizes = { ROWS = 64, N = 4096 }
+dtypes = ["float32"]
+
+[kernels.sgemm_2d]
+sizes = { M = "ROWS", K = "2 * N", N = "N" }
+when = "ROWS <= 128"
+"""
+
+
+def fitting(dtype: str, **sizes: int) -> list[str]:
+    operation = load_operation("matmul")
+    return [member.name for member, _ in operation.fitting(operation.resolve(sizes, dtype))]
+
+
+class TestMatmul:
+    def test_is_known(self) -> None:
+        assert "matmul" in operation_names()
+        assert find_operation("sgemm") is None
+
+    def test_kernels_follow_the_dtype(self) -> None:
+        assert fitting("bfloat16", M=64, N=64, K=512) == ["gemm_wgmma", "gemm_mma", "gemm_small"]
+        assert fitting("float32", M=64, N=64, K=512) == [
+            "gemm_small",
+            "sgemm",
+            "sgemm_ws",
+            "sgemm_bf16x6",
+            "sgemm_bf16x6_ws",
+        ]
+
+    def test_conditions_leave_kernels_out(self) -> None:
+        assert "gemm_wgmma" not in fitting("bfloat16", M=64, N=64, K=512, ALIGNED=0)
+        assert not {"sgemm_bf16x6", "sgemm_bf16x6_ws"} & set(fitting("float32", M=64, N=64, K=512, EMULATE=0))
+
+    def test_a_kernel_without_a_flag_computes_what_it_is_0_for(self) -> None:
+        assert "sgemm" not in fitting("float32", M=64, N=64, K=512, OUT_FP32=1)
+
+    def test_the_sizes_are_by_the_names_of_the_kernel(self) -> None:
+        operation = load_operation("matmul")
+        problem = operation.resolve({"M": 3, "N": 5, "K": 7, "TRANS_B": 1, "NONDETERMINISTIC": 1}, "float16")
+        found = list(operation.fitting(problem))
+        assert {member.name: values.get("NONDETERMINISTIC") for member, values in found} == {
+            "gemm_wgmma": 1,
+            "gemm_mma": 1,
+            "gemm_small": None,
+        }
+
+    @pytest.mark.parametrize(
+        ("sizes", "said"),
+        [
+            ({"M": 1, "N": 1}, "needs the size K"),
+            ({"M": 1, "N": 1, "K": 1, "Q": 1}, "has no size 'Q'"),
+            ({"M": 0, "N": 1, "K": 1}, "size M is 0"),
+            ({"M": 1, "N": 1, "K": 1, "EMULATE": 2}, "flag EMULATE is 2"),
+        ],
+    )
+    def test_wrong_sizes_are_refused(self, sizes: dict[str, int], said: str) -> None:
+        with pytest.raises(ProblemError, match=said):
+            load_operation("matmul").resolve(sizes, "float32")
+
+    def test_another_dtype_is_refused(self) -> None:
+        with pytest.raises(ProblemError, match="it supports bfloat16, float16, float32"):
+            load_operation("matmul").resolve({"M": 1, "N": 1, "K": 1}, "float64")
+
+
+class TestOwnOperations:
+    def test_expressions_give_the_sizes_of_a_kernel(self) -> None:
+        operation = parse_operation(TWO, "sums.toml")
+        found = {m.name: sizes for m, sizes in operation.fitting(operation.resolve({"ROWS": 8, "N": 100}))}
+        assert found["sgemm_2d"] | {"M": 8, "N": 100, "K": 200} == found["sgemm_2d"]
+        assert not list(operation.fitting(operation.resolve({"ROWS": 129, "N": 100})))
+
+    def test_a_path_is_below_the_folder_of_the_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "sums.toml"
+        path.write_text(TWO.replace("[kernels.sgemm_2d]", '[kernels.own]\nkernel = "./own.toml"'))
+        with pytest.raises(UnknownKernelError, match=r"own\.toml"):
+            load_operation(str(path))
+
+    @pytest.mark.parametrize(
+        ("old", "new", "said"),
+        [
+            ('M = "ROWS", ', "", "has the size M"),
+            ('"2 * N"', '"2 * Q"', "Q"),
+            ('"ROWS <= 128"', '"ROWS + 1"', "kernels.sgemm_2d.when"),
+            ('dtypes = ["float32"]', 'dtypes = ["float16"]', "supports float32"),
+            ('dtypes = ["float32"]', 'dtypes = ["float32"]\nlibraries = ["os"]', "'os' is not known"),
+            ("[kernels.sgemm_2d]", "[kernels.sgemm_2e]", "did you mean sgemm_2d"),
+            ('name = "sums"\n', "", "'name' is missing"),
+            ("[operation]", "[operations]", "unknown section"),
+        ],
+    )
+    def test_mistakes_are_named(self, old: str, new: str, said: str) -> None:
+        assert old in TWO
+        with pytest.raises((SpecError, UnknownKernelError), match=said):
+            parse_operation(TWO.replace(old, new), "sums.toml")
