@@ -70,7 +70,7 @@ bytes = "8 * n"
 
 
 def pytest_configure() -> None:
-    """Hundreds of processes start: each reads compiled modules, and its libraries of linear algebra start no threads."""
+    """Let the many processes of the tests read compiled modules, and do linear algebra in one thread each."""
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
