@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -66,6 +67,13 @@ outputs = { y = "factor * x" }
 flops = "n"
 bytes = "8 * n"
 """
+
+
+def pytest_configure() -> None:
+    """Let the many processes of the tests read compiled modules, and do linear algebra in one thread each."""
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
