@@ -102,6 +102,7 @@ def _own_settings(tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("AUTOTILE_CACHE", str(cubin_cache_folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("AUTOTILE_KERNELS", raising=False)
+    monkeypatch.setenv("AUTOTILE_REFRESH", "0")
     default_dispatcher.clear()
     default_dispatcher.misses.clear()
 
