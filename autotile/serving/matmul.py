@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -373,7 +374,13 @@ def _kernel(
             emulate=emulate,
         )
         found = best_matmul(product, device=device, database=database, library=library, dispatcher=dispatcher)
-        kernel = dispatcher.matmul_kernels.keep(key, found)
+        cache = dispatcher.matmul_kernels
+        kernel = cache.keep(key, found)
+        location = dispatcher.location(database)
+        again = partial(
+            dispatcher.find_for_operation, OPERATION, dtype, device, location, product.sizes, library=library, anew=True
+        )
+        dispatcher.refresher.add_operation(location, cache, key, lambda _: again())
     return kernel
 
 

@@ -9,7 +9,6 @@ measured is served, too: that one kernel was tuned says little of the others.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,8 +16,8 @@ from typing import Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem
+from autotile.database.fast_access import Changes, file_signature, read_changes_fast
 from autotile.database.keys import library_key
-from autotile.database.paths import looks_like_url
 from autotile.database.winners import Check, Winner
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
@@ -34,7 +33,7 @@ SHOWN = 3
 _CLEARLY = 3.0
 """Standard deviations by which the model must expect something to be faster than what was measured."""
 _RECHECK_S = 1.0
-"""Time for which a database is not looked at again; a server's results are read again after ten times that."""
+"""Time for which a database is not looked at again, unless it is known to have changed."""
 
 Sizes = Mapping[str, int]
 
@@ -109,7 +108,7 @@ class OperationTable:
         self.operation = operation
         self._location = location
         self._dtype = dtype
-        self._state, self._checked_s = _state(location), time.monotonic()
+        self._signature, self._checked_s = file_signature(location), time.monotonic()
         stored = {member.name: Candidates(location, Problem(member.name, {}, dtype)) for member in operation.members}
         winners = {name: candidates.winners() for name, candidates in stored.items()}
         every = [winner for found in winners.values() for winner in found]
@@ -126,16 +125,31 @@ class OperationTable:
         self._measured_names = [name for name in operation.sizes if name not in operation.conditions]
         self._libraries = libraries_for(operation, is_present=self.device_index is not None)
         self._library_times = {library.name: self._times_of(library) for library in self._libraries}
+        self._changes = self._relevant_changes()
 
-    def is_outdated(self) -> bool:
-        """Return whether the database has changed, as far as it has been looked at lately."""
+    def is_outdated(self, *, anew: bool = False) -> bool:
+        """Return whether results have been decided since it was made.
+
+        Parameters
+        ----------
+        anew
+            Look even if the database was looked at within the last second.
+        """
         now_s = time.monotonic()
-        if looks_like_url(self._location):
-            return now_s - self._checked_s > 10 * _RECHECK_S
-        if now_s - self._checked_s <= _RECHECK_S:
+        if not anew and now_s - self._checked_s <= _RECHECK_S:
             return False
-        self._checked_s = now_s
-        return _state(self._location) != self._state
+        self._checked_s, signature = now_s, file_signature(self._location)
+        if signature is None:  # a server, which thousands of processes may share
+            return anew
+        if signature == self._signature:
+            return False
+        self._signature = signature
+        return self._relevant_changes() != self._changes
+
+    def _relevant_changes(self) -> Changes:
+        """Return what was decided of the operation's kernels and libraries."""
+        names = {*self._members, *(f"{self.operation.name}:{library.name}" for library in self._libraries)}
+        return frozenset(one for one in read_changes_fast(self._location) or () if one[0] in names)
 
     def serve(self, problem: Problem, *, library: bool = True) -> BoundKernel:
         """Return what computes a problem.
@@ -334,15 +348,3 @@ def _is_clearly_faster(expected: Contender, measured: Contender) -> bool:
     if expected.time_us is None or measured.time_us is None or expected.kernel == measured.kernel:
         return False
     return expected.time_us * math.exp(_CLEARLY * (expected.doubt or 0.0)) < measured.time_us
-
-
-def _state(location: str) -> tuple[tuple[int, int], ...]:
-    """Return what changes when an SQLite file, or its log, is written."""
-    found = []
-    for path in (location, f"{location}-wal"):
-        try:
-            status = os.stat(path)  # noqa: PTH116 - a Path takes longer, and this is within a look-up
-            found.append((status.st_mtime_ns, status.st_size))
-        except (OSError, ValueError):
-            found.append((0, 0))
-    return tuple(found)
