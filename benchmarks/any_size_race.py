@@ -216,7 +216,7 @@ def described(kernel: Any) -> Row:
 
 def is_library(kernel: Any) -> bool:
     """Return whether a library is served rather than a kernel."""
-    return not hasattr(kernel, "definition") or kernel.definition is None
+    return bool(getattr(kernel, "is_library", False))
 
 
 def _identity(kernel: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import cupy
@@ -188,16 +189,16 @@ class UserOperation:
         return found
 
     def libraries(self, arrays: Sequence[Any], sizes: Sizes, dtype: str) -> dict[str, Launch]:
-        """Return the call of the library that was added."""
-        from autotile.serving.libraries import library_for
+        """Return the calls of the libraries that were added."""
+        from autotile.serving.libraries import libraries_for
 
-        library = library_for(self._operation, self._operation.resolve(sizes, dtype))
-        if library is None:
+        added = [library for library in libraries_for(self._operation) if library.call is not None]
+        if not added:
             raise SystemExit(
                 f"{self._operation.name} has no library to compare with; add one by autotile.add_library in a file "
                 "that --python names"
             )
-        return {library.name: lambda: library.call(*arrays)}
+        return {library.name: partial(library.call, *arrays) for library in added}
 
     def reduction(self, sizes: Sizes) -> int:
         """Return the number of terms that the first kernel's file declares."""
