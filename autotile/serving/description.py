@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, config_text
 from autotile.serving.choice import Choice
+from autotile.serving.untuned import Estimated
 
 if TYPE_CHECKING:
     from autotile.serving.bound import BoundKernel
@@ -50,7 +51,7 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
 
 def _reason(choice: Choice) -> str:
     if choice.tier == "default":
-        return "Nothing is tuned that may be served for it, so this is the default configuration; run `autotile tune`."
+        return _untuned(choice.estimated)
     named = [(_NAMES[name], tuned, requested) for name, tuned, requested in choice.differences if name in _NAMES]
     differences = "; ".join(f"{name} {tuned} instead of {requested}" for name, tuned, requested in named)
     if choice.tier == "exact":
@@ -61,6 +62,19 @@ def _reason(choice: Choice) -> str:
         return "It was tuned from a recording of this GPU, not on the GPU itself."
     how = "is the nearest that was tuned on this GPU" if choice.tier == "nearest" else "was tuned elsewhere"
     return f"It {how}: {differences}. Rules and limits hold here too."
+
+
+def _untuned(estimated: Estimated | None) -> str:
+    nothing = "Nothing is tuned that may be served for it"
+    if estimated is None:
+        return f"{nothing}, so this is the default configuration; run `autotile tune`."
+    time_us = f"about {_digits(estimated.time_us)} us, estimated, not measured"
+    if estimated.default_us is None:
+        return f"{nothing}, and the default does not suit it: {time_us}; run `autotile tune`."
+    return (
+        f"{nothing}. It is estimated to be faster than the default: {time_us}, and {_digits(estimated.default_us)} us "
+        f"the default, each within about a factor of two ({estimated.reason}); run `autotile tune`."
+    )
 
 
 def _where(choice: Choice) -> str:
@@ -104,6 +118,7 @@ def document(kernel: BoundKernel) -> dict[str, Any]:
         "aged": list(choice.aged),
         "shipped": choice.shipped,
         "bundle": choice.packed or None,
+        "estimated": choice.estimated.to_json() if choice.estimated is not None else None,
         "resources": _resources(kernel),
         "explain": kernel.explain(),
     }
