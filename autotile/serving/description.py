@@ -68,11 +68,11 @@ def _untuned(estimated: Estimated | None) -> str:
     nothing = "Nothing is tuned that may be served for it"
     if estimated is None:
         return f"{nothing}, so this is the default configuration; run `autotile tune`."
-    time_us = f"about {_digits(estimated.time_us)} us, estimated, not measured"
+    time_us = f"about {_rough(estimated.time_us)} us, estimated, not measured"
     if estimated.default_us is None:
         return f"{nothing}, and the default does not suit it: {time_us}; run `autotile tune`."
     return (
-        f"{nothing}. It is estimated to be faster than the default: {time_us}, and {_digits(estimated.default_us)} us "
+        f"{nothing}. It is estimated to be faster than the default: {time_us}, and {_rough(estimated.default_us)} us "
         f"the default, each within about a factor of two ({estimated.reason}); run `autotile tune`."
     )
 
@@ -87,6 +87,11 @@ def _where(choice: Choice) -> str:
 def _digits(time_us: float) -> str:
     """Format a time with four significant digits, all integer digits, and no exponent."""
     return f"{time_us:.0f}" if time_us >= 1000 else f"{time_us:.4g}"
+
+
+def _rough(time_us: float) -> str:
+    """Format an estimated time with two significant digits and no exponent."""
+    return f"{float(f'{time_us:.2g}'):g}"
 
 
 def _when(tuned_at: datetime | None) -> str:

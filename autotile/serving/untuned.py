@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Problem
+from autotile.core.text import plural
 from autotile.errors import SpecError
 from autotile.kernel.library import Kernel
 from autotile.space.limits import check_config, meets_heuristics
@@ -140,11 +141,13 @@ def _fastest(
 
 def _comparison(found: TimeEstimate, row: int, device: DeviceProperties) -> str:
     """Compare the launch of a row with that of the first one, the default."""
-    ours, default = (
-        f"{found.blocks[each]:,.0f} blocks of {found.threads[each]:.0f} threads on "
-        f"{min(found.blocks[each], device.sm_count):.0f} of {device.sm_count} SMs"
-        for each in (row, 0)
-    )
+
+    def launch(index: int) -> str:
+        blocks, threads = int(found.blocks[index]), int(found.threads[index])
+        busy = f"{min(blocks, device.sm_count)} of {device.sm_count} SMs"
+        return f"{plural(blocks, 'block')} of {threads} threads on {busy}"
+
+    ours, default = launch(row), launch(0)
     return f"{ours}, the default's {default}"
 
 

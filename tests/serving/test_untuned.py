@@ -43,7 +43,7 @@ def test_one_block_of_a_deep_product_is_split() -> None:
     assert estimated.default_us is not None
     assert estimated.default_us > 20 * estimated.time_us
     assert config["SPLIT_K"] > 8  # type: ignore[operator]
-    assert "the default's 1 blocks of 128 threads on 1 of 132 SMs" in estimated.reason
+    assert "the default's 1 block of 128 threads on 1 of 132 SMs" in estimated.reason
     kernel = load_kernel("gemm_mma")
     problem = resolve_problem(kernel.spec, {"M": 64, "N": 64, "K": 131072}, None)
     assert not check_config(kernel.spec, config, problem.sizes, H200, problem.dtype)
