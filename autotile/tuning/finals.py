@@ -199,6 +199,8 @@ class FinalistChecks:
     ----------
     notices
         Checks that could not be made, one line each.
+    sanitized
+        Tools of compute-sanitizer that found nothing, for each finalist that they ran.
     """
 
     def __init__(self, backend: Backend, candidates: Sequence[Candidate], *, hurried: bool) -> None:
@@ -210,6 +212,7 @@ class FinalistChecks:
         self._evaluations: dict[int, Evaluation] = {}
         self._has_inputs = False
         self.notices: list[str] = []
+        self.sanitized: dict[int, tuple[str, ...]] = {}
 
     def sanitize(self) -> None:
         """Run all finalists under the sanitizer at once; those with findings are refused."""
@@ -217,6 +220,7 @@ class FinalistChecks:
             return
         found = self._backend.sanitize(self._candidates)
         for index, findings in enumerate(found):
+            self.sanitized[index] = tuple(finding.tool for finding in findings if finding.passed)
             faults = [finding for finding in findings if finding.result is ToolResult.FAILED]
             if faults:
                 outcome = Outcome.OUT_OF_BOUNDS if faults[0].tool == "memcheck" else Outcome.WRONG_RESULT
