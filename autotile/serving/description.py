@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, config_text
 from autotile.serving.choice import Choice, Contender
+from autotile.serving.untuned import Estimated
 
 if TYPE_CHECKING:
     from autotile.serving.bound import BoundKernel
@@ -23,7 +24,6 @@ _NAMES = {
 
 
 _REASONS = {
-    "default": "Nothing is tuned that may be served for it, so this is the default configuration; run `autotile tune`.",
     "exact": "It was tuned for exactly this problem on this GPU.",
     "model": "A model of the times that were measured on this GPU expects it to be the fastest.",
     "library": "Nothing that is known here is faster than this library; `autotile tune` may find a kernel that is.",
@@ -34,7 +34,7 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
     """Return a short paragraph about a choice."""
     by = choice.contenders[0].kernel if choice.contenders else ""
     served = " ".join(filter(None, ["is served", by, config_text(choice.config)]))
-    sentences = [f"{problem} on {device.name} {served}.", _REASONS.get(choice.tier) or _reason(choice)]
+    sentences = [f"{problem} on {device.name} {served}.", _reason(choice)]
     if choice.measurement is not None:
         time = choice.measurement
         took = "It took" if choice.tier == "exact" else _where(choice)
@@ -61,6 +61,10 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
 
 
 def _reason(choice: Choice) -> str:
+    if choice.tier in _REASONS:
+        return _REASONS[choice.tier]
+    if choice.tier == "default":
+        return _untuned(choice.estimated)
     named = [(_NAMES[name], tuned, requested) for name, tuned, requested in choice.differences if name in _NAMES]
     differences = "; ".join(f"{name} {tuned} instead of {requested}" for name, tuned, requested in named)
     if choice.tier == "family":
@@ -69,6 +73,19 @@ def _reason(choice: Choice) -> str:
         return "It was tuned from a recording of this GPU, not on the GPU itself."
     how = "is the nearest that was tuned on this GPU" if choice.tier == "nearest" else "was tuned elsewhere"
     return f"It {how}: {differences}. Rules and limits hold here too."
+
+
+def _untuned(estimated: Estimated | None) -> str:
+    nothing = "Nothing is tuned that may be served for it"
+    if estimated is None:
+        return f"{nothing}, so this is the default configuration; run `autotile tune`."
+    time_us = f"about {_rough(estimated.time_us)} us, estimated, not measured"
+    if estimated.default_us is None:
+        return f"{nothing}, and the default does not suit it: {time_us}; run `autotile tune`."
+    return (
+        f"{nothing}. It is estimated to be faster than the default: {time_us}, and {_rough(estimated.default_us)} us "
+        f"the default, each within about a factor of two ({estimated.reason}); run `autotile tune`."
+    )
 
 
 def _where(choice: Choice) -> str:
@@ -90,6 +107,11 @@ def time_text(contender: Contender) -> str:
 def _digits(time_us: float) -> str:
     """Format a time with four significant digits, all integer digits, and no exponent."""
     return f"{time_us:.0f}" if time_us >= 1000 else f"{time_us:.4g}"
+
+
+def _rough(time_us: float) -> str:
+    """Format an estimated time with two significant digits and no exponent."""
+    return f"{float(f'{time_us:.2g}'):g}"
 
 
 def _when(tuned_at: datetime | None) -> str:
@@ -122,6 +144,7 @@ def document(kernel: BoundKernel) -> dict[str, Any]:
         "aged": list(choice.aged),
         "shipped": choice.shipped,
         "bundle": choice.packed or None,
+        "estimated": choice.estimated.to_json() if choice.estimated is not None else None,
         "resources": _resources(kernel),
         "explain": kernel.explain(),
     }
