@@ -8,22 +8,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotile.api.progress import FamilyObserver, Observer, family_observer, session_observer
+from autotile.api.progress import (
+    FamilyObserver,
+    Observer,
+    OperationObserver,
+    family_observer,
+    operation_observer,
+    session_observer,
+)
 from autotile.api.targets import check_device_index, complete_config, merge_sizes, open_problem, resolve_gpu
 from autotile.core.documents import encode_json
 from autotile.core.model import Config, Problem
 from autotile.core.objectives import TIME, split_objectives
 from autotile.core.text import Displayed, plural
+from autotile.cuda.cublas import cublas_version
 from autotile.cuda.driver import device_count
 from autotile.database.engine import parse_location
-from autotile.errors import AutotileError, InputError
+from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.families.family import Family, family_of, parse_family
 from autotile.kernel.library import Kernel, KernelName, load_kernel
+from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import find_best_kernel, forget_served
 from autotile.settings import expand_path, read_settings
-from autotile.tuning import family_session, recorder, session
+from autotile.tuning import family_session, operation_session, recorder, session
+from autotile.tuning.contest import OperationLibrary
 from autotile.tuning.family_session import FamilyPlan, FamilyResult
+from autotile.tuning.operation_result import OperationResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.recorder import Recorded
 from autotile.tuning.result import TuneResult
@@ -47,16 +58,19 @@ def tune(
     progress: bool | Observer = True,
     observe: Observer | None = None,
     **named_sizes: int,
-) -> TuneResult:
+) -> TuneResult | OperationResult:
     """Find the fastest configuration of a kernel for a problem, verify it, and store it in the database.
 
     The search tries valid configurations only; each one is compiled, verified against a float64 reference, measured and
     stored. The best of them are measured again, interleaved with the default. A session that was interrupted resumes.
 
+    The kernels of an operation, such as ``"matmul"``, share one budget: those that are slow get no more of it, and the
+    best of the others are raced with the libraries that compute it.
+
     Parameters
     ----------
     kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
+        Name of a kernel or an operation, path of a search-space or operation file, or a kernel from `autotile.kernel`.
     sizes, **named_sizes
         Problem sizes and flags, such as ``M=4096``.
     dtype
@@ -75,8 +89,9 @@ def tune(
 
     Returns
     -------
-    TuneResult
-        Winner and default, the ratio of their times with its interval, and the numbers of rejected configurations.
+    TuneResult or OperationResult
+        Winner and default, the ratio of their times with its interval, and the numbers of rejected configurations; of
+        an operation, the winner among its kernels and libraries, and what each of them reached.
 
     Raises
     ------
@@ -95,9 +110,56 @@ def tune(
     {'BM': 128, 'BN': 128, ...}
     """
     chosen = session_options(options, device, database)
-    loaded, problem = open_problem(kernel, merge_sizes(sizes, named_sizes), dtype)
+    given = merge_sizes(sizes, named_sizes)
+    if (operation := named_operation(kernel)) is not None:
+        with operation_observer(observe or progress, operation) as operation_step:
+            return tune_loaded_operation(operation, operation.resolve(given, dtype), chosen, operation_step)
+    loaded, problem = open_problem(kernel, given, dtype)
     with session_observer(observe or progress, loaded.spec, problem) as observer:
         return tune_problem(loaded, problem, chosen, observer)
+
+
+def named_operation(name: KernelName) -> Operation | None:
+    """Return the operation that a name or path denotes; None if it denotes a kernel.
+
+    Raises
+    ------
+    InputError
+        The operation file is malformed, or cannot be read.
+    """
+    return load_operation(name) if isinstance(name, str) and find_operation(name) is not None else None
+
+
+def tune_loaded_operation(
+    operation: Operation, problem: Problem, options: TuneOptions, observe: OperationObserver | None = None
+) -> OperationResult:
+    """Tune the kernels of an operation that is already loaded; errors as for `tune`."""
+    objectives, expression = split_objectives(options.objectives, ())
+    options = replace(options, objectives=objectives, objective=expression)
+    _check_gpu(options)
+    try:
+        return operation_session.tune_operation(
+            operation,
+            problem,
+            read_settings(),
+            options,
+            libraries=_libraries_of(operation),
+            served=lambda kernel, own: _served_so_far(kernel, own, options),
+            observe=observe or _ignore,
+        )
+    finally:
+        forget_served()  # the next get_best_kernel reads the database again
+
+
+def _libraries_of(operation: Operation) -> list[OperationLibrary]:
+    """Return the libraries of an operation that are installed."""
+    found = []
+    for name in operation.libraries:
+        try:
+            found.append(OperationLibrary(name, cublas_version()))
+        except ToolchainError:  # `autotile doctor` reports it
+            continue
+    return found
 
 
 def tune_family(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from autotile.core.documents import convert
+from autotile.core.documents import canonical_json, convert
 from autotile.core.model import STEP_TIME, Config, Outcome, config_text
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
@@ -30,11 +30,13 @@ from autotile.kernel.library import Kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config
+from autotile.workers.library_race import Entrant, LibraryOn, built_in_library, hold_contest, library_entrant, race
 from autotile.workers.protocol import (
     Candidate,
     Evaluation,
     FinalReply,
     KernelSource,
+    LibraryCall,
     RaceTimes,
     SizedCubin,
     Stage,
@@ -57,6 +59,7 @@ class Workbench:
         self._spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
         if workload.captured_call:
             self._spec = with_captured_call(self._spec, Path(workload.captured_call))
+        self.device_index = workload.device_index
         self.device = live_device(workload.device_index)
         load_cupy().cuda.Device(workload.device_index).use()
         cache = CubinCache(Path(workload.cache), workload.cache_limit_bytes)
@@ -89,11 +92,11 @@ class Workbench:
         self._ragged = instances_of(ragged, check=True) if has_ragged else None
         self._tuned = instances_of(workload.sizes, check=False)
         self._others = [instances_of(sizes, check=True) for sizes in workload.verify_sizes]
-        self._timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
+        self.timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
         self._dtype = workload.dtype
         self._telemetry = Telemetry(workload.device_index)
-        self._energy = EnergyMeter(self._timer, self._telemetry) if workload.energy else None
-        self._drift = DriftProbe(support, self._timer, self.device.sm_count)
+        self._energy = EnergyMeter(self.timer, self._telemetry) if workload.energy else None
+        self._drift = DriftProbe(support, self.timer, self.device.sm_count)
         self._event_floor_us: float | None = None
         self._verify_seed = 0
         self.set_verify_seed(workload.verify_seed)
@@ -102,6 +105,11 @@ class Workbench:
         """Newest candidate that passed verification."""
         self.fresh = True
         """Whether no candidate has run yet."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Device memory of the buffers, the inputs and the expected outputs."""
+        return sum(instances.size_bytes for instances in (self._ragged, self._tuned, *self._others) if instances)
 
     def evaluate(self, candidate: Candidate, best_us: float | None, stage: Stage) -> Evaluation:
         """Load, verify, then measure."""
@@ -181,25 +189,21 @@ class Workbench:
 
     def race(self, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[RaceTimes]:
         """Time verified candidates in interleaved rounds, and verify the outputs that timed launches wrote."""
-        instances = [self._tuned.of(candidate.config) for candidate in candidates]
-        pairs = list(zip(instances, candidates, strict=True))
-        bounds = [instance.bind(candidate.config, self.device) for instance, candidate in pairs]
-        launches = [
-            _sequence(self._load(candidate).tuned, instance, bound)
-            for (instance, candidate), bound in zip(pairs, bounds, strict=True)
-        ]
-        verdicts: list[Verdict] = []
+        return race(self.timer, [self.entrant(candidate) for candidate in candidates], rounds, seed)
+
+    def entrant(self, candidate: Candidate) -> Entrant:
+        """Return a verified candidate, ready to be timed."""
+        instance = self._tuned.of(candidate.config)
+        bound = instance.bind(candidate.config, self.device)
+        launch = _sequence(self._load(candidate).tuned, instance, bound)
         self.fresh = False
-        self._timer.warm_up(launches[0], partial(bounds[0].instance.prepare, bounds[0]))
-        times = self._timer.race(
-            launches,
-            rounds,
-            seed,
-            prepares=[partial(bound.instance.prepare, bound) for bound in bounds],
-            weights=[candidate.weight for candidate in candidates],
-            check=lambda index: verdicts.append(self._verdict_on_timed(bounds[index])),
+        return Entrant(
+            launch, partial(instance.prepare, bound), partial(self._verdict_on_timed, bound), candidate.weight
         )
-        return [RaceTimes(tuple(row), v.outcome, v.reason) for row, v in zip(times, verdicts, strict=True)]
+
+    def library_entrant(self, library: LibraryOn) -> Entrant:
+        """Return a library on the buffers of the default configuration."""
+        return library_entrant(self._tuned.of(self._spec.default), library)
 
     def driver_blocks_per_sm(self, candidate: Candidate) -> int:
         """Return the occupancy that the driver computes, that of the main launch if there are several."""
@@ -211,9 +215,9 @@ class Workbench:
 
     def _measure(self, launch: LaunchSequence, best_us: float | None, bound: BoundArguments) -> Evaluation:
         if self._event_floor_us is None:
-            self._timer.warm_up(launch, partial(bound.instance.prepare, bound))
-            self._event_floor_us = round(self._timer.event_floor_us(), 3)
-        timing = self._timer.measure(launch, best_us, partial(bound.instance.prepare, bound))
+            self.timer.warm_up(launch, partial(bound.instance.prepare, bound))
+            self._event_floor_us = round(self.timer.event_floor_us(), 3)
+        timing = self.timer.measure(launch, best_us, partial(bound.instance.prepare, bound))
         verdict = self._verdict_on_timed(bound)
         if verdict.outcome is not Outcome.OK:
             return Evaluation(verdict.outcome, verdict.reason, "measure")
@@ -234,7 +238,7 @@ class Workbench:
     def _step_times(self, launch: LaunchSequence, bound: BoundArguments) -> dict[str, float]:
         """Return the time of each step in microseconds, measured between events in whole calls."""
         by_step = launch.by_step()
-        times = self._timer.parts(list(by_step.values()), partial(bound.instance.prepare, bound))
+        times = self.timer.parts(list(by_step.values()), partial(bound.instance.prepare, bound))
         names = [f"{STEP_TIME}{step}.{self._spec.steps[step].entry}" for step in by_step]
         return dict(zip(names, times, strict=True))
 
@@ -260,7 +264,7 @@ class Workbench:
             instance.prepare(bound)
             self.fresh = False
             if as_measured:
-                self._timer.samples(launch, 1)
+                self.timer.samples(launch, 1)
             else:
                 launch()
             verdict = instance.verdict(bound)
@@ -325,12 +329,17 @@ _LAUNCH_FAILED_HINT = "a trap, or an address outside shared or local memory"
 """Causes of CUDA_ERROR_LAUNCH_FAILED, which the driver describes as "unspecified launch failure"."""
 
 
+_MAX_KEPT = 16
+"""Problems besides the present one whose inputs are kept, such as those of the other kernels of an operation."""
+
+
 class GpuWorker:
-    """Handler of ``open``, ``evaluate``, ``verify``, ``race`` and ``occupancy`` requests."""
+    """Handler of ``open``, ``evaluate``, ``verify``, ``race``, ``contest`` and ``occupancy`` requests."""
 
     def __init__(self) -> None:
         self._bench: Workbench | None = None
-        self._workload: Mapping[str, Any] = {}
+        self._benches: dict[str, Workbench] = {}
+        """Problems that are laid out, by their workloads; the newest is the last."""
 
     def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Handle one request."""
@@ -365,6 +374,9 @@ class GpuWorker:
             case "race":
                 stage("race")
                 return self._race(self._bench, message)
+            case "contest":
+                stage("contest")
+                return self._contest(self._bench, message)
             case "occupancy":
                 blocks = self._bench.driver_blocks_per_sm(_candidate(message))
                 return {"blocks_per_sm": blocks}
@@ -372,16 +384,55 @@ class GpuWorker:
                 raise InputError(f"unknown request {unknown!r}")
 
     def _open(self, workload: Mapping[str, Any]) -> Workbench:
-        """Set up a problem, or keep that of the last session if it is the same and intact."""
-        bench, self._bench = self._bench, None  # none is left if an error follows
-        same_problem = {**workload, "verify_seed": 0} == {**self._workload, "verify_seed": 0}
-        if bench is not None and same_problem and bench.is_intact():
-            bench.set_verify_seed(workload["verify_seed"])
-        else:
-            bench = None  # frees its memory
-            bench = Workbench(convert(workload, Workload))
-        self._bench, self._workload = bench, workload
+        """Set up a problem, or take one that is laid out already and intact; it is then the present one."""
+        self._bench = None  # none is left if an error follows
+        bench = self._laid_out(workload)
+        bench.set_verify_seed(workload["verify_seed"])
+        self._bench = bench
         return bench
+
+    def _laid_out(self, workload: Mapping[str, Any]) -> Workbench:
+        """Return the problem of a workload, which becomes the newest of those that are kept."""
+        key = canonical_json({**workload, "verify_seed": 0})
+        bench = self._benches.pop(key, None)
+        if bench is not None and not bench.is_intact():
+            bench = None
+        if bench is None:
+            self._forget_problems(MEMORY_SHARE)
+            try:
+                bench = Workbench(convert({**workload, "verify_seed": 0}, Workload))
+            except load_cupy().cuda.memory.OutOfMemoryError:
+                if not self._benches:
+                    raise
+                self._forget_problems(0.0)
+                bench = Workbench(convert({**workload, "verify_seed": 0}, Workload))
+        self._benches[key] = bench
+        return bench
+
+    def _forget_problems(self, share: float) -> None:
+        """Free the oldest problems until the others take a share of the device's memory at most."""
+        while self._benches:
+            limit_bytes = share * next(iter(self._benches.values())).device.memory_bytes
+            if sum(one.size_bytes for one in self._benches.values()) <= limit_bytes and len(self._benches) < _MAX_KEPT:
+                return
+            del self._benches[next(iter(self._benches))]
+
+    def _contest(self, bench: Workbench, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Race candidates of several kernels and libraries."""
+        pairs = [(self._laid_out(one["workload"]), _candidate(one["candidate"])) for one in message["entries"]]
+        libraries: list[LibraryOn] = []
+        refused: dict[int, str] = {}
+        calls = convert(message["libraries"], tuple[LibraryCall, ...])
+        for index, call in enumerate(calls):
+            try:
+                libraries.append(built_in_library(call, bench.device_index))
+            except AutotileError as error:
+                refused[index] = str(error)
+        raced = iter(hold_contest(pairs, libraries, message["rounds"], message["seed"]))
+        rows = [next(raced) for _ in pairs]
+        for index in range(len(calls)):
+            rows.append(RaceTimes((), Outcome.CRASHED, refused[index]) if index in refused else next(raced))
+        return {"raced": [row.to_json() for row in rows]}
 
     def _evaluate(self, bench: Workbench, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         """Evaluate a candidate; a failed verification counts only if no earlier candidate can be its cause."""
