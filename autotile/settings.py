@@ -55,6 +55,8 @@ class Settings:
     """Maximum size of these (``AUTOTILE_CAPTURE_LIMIT_MIB``, ``capture_limit_mib``; default 4096 MiB)."""
     graphs: bool = True
     """Whether repeated launches become CUDA graphs (``AUTOTILE_GRAPHS``, ``graphs``; ``on`` or ``off``)."""
+    refresh_s: float = 5.0
+    """Seconds between looks for new results of what is served; 0 for none (``AUTOTILE_REFRESH``, ``refresh``)."""
     operation_folders: tuple[Path, ...] = ()
     """Folders of operation files (``AUTOTILE_OPERATIONS``, ``operations``, then the built-in folder)."""
 
@@ -72,6 +74,7 @@ class _Config(msgspec.Struct, forbid_unknown_fields=True):
     capture_calls: int | str = 8
     capture_limit_mib: int | str = 4096
     graphs: str | msgspec.UnsetType = msgspec.UNSET
+    refresh: int | float | str = 5
     operations: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -100,6 +103,9 @@ def read_settings() -> Settings:
     graphs = entry("AUTOTILE_GRAPHS", config.graphs, "on").lower()
     if graphs not in _SWITCH:
         raise InputError(f"the setting graphs (AUTOTILE_GRAPHS) is {graphs!r}, expected on or off")
+    refresh = entry("AUTOTILE_REFRESH", config.refresh, 5)
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", refresh):
+        raise InputError(f"the setting refresh (AUTOTILE_REFRESH) is {refresh!r:.80}, expected seconds, or 0 for never")
     captured = entry("AUTOTILE_CAPTURE", config.capture, "")
     bounds = {
         name: entry(f"AUTOTILE_{name.upper()}", getattr(config, name), "")
@@ -132,6 +138,7 @@ def read_settings() -> Settings:
         capture_calls=int(bounds["capture_calls"]),
         capture_limit_bytes=int(bounds["capture_limit_mib"]) * 2**20,
         graphs=_SWITCH[graphs],
+        refresh_s=float(refresh),
         operation_folders=(
             *(_folder(folder, "a folder of operations") for folder in operations if folder),
             data_folder("operations"),

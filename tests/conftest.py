@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,6 +69,13 @@ bytes = "8 * n"
 """
 
 
+def pytest_configure() -> None:
+    """Let the many processes of the tests read compiled modules, and do linear algebra in one thread each."""
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a GPU where there is none; elsewhere run it in one process, as load disturbs the times."""
     in_one_process = pytest.mark.xdist_group("gpu")
@@ -94,6 +102,7 @@ def _own_settings(tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("AUTOTILE_CACHE", str(cubin_cache_folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("AUTOTILE_KERNELS", raising=False)
+    monkeypatch.setenv("AUTOTILE_REFRESH", "0")
     default_dispatcher.clear()
     default_dispatcher.misses.clear()
 

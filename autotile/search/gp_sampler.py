@@ -17,7 +17,7 @@ from autotile.search.refits import STARTUP, Refits
 from autotile.search.row_sampler import RankingSampler, Rows, rows_to_evaluate
 from autotile.search.study import RELATIVE_ERROR
 from autotile.search.surrogate import Prediction, Surrogate
-from autotile.search.transfer import MisleadingSource, TransferPrior
+from autotile.search.transfer import EstimatedSpeeds, ExpectedSpeeds, MisleadingSource, TransferPrior
 from autotile.space.search_space import SearchSpace
 
 _PRIOR_ROWS = 512
@@ -25,6 +25,12 @@ _PRIOR_ROWS = 512
 
 _SWITCH_VALUES = 2
 """Number of values of a switch, whose effect may be reversed in other studies; each value is tried early on."""
+
+_ESTIMATED_EVERY = 2
+"""Period of the first proposals that are the best by an estimate; the others are spread, in case it misleads."""
+
+_ESTIMATED_TRIALS = 12
+"""Number of trials after which an estimate is not used: by then the results say more than it does."""
 
 _SPREAD_DRAWS = 200
 """Number of rows drawn for each of the first proposals; the row farthest from those proposed before is taken."""
@@ -72,6 +78,9 @@ class FeasibleGPSampler(RankingSampler):
         model of the difference between this space and the prior, fitted to all trials. The others are those of a search
         without a prior, and depend only on each other's results. A prior that misleads therefore costs no more than the
         proposals that followed it.
+    estimate
+        Speeds by estimated times, used unless there is a prior: every second of the first rows is the best by them, and
+        they are the mean of the model, with a fitted slope, until twelve trials have ended.
 
     Examples
     --------
@@ -101,9 +110,11 @@ class FeasibleGPSampler(RankingSampler):
         available: ArrayLike | None = None,
         *,
         prior: TransferPrior | None = None,
+        estimate: EstimatedSpeeds | None = None,
     ) -> None:
         super().__init__(space, seed, available)
         self._prior = prior or None
+        self._estimate = estimate if self._prior is None else None
         self._embedding = Embedding(space.parameters)
         self._embedded: Floats | None = None
         """Coordinates of all rows of a small space, since looking them up is faster."""
@@ -120,8 +131,8 @@ class FeasibleGPSampler(RankingSampler):
         self._features: dict[int, Floats] = {}
         self._offered: dict[int, None] = {}
         """Rows that were proposed or nominated, in that order."""
-        self._refits: dict[tuple[bool, TransferPrior | None], Refits] = {}
-        self._models: dict[tuple[bool, TransferPrior | None], Surrogate] = {}
+        self._refits: dict[tuple[bool, ExpectedSpeeds | None], Refits] = {}
+        self._models: dict[tuple[bool, ExpectedSpeeds | None], Surrogate] = {}
         """Model by whether it has resources as features, and by the prior that it uses."""
         self._rankings: dict[bool, tuple[tuple[int, int], _Ranking]] = {}
         """Gains of the rows as of the last proposal, by whether it followed the prior, after the numbers of trials that
@@ -236,7 +247,10 @@ class FeasibleGPSampler(RankingSampler):
     def _propose(self, study: Study, rng: Draws, turn: int, *, guided: bool) -> int:
         """Return the row that the search with the prior proposes, or that without, which may be a guided row."""
         if _is_starting(self._trials(guided)):
-            return self._first(rng()) if guided else self._farthest(rng())
+            if guided:
+                return self._first(rng())
+            estimated = self._estimated(turn)
+            return estimated if estimated is not None else self._farthest(rng())
         ranking = self._ranked(study, guided, rng)
         free = self._free(guided)[ranking.rows]
         self.expected_gain = None
@@ -289,6 +303,13 @@ class FeasibleGPSampler(RankingSampler):
         flip = len(self._offered) % 2 == 1
         return int(free[min(flipped)]) if flipped and flip else int(free[0])
 
+    def _estimated(self, turn: int) -> int | None:
+        """Return the best free row by the estimate at its turns among the first; None at others, or without one."""
+        if self._estimate is None or turn % _ESTIMATED_EVERY:
+            return None
+        free = self.candidates.free[self._estimate.best]
+        return int(self._estimate.best[np.argmax(free)]) if free.any() else None
+
     def _farthest(self, rng: np.random.Generator) -> int:
         """Return a row far from those proposed before, so that the first results show the effect of each parameter."""
         untaken = self._free(guided=False)
@@ -319,7 +340,10 @@ class FeasibleGPSampler(RankingSampler):
 
         A model of ``compiled`` rows has their resources as features; its rows are set by the caller.
         """
-        prior, history = self._prior if guided else None, self._trials(guided)
+        history = self._trials(guided)
+        prior: ExpectedSpeeds | None = self._prior if guided else None
+        if self._estimate is not None and history.ended < _ESTIMATED_TRIALS:
+            prior = self._estimate
         if (compiled, prior) not in self._refits:
             self._refits[compiled, prior] = Refits(
                 self._points,

@@ -14,7 +14,7 @@ from autotile.search.gaussian_process import Floats
 from autotile.search.history import History
 from autotile.search.row_sampler import Rows
 from autotile.search.surrogate import Fit, fitted_parameters
-from autotile.search.transfer import TransferPrior
+from autotile.search.transfer import ExpectedSpeeds
 
 STARTUP = 6
 """Number of trials that end before a model is used."""
@@ -43,7 +43,7 @@ class Refits:
     directions
         Directions of the study.
     prior
-        Expected speeds from other studies.
+        Expected speeds.
     features
         Resources by row, which are further coordinates, see `autotile.search.embedding.CompiledPoints`; None for none.
     """
@@ -55,7 +55,7 @@ class Refits:
         history: History,
         *,
         directions: Sequence[StudyDirection],
-        prior: TransferPrior | None = None,
+        prior: ExpectedSpeeds | None = None,
         features: Mapping[int, Floats] | None = None,
     ) -> None:
         self._points = points

@@ -22,7 +22,7 @@ from autotile.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from autotile.search.row_sampler import RowSampler
-    from autotile.search.transfer import Source
+    from autotile.search.transfer import Estimate, Source
     from autotile.space.search_space import SearchSpace
 
 AUTO = "auto"
@@ -160,6 +160,7 @@ class SamplerInputs:
     available: ArrayLike | None = None
     sources: Sequence[Source] = ()
     trials: int | None = None
+    estimate: Estimate | None = None
 
 
 Make = Callable[[SamplerInputs], "RowSampler"]
@@ -213,10 +214,11 @@ class SamplerEntry:
 
 def _feasible(inputs: SamplerInputs) -> RowSampler:
     from autotile.search.gp_sampler import FeasibleGPSampler
-    from autotile.search.transfer import TransferPrior
+    from autotile.search.transfer import EstimatedSpeeds, TransferPrior
 
     prior = TransferPrior(inputs.space, inputs.sources) if inputs.sources else None
-    return FeasibleGPSampler(inputs.space, inputs.seed, inputs.available, prior=prior)
+    estimate = EstimatedSpeeds.of(inputs.space, inputs.estimate) if inputs.estimate is not None and not prior else None
+    return FeasibleGPSampler(inputs.space, inputs.seed, inputs.available, prior=prior, estimate=estimate)
 
 
 def _tpe(inputs: SamplerInputs) -> RowSampler:
@@ -285,7 +287,7 @@ SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
 
 
 def _strategy(name: str, inputs: SamplerInputs) -> RowSampler:
-    from autotile.search.strategies import KernelTunerSampler
+    from autotile.search.installed_strategies import KernelTunerSampler
 
     return KernelTunerSampler(inputs.space, name, inputs.seed, inputs.available, inputs.trials)
 
@@ -369,6 +371,7 @@ def make_sampler(
     *,
     sources: Sequence[Source] = (),
     trials: int | None = None,
+    estimate: Estimate | None = None,
 ) -> RowSampler:
     """Make a sampler over the rows of a space.
 
@@ -387,6 +390,8 @@ def make_sampler(
     trials
         Number of trials granted in total, by which some strategies of Kernel Tuner schedule their search; None if it
         is not limited.
+    estimate
+        Function that estimates the time of each row, used by the default sampler where there are no sources.
 
     Raises
     ------
@@ -395,7 +400,7 @@ def make_sampler(
     """
     check_sampler(name)
     entry = sampler_entry(resolve_sampler(name, space, available, trials))
-    return entry.make(SamplerInputs(space, seed, available, sources, trials))
+    return entry.make(SamplerInputs(space, seed, available, sources, trials, estimate))
 
 
 def check_sampler(name: str, objectives: Sequence[str] = (TIME,)) -> None:

@@ -26,7 +26,7 @@ from autotile.search.study import (
     new_study,
     relative_error,
 )
-from autotile.search.transfer import MisleadingSource, Source
+from autotile.search.transfer import Estimate, MisleadingSource, Source
 from autotile.space.search_space import SearchSpace
 
 _SETTLED_PROPOSALS = 256
@@ -58,6 +58,8 @@ class Search:
         Names of the objectives to minimise, of `autotile.core.objectives`; trials that ran have a value of each.
     sources
         Trials of other studies, used by samplers that transfer.
+    estimate
+        Function that estimates the time of each row, used by the default sampler where there are no sources.
 
     Attributes
     ----------
@@ -83,10 +85,13 @@ class Search:
         ahead: int = 1,
         objectives: Sequence[str] = (TIME,),
         sources: Sequence[Source] = (),
+        estimate: Estimate | None = None,
     ) -> None:
         check_sampler(sampler, objectives)
         self.sampler = resolve_sampler(sampler, space, available, trials)
-        self._rows = make_sampler(self.sampler, space, seed, available, sources=sources, trials=trials)
+        self._rows = make_sampler(
+            self.sampler, space, seed, available, sources=sources, trials=trials, estimate=estimate
+        )
         self._sources = tuple(source.name for source in sources) if sampler_entry(self.sampler).transfers else ()
         self._study = new_study(sampler=self._rows, objectives=objectives)
         self._unlisted: list[tuple[Trial, TrialState, list[float] | None]] = []

@@ -14,7 +14,7 @@ from autotile.search.gaussian_process import Floats, GaussianProcess, Hyperparam
 from autotile.search.history import History, losses, standardized
 from autotile.search.hyperparameters import fit, informative
 from autotile.search.row_sampler import Rows
-from autotile.search.transfer import TransferPrior
+from autotile.search.transfer import ExpectedSpeeds
 
 _MAX_FITTED = 128
 """Maximum number of trials that hyperparameters are fitted to."""
@@ -84,7 +84,7 @@ class Surrogate:
     directions
         Directions of the study.
     prior
-        Expected speeds from other studies; ignored if there are several objectives.
+        Expected speeds, the mean of the process; ignored if there are several objectives.
     max_first
         Maximum number of the trials of the fit that are used.
 
@@ -102,7 +102,7 @@ class Surrogate:
         history: History,
         *,
         directions: Sequence[StudyDirection],
-        prior: TransferPrior | None = None,
+        prior: ExpectedSpeeds | None = None,
         max_first: int,
     ) -> None:
         self.fit = fit
@@ -202,7 +202,7 @@ def fitted_parameters(
     count: int,
     *,
     directions: Sequence[StudyDirection],
-    prior: TransferPrior | None,
+    prior: ExpectedSpeeds | None,
     start: Hyperparameters | None,
 ) -> Hyperparameters:
     """Fit hyperparameters to the first trials that ended.
@@ -233,7 +233,7 @@ def fitted_parameters(
     return fit(points(observed[chosen]), targets, groups, noise, start=start, max_steps=steps)
 
 
-def _prior_losses(prior: TransferPrior, rows: Rows, history: History, values: Floats, loss: Floats) -> Floats:
+def _prior_losses(prior: ExpectedSpeeds, rows: Rows, history: History, values: Floats, loss: Floats) -> Floats:
     """Return the losses of rows that a prior predicts, shape (rows,).
 
     ``values`` and ``loss`` are those of the first trials of the history that ended.

@@ -1,9 +1,10 @@
-"""Transfer from other studies of a kernel: at other sizes, on other GPUs, or of older versions."""
+"""Speeds that are expected before the first trial: from other studies of a kernel, or from estimated times."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,101 @@ class MisleadingSource:
         return {"study": self.name, "rank_correlation": round(self.correlation, 3), "trials": self.trials}
 
 
-class TransferPrior:
+Estimate = Callable[[SearchSpace], Floats | None]
+"""Estimates the time of each row of a space, shape (rows,); None if it cannot."""
+
+
+class ExpectedSpeeds(ABC):
+    """Relative speeds of rows that are expected before any trial.
+
+    Attributes
+    ----------
+    rows
+        Rows that are predicted, ascending.
+    best
+        The same rows in the order of their prediction before any trial, the best first.
+    """
+
+    rows: Rows
+    best: Rows
+
+    @abstractmethod
+    def speeds(self, rows: Rows, tried: Rows, times_us: Floats) -> Floats:
+        """Predict the speed of rows relative to the fastest, shape (rows,); the mean for unknown rows.
+
+        Parameters
+        ----------
+        rows
+            Rows to predict.
+        tried, times_us
+            Successful rows of this study and their times.
+        """
+
+    def losses(self, rows: Rows, tried: Rows, times_us: Floats, losses: Floats) -> Floats:
+        """Predict the loss of rows, on the scale of the losses of the rows that were tried.
+
+        The loss is assumed to decrease linearly with the predicted speed. The slope is fitted to the rows that were
+        tried; its prior is the slope of the loss over the speed measured in this study.
+
+        Parameters
+        ----------
+        rows
+            Rows to predict.
+        tried, times_us, losses
+            Successful rows of this study, at least one, with their times and their losses.
+        """
+        speeds = self.speeds(np.concatenate([tried, rows]), tried, times_us)
+        of_tried, of_rows = speeds[: len(tried)], speeds[len(tried) :]
+        spread = float((times_us.min() / times_us).std())
+        usual_slope = float(losses.std()) / spread if spread > 0 else 0.0
+        centered = of_tried - of_tried.mean()
+        prior = _PRIOR_TRIALS * float(speeds.var())
+        slope = (prior * usual_slope - float(centered @ losses)) / max(prior + float(centered @ centered), 1e-12)
+        slope = min(max(slope, 0.0), 2 * usual_slope)
+        return np.asarray(losses.mean() - slope * (of_rows - of_tried.mean()))
+
+    def _indices(self, rows: Rows) -> tuple[Rows, NDArray[np.bool_]]:
+        """Return the index of each row among the predicted ones, and whether it is one of them."""
+        indices = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
+        return indices, self.rows[indices] == rows
+
+    def _looked_up(self, speeds: Floats, rows: Rows) -> Floats:
+        """Return the speeds of rows, given those of the predicted ones; the mean for the others."""
+        predicted = np.full(len(rows), float(speeds.mean()))
+        indices, known = self._indices(rows)
+        predicted[known] = speeds[indices[known]]
+        return predicted
+
+
+class EstimatedSpeeds(ExpectedSpeeds):
+    """Speeds that follow from estimated times, such as those of `autotile.space.time_estimate`.
+
+    Parameters
+    ----------
+    rows
+        Rows that are estimated, ascending.
+    times_us
+        Their estimated times, of any unit, shape (rows,).
+    """
+
+    def __init__(self, rows: Rows, times_us: Floats) -> None:
+        self.rows = rows
+        self.best = rows[np.argsort(times_us, kind="stable")]
+        self._speeds: Floats = times_us.min() / times_us
+
+    @classmethod
+    def of(cls, space: SearchSpace, estimate: Estimate) -> EstimatedSpeeds | None:
+        """Estimate a space, or a sample of a very large one; None if the estimate says nothing."""
+        rows = _rows_to_predict(space, ())
+        times_us = estimate(space if len(rows) == len(space) else replace(space, codes=space.codes[rows]))
+        return cls(rows, times_us) if times_us is not None else None
+
+    def speeds(self, rows: Rows, tried: Rows, times_us: Floats) -> Floats:
+        """Return the speed of rows relative to the fastest, shape (rows,); the mean for unknown rows."""
+        return self._looked_up(self._speeds, rows)
+
+
+class TransferPrior(ExpectedSpeeds):
     """Relative speeds of rows, predicted by one model per source.
 
     A source is modelled over the parameters that it shares with this space, by the Gaussian process that the search
@@ -97,13 +192,6 @@ class TransferPrior:
         The space that is searched.
     sources
         The sources; those with fewer than six trials are ignored.
-
-    Attributes
-    ----------
-    rows
-        Rows that are predicted, ascending.
-    best
-        The same rows in the order of their prediction before any trial, the best first.
     """
 
     def __init__(self, space: SearchSpace, sources: Sequence[Source]) -> None:
@@ -130,33 +218,7 @@ class TransferPrior:
             Successful rows of this study and their times; sources are weighted by how well they predict these.
         """
         combined = self._weights(tried, times_us) @ self._speeds
-        predicted = np.full(len(rows), float(combined.mean()))
-        indices, known = self._indices(rows)
-        predicted[known] = combined[indices[known]]
-        return predicted
-
-    def losses(self, rows: Rows, tried: Rows, times_us: Floats, losses: Floats) -> Floats:
-        """Predict the loss of rows, on the scale of the losses of the rows that were tried.
-
-        The loss is assumed to decrease linearly with the predicted speed. The slope is fitted to the rows that were
-        tried; its prior is the slope of the loss over the speed measured in this study.
-
-        Parameters
-        ----------
-        rows
-            Rows to predict.
-        tried, times_us, losses
-            Successful rows of this study, at least one, with their times and their losses.
-        """
-        speeds = self.speeds(np.concatenate([tried, rows]), tried, times_us)
-        of_tried, of_rows = speeds[: len(tried)], speeds[len(tried) :]
-        spread = float((times_us.min() / times_us).std())
-        usual_slope = float(losses.std()) / spread if spread > 0 else 0.0
-        centered = of_tried - of_tried.mean()
-        prior = _PRIOR_TRIALS * float(speeds.var())
-        slope = (prior * usual_slope - float(centered @ losses)) / max(prior + float(centered @ centered), 1e-12)
-        slope = min(max(slope, 0.0), 2 * usual_slope)
-        return np.asarray(losses.mean() - slope * (of_rows - of_tried.mean()))
+        return self._looked_up(combined, rows)
 
     def leads(self, turn: int, tried: Rows, times_us: Floats, since_best: int) -> bool:
         """Return whether a proposal should follow the sources.
@@ -213,11 +275,6 @@ class TransferPrior:
         measured = _ranks(-times_us[tested])
         correlations = [_correlation(_ranks(speeds), measured) for speeds in self._speeds[:, indices[tested]]]
         return np.array(correlations), len(tested)
-
-    def _indices(self, rows: Rows) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return the index of each row among the predicted ones, and whether it is one of them."""
-        indices = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
-        return indices, self.rows[indices] == rows
 
 
 def _rows_to_predict(space: SearchSpace, sources: Sequence[Source]) -> Rows:

@@ -120,6 +120,8 @@ class BoundKernel:
         outputs = [i for i, b in enumerate(spec.buffers) if b.access != "in"]
         self._only_output = outputs[0] if len(outputs) == 1 else None
         self._launcher: Launcher | CapturingLauncher | None = None
+        self._retired: list[object] = []
+        """Launchers of earlier choices: their code may still run, or be part of a graph that the caller captured."""
         self._lock = threading.Lock()
 
     @property
@@ -297,14 +299,17 @@ class BoundKernel:
 
         return launch
 
-    def report_calls(self, report: Callable[[int], int]) -> None:
-        """Report the number of calls after the next call, and again whenever it reaches what ``report`` returned."""
+    def report_calls(self, report: Callable[[int], int] | None) -> None:
+        """Report the number of calls after the next call, and again whenever it reaches what ``report`` returned.
+
+        None ends the reports.
+        """
         self._report = report
-        self._report_at = self.calls + 1
+        self._report_at = self.calls + 1 if report is not None else sys.maxsize
 
     def _report_calls(self) -> None:
-        if self._report is not None:
-            self._report_at = self._report(self.calls)
+        report = self._report
+        self._report_at = report(self.calls) if report is not None else sys.maxsize
 
     def _outputs(self, arrays: Sequence[Any]) -> Any:
         """Return the outputs among all buffers of a call."""
@@ -322,6 +327,45 @@ class BoundKernel:
         launcher = CapturingLauncher((self._launcher or self._load()).plain, self, folder)
         self.calls += 1
         return self._outputs(launcher.launch(arrays, stream, scalars))
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the kernel is compiled and loaded."""
+        return self._launcher is not None
+
+    def load(self) -> None:
+        """Compile the kernel and load it, as the first call does.
+
+        Raises
+        ------
+        ToolchainError, CompileError, InputError
+            As for a call.
+        """
+        if self._launcher is None:
+            self._load()
+
+    def adopt(self, other: BoundKernel) -> bool:
+        """Serve the choice of another kernel from the next call on; return whether it was taken over.
+
+        Calls may run in other threads meanwhile: each uses either choice as a whole. What was launched or captured
+        before, and the functions from `bind`, keep their configuration.
+
+        Parameters
+        ----------
+        other
+            A kernel of the same definition, problem and device. It is not used any further. If this one is loaded and
+            the other is not, nothing changes.
+        """
+        with self._lock, other._lock:
+            if other.choice.config != self.choice.config:
+                if self._launcher is not None:
+                    if other._launcher is None:
+                        return False
+                    self._retired.append(self._launcher)
+                self._plan, self._data = other._plan, other._data
+                self._packed, self._cubin, self._launcher = other._packed, other._cubin, other._launcher
+            self.choice = other.choice
+        return True
 
     def _load(self) -> Launcher | CapturingLauncher:
         """Compile the kernel or find its cubin, and load it; once."""

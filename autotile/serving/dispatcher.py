@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Number
 from pathlib import Path
@@ -25,7 +25,8 @@ from autotile.serving.bound import BoundKernel, Request
 from autotile.serving.candidates import Candidates
 from autotile.serving.choice import choose
 from autotile.serving.miss_counter import MissCounter
-from autotile.serving.recent_cache import RecentCache
+from autotile.serving.recent_cache import MAX_SERVED, RecentCache
+from autotile.serving.refresh import Refresher
 from autotile.settings import absolute_path, read_settings
 
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 
 _FALLBACK_PROFILE = "h200"
 """Device to serve for if there is no GPU and nothing is tuned: the one that the recordings are of."""
-
-MAX_SERVED = 10_000
-"""Maximum number of served kernels that are kept, of 3 KiB each."""
 
 
 class Dispatcher:
@@ -56,6 +54,8 @@ class Dispatcher:
     ----------
     misses
         Counter of the calls of fallbacks.
+    refresher
+        Replaces what was served when there are new results.
     matmul_kernels
         Kernels that `matmul` has chosen, by keys of `autotile.serving.matmul`.
 
@@ -76,6 +76,7 @@ class Dispatcher:
         self._only_device: int | None = None
         """The CUDA device if there is exactly one."""
         self.misses = MissCounter()
+        self.refresher = Refresher(self.misses)
         self.matmul_kernels: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
 
     def get_best_kernel(
@@ -184,7 +185,16 @@ class Dispatcher:
         served = self._served.keep(key, kernel)  # concurrent callers get the same object
         if served is kernel and kernel.tier != "exact" and kernel.can_launch:
             self.misses.watch(location, kernel)
+        if served is kernel and not (bundle or self._bundle):
+            self.refresher.add(location, kernel, self._choose_again(kernel, dtype, place, location))
         return served
+
+    def _choose_again(
+        self, kernel: BoundKernel, dtype: str | None, place: int | str | None, location: str
+    ) -> Callable[[BoundKernel], BoundKernel]:
+        """Return a function that chooses a configuration of the same definition again."""
+        definition, sizes = kernel.definition, kernel.problem.sizes
+        return lambda _: self.find_best_kernel(definition, dtype, place, location, sizes)
 
     def find_best_kernel(
         self,

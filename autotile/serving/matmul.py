@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -382,8 +383,10 @@ def _kernel(
             aligned=aligned,
             emulate=emulate,
         )
-        found = best_matmul(product, device=device, database=database, dispatcher=dispatcher)
-        kernel = dispatcher.matmul_kernels.keep(key, found)
+        choose = partial(best_matmul, product, device=device, database=database, dispatcher=dispatcher)
+        cache = dispatcher.matmul_kernels
+        kernel = cache.keep(key, choose())
+        dispatcher.refresher.add_operation(dispatcher.location(database), cache, key, lambda _: choose())
     return kernel
 
 

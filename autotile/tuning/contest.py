@@ -150,8 +150,8 @@ def _race_here(
 ) -> list[RaceTimes]:
     """Hold the race in this process."""
     from autotile.cuda.toolchain import load_cupy
-    from autotile.workers.gpu_worker import Workbench
     from autotile.workers.library_race import built_in_library, hold_contest, own_library
+    from autotile.workers.workbench import Workbench
 
     cuda = load_cupy().cuda
     try:

@@ -20,7 +20,7 @@ from autotile.errors import AutotileError, InputError
 from autotile.workers.protocol import Candidate, LibraryCall, RaceTimes
 
 if TYPE_CHECKING:
-    from autotile.workers.gpu_worker import Workbench
+    from autotile.workers.workbench import Workbench
 
 _REPEATS = 4
 """Verifications of a candidate or a library before a contest; a kernel's own finals verified its winner repeatedly."""
