@@ -59,8 +59,8 @@ class Products:
     The factors of all products of an element type are views of two buffers of random normal numbers.
     """
 
-    name = "matmul"
-    classes = MATMUL_CLASSES
+    name: str = "matmul"
+    classes: Mapping[str, Class] = MATMUL_CLASSES
 
     def __init__(self) -> None:
         import torch
@@ -168,7 +168,7 @@ class UserOperation:
 
     def __init__(self, path: str, operation: Operation) -> None:
         self.name = path
-        self.classes = {dtype: Class(dtype, {}) for dtype in operation.dtypes} | {
+        self.classes: Mapping[str, Class] = {dtype: Class(dtype, {}) for dtype in operation.dtypes} | {
             f"{dtype}_no_library": Class(dtype, {"library": False}) for dtype in operation.dtypes
         }
         self.flags = operation.flags

@@ -12,10 +12,10 @@ from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Measurement, Problem, Resources, config_key
 from autotile.database.keys import TuningKey, key_differences, key_of
 from autotile.database.winners import Check, StoredRule, Winner
-from autotile.errors import SpecError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
+from autotile.serving.untuned import Estimated, untuned_config
 from autotile.space.limits import check_config, compiled_occupancy, meets_heuristics, resource_violation
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Choice:
     tier
         ``exact``: tuned for this problem on this GPU; ``family``: by a rule that was learned from other problems of its
         family on this GPU; ``nearest``: tuned for other sizes on this GPU; ``transferred``: tuned on another GPU;
-        ``default``: not tuned.
+        ``default``: not tuned, see `autotile.serving.untuned`.
     measurement, resources
         Time and compiled resources where it was tuned; None if unknown.
     source
@@ -55,6 +55,8 @@ class Choice:
         Path of the bundle that it is served from and target of its cubin, as text; empty without a bundle.
     rule
         Description of the family's rule; empty if none chose.
+    estimated
+        Estimates for which a configuration is served in place of the default; None if none is.
     unread
         Reason why the user's database could not be read; empty if it was read or there is none.
     """
@@ -73,6 +75,7 @@ class Choice:
     packed: str = ""
     rule: str = ""
     unread: str = ""
+    estimated: Estimated | None = None
 
 
 def choose(
@@ -84,8 +87,9 @@ def choose(
     *,
     rules: Iterable[StoredRule] = (),
     checks: Callable[[], Iterable[Check]] = tuple,
+    estimates: bool = True,
 ) -> Choice:
-    """Return the best stored configuration that may be served for a problem, else the default configuration.
+    """Return the best stored configuration that may be served for a problem, else that of `untuned_config`.
 
     A result of another version of the kernel is never served, as it was not verified for this one. Neither is one that
     was tuned for distant sizes and that a search would not try at these. A configuration that breaks a rule or a limit
@@ -105,6 +109,8 @@ def choose(
     checks
         Function that reads the verdicts on configurations that are not ranked, oldest first; called only if there is no
         exact result, as a wrong one is not among the winners.
+    estimates
+        Whether a configuration may take the place of the default that is estimated to be far faster.
     """
     requested = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
 
@@ -144,7 +150,12 @@ def choose(
     best = next(filter(is_promising, ranked[len(exact) :]), None)  # lazily: usually the first is taken
     if best is not None:
         return _choice(best, requested, device)
-    return Choice("default", _default_config(kernel, problem, device))
+
+    def is_wrong(config: Config) -> bool:
+        return config_key(config) in wrong
+
+    config, estimated = untuned_config(kernel, problem, device, is_wrong=is_wrong, estimates=estimates)
+    return Choice("default", config, estimated=estimated)
 
 
 def wrong_configs(checks: Iterable[Check], requested: TuningKey) -> set[str]:
@@ -274,19 +285,3 @@ def _choice(winner: Winner, requested: TuningKey, device: DeviceProperties) -> C
         shipped=winner.shipped,
         aged=_aged(winner, requested, device),
     )
-
-
-def _default_config(kernel: Kernel, problem: Problem, device: DeviceProperties) -> Config:
-    """Return the declared default; if it cannot run here or is not worth a trial, the first configuration that is."""
-    spec, sizes = kernel.spec, problem.sizes
-    is_valid = not check_config(spec, spec.default, sizes, device, problem.dtype)
-    if is_valid and meets_heuristics(spec, spec.default, sizes, device):
-        return dict(spec.default)
-    from autotile.space.search_space import feasible_space
-
-    try:
-        return feasible_space(spec, sizes, device, problem.dtype).config(0)
-    except SpecError:
-        if is_valid:  # the space is too large to enumerate
-            return dict(spec.default)
-        raise

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, config_text
 from autotile.serving.choice import Choice
+from autotile.serving.untuned import Estimated
 
 if TYPE_CHECKING:
     from autotile.serving.bound import BoundKernel
@@ -50,7 +51,7 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
 
 def _reason(choice: Choice) -> str:
     if choice.tier == "default":
-        return "Nothing is tuned that may be served for it, so this is the default configuration; run `autotile tune`."
+        return _untuned(choice.estimated)
     named = [(_NAMES[name], tuned, requested) for name, tuned, requested in choice.differences if name in _NAMES]
     differences = "; ".join(f"{name} {tuned} instead of {requested}" for name, tuned, requested in named)
     if choice.tier == "exact":
@@ -63,6 +64,19 @@ def _reason(choice: Choice) -> str:
     return f"It {how}: {differences}. Rules and limits hold here too."
 
 
+def _untuned(estimated: Estimated | None) -> str:
+    nothing = "Nothing is tuned that may be served for it"
+    if estimated is None:
+        return f"{nothing}, so this is the default configuration; run `autotile tune`."
+    time_us = f"about {_rough(estimated.time_us)} us, estimated, not measured"
+    if estimated.default_us is None:
+        return f"{nothing}, and the default does not suit it: {time_us}; run `autotile tune`."
+    return (
+        f"{nothing}. It is estimated to be faster than the default: {time_us}, and {_rough(estimated.default_us)} us "
+        f"the default, each within about a factor of two ({estimated.reason}); run `autotile tune`."
+    )
+
+
 def _where(choice: Choice) -> str:
     if choice.tier != "family" or choice.tuned_sizes is None:
         return "There it took"
@@ -73,6 +87,11 @@ def _where(choice: Choice) -> str:
 def _digits(time_us: float) -> str:
     """Format a time with four significant digits, all integer digits, and no exponent."""
     return f"{time_us:.0f}" if time_us >= 1000 else f"{time_us:.4g}"
+
+
+def _rough(time_us: float) -> str:
+    """Format an estimated time with two significant digits and no exponent."""
+    return f"{float(f'{time_us:.2g}'):g}"
 
 
 def _when(tuned_at: datetime | None) -> str:
@@ -104,6 +123,7 @@ def document(kernel: BoundKernel) -> dict[str, Any]:
         "aged": list(choice.aged),
         "shipped": choice.shipped,
         "bundle": choice.packed or None,
+        "estimated": choice.estimated.to_json() if choice.estimated is not None else None,
         "resources": _resources(kernel),
         "explain": kernel.explain(),
     }

@@ -341,6 +341,7 @@ class TestDocument:
             "aged": [],
             "shipped": False,
             "bundle": None,
+            "estimated": None,
             "resources": {
                 "registers": 24,
                 "spill_bytes": 0,
