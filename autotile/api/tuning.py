@@ -8,31 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotile.api.progress import (
-    FamilyObserver,
-    Observer,
-    OperationObserver,
-    family_observer,
-    operation_observer,
-    session_observer,
-)
+from autotile.api.operations import check_gpu, named_operation, served_so_far, tune_operation
+from autotile.api.progress import FamilyObserver, Observer, family_observer, session_observer
 from autotile.api.targets import check_device_index, complete_config, merge_sizes, open_problem, resolve_gpu
 from autotile.core.documents import encode_json
-from autotile.core.model import Config, Problem
+from autotile.core.model import Problem
 from autotile.core.objectives import TIME, split_objectives
 from autotile.core.text import Displayed, plural
-from autotile.cuda.cublas import cublas_version
-from autotile.cuda.driver import device_count
 from autotile.database.engine import parse_location
-from autotile.errors import AutotileError, InputError, ToolchainError
+from autotile.errors import AutotileError, InputError
 from autotile.families.family import Family, family_of, parse_family
 from autotile.kernel.library import Kernel, KernelName, load_kernel
-from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.dispatcher import find_best_kernel, forget_served
+from autotile.serving.dispatcher import forget_served
 from autotile.settings import expand_path, read_settings
-from autotile.tuning import family_session, operation_session, recorder, session
-from autotile.tuning.contest import OperationLibrary
+from autotile.tuning import family_session, recorder, session
 from autotile.tuning.family_session import FamilyPlan, FamilyResult
 from autotile.tuning.operation_result import OperationResult
 from autotile.tuning.options import TuneOptions
@@ -112,54 +102,10 @@ def tune(
     chosen = session_options(options, device, database)
     given = merge_sizes(sizes, named_sizes)
     if (operation := named_operation(kernel)) is not None:
-        with operation_observer(observe or progress, operation) as operation_step:
-            return tune_loaded_operation(operation, operation.resolve(given, dtype), chosen, operation_step)
+        return tune_operation(operation, given, dtype, chosen, observe or progress)
     loaded, problem = open_problem(kernel, given, dtype)
     with session_observer(observe or progress, loaded.spec, problem) as observer:
         return tune_problem(loaded, problem, chosen, observer)
-
-
-def named_operation(name: KernelName) -> Operation | None:
-    """Return the operation that a name or path denotes; None if it denotes a kernel.
-
-    Raises
-    ------
-    InputError
-        The operation file is malformed, or cannot be read.
-    """
-    return load_operation(name) if isinstance(name, str) and find_operation(name) is not None else None
-
-
-def tune_loaded_operation(
-    operation: Operation, problem: Problem, options: TuneOptions, observe: OperationObserver | None = None
-) -> OperationResult:
-    """Tune the kernels of an operation that is already loaded; errors as for `tune`."""
-    objectives, expression = split_objectives(options.objectives, ())
-    options = replace(options, objectives=objectives, objective=expression)
-    _check_gpu(options)
-    try:
-        return operation_session.tune_operation(
-            operation,
-            problem,
-            read_settings(),
-            options,
-            libraries=_libraries_of(operation),
-            served=lambda kernel, own: _served_so_far(kernel, own, options),
-            observe=observe or _ignore,
-        )
-    finally:
-        forget_served()  # the next get_best_kernel reads the database again
-
-
-def _libraries_of(operation: Operation) -> list[OperationLibrary]:
-    """Return the libraries of an operation that are installed."""
-    found = []
-    for name in operation.libraries:
-        try:
-            found.append(OperationLibrary(name, cublas_version()))
-        except ToolchainError:  # `autotile doctor` reports it
-            continue
-    return found
 
 
 def tune_family(
@@ -354,26 +300,10 @@ def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> T
         verify_sizes=_complete_sizes(kernel, problem, options.verify_sizes),
         tries=tuple(complete_config(kernel.spec, config) for config in options.tries),
     )
-    _check_gpu(options)
+    check_gpu(options)
     if options.served is None:
-        options = replace(options, served=_served_so_far(kernel, problem, options))
+        options = replace(options, served=served_so_far(kernel, problem, options))
     return options
-
-
-def _served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Config | None:
-    """Return the configuration that is served for a problem before it is tuned, unless it is the default.
-
-    It is left out in replay, and if the options exclude earlier results or name the configurations to try.
-    """
-    excluded = options.fresh or not options.transfer or options.only is not None
-    if excluded or options.replay is not None or device_count() == 0:
-        return None
-    location = options.database or read_settings().database
-    try:
-        served = find_best_kernel(kernel, problem.dtype, options.device_index, location, problem.sizes)
-    except InputError:  # the session reports it
-        return None
-    return dict(served.config) if served.tier != "default" else None
 
 
 def open_family(kernel: KernelName, words: Sequence[str]) -> tuple[Kernel, Family]:
@@ -409,7 +339,7 @@ def tune_loaded_family(
         or options.only is not None
     ):
         raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")
-    _check_gpu(options)
+    check_gpu(options)
     result = family_session.tune_family(
         kernel, family, problem.dtype, read_settings(), options, plan=plan or FamilyPlan(), observe=observe
     )
@@ -499,12 +429,6 @@ def session_options(options: TuneOptions | None, device: int | str | None, datab
 
 def _ignore(_: object) -> None:
     """Observe nothing."""
-
-
-def _check_gpu(options: TuneOptions) -> None:
-    """Raise if the selected GPU does not exist. The first one is not checked: without a GPU, launches are replayed."""
-    if options.replay is None and options.device_index > 0:
-        check_device_index(options.device_index)
 
 
 def _complete_sizes(

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 def run_operation(asked_as: str, words: list[str], dtype: str | None, options: TuneOptions, *, as_json: bool) -> None:
     """Tune the kernels of an operation, show the result, and exit as ``autotile tune`` does."""
-    from autotile.api.tuning import serving_call, tune_loaded_operation
+    from autotile.api.operations import tune_loaded_operation
+    from autotile.api.tuning import serving_call
     from autotile.cli.assignments import read_sizes
     from autotile.cli.progress import OperationProgress
     from autotile.kernel.operation import load_operation
