@@ -90,6 +90,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rows", action="store_true", help="print all rows")
     parser.add_argument("--read", type=Path, metavar="FILE", help="print the tables of a record, measure nothing")
     parser.add_argument("--operation", metavar="FILE", help="operation file of your own, in place of matmul")
+    parser.add_argument("--database", metavar="FILE", help="serve from this database (default: an empty one)")
     parser.add_argument("--python", type=Path, metavar="FILE", help="Python file that adds its library")
     found = parser.parse_args(words)
     if found.operation and (found.shape or found.shapes):
@@ -183,7 +184,7 @@ class _Run:
 
     def serve(self, dtypes: Sequence[str]) -> dict[tuple[str, str], Any]:
         """Return what is served, by class and sizes, and time the look-ups."""
-        database = str(self.folder / "empty.db")
+        database = self.arguments.database or str(self.folder / "empty.db")
         found: dict[tuple[str, str], Any] = {}
         new_us: list[float] = []
         known_us: list[float] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import cupy
@@ -167,7 +168,7 @@ class UserOperation:
     """
 
     def __init__(self, path: str, operation: Operation) -> None:
-        self.name = path
+        self.name = str(Path(path).absolute())  # a relative path is resolved in each look-up
         self.classes: Mapping[str, Class] = {dtype: Class(dtype, {}) for dtype in operation.dtypes} | {
             f"{dtype}_no_library": Class(dtype, {"library": False}) for dtype in operation.dtypes
         }
