@@ -10,12 +10,12 @@ from autotile.api.progress import OperationObserver, operation_observer
 from autotile.api.targets import check_device_index
 from autotile.core.model import Config, Problem
 from autotile.core.objectives import split_objectives
-from autotile.cuda.cublas import cublas_version
 from autotile.cuda.driver import device_count
-from autotile.errors import InputError, ToolchainError
+from autotile.errors import InputError
 from autotile.kernel.library import Kernel, KernelName
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.serving.dispatcher import find_best_kernel, forget_served
+from autotile.serving.libraries import computes, libraries_for
 from autotile.settings import read_settings
 from autotile.tuning import operation_session
 from autotile.tuning.contest import OperationLibrary
@@ -60,7 +60,7 @@ def tune_loaded_operation(
             problem,
             read_settings(),
             options,
-            libraries=_libraries_of(operation),
+            libraries=_libraries_of(operation, problem),
             served=lambda kernel, own: served_so_far(kernel, own, options),
             observe=observe or (lambda _: None),
         )
@@ -68,15 +68,13 @@ def tune_loaded_operation(
         forget_served()  # the next get_best_kernel reads the database again
 
 
-def _libraries_of(operation: Operation) -> list[OperationLibrary]:
-    """Return the libraries of an operation that are installed."""
-    found = []
-    for name in operation.libraries:
-        try:
-            found.append(OperationLibrary(name, cublas_version()))
-        except ToolchainError:  # `autotile doctor` reports it
-            continue
-    return found
+def _libraries_of(operation: Operation, problem: Problem) -> list[OperationLibrary]:
+    """Return the libraries that compute a problem here."""
+    return [
+        OperationLibrary(library.name, library.version, library.call)
+        for library in libraries_for(operation)
+        if computes(library, operation, problem)
+    ]
 
 
 def served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Config | None:

@@ -195,6 +195,11 @@ class ProblemInstance:
         """CuPy arrays of the buffers, in the order of the kernel's arguments."""
         return [self._buffers[buffer.name].array for buffer in self._spec.buffers]
 
+    @property
+    def element_types(self) -> list[str]:
+        """Element type of each of these arrays."""
+        return [self._element_type(buffer.name).name for buffer in self._spec.buffers]
+
     def copy_constants(self, module: int) -> None:
         """Copy the inputs in use to the ``__constant__`` variables of a module, given by its driver handle."""
         copies = constant_copies(self._spec, module, self.sizes, self._dtype)

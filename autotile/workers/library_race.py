@@ -7,7 +7,7 @@ against its reference like a candidate, and timed by the same timer: cold L2, in
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -147,32 +147,49 @@ def built_in_library(call: LibraryCall, device_index: int) -> LibraryOn:
     return on
 
 
-def own_library(call: Callable[..., Any], as_arrays: Callable[[Sequence[Any]], Sequence[Any]] = list) -> LibraryOn:
+def own_library(call: Callable[..., Any]) -> LibraryOn:
     """Return a library that is a Python function of the arrays of the kernels, in the order of their arguments.
 
-    Parameters
-    ----------
-    call
-        The function, which queues its work on the current stream of CuPy and, where it is loaded, of PyTorch.
-    as_arrays
-        Returns the arrays that the function takes for CuPy arrays.
+    It is given arrays of CuPy, or tensors of PyTorch if it does not take these, and queues its work on the current
+    stream of its library.
     """
 
     def on(instance: ProblemInstance) -> Launch:
-        arrays = as_arrays(instance.arrays)
-
-        def launch() -> None:
+        fault: Exception | None = None
+        for arrays in _as_passed(instance):
+            launch = partial(_call, call, arrays)
             try:
-                with _torch_stream():
-                    call(*arrays)
-            except AutotileError:
-                raise
-            except Exception as error:
-                raise InputError(f"the library failed: {type(error).__name__}: {error}") from error
-
-        return launch
+                launch()
+            except InputError as error:
+                fault = fault or error
+            else:
+                return launch
+        raise fault or InputError("there are no arrays to call it with")
 
     return on
+
+
+def _call(call: Callable[..., Any], arrays: Sequence[Any]) -> None:
+    try:
+        with _torch_stream():
+            call(*arrays)
+    except AutotileError:
+        raise
+    except Exception as error:
+        raise InputError(f"the library failed: {type(error).__name__}: {error}") from error
+
+
+def _as_passed(instance: ProblemInstance) -> Iterator[list[Any]]:
+    """Yield the arrays of an instance as a caller would pass them."""
+    yield instance.arrays
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        yield [
+            torch.from_dlpack(array.view("int16")).view(torch.bfloat16)
+            if element == "bfloat16"
+            else torch.from_dlpack(array)
+            for array, element in zip(instance.arrays, instance.element_types, strict=True)
+        ]
 
 
 def _torch_stream() -> Any:
