@@ -3,6 +3,7 @@
 python examples/row_sums/row_sums.py
 """
 
+import argparse
 from pathlib import Path
 
 import cupy
