@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import any_size_report as report
 from any_size_draw import (
@@ -180,8 +180,17 @@ class _Run:
             self.time(dtypes, served)
         finally:
             self.write()
+        if self.is_dead:
+            self.start_again()
         self.say(f"{len(self.rows)} rows in {self.output}")
         report.show(self.record(), worst=self.arguments.worst, every=self.arguments.rows)
+
+    def start_again(self) -> NoReturn:
+        """Replace this process, whose CUDA context is lost, by one that measures the other problems."""
+        self.say("the CUDA context is lost; starting again with the other sizes")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        words = sys.argv if "--resume" in sys.argv else [*sys.argv, "--resume"]
+        os.execv(sys.executable, [sys.executable, *words])
 
     def serve(self, dtypes: Sequence[str]) -> dict[tuple[str, str], Any]:
         """Return what is served, by class and sizes, and time the look-ups."""
@@ -264,7 +273,6 @@ class _Run:
                 race, sizes, dtype, {name: (served[name, text_of(sizes)], found[name]) for name in names}, share_s
             )
             if self.is_dead:
-                self.say("the CUDA context of this process is lost; run again with --resume for the other sizes")
                 return
             if time.perf_counter() - self.written > _WRITE_EVERY_S:
                 self.write()
