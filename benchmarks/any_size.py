@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from any_size_race import Entry
     from any_size_subjects import Subject, UserOperation
 
-_DTYPES = ("bfloat16", "float16", "float32")
+_START_S = time.perf_counter()
 _MAX_ARRAY_BYTES = 4 << 30
 _WRITE_EVERY_S = 5.0
 _RACE_SHARE = 0.7
@@ -62,7 +62,8 @@ def main() -> None:
     arguments = parsed()
     if arguments.read:
         record = report.read(arguments.read)
-        report.show({**record, "summary": report.summary(record["rows"])}, worst=arguments.worst)
+        current = {**record, "summary": report.summary(record["rows"])}
+        report.show(current, worst=arguments.worst, every=arguments.rows)
         return
     # Registered before autotile is imported, hence called after it has written what it counted.
     folder = Path(tempfile.mkdtemp(prefix="any_size."))
@@ -82,12 +83,14 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shapes", type=Path, metavar="FILE", help='JSON list of [M, N, K] or [M, N, K, "NT"] instead')
     parser.add_argument("--tune-count", type=int, default=0, help="sizes that are also tuned by themselves")
     parser.add_argument("--tune-seconds", type=float, default=30.0, help="time of the tuning of a size in a class")
-    parser.add_argument("--limit", type=float, default=150.0, help="seconds that all but the tuning should take")
+    parser.add_argument("--limit", type=float, default=140.0, help="seconds that all but the tuning should take")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: benchmarks/results/GPU/any_size.json")
     parser.add_argument("--resume", action="store_true", help="keep the rows of the output file")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="print the N worst rows of each class")
+    parser.add_argument("--rows", action="store_true", help="print all rows")
     parser.add_argument("--read", type=Path, metavar="FILE", help="print the tables of a record, measure nothing")
     parser.add_argument("--operation", metavar="FILE", help="operation file of your own, in place of matmul")
+    parser.add_argument("--database", metavar="FILE", help="serve from this database (default: an empty one)")
     parser.add_argument("--python", type=Path, metavar="FILE", help="Python file that adds its library")
     found = parser.parse_args(words)
     if found.operation and (found.shape or found.shapes):
@@ -149,18 +152,19 @@ class _Run:
         from autotile.cuda.driver import live_device
 
         self.arguments, self.subject, self.problems, self.folder = arguments, subject, found, folder
-        self.start = time.perf_counter()
+        self.start = _START_S
         gpu = report.folder_name(live_device().name)
         self.output = arguments.output or Path(__file__).parent / "results" / gpu / "any_size.json"
         options = {
             name: str(value) if isinstance(value, Path) else value
             for name, value in vars(arguments).items()
-            if name not in ("output", "resume", "worst", "read", "limit")
+            if name not in ("output", "resume", "worst", "rows", "read", "limit")
         }
         self.head = {**provenance(), "options": options}
         self.rows = self._rows_before(options) if arguments.resume else []
         self.look_up_us: dict[str, float] = {}
         self.written = 0.0
+        self.is_dead = False
 
     def run(self) -> None:
         """Measure what is not measured yet, write it, and print the tables."""
@@ -176,11 +180,11 @@ class _Run:
         finally:
             self.write()
         self.say(f"{len(self.rows)} rows in {self.output}")
-        report.show(self.record(), worst=self.arguments.worst)
+        report.show(self.record(), worst=self.arguments.worst, every=self.arguments.rows)
 
     def serve(self, dtypes: Sequence[str]) -> dict[tuple[str, str], Any]:
         """Return what is served, by class and sizes, and time the look-ups."""
-        database = str(self.folder / "empty.db")
+        database = self.arguments.database or str(self.folder / "empty.db")
         found: dict[tuple[str, str], Any] = {}
         new_us: list[float] = []
         known_us: list[float] = []
@@ -264,6 +268,9 @@ class _Run:
             self.rows += self.race(
                 race, sizes, dtype, {name: (served[name, text_of(sizes)], found[name]) for name in names}, share_s
             )
+            if self.is_dead:
+                self.say("the CUDA context of this process is lost; run again with --resume for the other sizes")
+                return
             if time.perf_counter() - self.written > _WRITE_EVERY_S:
                 self.write()
 
@@ -271,7 +278,7 @@ class _Run:
         self, race: Any, sizes: Sizes, dtype: str, chosen: dict[str, tuple[Any, Any]], share_s: float
     ) -> list[report.Row]:
         """Return the rows of a problem; a problem that fails has rows with the reason."""
-        from any_size_race import Entry, empty_row, race_problem
+        from any_size_race import Entry, empty_row, is_usable, race_problem
 
         entries: list[Entry] = []
         rows = []
@@ -288,6 +295,7 @@ class _Run:
             )
         except Exception as error:
             self.say(f"{dtype} {text_of(sizes)}: {type(error).__name__}: {error}")
+            self.is_dead = not is_usable()
             return rows + [empty_row(entry.name, sizes, dtype, f"{type(error).__name__}: {error}") for entry in entries]
 
     def tune(self, name: str, sizes: Sizes) -> Any:
@@ -327,7 +335,8 @@ class _Run:
         record = report.read(self.output)
         if record.get("options") != options or record.get("device") != self.head["device"]:
             raise SystemExit(f"{self.output} is of other options or another GPU; run without --resume")
-        return [row for row in record["rows"] if row["ratio"] is not None]
+        rows: list[report.Row] = record["rows"]
+        return rows
 
 
 def _best_matmul(sizes: Sizes, dtype: str, options: Mapping[str, Any], database: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import cupy
@@ -59,8 +60,8 @@ class Products:
     The factors of all products of an element type are views of two buffers of random normal numbers.
     """
 
-    name = "matmul"
-    classes = MATMUL_CLASSES
+    name: str = "matmul"
+    classes: Mapping[str, Class] = MATMUL_CLASSES
 
     def __init__(self) -> None:
         import torch
@@ -167,8 +168,8 @@ class UserOperation:
     """
 
     def __init__(self, path: str, operation: Operation) -> None:
-        self.name = path
-        self.classes = {dtype: Class(dtype, {}) for dtype in operation.dtypes} | {
+        self.name = str(Path(path).absolute())  # a relative path is resolved in each look-up
+        self.classes: Mapping[str, Class] = {dtype: Class(dtype, {}) for dtype in operation.dtypes} | {
             f"{dtype}_no_library": Class(dtype, {"library": False}) for dtype in operation.dtypes
         }
         self.flags = operation.flags

@@ -249,7 +249,12 @@ class TestRecord:
     def test_the_tables_show_figures_targets_and_the_worst(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        rows = [row(0.25), row(3.5, loss=0.2), row(None, grid=None, waves=None, fault="did not compile")]
+        found = {"kernel": "gemm_wgmma", "config": {"BN": 128}, "tier": "exact", "grid": [9, 9, 9], "waves": 1.0}
+        rows = [
+            row(0.25, tuned=found, tuned_us=12.5, tuned_ratio=0.8, loss=2.2),
+            row(3.5, tuned=found, tuned_us=2.0, tuned_ratio=4.5, loss=0.2),
+            row(None, grid=None, waves=None, fault="did not compile"),
+        ]
         path = tmp_path / "any_size.json"
         report.write(path, report.document({"device": "NVIDIA H200"}, rows, {"new": 80.0, "known": 2.0}))
         monkeypatch.setattr(sys, "argv", ["any_size.py", "--read", str(path), "--worst", "2"])
@@ -265,4 +270,7 @@ class TestRecord:
             "80 us",
         ):
             assert text in shown
-        assert "3.5" not in shown.split("the worst")[1]
+        worst, beaten = shown.split("what tuning found")
+        assert "gemm_wgmma: BN=128" not in worst
+        assert "gemm_wgmma: BN=128" in beaten
+        assert "4.5" not in shown  # neither among the two worst nor slower than the library

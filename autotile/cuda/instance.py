@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import canonical_json
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
 from autotile.cuda.driver import constant_copies, copy_constants
@@ -126,6 +128,7 @@ class ProblemInstance:
         for buffer in spec.buffers:
             self._buffers[buffer.name] = self._new_buffer(buffer)
         self._sets = {0: self._new_inputs(0)}
+        self._input_digests: dict[int, str] = {}
         self.use_inputs(0)
 
     @property
@@ -214,6 +217,17 @@ class ProblemInstance:
                 return verdict
             max_error = max(max_error, verdict.max_error)
         return Verdict(Outcome.OK, max_error=max_error)
+
+    def digest(self) -> str:
+        """Return a digest of the inputs in use and one of the outputs as they are, to the bit.
+
+        Configurations whose digests are equal have computed the same bits from the same inputs.
+        """
+        if self._seed not in self._input_digests:
+            scalars = {name: np.asarray(value).tobytes().hex() for name, value in self._scalars.items()}
+            self._input_digests[self._seed] = _digest_of(self._pristine, scalars)
+        written = {b.name: self._buffers[b.name] for b in self._spec.buffers if b.is_written}
+        return f"{self._input_digests[self._seed]}:{_digest_of(written)}"
 
     def _memory_verdict(self, bound: BoundArguments) -> Verdict:
         """Verify what a launch must not change: guard bands, inputs, workspaces."""
@@ -338,6 +352,13 @@ class ProblemInstance:
 def _shown(value: Any) -> str:
     """Return a value as text; of a whole number all digits."""
     return str(value) if value.dtype.kind in "biu" else f"{value:.9g}"
+
+
+def _digest_of(buffers: Mapping[str, GuardedBuffer], scalars: Mapping[str, str] | None = None) -> str:
+    content = {
+        name: (buffer.array.shape, str(buffer.array.dtype), *buffer.content_hash()) for name, buffer in buffers.items()
+    }
+    return hashlib.sha256(canonical_json([content, scalars]).encode()).hexdigest()[:32]
 
 
 MEMORY_SHARE = 0.25

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotile.core.model import Config, Measurement, Outcome, Trial, config_key
+from autotile.core.model import OUTPUT_DIGEST, Config, Measurement, Outcome, Trial, config_key
 from autotile.core.statistics import Interval, median_interval, paired_ratio, ratio_of, widen_by_session_spread
 from autotile.core.text import plural
 from autotile.errors import InputError, ToolchainError
@@ -142,8 +142,10 @@ def run_finals(
         if failed is None:
             ties = [i for i in tied if checks.is_verified_like(i, order[0])]
             checks.note_unverified(len(tied) - len(ties))
+            compared = race.compare(order, ties, default)
             return replace(
-                race.compare(order, ties, default),
+                compared,
+                ranked=tuple(checks.with_digest(i, trial) for i, trial in zip(order, compared.ranked, strict=True)),
                 refused=checks.refused(finalists),
                 notices=tuple(checks.notices),
             )
@@ -269,6 +271,14 @@ class FinalistChecks:
         """Return the number of repetitions of a finalist's verification; 0 if it was not verified repeatedly."""
         known = self._evaluations.get(index)
         return int(known.telemetry.get("repeats", 0)) if known is not None else 0
+
+    def with_digest(self, index: int, trial: Trial) -> Trial:
+        """Return the trial of a finalist with the digest of its outputs in all repeats of its verification."""
+        known = self._evaluations.get(index)
+        if known is None or OUTPUT_DIGEST not in known.telemetry:
+            return trial
+        digest = known.telemetry[OUTPUT_DIGEST]
+        return replace(trial, telemetry={**trial.telemetry, OUTPUT_DIGEST: digest})
 
     def refused(self, finalists: Sequence[Trial]) -> tuple[Trial, ...]:
         """Return the trials of the finalists that failed, with outcome and reason, in the order of detection."""

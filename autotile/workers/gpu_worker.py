@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from autotile.core.documents import convert
-from autotile.core.model import STEP_TIME, Config, Outcome, config_text
+from autotile.core.model import OUTPUT_DIGEST, STEP_TIME, VARYING_OUTPUTS, Config, Outcome, config_text
 from autotile.cuda.cubin_cache import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.expected_outputs import ExpectedOutputs
@@ -116,14 +116,19 @@ class Workbench:
         if verdict.outcome is not Outcome.OK:
             return Evaluation(verdict.outcome, verdict.reason, "verify", seconds=timer.seconds, began_at=timer.began_at)
         instance = self._tuned.of(config)
-        captured = self._capture(instance)
+        captured, digest = self._capture(instance), instance.digest()
         stage("measure")
         bound = instance.bind(config, self.device)
         evaluation = self._measure(_sequence(functions.tuned, instance, bound), best_us, bound)
         timer.end("measure")
         if evaluation.outcome.has_time:
             self._known_good = (functions, config)
-        telemetry = {**evaluation.telemetry, "max_error": verdict.max_error}
+        again = evaluation.telemetry.get(OUTPUT_DIGEST, digest)
+        telemetry = {
+            **evaluation.telemetry,
+            "max_error": verdict.max_error,
+            OUTPUT_DIGEST: digest if digest == again else VARYING_OUTPUTS,
+        }
         return replace(
             evaluation, seconds=timer.seconds, telemetry=telemetry, captured=captured, began_at=timer.began_at
         )
@@ -152,12 +157,15 @@ class Workbench:
         if self._verify_seed:
             instance.add_inputs(self._verify_seed)
         done, verdict = 0, Verdict(Outcome.OK)
+        digests: dict[int, set[str]] = {}
         while done == 0 or (done < repeats and time.perf_counter() - start < limit_s):
-            instance.use_inputs(self._verify_seed if done // 2 % 2 else 0)
+            seed = self._verify_seed if done // 2 % 2 else 0
+            instance.use_inputs(seed)
             done += 1
             verdict = self._verify(functions, config, as_measured=done % 2 == 0)
             if verdict.outcome is not Outcome.OK:
                 break
+            digests.setdefault(seed, set()).add(instance.digest())
         instance.use_inputs(0)
         if verdict.outcome is Outcome.OK and instance.is_unconfirmed:
             return Evaluation(Outcome.WRONG_RESULT, _UNCONFIRMED, "verify")
@@ -165,7 +173,10 @@ class Workbench:
             return Evaluation(verdict.outcome, f"{verdict.reason}, in repeat {done} of {repeats}", "verify")
         self._known_good = (functions, config)
         seconds = {"verify": round(time.perf_counter() - start, 6)}
-        return Evaluation(Outcome.OK, stage="verify", seconds=seconds, telemetry={"repeats": done})
+        digest = VARYING_OUTPUTS if any(len(found) > 1 for found in digests.values()) else min(digests[0])
+        return Evaluation(
+            Outcome.OK, stage="verify", seconds=seconds, telemetry={"repeats": done, OUTPUT_DIGEST: digest}
+        )
 
     def set_verify_seed(self, seed: int) -> None:
         """Draw the second set of inputs, or drop it if the seed is 0; see `Workload.verify_seed`."""
@@ -221,6 +232,7 @@ class Workbench:
             **self._telemetry.read(),
             "reference_us": self._drift.read_us(),
             "event_floor_us": self._event_floor_us,
+            OUTPUT_DIGEST: bound.instance.digest(),
         }
         outcome, reason = Outcome.OK, ""
         if best_us is not None and timing.discarded:
