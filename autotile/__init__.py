@@ -145,6 +145,8 @@ if TYPE_CHECKING:
     from autotile.serving.capture import capture as capture
     from autotile.serving.dispatcher import Dispatcher as Dispatcher
     from autotile.serving.dispatcher import get_best_kernel as get_best_kernel
+    from autotile.serving.libraries import BoundLibrary as BoundLibrary
+    from autotile.serving.libraries import add_library as add_library
     from autotile.serving.matmul import matmul as matmul
     from autotile.space.enumeration import SpaceStage as SpaceStage
     from autotile.tuning.family_session import FamilyPlan as FamilyPlan
@@ -334,6 +336,7 @@ _NAMES = {
         "Dispatcher",
         "get_best_kernel",
     ),
+    "serving.libraries": ("BoundLibrary", "add_library"),
     "serving.matmul": ("matmul",),
     "space.enumeration": ("SpaceStage",),
     "tuning.family_session": (
