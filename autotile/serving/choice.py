@@ -57,6 +57,8 @@ class Choice:
         Description of the family's rule; empty if none chose.
     unread
         Reason why the user's database could not be read; empty if it was read or there is none.
+    pinned
+        File, or other origin, that pins the choice; empty if it is not pinned.
     """
 
     tier: Tier
@@ -73,6 +75,7 @@ class Choice:
     packed: str = ""
     rule: str = ""
     unread: str = ""
+    pinned: str = ""
 
 
 def choose(
