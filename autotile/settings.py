@@ -219,6 +219,12 @@ def child_environment() -> dict[str, str]:
     return environment
 
 
+def overrides_float32() -> bool:
+    """Return whether the environment may replace the float32 arithmetic of NVIDIA's libraries by a less exact one."""
+    variables = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION")
+    return any(os.environ.get(variable, "0") not in ("", "0") for variable in variables)
+
+
 def available_cores() -> int:
     """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

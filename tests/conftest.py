@@ -19,6 +19,7 @@ from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import default_dispatcher
+from autotile.settings import data_folder
 from autotile.space.search_space import feasible_space
 
 SCALE_TEMPLATE = """
@@ -102,6 +103,7 @@ def _own_settings(tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("AUTOTILE_CACHE", str(cubin_cache_folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("AUTOTILE_KERNELS", raising=False)
+    monkeypatch.delenv("AUTOTILE_OPERATIONS", raising=False)
     monkeypatch.setenv("AUTOTILE_REFRESH", "0")
     default_dispatcher.clear()
     default_dispatcher.misses.clear()
@@ -115,6 +117,22 @@ def scale_toml(tmp_path: Path) -> Path:
     (folder / "scale.cu").write_text(SCALE_TEMPLATE)
     (folder / "scale.toml").write_text(SCALE_SPACE)
     return folder / "scale.toml"
+
+
+@pytest.fixture
+def only_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Leave one kernel in the operation ``matmul``."""
+
+    def leave(name: str) -> None:
+        head, *members = (data_folder("operations") / "matmul.toml").read_text().split("\n[kernels.")
+        kept = next((member for member in members if member.startswith(f"{name}]")), f"{name}]\n")
+        folder = tmp_path / "operations"
+        folder.mkdir()
+        (folder / "matmul.toml").write_text(f"{head}\n[kernels.{kept}")
+        monkeypatch.setenv("AUTOTILE_OPERATIONS", str(folder))
+        default_dispatcher.clear()
+
+    return leave
 
 
 @pytest.fixture

@@ -337,6 +337,7 @@ class TestDocument:
             "source": "cuda",
             "tuned_on": "NVIDIA H200",
             "tuned_at": kernel.tuned_at.isoformat(),
+            "contenders": [],
             "differences": [],
             "aged": [],
             "shipped": False,
