@@ -113,6 +113,8 @@ if TYPE_CHECKING:
     from autotile.errors import EmptySpaceError as EmptySpaceError
     from autotile.errors import InputError as InputError
     from autotile.errors import NotTunedError as NotTunedError
+    from autotile.errors import PinError as PinError
+    from autotile.errors import PinWarning as PinWarning
     from autotile.errors import ProblemError as ProblemError
     from autotile.errors import RecordingError as RecordingError
     from autotile.errors import RescuedRunError as RescuedRunError
@@ -145,6 +147,8 @@ if TYPE_CHECKING:
     from autotile.serving.capture import capture as capture
     from autotile.serving.dispatcher import Dispatcher as Dispatcher
     from autotile.serving.dispatcher import get_best_kernel as get_best_kernel
+    from autotile.serving.dispatcher import pin as pin
+    from autotile.serving.dispatcher import unpin as unpin
     from autotile.serving.matmul import matmul as matmul
     from autotile.space.enumeration import SpaceStage as SpaceStage
     from autotile.tuning.family_session import FamilyPlan as FamilyPlan
@@ -291,6 +295,8 @@ _NAMES = {
         "EmptySpaceError",
         "InputError",
         "NotTunedError",
+        "PinError",
+        "PinWarning",
         "ProblemError",
         "RecordingError",
         "RescuedRunError",
@@ -333,6 +339,8 @@ _NAMES = {
     "serving.dispatcher": (
         "Dispatcher",
         "get_best_kernel",
+        "pin",
+        "unpin",
     ),
     "serving.matmul": ("matmul",),
     "space.enumeration": ("SpaceStage",),

@@ -19,7 +19,7 @@ from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_nam
 from autotile.kernel.library import Kernel
 from autotile.serving.choice import Choice, Tier
 from autotile.serving.description import document, explain
-from autotile.settings import read_settings
+from autotile.settings import Numerics, read_settings
 from autotile.space.limits import compiled_occupancy
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class Request(NamedTuple):
     bundle: str | None
     library: bool = True
     """Whether libraries may compute an operation."""
+    numerics: Numerics | None = None
+    """Whether only configurations that compute the same bits are exchanged."""
 
 
 def _serve_again(request: Request) -> BoundKernel:
@@ -74,6 +76,10 @@ class BoundKernel:
         The configuration that was chosen, with the reason and with what differs from the request.
     request
         Call of `get_best_kernel` that returns this kernel; None if it was not served by it.
+    operation
+        Problem of the operation that it is served for; None if it was asked for as a kernel.
+    library_allowed
+        Whether a library might be served in its place.
     calls
         Number of launches, except those of a function from `bind` in the ``exact`` tier. With concurrent calls from
         several threads, some may not be counted.
@@ -126,6 +132,8 @@ class BoundKernel:
         self.choice = choice
         self.calls = 0
         self.request: Request | None = None
+        self.operation: Problem | None = None
+        self.library_allowed = True
         self._device_index = device_index
         self._report_at = sys.maxsize
         self._report: Callable[[int], int] | None = None
@@ -360,6 +368,10 @@ class BoundKernel:
         if self._launcher is None:
             self._load()
 
+    def has_shapes_of(self, other: BoundKernel) -> bool:
+        """Return whether another kernel takes arrays of the same shapes."""
+        return list(self.shapes.values()) == list(other.shapes.values())
+
     def adopt(self, other: BoundKernel) -> bool:
         """Serve the choice of another kernel from the next call on; return whether it was taken over.
 
@@ -369,16 +381,19 @@ class BoundKernel:
         Parameters
         ----------
         other
-            A kernel of the same definition, problem and device. It is not used any further. If this one is loaded and
-            the other is not, nothing changes.
+            A kernel for the same arrays and device. It is not used any further. Nothing changes if it is a library, or
+            if this one is loaded and the other is not.
         """
+        if other.is_library:
+            return False
         with self._lock, other._lock:
-            if other.choice.config != self.choice.config:
+            if other.definition is not self.definition or other.choice.config != self.choice.config:
                 if self._launcher is not None:
                     if other._launcher is None:
                         return False
                     self._retired.append(self._launcher)
-                self._plan, self._data = other._plan, other._data
+                self.kernel, self.definition, self.problem = other.kernel, other.definition, other.problem
+                self._plan, self._data, self._scalars = other._plan, other._data, other._scalars
                 self._packed, self._cubin, self._launcher = other._packed, other._cubin, other._launcher
             self.choice = other.choice
         return True

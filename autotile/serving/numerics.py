@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,9 +17,9 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import Text, convert
 from autotile.core.model import VARYING_OUTPUTS, Problem, config_key
 from autotile.database.fast_access import read_digested_rows_fast
-from autotile.database.keys import key_of
+from autotile.database.keys import TuningKey, key_of
 from autotile.database.winners import Winner
-from autotile.errors import DataError
+from autotile.errors import DataError, InputError
 from autotile.kernel.library import Kernel
 from autotile.serving.candidates import Candidates
 from autotile.serving.choice import Choice, choose, wrong_configs
@@ -49,15 +49,28 @@ class _Bits:
         return bool(common) and is_equal and not (self.varies or other.varies)
 
 
-def exchanged(
-    base: Choice,
-    kernel: Kernel,
-    problem: Problem,
-    device: DeviceProperties,
-    *,
-    nvrtc_version: str,
-    location: str,
-) -> Choice:
+class Requested(NamedTuple):
+    """A problem of a kernel on a device, with the version of NVRTC and the database."""
+
+    kernel: Kernel
+    problem: Problem
+    device: DeviceProperties
+    nvrtc_version: str
+    location: str
+
+    @property
+    def key(self) -> TuningKey:
+        """The key of its results."""
+        return key_of(self.kernel, self.problem, self.device, nvrtc_version=self.nvrtc_version, l2_mode="cold")
+
+
+def check_numerics(numerics: object) -> None:
+    """Raise `InputError` for a value of ``numerics`` that there is not."""
+    if numerics not in (None, "any", "same"):
+        raise InputError(f"numerics is {numerics!r:.80}, expected 'any' or 'same'")
+
+
+def exchanged(base: Choice, request: Requested) -> Choice:
     """Return the fastest configuration that is known to compute the same bits as a choice; else the choice itself.
 
     Only finalists of this problem on this GPU, with this compiler, are compared.
@@ -66,12 +79,11 @@ def exchanged(
     ----------
     base
         The choice whose results are to be kept.
-    kernel, problem, device, nvrtc_version
-        The request.
-    location
-        Path or URL of the database.
+    request
+        The problem.
     """
-    key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
+    kernel, problem, device, nvrtc_version, location = request
+    key = request.key
     candidates = Candidates(location, problem)
     base_key = config_key(base.config)
     rows = read_digested_rows_fast(location, key.digest, base_key)

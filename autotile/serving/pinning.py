@@ -1,193 +1,45 @@
-"""Pinned choices: what is served for each problem, frozen to a file, or received from another process.
+"""Pins: choices of what is served that are in force, frozen to a file or received from another process.
 
-The file is JSON for people and programs: equal choices make equal files. It is read by a declared schema and holds
-nothing that is executed. A choice is served only to the version of the kernel that it was made for.
+A choice is served only to the version of the kernel that it was made for. While choices are pinned, new results change
+nothing, but for configurations that compute the same bits where ``numerics="same"`` asks for them.
 """
 
 from __future__ import annotations
 
-import atexit
-import json
 import os
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
-
-import msgspec
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Bytes, Count, Format, Name, Text, canonical_json, decode_json, read_regular
-from autotile.core.frozen import dataclass
-from autotile.core.model import Config, Problem
-from autotile.database.keys import key_of
+from autotile.core.model import Problem
 from autotile.database.paths import atomic_write
-from autotile.errors import DataError, InputError, PinError, PinWarning, SpecError
-from autotile.kernel.library import Kernel
+from autotile.errors import AutotileError, PinError, PinWarning, SpecError, ToolchainError
 from autotile.serving.bound import BoundKernel
-from autotile.serving.choice import Choice, Tier
+from autotile.serving.choice import Choice, Contender
+from autotile.serving.numerics import Requested, exchanged
+from autotile.serving.pinned_choices import (
+    MAX_CHOICES,
+    PinnedChoice,
+    parse_choices,
+    read_choices,
+    request_of,
+    write_choices,
+)
+from autotile.settings import Numerics, absolute_path, read_settings
 from autotile.space.limits import check_config
 
-PIN_FORMAT = 1
-MAX_BYTES = 64 * 2**20
-"""Maximum size of the JSON: 60,000 choices of a kilobyte."""
-_MAX_CHOICES = 60_000
+if TYPE_CHECKING:
+    from autotile.serving.operations import OperationTable
+    from autotile.serving.refresh import ChooseAgain, Refresher
+
 _MAX_SHARE = 0.01
 """Maximum share of the time spent writing the file while choices are added; the rest is written at exit."""
-
-Device = tuple[str, str, int, int]
-Request = tuple[str, str, str, str, bool, Device]
-"""Operation, kernel, dtype, sizes as JSON, whether a library may compute it, and the device."""
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedChoice:
-    """What is served for a problem on a kind of GPU.
-
-    Attributes
-    ----------
-    operation
-        Name of the operation that was asked for; empty if a kernel was.
-    sizes, dtype
-        The problem, with flags; of an operation by its names, with conditions.
-    library_allowed
-        Whether a library might compute the operation.
-    gpu_name, compute_capability, sm_count, smem_per_block_optin_bytes
-        The GPU.
-    source
-        Whether a kernel or a library computes it.
-    kernel
-        Name of the kernel or the library.
-    kernel_sizes
-        Sizes by the kernel's names; empty for a library.
-    template_hash, space_hash, options, nvrtc_version
-        Version of the kernel and of its compiler; empty for a library.
-    library_version
-        Version of the library; empty for a kernel.
-    config, tier
-        The configuration, and how it was found.
-    """
-
-    operation: Name
-    sizes: Mapping[Name, Count]
-    dtype: Name
-    library_allowed: bool
-    gpu_name: Name
-    compute_capability: Name
-    sm_count: Count
-    smem_per_block_optin_bytes: Bytes
-    source: Literal["kernel", "library"]
-    kernel: Name
-    kernel_sizes: Mapping[Name, Count]
-    template_hash: Name
-    space_hash: Name
-    options: tuple[Text, ...]
-    nvrtc_version: Name
-    library_version: Name
-    config: Config
-    tier: Tier
-
-    @classmethod
-    def of(
-        cls, served: BoundKernel, nvrtc_version: str, *, requested: Problem | None = None, library: bool = True
-    ) -> PinnedChoice:
-        """Return the choice of a served kernel.
-
-        Parameters
-        ----------
-        served
-            The kernel, or the library.
-        nvrtc_version
-            Version of the compiler.
-        requested
-            Problem of the operation that it is served for; None if the kernel was asked for.
-        library
-            Whether a library might compute the operation.
-        """
-        is_library = getattr(served, "is_library", False)
-        problem = served.problem
-        key = key_of(served.definition, problem, served.device, nvrtc_version=nvrtc_version, l2_mode="cold")
-        given = requested or problem
-        return cls(
-            operation=requested.kernel if requested is not None else "",
-            sizes=dict(given.sizes),
-            dtype=given.dtype,
-            library_allowed=library,
-            gpu_name=key.gpu_name,
-            compute_capability=key.compute_capability,
-            sm_count=key.sm_count,
-            smem_per_block_optin_bytes=key.smem_per_block_optin_bytes,
-            source="library" if is_library else "kernel",
-            kernel=served.kernel,
-            kernel_sizes={} if is_library else dict(problem.sizes),
-            template_hash="" if is_library else key.template_hash,
-            space_hash="" if is_library else key.space_hash,
-            options=() if is_library else key.options,
-            nvrtc_version="" if is_library else key.nvrtc_version,
-            library_version=str(getattr(served, "version", "")) if is_library else "",
-            config=dict(served.config),
-            tier=served.tier,
-        )
-
-    @property
-    def request(self) -> Request:
-        """What was asked for, as a key."""
-        device = self.gpu_name, self.compute_capability, self.sm_count, self.smem_per_block_optin_bytes
-        asked = "" if self.operation else self.kernel
-        return self.operation, asked, self.dtype, canonical_json(dict(self.sizes)), self.library_allowed, device
-
-    def __str__(self) -> str:
-        """Return the problem as text."""
-        return str(Problem(self.operation or self.kernel, self.sizes, self.dtype))
-
-
-class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    format: Literal[1]
-    choices: Annotated[tuple[PinnedChoice, ...], msgspec.Meta(max_length=_MAX_CHOICES)]
-
-
-def write_choices(choices: Iterable[PinnedChoice]) -> str:
-    """Return choices as JSON, in an order of their own, each on lines of its own."""
-    rows = sorted((asdict(choice) for choice in choices), key=canonical_json)
-    return json.dumps({"choices": rows, "format": PIN_FORMAT}, indent=1, sort_keys=True, allow_nan=False) + "\n"
-
-
-def parse_choices(text: bytes | str, origin: str) -> list[PinnedChoice]:
-    """Parse the JSON of `write_choices`.
-
-    Parameters
-    ----------
-    origin
-        Where it comes from, for messages.
-
-    Raises
-    ------
-    PinError
-        It is malformed, of another format, or names a problem twice.
-    """
-    try:
-        version = decode_json(text, Format).format
-        if version != PIN_FORMAT:
-            raise PinError(f"{origin} has format {version!r:.40}, expected {PIN_FORMAT}: it needs another autotile")
-        choices = list(decode_json(text, _Document).choices)
-    except DataError as error:
-        raise PinError(f"{origin} holds no pinned choices: {error}; delete it, and pin again") from None
-    if len({choice.request for choice in choices}) != len(choices):
-        raise PinError(f"{origin} names a problem twice; delete one of the choices")
-    return choices
-
-
-def read_choices(path: Path) -> list[PinnedChoice]:
-    """Read a file of choices; errors are those of `parse_choices`, or that it cannot be read."""
-    try:
-        data = read_regular(path, MAX_BYTES)
-    except OSError as error:
-        raise PinError(f"{path} cannot be read: {error.strerror}") from None
-    return parse_choices(data, str(path))
 
 
 class Pin:
@@ -203,11 +55,6 @@ class Pin:
         Whether a problem that is not among them is refused rather than served with a warning.
     path
         File that further choices are added to; None if nothing is added.
-
-    Raises
-    ------
-    PinError
-        The file cannot be written.
     """
 
     def __init__(
@@ -222,21 +69,16 @@ class Pin:
         self._written = -1
         self._resume_s = 0.0
         if path is not None:
-            self.flush()
-            atexit.register(self._flush_at_exit)
+            from multiprocessing.util import Finalize  # also runs in the children that it forks, unlike atexit
+
+            self._at_exit = Finalize(None, self._flush_quietly, exitpriority=0)
 
     @property
     def is_recording(self) -> bool:
         """Whether choices are added."""
         return self._path is not None
 
-    @property
-    def choices(self) -> list[PinnedChoice]:
-        """All choices."""
-        with self._lock:
-            return list(self._choices.values())
-
-    def find(self, kernel: Kernel, problem: Problem, device: DeviceProperties, nvrtc_version: str) -> Choice | None:
+    def find(self, request: Requested) -> Choice | None:
         """Return the choice for a problem of a kernel; None if there is none.
 
         Raises
@@ -244,69 +86,73 @@ class Pin:
         PinError
             It was made for another version of the kernel, or cannot be used here.
         """
-        found = self._choices.get(("", kernel.name, problem.dtype, *_asked(problem, True, device)))
-        return None if found is None else self.choice_of(found, kernel, problem, device, nvrtc_version)
+        pinned = self._choices.get(request_of(request.kernel.name, request.problem, request.device))
+        return self.choice_of(pinned, request) if pinned is not None else None
 
     def find_operation(self, problem: Problem, device: DeviceProperties, *, library: bool) -> PinnedChoice | None:
         """Return the choice for a problem of an operation; None if there is none."""
-        return self._choices.get((problem.kernel, "", problem.dtype, *_asked(problem, library, device)))
+        return self._choices.get(request_of("", problem, device, operation=problem.kernel, library=library))
 
-    def choice_of(
-        self, pinned: PinnedChoice, kernel: Kernel, problem: Problem, device: DeviceProperties, nvrtc_version: str
-    ) -> Choice:
-        """Return a pinned choice as one that is served; parameters and errors are those of `find`."""
-        key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
+    def choice_of(self, pinned: PinnedChoice, request: Requested) -> Choice:
+        """Return a pinned choice as one that is served.
+
+        Parameters
+        ----------
+        request
+            The problem of the kernel that is pinned.
+
+        Raises
+        ------
+        PinError
+            As for `find`.
+        """
+        key, spec = request.key, request.kernel.spec
         changed = [
             what
             for what, name in (("template", "template_hash"), ("space", "space_hash"), ("options", "options"))
             if getattr(pinned, name) != getattr(key, name)
         ]
-        again = f"delete {self.origin}, or the choice in it, and pin again"
         if changed:
             raise PinError(
-                f"{self.origin} pins {pinned} to a configuration of another version of {kernel.name}: its "
-                f"{' and '.join(changed)} changed since; restore that version, or {again}"
+                f"{self.origin} pins {pinned} to a configuration of another version of {spec.name}: its "
+                f"{' and '.join(changed)} changed since; restore that version, or {self._cure}"
             )
         try:
-            reason = check_config(kernel.spec, pinned.config, problem.sizes, device, problem.dtype)
+            reason = check_config(spec, pinned.config, request.problem.sizes, request.device, request.problem.dtype)
         except SpecError as error:
             reason = str(error)
         if reason:
-            raise PinError(f"{self.origin} pins {pinned} to a configuration that cannot run: {reason}; {again}")
+            raise PinError(f"{self.origin} pins {pinned} to a configuration that cannot run: {reason}; {self._cure}")
         if pinned.nvrtc_version != key.nvrtc_version:
-            warnings.warn(
+            _warn(
                 f"{self.origin} was made with NVRTC {pinned.nvrtc_version}, and {key.nvrtc_version} compiles here: "
-                "results may differ in their last bits",
-                PinWarning,
-                stacklevel=2,
+                "results may differ in their last bits"
             )
-        config = {parameter.name: pinned.config[parameter.name] for parameter in kernel.spec.parameters}
+        config = {parameter.name: pinned.config[parameter.name] for parameter in spec.parameters}
         return Choice(tier=pinned.tier, config=config, pinned=self.origin)
 
-    def check_served(self, what: str) -> None:
-        """Warn of a problem that is served although it is not pinned.
+    def check(self, kernel: BoundKernel) -> None:
+        """Warn of a kernel that is served although its choice is not pinned.
 
         Raises
         ------
         PinError
             That is refused.
         """
-        said = f"{what} is not among the choices of {self.origin}"
+        if self.is_recording or kernel.choice.pinned == self.origin:
+            return
+        said = f"{kernel.operation or kernel.problem} on {kernel.device.name} is not among the choices of {self.origin}"
         if self._strict:
-            raise PinError(
-                f"{said}, and no others are allowed; delete {self.origin} and pin again, or pin without strict"
-            )
-        warnings.warn(f"{said}, and is served as usual", PinWarning, stacklevel=2)
+            raise PinError(f"{said}, and no others are allowed; pin without strict, or {self._cure}")
+        _warn(f"{said}, and is served as usual")
 
     def add(self, choice: PinnedChoice) -> None:
         """Add a choice, unless the problem has one, and write the file if that is not too soon."""
-        if not self.is_recording or len(self._choices) >= _MAX_CHOICES:
-            return
         with self._lock:
-            self._choices.setdefault(choice.request, choice)
+            if self.is_recording and len(self._choices) < MAX_CHOICES:
+                self._choices.setdefault(choice.request, choice)
         if time.monotonic() >= self._resume_s:
-            with suppress(PinError):  # it is tried again, at exit at last
-                self.flush()
+            self._flush_quietly()
 
     def flush(self) -> None:
         """Write the file if choices were added since, in the process that pinned them.
@@ -319,34 +165,238 @@ class Pin:
         with self._lock:
             if self._path is None or len(self._choices) == self._written or os.getpid() != self._process:
                 return
+            if self._written < 0 and self._path.exists():
+                _warn(f"{self._path} was written by another process meanwhile, and is left as it is")
+                self._path = None
+                return
             start_s = time.monotonic()
             text, count = write_choices(self._choices.values()), len(self._choices)
             try:
                 with atomic_write(self._path) as stream:
                     stream.write(text.encode())
             except OSError as error:
-                raise PinError(f"{self._path} cannot be written: {error.strerror}") from None
+                raise PinError(f"{self._path} cannot be written: {error.strerror}; pin to another file") from None
             self._written = count
             end_s = time.monotonic()
             self._resume_s = end_s + (end_s - start_s) / _MAX_SHARE
 
     def end(self) -> None:
         """Write the file, and add nothing any more."""
-        self.flush()
-        atexit.unregister(self._flush_at_exit)
-        self._path = None
+        if self._path is not None:
+            self._at_exit.cancel()
+            self._flush_quietly()
+            self._path = None
 
-    def _flush_at_exit(self) -> None:
-        with suppress(PinError):
+    def _flush_quietly(self) -> None:
+        with suppress(PinError):  # it is tried again, at exit at last
             self.flush()
 
+    @property
+    def _cure(self) -> str:
+        return f"delete {self.origin}, or the choice in it, and pin again"
 
-def _asked(problem: Problem, library: bool, device: DeviceProperties) -> tuple[str, bool, Device]:
-    return (
-        canonical_json(dict(problem.sizes)),
-        library,
-        (device.name, device.compute_capability, device.sm_count, device.smem_per_block_optin_bytes),
-    )
+
+def _warn(message: str) -> None:
+    warnings.warn(message, PinWarning, stacklevel=2)
+
+
+class _Exchange(NamedTuple):
+    """A kernel that the program has, and what is served in its place."""
+
+    location: str
+    kernel: BoundKernel
+    fresh: BoundKernel
+    choose_again: ChooseAgain
+
+
+class _Override(threading.local):
+    """Choices that are tried in the calling thread before they are in force."""
+
+    pin: Pin | None = None
+
+
+class Pins:
+    """The pinned choices of a dispatcher.
+
+    Parameters
+    ----------
+    refresher
+        Knows what is served.
+    """
+
+    def __init__(self, refresher: Refresher) -> None:
+        self._refresher = refresher
+        self._pin: Pin | None = None
+        self._reads_setting = True
+        self._tried = _Override()
+
+    def in_force(self) -> Pin | None:
+        """Return the choices that are in force, if any are; at first those of the setting ``pin``."""
+        if self._tried.pin is not None:
+            return self._tried.pin
+        if self._reads_setting:
+            settings = read_settings()
+            return _pin_of_setting(settings.pin, strict=settings.pin_strict) if settings.pin is not None else None
+        return self._pin
+
+    def choice_for(self, request: Requested, numerics: Numerics | None) -> Choice | None:
+        """Return the pinned choice for a problem of a kernel; None if there is none.
+
+        Parameters
+        ----------
+        numerics
+            ``"same"``: a faster configuration that computes the same bits may take its place; None for the setting.
+        """
+        pin = self.in_force()
+        choice = pin.find(request) if pin is not None else None
+        return choice and _exchanged(choice, request, numerics)
+
+    def serve_operation(
+        self, table: OperationTable, problem: Problem, *, library: bool, numerics: Numerics | None
+    ) -> BoundKernel | None:
+        """Return what is pinned for a problem of an operation; None if nothing is."""
+        pin = self.in_force()
+        pinned = pin.find_operation(problem, table.device, library=library) if pin is not None else None
+        if pin is None or pinned is None:
+            return None
+        if pinned.source == "library":
+            contenders = (Contender(pinned.kernel, {}, None, is_library=True),)
+            served = table.bind_library(pinned.kernel, problem, Choice("library", {}, contenders=contenders))
+            if served is None:
+                raise PinError(f"{pin.origin} pins {pinned} to the library {pinned.kernel}, which is not here")
+            found = str(getattr(served, "version", ""))
+            if found != pinned.library_version:
+                _warn(f"{pin.origin} was made with {pinned.kernel} {pinned.library_version}, and {found} is here")
+            served.choice = replace(served.choice, pinned=pin.origin)
+            return served
+        request = table.requested(pinned.kernel, pinned.kernel_sizes)
+        if request is None:
+            raise PinError(f"{pin.origin} pins {pinned} to {pinned.kernel}, which is no kernel of {problem.kernel}")
+        choice = _exchanged(pin.choice_of(pinned, request), request, numerics)
+        return table.bind_kernel(request, replace(choice, contenders=(Contender(pinned.kernel, choice.config, None),)))
+
+    def check(self, kernel: BoundKernel) -> None:
+        """Warn of a kernel that is served although its choice is not pinned, or raise `PinError`; see `Pin.check`."""
+        pin = self.in_force()
+        if pin is not None:
+            pin.check(kernel)
+
+    def record(self, kernel: BoundKernel) -> None:
+        """Add the choice of a kernel, if choices are added."""
+        pin = self.in_force()
+        if pin is not None and pin.is_recording:
+            pin.add(_pinned(kernel))
+
+    def pin(self, path: str | Path, *, strict: bool = False) -> None:
+        """Freeze what is served to a file, or serve what the file says.
+
+        If the file does not exist, it is written: with what was served so far, and whatever is served from now on. If
+        it exists, its choices are served, also by kernels that the program has already, and it is not changed. New
+        results change nothing any more, except with ``numerics="same"``.
+
+        Parameters
+        ----------
+        path
+            The file, JSON.
+        strict
+            Refuse to serve a problem that is not in an existing file, rather than serve it as usual with a
+            `PinWarning`.
+
+        Raises
+        ------
+        PinError
+            The file cannot be read or written, is malformed, or holds a choice that cannot be served in place of what
+            is served now: of another version of the kernel, or for arrays of other shapes. Nothing is changed then.
+        InputError
+            The path is empty.
+        CompileError, ToolchainError
+            A pinned kernel cannot be loaded in place of one that is. Nothing is changed then.
+
+        Examples
+        --------
+        >>> autotile.pin("choices.json")  # doctest: +SKIP
+        """
+        whole = absolute_path(path, "a file of pinned choices")
+        if whole.exists():
+            pin = Pin(str(whole), read_choices(whole), strict=strict)
+            self.put_in_force(pin, self.checked(pin))
+            return
+        pin = Pin(str(whole), self.served_choices(), strict=strict, path=whole)
+        try:
+            pin.flush()
+        except PinError:
+            pin.end()
+            raise
+        self.put_in_force(pin, [])
+
+    def unpin(self) -> None:
+        """Serve what the results say again, whatever was pinned, also by the setting."""
+        if self._pin is not None:
+            self._pin.end()
+        self._pin, self._reads_setting = None, False
+        self._refresher.refresh()
+
+    def served_choices(self) -> list[PinnedChoice]:
+        """Return what is served, except from bundles."""
+        return list({one.request: one for kernel, *_ in self._refresher.kernels() if (one := _pinned(kernel))}.values())
+
+    def checked(self, pin: Pin) -> list[_Exchange]:
+        """Return what choices would change, loaded; errors are those of `pin`."""
+        self._tried.pin = pin
+        try:
+            found = [
+                _Exchange(where, kernel, again(kernel), again) for kernel, where, again in self._refresher.kernels()
+            ]
+            for _, kernel, fresh, _ in found:
+                if fresh is kernel:
+                    pin.check(kernel)
+                elif not kernel.has_shapes_of(fresh):
+                    raise PinError(
+                        f"{pin.origin} pins {kernel.problem} to a configuration for which arrays have other shapes "
+                        "than for the one that is served; pin before the kernel is asked for"
+                    )
+                elif kernel.is_loaded:
+                    fresh.load()
+        finally:
+            self._tried.pin = None
+        return [one for one in found if one.fresh is not one.kernel]
+
+    def put_in_force(self, pin: Pin, checked: list[_Exchange]) -> None:
+        """Serve pinned choices from now on, given what `checked` returned for them."""
+        if self._pin is not None:
+            self._pin.end()
+        self._pin, self._reads_setting = pin, False
+        for location, kernel, fresh, again in checked:
+            self._refresher.exchange(location, kernel, fresh, again)
+
+    def synchronize(self, ranks: Ranks, *, strict: bool = False) -> None:
+        """Serve the choices of the first of several processes in all of them; each of them must call this.
+
+        Parameters
+        ----------
+        ranks
+            The processes.
+        strict
+            As for `pin`.
+
+        Raises
+        ------
+        PinError
+            A process cannot serve them; then nothing is changed in any.
+        """
+        own = write_choices(self.served_choices()).encode() if ranks.is_first else b""
+        text = ranks.broadcast(own)
+        failure: AutotileError | None = None
+        checked: list[_Exchange] = []
+        pin = Pin("the choices of rank 0", (), strict=strict)
+        try:
+            pin = Pin(pin.origin, parse_choices(text, "what rank 0 sent"), strict=strict)
+            checked = self.checked(pin)
+        except AutotileError as error:
+            failure = error
+        if not ranks.all_agree(failure is None):
+            raise failure or PinError("another rank cannot serve the choices of rank 0, so nothing was changed")
+        self.put_in_force(pin, checked)
 
 
 class Ranks(Protocol):
@@ -363,35 +413,37 @@ class Ranks(Protocol):
         """Return whether all processes agree."""
 
 
-class PinsChoices(Protocol):
-    """A dispatcher, as far as its choices can be pinned."""
-
-    def served_choices(self) -> list[PinnedChoice]:
-        """Return what is served."""
-
-    def checked(self, pin: Pin) -> Any:
-        """Return what a pin would change; raise if it cannot be in force."""
-
-    def put_in_force(self, pin: Pin, checked: Any) -> None:
-        """Serve the pinned choices from now on."""
+_by_setting: dict[tuple[Path, bool, int], Pin] = {}
+_by_setting_lock = threading.Lock()
 
 
-def synchronize(dispatcher: PinsChoices, ranks: Ranks, *, strict: bool) -> None:
-    """Serve the choices of the first of several processes in all of them; each must call this.
+def _pin_of_setting(path: Path, *, strict: bool) -> Pin:
+    """Return the choices of the file that the setting names, the same for all dispatchers of a process."""
+    key = path, strict, os.getpid()
+    pin = _by_setting.get(key)
+    if pin is None:
+        with _by_setting_lock:
+            pin = _by_setting.get(key)
+            if pin is None:
+                exists = path.exists()
+                choices = read_choices(path) if exists else []
+                pin = _by_setting[key] = Pin(str(path), choices, strict=strict, path=None if exists else path)
+    return pin
 
-    Raises
-    ------
-    PinError
-        A process cannot serve them; then nothing changes in any.
-    """
-    own = write_choices(dispatcher.served_choices()).encode() if ranks.is_first else b""
-    text = ranks.broadcast(own)
-    failure: InputError | None = None
+
+def _pinned(kernel: BoundKernel) -> PinnedChoice:
+    return PinnedChoice.of(kernel, _nvrtc_version(), requested=kernel.operation, library=kernel.library_allowed)
+
+
+def _nvrtc_version() -> str:
+    from autotile.cuda.toolchain import nvrtc_version
+
     try:
-        pin = Pin("the choices of rank 0", parse_choices(text, "what rank 0 sent"), strict=strict)
-        checked = dispatcher.checked(pin)
-    except InputError as error:
-        failure = error
-    if not ranks.all_agree(failure is None):
-        raise failure or PinError("another rank cannot serve the choices of rank 0, and says why; nothing was changed")
-    dispatcher.put_in_force(pin, checked)
+        return nvrtc_version()
+    except ToolchainError:
+        return ""
+
+
+def _exchanged(choice: Choice, request: Requested, numerics: Numerics | None) -> Choice:
+    is_same = (numerics or read_settings().numerics) == "same"
+    return exchanged(choice, request) if is_same else choice
