@@ -149,6 +149,8 @@ if TYPE_CHECKING:
     from autotile.serving.dispatcher import get_best_kernel as get_best_kernel
     from autotile.serving.dispatcher import pin as pin
     from autotile.serving.dispatcher import unpin as unpin
+    from autotile.serving.libraries import BoundLibrary as BoundLibrary
+    from autotile.serving.libraries import add_library as add_library
     from autotile.serving.matmul import matmul as matmul
     from autotile.space.enumeration import SpaceStage as SpaceStage
     from autotile.tuning.family_session import FamilyPlan as FamilyPlan
@@ -342,6 +344,7 @@ _NAMES = {
         "pin",
         "unpin",
     ),
+    "serving.libraries": ("BoundLibrary", "add_library"),
     "serving.matmul": ("matmul",),
     "space.enumeration": ("SpaceStage",),
     "tuning.family_session": (

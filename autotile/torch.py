@@ -24,7 +24,6 @@ from autotile.serving.pinned_choices import MAX_BYTES
 __all__ = ["matmul", "sync_choices"]
 
 
-
 def _multiply(a: Tensor, b: Tensor, emulate: bool = True) -> Tensor:
     result: Tensor = _matmul(a.detach(), b.detach(), emulate=emulate)
     return result

@@ -22,15 +22,15 @@ from __future__ import annotations
 import argparse
 import atexit
 import importlib.util
-import math
+import os
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import any_size_report as report
 from any_size_draw import (
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from any_size_race import Entry
     from any_size_subjects import Subject, UserOperation
 
-_DTYPES = ("bfloat16", "float16", "float32")
+_START_S = time.perf_counter()
 _MAX_ARRAY_BYTES = 4 << 30
 _WRITE_EVERY_S = 5.0
 _RACE_SHARE = 0.7
@@ -62,11 +62,13 @@ def main() -> None:
     arguments = parsed()
     if arguments.read:
         record = report.read(arguments.read)
-        report.show({**record, "summary": report.summary(record["rows"])}, worst=arguments.worst)
+        current = {**record, "summary": report.summary(record["rows"])}
+        report.show(current, worst=arguments.worst, every=arguments.rows)
         return
     # Registered before autotile is imported, hence called after it has written what it counted.
     folder = Path(tempfile.mkdtemp(prefix="any_size."))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["AUTOTILE_DB"] = str(Path(arguments.database or folder / "empty.db").absolute())
     subject = _subject(arguments)
     _Run(arguments, subject, problems(arguments, subject), folder).run()
 
@@ -82,12 +84,14 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shapes", type=Path, metavar="FILE", help='JSON list of [M, N, K] or [M, N, K, "NT"] instead')
     parser.add_argument("--tune-count", type=int, default=0, help="sizes that are also tuned by themselves")
     parser.add_argument("--tune-seconds", type=float, default=30.0, help="time of the tuning of a size in a class")
-    parser.add_argument("--limit", type=float, default=150.0, help="seconds that all but the tuning should take")
+    parser.add_argument("--limit", type=float, default=140.0, help="seconds that all but the tuning should take")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: benchmarks/results/GPU/any_size.json")
     parser.add_argument("--resume", action="store_true", help="keep the rows of the output file")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="print the N worst rows of each class")
+    parser.add_argument("--rows", action="store_true", help="print all rows")
     parser.add_argument("--read", type=Path, metavar="FILE", help="print the tables of a record, measure nothing")
     parser.add_argument("--operation", metavar="FILE", help="operation file of your own, in place of matmul")
+    parser.add_argument("--database", metavar="FILE", help="serve from this database (default: an empty one)")
     parser.add_argument("--python", type=Path, metavar="FILE", help="Python file that adds its library")
     found = parser.parse_args(words)
     if found.operation and (found.shape or found.shapes):
@@ -149,18 +153,19 @@ class _Run:
         from autotile.cuda.driver import live_device
 
         self.arguments, self.subject, self.problems, self.folder = arguments, subject, found, folder
-        self.start = time.perf_counter()
+        self.start = _START_S
         gpu = report.folder_name(live_device().name)
         self.output = arguments.output or Path(__file__).parent / "results" / gpu / "any_size.json"
         options = {
             name: str(value) if isinstance(value, Path) else value
             for name, value in vars(arguments).items()
-            if name not in ("output", "resume", "worst", "read", "limit")
+            if name not in ("output", "resume", "worst", "rows", "read", "limit")
         }
         self.head = {**provenance(), "options": options}
         self.rows = self._rows_before(options) if arguments.resume else []
         self.look_up_us: dict[str, float] = {}
         self.written = 0.0
+        self.is_dead = False
 
     def run(self) -> None:
         """Measure what is not measured yet, write it, and print the tables."""
@@ -175,57 +180,60 @@ class _Run:
             self.time(dtypes, served)
         finally:
             self.write()
+        if self.is_dead:
+            self.start_again()
         self.say(f"{len(self.rows)} rows in {self.output}")
-        report.show(self.record(), worst=self.arguments.worst)
+        report.show(self.record(), worst=self.arguments.worst, every=self.arguments.rows)
+
+    def start_again(self) -> NoReturn:
+        """Replace this process, whose CUDA context is lost, by one that measures the other problems."""
+        self.say("the CUDA context is lost; starting again with the other sizes")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        words = sys.argv if "--resume" in sys.argv else [*sys.argv, "--resume"]
+        os.execv(sys.executable, [sys.executable, *words])
 
     def serve(self, dtypes: Sequence[str]) -> dict[tuple[str, str], Any]:
         """Return what is served, by class and sizes, and time the look-ups."""
-        database = str(self.folder / "empty.db")
         found: dict[tuple[str, str], Any] = {}
         new_us: list[float] = []
         known_us: list[float] = []
         for name in self.names(dtypes):
             for sizes in _warm_up_sizes(self.problems):
-                self.look_up(name, sizes, database)  # reads the files of the class
+                self.look_up(name, sizes)  # reads the files of the class
             for sizes in self.problems:
                 begun = time.perf_counter()
-                found[name, text_of(sizes)] = self.look_up(name, sizes, database)
+                found[name, text_of(sizes)] = self.look_up(name, sizes)
                 new_us.append(1e6 * (time.perf_counter() - begun))
             right = [sizes for sizes in self.problems if not isinstance(found[name, text_of(sizes)], Exception)]
-            known_us += [self.known_us(name, sizes, database) for sizes in right[:_KNOWN_SIZES]]
-        measured = {"new": new_us, "known": [time_us for time_us in known_us if math.isfinite(time_us)]}
-        self.look_up_us = {name: round(statistics.median(each), 3) for name, each in measured.items() if each}
+            known_us += [self.known_us(name, sizes) for sizes in right[:_KNOWN_SIZES]]
+        both = {"new": new_us, "known": known_us}
+        self.look_up_us = {name: round(statistics.median(each), 3) for name, each in both.items() if each}
         return found
 
     def names(self, dtypes: Sequence[str]) -> list[str]:
         """Return the classes of some element types."""
         return [name for name, one in self.subject.classes.items() if one.dtype in dtypes]
 
-    def look_up(self, name: str, sizes: Sizes, database: str) -> Any:
-        """Return what is served for a problem; the error in its place if nothing can be."""
+    def look_up(self, name: str, sizes: Sizes, database: str | None = None) -> Any:
+        """Return what is served for a problem, the error in its place if nothing can be; None: the user's database."""
         import autotile
 
         dtype, options = self.subject.classes[name]
         try:
             return autotile.get_best_kernel(self.subject.name, dtype=dtype, database=database, **sizes, **options)
-        except autotile.UnknownKernelError:
-            return _best_matmul(sizes, dtype, options, database)
         except autotile.AutotileError as error:
             return error
 
-    def known_us(self, name: str, sizes: Sizes, database: str) -> float:
+    def known_us(self, name: str, sizes: Sizes) -> float:
         """Return the time of the look-up of a problem that was served before."""
         import autotile
 
         dtype, options = self.subject.classes[name]
         operation, get_best_kernel = self.subject.name, autotile.get_best_kernel
-        arguments = {"dtype": dtype, "database": database, **sizes, **options}
+        arguments = {"dtype": dtype, **sizes, **options}
         begun = time.perf_counter()
-        try:
-            for _ in range(_KNOWN_CALLS):
-                get_best_kernel(operation, **arguments)
-        except autotile.UnknownKernelError:
-            return math.nan
+        for _ in range(_KNOWN_CALLS):
+            get_best_kernel(operation, **arguments)
         return 1e6 * (time.perf_counter() - begun) / _KNOWN_CALLS
 
     def compile(self, served: Sequence[Any]) -> None:
@@ -264,6 +272,8 @@ class _Run:
             self.rows += self.race(
                 race, sizes, dtype, {name: (served[name, text_of(sizes)], found[name]) for name in names}, share_s
             )
+            if self.is_dead:
+                return
             if time.perf_counter() - self.written > _WRITE_EVERY_S:
                 self.write()
 
@@ -271,7 +281,7 @@ class _Run:
         self, race: Any, sizes: Sizes, dtype: str, chosen: dict[str, tuple[Any, Any]], share_s: float
     ) -> list[report.Row]:
         """Return the rows of a problem; a problem that fails has rows with the reason."""
-        from any_size_race import Entry, empty_row, race_problem
+        from any_size_race import Entry, empty_row, is_usable, race_problem
 
         entries: list[Entry] = []
         rows = []
@@ -288,6 +298,7 @@ class _Run:
             )
         except Exception as error:
             self.say(f"{dtype} {text_of(sizes)}: {type(error).__name__}: {error}")
+            self.is_dead = not is_usable()
             return rows + [empty_row(entry.name, sizes, dtype, f"{type(error).__name__}: {error}") for entry in entries]
 
     def tune(self, name: str, sizes: Sizes) -> Any:
@@ -327,21 +338,8 @@ class _Run:
         record = report.read(self.output)
         if record.get("options") != options or record.get("device") != self.head["device"]:
             raise SystemExit(f"{self.output} is of other options or another GPU; run without --resume")
-        return [row for row in record["rows"] if row["ratio"] is not None]
-
-
-def _best_matmul(sizes: Sizes, dtype: str, options: Mapping[str, Any], database: str) -> Any:
-    """Return the kernel of a product where `get_best_kernel` serves no operations yet."""
-    from autotile.serving.matmul import Product, best_matmul
-
-    product = Product(
-        *(sizes[name] for name in MATMUL_RANGES),
-        dtype=dtype,
-        transpose_a=bool(sizes["TRANS_A"]),
-        transpose_b=bool(sizes["TRANS_B"]),
-        emulate=options.get("EMULATE", 1) == 1,
-    )
-    return best_matmul(product, database=database)
+        rows: list[report.Row] = record["rows"]
+        return rows
 
 
 def _warm_up_sizes(known: Sequence[Sizes]) -> list[Sizes]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 from any_size_draw import Sizes
-from any_size_report import Row
+from any_size_report import ROW_KEYS, Row
 from any_size_subjects import Launch, Subject, values
 
 from autotile.core.dtypes import DTYPES, output_tolerance
@@ -22,8 +22,7 @@ from autotile.settings import available_cores, read_settings
 from autotile.workers.compile_pool import CompilePool
 
 _PROBES = 3
-_MIN_ROUNDS, _MAX_ROUNDS = 5, 15
-"""After 15 rounds candidates may leave a race, see `Timer.race`."""
+_MIN_ROUNDS, _MAX_ROUNDS = 5, 45
 _BATCH_US, _MAX_LAUNCHES = 200.0, 64
 """A batch of short launches, as in autotile.cuda.timing."""
 _COMPILE_S = 120.0
@@ -55,6 +54,15 @@ def compile_all(kernels: Sequence[Any]) -> dict[str, str]:
     return {key: result.reason for key, result in results.items() if result.cubin is None}
 
 
+def is_usable() -> bool:
+    """Return whether the CUDA context has survived."""
+    try:
+        cupy.cuda.Device().synchronize()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return False
+    return True
+
+
 class Race:
     """Times launches interleaved, with a cold L2."""
 
@@ -83,7 +91,7 @@ class Race:
         launches, libraries
             Launches of the kernels and of the libraries, by different names, each of which ran once before.
         share_s
-            Time that the race should take; there are 5 rounds at least, and 15 at most.
+            Time that the race should take; there are 5 rounds at least, and 45 at most.
         seed
             Seed of the order within the rounds.
         """
@@ -165,7 +173,10 @@ def race_problem(
     rows = []
     for entry in entries:
         row = _row(entry, sizes, dtype, times, times[through])
-        rows.append(row | {"library": through, "error": errors[_identity(entry.kernel)], "tolerance": tolerance})
+        error = errors[_identity(entry.kernel)]
+        rows.append(
+            row | {"library": through, "error": error if math.isfinite(error) else None, "tolerance": tolerance}
+        )
     return rows
 
 
@@ -183,7 +194,7 @@ def _row(entry: Entry, sizes: Sizes, dtype: str, times: Mapping[str, Sequence[fl
         "tuned_us": tuned_us,
         "tuned_ratio": _paired(tuned, theirs) if tuned else None,
         "loss": _paired(tuned, served) - 1 if tuned else None,
-        "tuned_kernel": entry.tuned.kernel if tuned else None,
+        "tuned": described(entry.tuned) if tuned else None,
         "rounds": shared,
         **described(entry.kernel),
     }
@@ -196,9 +207,7 @@ def _paired(a: Sequence[float], b: Sequence[float]) -> float:
 
 def empty_row(name: str, sizes: Sizes, dtype: str, fault: str = "") -> Row:
     """Return the row of a problem for which there is no time."""
-    numbers = ("ratio", "ratio_interval", "served_us", "library_us", "library", "tuned_us", "tuned_ratio", "loss")
-    texts = ("kernel", "config", "tier", "tuned_kernel", "grid", "waves", "error", "tolerance", "rounds")
-    return {"class": name, "dtype": dtype, "sizes": sizes, **dict.fromkeys((*numbers, *texts)), "fault": fault}
+    return {**dict.fromkeys(ROW_KEYS), "class": name, "dtype": dtype, "sizes": sizes, "fault": fault}
 
 
 def described(kernel: Any) -> Row:

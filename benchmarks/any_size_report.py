@@ -30,14 +30,14 @@ ROW_KEYS = {
     "library": "the library, and the package that it was called through",
     "tuned_us": "median time of what tuning the problem by itself found; null if it was not tuned",
     "tuned_ratio": "time of the library over that time",
+    "tuned": "kernel, config, tier, grid and waves of what tuning found",
     "loss": "time served over that time, minus 1",
     "kernel": "kernel or library that computes what is served",
     "config": "its configuration",
     "tier": "how it was found",
-    "tuned_kernel": "kernel or library that computes what was tuned",
     "grid": "blocks in x, y and z of its main launch; null for a library",
     "waves": "blocks over those that are resident at once; null for a library",
-    "error": "largest difference from the library's result, relative to the larger of the element and the RMS",
+    "error": "largest difference from the library's result over the larger of the element and the RMS; null if NaN",
     "tolerance": "what is allowed of it",
     "rounds": "interleaved rounds",
     "fault": "why there is no time; empty if there is",
@@ -149,16 +149,24 @@ def folder_name(gpu_name: str) -> str:
     return models[0] if models else "_".join(words)
 
 
-def show(record: Mapping[str, Any], *, worst: int = 0) -> None:
-    """Print the figures beside their targets, the look-ups, and the worst rows of each class."""
+def show(record: Mapping[str, Any], *, worst: int = 0, every: bool = False) -> None:
+    """Print the figures beside their targets, the look-ups, and if asked for the worst rows of each class, or all."""
     console = Console(width=200)
+    rows = record["rows"]
+    if every:
+        console.print(_table("all, as measured", rows))
+    for name in record["summary"] if worst else ():
+        mine = [row for row in rows if row["class"] == name]
+        console.print(_table(f"{name}: the worst", sorted(mine, key=lambda row: row["ratio"] or 0.0)[:worst]))
+        slower = [row for row in mine if row["tuned_ratio"] is not None and row["tuned_ratio"] < 1.0]
+        if slower:
+            ranked = sorted(slower, key=lambda row: row["tuned_ratio"])[:worst]
+            beaten = [{**row, **row["tuned"], "served_us": row["tuned_us"]} for row in ranked]
+            console.print(_table(f"{name}: slower than the library after tuning; what tuning found", beaten))
     console.print(f"{record.get('device')}, cold L2, ratio = time of the library / time served")
     console.print(_figures(record["summary"]))
     for line in _lines(record):
         console.print(line)
-    if worst:
-        for name in record["summary"]:
-            console.print(_worst(name, [row for row in record["rows"] if row["class"] == name], worst))
 
 
 def _figures(found: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -185,19 +193,19 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"look-up of a {what} size: {time_us:.3g} us (at most {most:g} us); met: {_verdict(time_us <= most)}"
 
 
-def _worst(name: str, rows: Sequence[Mapping[str, Any]], count: int) -> Table:
-    """Return the rows with the lowest ratios; failed ones first."""
-    table = Table("", "ratio", "tuned", "served, us", "library, us", "waves", "grid", "tier", "kernel, configuration")
-    table.title, table.title_justify = f"{name}: the worst", "left"
-    for row in sorted(rows, key=lambda row: row["ratio"] or 0.0)[:count]:
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return rows as a table."""
+    times = ("served, us", "tuned, us", "library, us")
+    table = Table("", "class", "ratio", "tuned", *times, "waves", "grid", "tier", "kernel, configuration")
+    table.title, table.title_justify = title, "left"
+    for row in rows:
         config = " ".join(f"{key}={value}" for key, value in (row["config"] or {}).items())
         table.add_row(
             text_of(row["sizes"]),
-            _digits(row["ratio"]) + ("" if is_right(row) else " WRONG"),
+            row["class"],
+            "failed" if row["ratio"] is None else _digits(row["ratio"]) + ("" if is_right(row) else " WRONG"),
             _digits(row["tuned_ratio"]),
-            _digits(row["served_us"]),
-            _digits(row["library_us"]),
-            _digits(row["waves"]),
+            *(_digits(row[name]) for name in ("served_us", "tuned_us", "library_us", "waves")),
             " x ".join(str(blocks) for blocks in row["grid"] or ()),
             row["tier"] or "",
             row["fault"] or f"{row['kernel']}: {config}",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import cupy
 import numpy as np
 from any_size_draw import Sizes, largest
 
+from autotile.kernel.library import is_path
 from autotile.kernel.operation import Operation
 from autotile.kernel.spec import KernelSpec
 
@@ -59,8 +61,8 @@ class Products:
     The factors of all products of an element type are views of two buffers of random normal numbers.
     """
 
-    name = "matmul"
-    classes = MATMUL_CLASSES
+    name: str = "matmul"
+    classes: Mapping[str, Class] = MATMUL_CLASSES
 
     def __init__(self) -> None:
         import torch
@@ -161,14 +163,14 @@ class UserOperation:
     Parameters
     ----------
     path
-        Path of its file.
+        Path of its file, or its name.
     operation
         The parsed file.
     """
 
     def __init__(self, path: str, operation: Operation) -> None:
-        self.name = path
-        self.classes = {dtype: Class(dtype, {}) for dtype in operation.dtypes} | {
+        self.name = str(Path(path).absolute()) if is_path(path) else path  # a relative one would slow each look-up
+        self.classes: Mapping[str, Class] = {dtype: Class(dtype, {}) for dtype in operation.dtypes} | {
             f"{dtype}_no_library": Class(dtype, {"library": False}) for dtype in operation.dtypes
         }
         self.flags = operation.flags

@@ -224,6 +224,29 @@ def unseen() -> str:
     return linked(table(("mean and largest loss", *ways.values()), rows), "guide")
 
 
+def any_size() -> str:
+    """Return the speed at sizes that nobody tuned, over that of cuBLAS."""
+    gpus = [gpu for gpu in ("h200", "h100") if (RESULTS / gpu / "any_size.json").is_file()]
+    names = {
+        "bfloat16": "bf16",
+        "float16": "fp16",
+        "float32": "fp32",
+        "float32_cuda_cores": "fp32, `emulate=False`",
+        "bfloat16_no_library": "bf16, `library=False`",
+    }
+    rows, sources = [], []
+    for gpu in gpus:
+        found = record(f"{gpu}/any_size")
+        for name, figures in found["summary"].items():
+            ratios = (figures[key] for key in ("geometric_mean", "percentile_1", "worst"))
+            rows.append((gpu.upper(), names.get(name, name), figures["count"], *(f"{ratio:.2f}" for ratio in ratios)))
+        sources.append(source(f"{gpu}/any_size"))
+    if not rows:
+        return "There is no record yet."
+    shown = table(("GPU", "products", "number", "geometric mean", "1st percentile", "worst"), rows)
+    return linked("\n\n".join((shown, *sources)), "guide")
+
+
 def load() -> str:
     """Return the load of the compilers and the GPU in sessions of five kernels, with that of an earlier version."""
     found = record("h200/load")
@@ -283,6 +306,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "load": load,
     "dispatch": dispatch,
     "unseen": unseen,
+    "any_size": any_size,
     "suites": suites,
 }
 

@@ -15,6 +15,7 @@ sys.path.append(str(BENCHMARKS))
 
 import any_size  # noqa: E402
 import any_size_report as report  # noqa: E402
+import figures  # noqa: E402
 from any_size_draw import (  # noqa: E402
     MATMUL_FLAGS,
     MATMUL_RANGES,
@@ -249,7 +250,12 @@ class TestRecord:
     def test_the_tables_show_figures_targets_and_the_worst(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        rows = [row(0.25), row(3.5, loss=0.2), row(None, grid=None, waves=None, fault="did not compile")]
+        found = {"kernel": "gemm_wgmma", "config": {"BN": 128}, "tier": "exact", "grid": [9, 9, 9], "waves": 1.0}
+        rows = [
+            row(0.25, tuned=found, tuned_us=12.5, tuned_ratio=0.8, loss=2.2),
+            row(3.5, tuned=found, tuned_us=2.0, tuned_ratio=4.5, loss=0.2),
+            row(None, grid=None, waves=None, fault="did not compile"),
+        ]
         path = tmp_path / "any_size.json"
         report.write(path, report.document({"device": "NVIDIA H200"}, rows, {"new": 80.0, "known": 2.0}))
         monkeypatch.setattr(sys, "argv", ["any_size.py", "--read", str(path), "--worst", "2"])
@@ -265,4 +271,22 @@ class TestRecord:
             "80 us",
         ):
             assert text in shown
-        assert "3.5" not in shown.split("the worst")[1]
+        worst, beaten = shown.split("what tuning found")
+        assert "gemm_wgmma: BN=128" not in worst
+        assert "gemm_wgmma: BN=128" in beaten
+        assert "4.5" not in shown  # neither among the two worst nor slower than the library
+
+
+class TestFigure:
+    """The figure of the guide, from the records that exist."""
+
+    def test_a_row_for_each_gpu_and_class(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(figures, "RESULTS", tmp_path)
+        assert figures.any_size() == "There is no record yet."
+        head = {"command": "python benchmarks/any_size.py", "date": "2026-11-23"}
+        rows = [row(0.5), row(2.0), row(1.5, **{"class": "float32_cuda_cores"})]
+        report.write(tmp_path / "h100" / "any_size.json", report.document(head, rows, {}))
+        shown = figures.any_size()
+        assert "| H100 | bf16 | 2 | 1.00 | 0.52 | 0.50 |" in shown
+        assert "| H100 | fp32, `emulate=False` | 1 | 1.50 | 1.50 | 1.50 |" in shown
+        assert "(../benchmarks/results/h100/any_size.json)" in shown

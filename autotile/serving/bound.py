@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources
@@ -19,7 +19,8 @@ from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_nam
 from autotile.kernel.library import Kernel
 from autotile.serving.choice import Choice, Tier
 from autotile.serving.description import document, explain
-from autotile.settings import Numerics, read_settings
+from autotile.serving.requests import Request
+from autotile.settings import read_settings
 from autotile.space.limits import compiled_occupancy
 
 if TYPE_CHECKING:
@@ -27,23 +28,6 @@ if TYPE_CHECKING:
     from autotile.cuda.function import PackedCubin
     from autotile.serving.capture import CaptureFolder, CapturingLauncher
     from autotile.serving.launching import Launcher
-
-
-class Request(NamedTuple):
-    """Arguments of a call of `get_best_kernel`, which mean the same in another process; None for those not given."""
-
-    name: str
-    """Name of the kernel, or absolute path of its search-space file."""
-    sizes: Mapping[str, int]
-    dtype: str | None
-    device: str | None
-    """Name of a GPU; None for the current CUDA device."""
-    database: str | None
-    bundle: str | None
-    library: bool = True
-    """Whether libraries may compute an operation."""
-    numerics: Numerics | None = None
-    """Whether only configurations that compute the same bits are exchanged."""
 
 
 def _serve_again(request: Request) -> BoundKernel:

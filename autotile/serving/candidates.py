@@ -124,7 +124,7 @@ def choose_bundled(
         if (key := config_key(winner.config)) in cubins
     ]
     rules = [rule for rule in bundled.rules if all(config_key(one.config) in cubins for one in rule.rule.configs)]
-    choice = choose(bundled.kernel, problem, device, bundled.nvrtc_version, stored, rules=rules)
+    choice = choose(bundled.kernel, problem, device, bundled.nvrtc_version, stored, rules=rules, estimates=False)
     cubin = cubins.get(config_key(choice.config))
     if cubin is None:
         raise BundleError(

@@ -12,10 +12,10 @@ from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Measurement, Problem, Resources, config_key
 from autotile.database.keys import TuningKey, key_differences, key_of
 from autotile.database.winners import Check, StoredRule, Winner
-from autotile.errors import SpecError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
+from autotile.serving.untuned import Estimated, untuned_config
 from autotile.space.limits import check_config, compiled_occupancy, meets_heuristics, resource_violation
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ class Choice:
         ``exact``: tuned for this problem on this GPU; ``family``: by a rule that was learned from other problems of its
         family on this GPU; ``model``: expected to be the fastest way to compute an operation, by a model of times on
         this GPU; ``library``: a library, as nothing is known of the kernels; ``nearest``: tuned for other sizes on this
-        GPU; ``transferred``: tuned on another GPU; ``default``: not tuned.
+        GPU; ``transferred``: tuned on another GPU; ``default``: not tuned, see
+        `autotile.serving.untuned`.
     measurement, resources
         Time and compiled resources where it was tuned; None if unknown.
     source
@@ -90,6 +91,8 @@ class Choice:
         Path of the bundle that it is served from and target of its cubin, as text; empty without a bundle.
     rule
         Description of the family's rule; empty if none chose.
+    estimated
+        Estimates for which a configuration is served in place of the default; None if none is.
     unread
         Reason why the user's database could not be read; empty if it was read or there is none.
     pinned
@@ -113,6 +116,7 @@ class Choice:
     rule: str = ""
     unread: str = ""
     pinned: str = ""
+    estimated: Estimated | None = None
     contenders: tuple[Contender, ...] = ()
 
 
@@ -125,8 +129,9 @@ def choose(
     *,
     rules: Iterable[StoredRule] = (),
     checks: Callable[[], Iterable[Check]] = tuple,
+    estimates: bool = True,
 ) -> Choice:
-    """Return the best stored configuration that may be served for a problem, else the default configuration.
+    """Return the best stored configuration that may be served for a problem, else that of `untuned_config`.
 
     A result of another version of the kernel is never served, as it was not verified for this one. Neither is one that
     was tuned for distant sizes and that a search would not try at these. A configuration that breaks a rule or a limit
@@ -146,9 +151,20 @@ def choose(
     checks
         Function that reads the verdicts on configurations that are not ranked, oldest first; called only if there is no
         exact result, as a wrong one is not among the winners.
+    estimates
+        Whether a configuration may take the place of the default that is estimated to be far faster.
     """
     found = choose_stored(kernel, problem, device, nvrtc_version, stored, rules=rules, checks=checks)
-    return found or Choice("default", _default_config(kernel, problem, device))
+    if found is not None:
+        return found
+    requested = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
+    wrong = wrong_configs(checks(), requested)
+
+    def is_wrong(config: Config) -> bool:
+        return config_key(config) in wrong
+
+    config, estimated = untuned_config(kernel, problem, device, is_wrong=is_wrong, estimates=estimates)
+    return Choice("default", config, estimated=estimated)
 
 
 def choose_stored(
@@ -328,19 +344,3 @@ def _choice(winner: Winner, requested: TuningKey, device: DeviceProperties) -> C
         shipped=winner.shipped,
         aged=_aged(winner, requested, device),
     )
-
-
-def _default_config(kernel: Kernel, problem: Problem, device: DeviceProperties) -> Config:
-    """Return the declared default; if it cannot run here or is not worth a trial, the first configuration that is."""
-    spec, sizes = kernel.spec, problem.sizes
-    is_valid = not check_config(spec, spec.default, sizes, device, problem.dtype)
-    if is_valid and meets_heuristics(spec, spec.default, sizes, device):
-        return dict(spec.default)
-    from autotile.space.search_space import feasible_space
-
-    try:
-        return feasible_space(spec, sizes, device, problem.dtype).config(0)
-    except SpecError:
-        if is_valid:  # the space is too large to enumerate
-            return dict(spec.default)
-        raise

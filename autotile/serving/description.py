@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, config_text
 from autotile.serving.choice import Choice, Contender
+from autotile.serving.untuned import Estimated
 
 if TYPE_CHECKING:
     from autotile.serving.bound import BoundKernel
@@ -23,7 +24,6 @@ _NAMES = {
 
 
 _REASONS = {
-    "default": "Nothing is tuned that may be served for it, so this is the default configuration; run `autotile tune`.",
     "exact": "It was tuned for exactly this problem on this GPU.",
     "model": "A model of the times that were measured on this GPU expects it to be the fastest.",
     "library": "Nothing that is known here is faster than this library; `autotile tune` may find a kernel that is.",
@@ -67,6 +67,8 @@ def _reason(choice: Choice) -> str:
         return f"It is pinned by {choice.pinned}, where its tier was {choice.tier}."
     if choice.tier in _REASONS:
         return _REASONS[choice.tier]
+    if choice.tier == "default":
+        return _untuned(choice.estimated)
     named = [(_NAMES[name], tuned, requested) for name, tuned, requested in choice.differences if name in _NAMES]
     differences = "; ".join(f"{name} {tuned} instead of {requested}" for name, tuned, requested in named)
     if choice.tier == "family":
@@ -75,6 +77,19 @@ def _reason(choice: Choice) -> str:
         return "It was tuned from a recording of this GPU, not on the GPU itself."
     how = "is the nearest that was tuned on this GPU" if choice.tier == "nearest" else "was tuned elsewhere"
     return f"It {how}: {differences}. Rules and limits hold here too."
+
+
+def _untuned(estimated: Estimated | None) -> str:
+    nothing = "Nothing is tuned that may be served for it"
+    if estimated is None:
+        return f"{nothing}, so this is the default configuration; run `autotile tune`."
+    time_us = f"about {_rough(estimated.time_us)} us, estimated, not measured"
+    if estimated.default_us is None:
+        return f"{nothing}, and the default does not suit it: {time_us}; run `autotile tune`."
+    return (
+        f"{nothing}. It is estimated to be faster than the default: {time_us}, and {_rough(estimated.default_us)} us "
+        f"the default, each within about a factor of two ({estimated.reason}); run `autotile tune`."
+    )
 
 
 def _where(choice: Choice) -> str:
@@ -96,6 +111,11 @@ def time_text(contender: Contender) -> str:
 def _digits(time_us: float) -> str:
     """Format a time with four significant digits, all integer digits, and no exponent."""
     return f"{time_us:.0f}" if time_us >= 1000 else f"{time_us:.4g}"
+
+
+def _rough(time_us: float) -> str:
+    """Format an estimated time with two significant digits and no exponent."""
+    return f"{float(f'{time_us:.2g}'):g}"
 
 
 def _when(tuned_at: datetime | None) -> str:
@@ -129,6 +149,7 @@ def document(kernel: BoundKernel) -> dict[str, Any]:
         "shipped": choice.shipped,
         "bundle": choice.packed or None,
         "pinned": choice.pinned or None,
+        "estimated": choice.estimated.to_json() if choice.estimated is not None else None,
         "resources": _resources(kernel),
         "explain": kernel.explain(),
     }

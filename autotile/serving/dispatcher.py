@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import dtype_name
@@ -19,18 +15,19 @@ from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import load_cupy
 from autotile.database.paths import absolute_location
 from autotile.database.winners import Winner
-from autotile.errors import DeviceError, NotTunedError
+from autotile.errors import NotTunedError
 from autotile.kernel.library import KernelName, held_kernel, is_path, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.bound import BoundKernel, Request
+from autotile.serving.bound import BoundKernel
 from autotile.serving.candidates import Candidates, absent_device, nvrtc_of, refusal
 from autotile.serving.choice import Choice, choose
 from autotile.serving.miss_counter import MissCounter
 from autotile.serving.numerics import Requested, check_numerics, exchanged
 from autotile.serving.pinning import Pins
 from autotile.serving.recent_cache import MAX_SERVED, RecentCache
-from autotile.serving.refresh import Asked, Refresher, choose_again
+from autotile.serving.refresh import Refresher
+from autotile.serving.requests import Asked, Request, bundle_path, choose_again, device_index, whole_size
 from autotile.settings import Numerics, absolute_path, read_settings
 
 if TYPE_CHECKING:
@@ -70,7 +67,7 @@ class Dispatcher:
 
     def __init__(self, *, database: str | Path | None = None, bundle: str | Path | None = None) -> None:
         self._database = absolute_location(str(database)) if database is not None else None
-        self._bundle = _bundle_path(bundle)
+        self._bundle = bundle_path(bundle)
         self._served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
         self._find_served = self._served.get
         self._bundles: dict[str, Bundle] = {}
@@ -189,15 +186,15 @@ class Dispatcher:
         In this form, plain names, absolute paths and whole sizes are as in the call, which therefore finds the kernel
         at once the next time. A call with a relative path comes here each time.
         """
-        bundle = _bundle_path(bundle)
+        bundle = bundle_path(bundle)
         name = given if held_kernel(given) else str(given)
         if isinstance(name, str) and is_path(name) and not (bundle or self._bundle):
             name = str(absolute_path(name, "a search-space file"))
         dtype = None if dtype is None else dtype_name(dtype)
         database = None if database is None else absolute_location(str(database))
-        sizes = {size: _whole(value) for size, value in sizes.items()}
+        sizes = {size: whole_size(value) for size, value in sizes.items()}
         if not isinstance(place, str | None):
-            place = _device_index(place)
+            place = device_index(place)
         try:
             key = (name, dtype, place, database, bundle, library, numerics, *sizes, *sizes.values())
             served = self._served.recall(key)
@@ -208,7 +205,9 @@ class Dispatcher:
         check_numerics(numerics)
         location = self.location(database)
         of_operation = isinstance(name, str) and self._is_operation(name)
-        kernel = self.find_best_kernel(name, dtype, place, location, sizes, bundle=bundle, library=library)
+        kernel = self.find_best_kernel(
+            name, dtype, place, location, sizes, bundle=bundle, library=library, numerics=numerics
+        )
         device = place if isinstance(place, str) else None
         named = database or self._database, bundle or self._bundle
         if isinstance(name, str):  # another process cannot find a kernel that an object of this one holds
@@ -302,7 +301,7 @@ class Dispatcher:
         if isinstance(name, str | os.PathLike) and self._is_operation(str(name)):
             options: dict[str, Any] = {"bundle": bundle, "library": library, "numerics": numerics}
             return self.find_for_operation(str(name), dtype, device, location, sizes, **options)
-        path = _bundle_path(bundle) or self._bundle
+        path = bundle_path(bundle) or self._bundle
         if path is not None:
             held = held_kernel(name)
             return self._find_bundled(path, held.name if held else str(name), dtype, device, sizes)
@@ -452,7 +451,7 @@ class Dispatcher:
         return BoundKernel(bundled.kernel, problem, properties, index, choice, packed=cubin)
 
     def _refuse(self, served: BoundKernel, location: str, bundle: str | Path | None) -> NotTunedError:
-        path = _bundle_path(bundle) or self._bundle
+        path = bundle_path(bundle) or self._bundle
         if path is not None:
             bundled = self._bundles[path].kernel(served.kernel)
             return refusal(served, bundled.winners, bundled.nvrtc_version)
@@ -465,30 +464,6 @@ class Dispatcher:
             return None, absent_device(device, stored)
         index = self.current_device() if device is None else device
         return index, live_device(index) if index is not None else absent_device(None, stored)
-
-
-def _bundle_path(bundle: str | Path | None) -> str | None:
-    return str(absolute_path(bundle, "a bundle")) if bundle else None
-
-
-def _device_index(device: object) -> int:
-    try:
-        return operator.index(device)  # type: ignore[arg-type]
-    except TypeError:
-        raise DeviceError(
-            f"the device is {device!r}, expected a CUDA index such as 0, or a name such as 'h200'"
-        ) from None
-
-
-def _whole(size: Any) -> Any:
-    """Return a number that equals a whole number as that, since both are one key of a dictionary: 2048.0 as 2048."""
-    if type(size) is not int and isinstance(size, Number | np.bool_):
-        try:
-            whole = int(size.real)  # type: ignore[union-attr]
-        except (OverflowError, ValueError):
-            return size
-        return whole if whole == size else size
-    return size
 
 
 default_dispatcher = Dispatcher()

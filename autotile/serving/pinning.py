@@ -331,10 +331,15 @@ class Pins:
 
     def unpin(self) -> None:
         """Serve what the results say again, whatever was pinned, also by the setting."""
+        self.forget()
+        self._reads_setting = False
+        self._refresher.refresh()
+
+    def forget(self) -> None:
+        """Forget what is pinned, and read the setting again; what is served stays as it is."""
         if self._pin is not None:
             self._pin.end()
-        self._pin, self._reads_setting = None, False
-        self._refresher.refresh()
+        self._pin, self._reads_setting = None, True
 
     def served_choices(self) -> list[PinnedChoice]:
         """Return what is served, except from bundles."""

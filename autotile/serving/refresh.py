@@ -15,9 +15,9 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from autotile.database.fast_access import (
@@ -28,11 +28,10 @@ from autotile.database.fast_access import (
     read_changes_fast,
 )
 from autotile.errors import AutotileError
-from autotile.settings import Numerics, read_settings
+from autotile.settings import read_settings
 
 if TYPE_CHECKING:
     from autotile.serving.bound import BoundKernel
-    from autotile.serving.dispatcher import Dispatcher
     from autotile.serving.miss_counter import MissCounter
     from autotile.serving.recent_cache import RecentCache
 
@@ -231,39 +230,6 @@ class Refresher:
         """Count the calls of a kernel if it is a fallback."""
         if kernel.tier != "exact" and kernel.can_launch and not kernel.is_library:
             self._misses.watch(location, kernel)
-
-
-class Asked(NamedTuple):
-    """What a kernel was asked for with, beside its sizes."""
-
-    operation: str | None
-    """Name or path of the operation; None if a kernel was asked for."""
-    dtype: str | None
-    place: int | str | None
-    location: str
-    library: bool
-    numerics: Numerics | None
-
-
-def choose_again(dispatcher: Dispatcher, sizes: Mapping[str, int], asked: Asked, served: BoundKernel) -> BoundKernel:
-    """Return what a dispatcher would serve now; what is served if that must not change."""
-    operation, dtype, place, location, library, numerics = asked
-    pin = dispatcher.pins.in_force()
-    must_match = pin is None and (numerics or read_settings().numerics) == "same"
-    if operation is not None and not must_match:
-        fresh = dispatcher.find_for_operation(
-            operation, dtype, place, location, sizes, library=library, numerics=numerics, anew=True
-        )
-    elif served.is_library:
-        return served
-    else:
-        problem, like = served.problem, served.choice if must_match else None
-        fresh = dispatcher.find_best_kernel(
-            served.definition, problem.dtype, place, location, problem.sizes, numerics=numerics, like=like
-        )
-    is_same = fresh.kernel == served.kernel and fresh.config == served.config
-    must_stay = pin is not None and (not fresh.choice.pinned or (pin.is_recording and is_same))
-    return served if must_stay else fresh
 
 
 class _Thread:

@@ -342,6 +342,7 @@ class TestDocument:
             "aged": [],
             "shipped": False,
             "bundle": None,
+            "estimated": None,
             "resources": {
                 "registers": 24,
                 "spill_bytes": 0,

@@ -22,9 +22,9 @@ from autotile.core.objectives import TIME
 from autotile.errors import InputError, WorkerError
 from autotile.kernel.spec import Parameter
 from autotile.search import samplers, strategies
+from autotile.search.installed_strategies import KernelTunerSampler, StrategyProcess
 from autotile.search.samplers import STRATEGY_PREFIX, check_sampler, make_sampler, sampler_names
 from autotile.search.search import Search
-from autotile.search.strategies import KernelTunerSampler, StrategyProcess
 from autotile.search.study import distributions_of
 
 DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}
