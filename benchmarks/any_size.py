@@ -22,13 +22,12 @@ from __future__ import annotations
 import argparse
 import atexit
 import importlib.util
-import math
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,8 +196,8 @@ class _Run:
                 new_us.append(1e6 * (time.perf_counter() - begun))
             right = [sizes for sizes in self.problems if not isinstance(found[name, text_of(sizes)], Exception)]
             known_us += [self.known_us(name, sizes, database) for sizes in right[:_KNOWN_SIZES]]
-        measured = {"new": new_us, "known": [time_us for time_us in known_us if math.isfinite(time_us)]}
-        self.look_up_us = {name: round(statistics.median(each), 3) for name, each in measured.items() if each}
+        both = {"new": new_us, "known": known_us}
+        self.look_up_us = {name: round(statistics.median(each), 3) for name, each in both.items() if each}
         return found
 
     def names(self, dtypes: Sequence[str]) -> list[str]:
@@ -212,8 +211,6 @@ class _Run:
         dtype, options = self.subject.classes[name]
         try:
             return autotile.get_best_kernel(self.subject.name, dtype=dtype, database=database, **sizes, **options)
-        except autotile.UnknownKernelError:
-            return _best_matmul(sizes, dtype, options, database)
         except autotile.AutotileError as error:
             return error
 
@@ -225,11 +222,8 @@ class _Run:
         operation, get_best_kernel = self.subject.name, autotile.get_best_kernel
         arguments = {"dtype": dtype, "database": database, **sizes, **options}
         begun = time.perf_counter()
-        try:
-            for _ in range(_KNOWN_CALLS):
-                get_best_kernel(operation, **arguments)
-        except autotile.UnknownKernelError:
-            return math.nan
+        for _ in range(_KNOWN_CALLS):
+            get_best_kernel(operation, **arguments)
         return 1e6 * (time.perf_counter() - begun) / _KNOWN_CALLS
 
     def compile(self, served: Sequence[Any]) -> None:
@@ -337,20 +331,6 @@ class _Run:
             raise SystemExit(f"{self.output} is of other options or another GPU; run without --resume")
         rows: list[report.Row] = record["rows"]
         return rows
-
-
-def _best_matmul(sizes: Sizes, dtype: str, options: Mapping[str, Any], database: str) -> Any:
-    """Return the kernel of a product where `get_best_kernel` serves no operations yet."""
-    from autotile.serving.matmul import Product, best_matmul
-
-    product = Product(
-        *(sizes[name] for name in MATMUL_RANGES),
-        dtype=dtype,
-        transpose_a=bool(sizes["TRANS_A"]),
-        transpose_b=bool(sizes["TRANS_B"]),
-        emulate=options.get("EMULATE", 1) == 1,
-    )
-    return best_matmul(product, database=database)
 
 
 def _warm_up_sizes(known: Sequence[Sizes]) -> list[Sizes]:

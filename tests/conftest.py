@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -78,13 +79,22 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none; elsewhere run it in one process, as load disturbs the times."""
-    in_one_process = pytest.mark.xdist_group("gpu")
-    skip = pytest.mark.skip(reason="no CUDA device on this machine")
-    marker = in_one_process if device_count() > 0 else skip
+    """Skip what needs a GPU where there is none."""
+    if device_count() > 0:
+        return
     for item in items:
         if "gpu" in item.keywords:
-            item.add_marker(marker)
+            item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run one test at a time on the GPU, in whichever process, as load disturbs the times."""
+    if "gpu" not in item.keywords or device_count() == 0:
+        return (yield)
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file unlocks it
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
+import autotile
 from autotile.core.device import device_profile
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
+from autotile.serving import libraries
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 
@@ -92,3 +95,28 @@ def test_short_rows_are_never_split() -> None:
 
     assert names(64, 2047) == ["row_sums_whole"]
     assert names(64, 2048) == ["row_sums_whole", "row_sums_split"]
+
+
+class TestRowSums:
+    """Who computes the sums of rows, where nothing was measured."""
+
+    FILE = str(FOLDER / "row_sums" / "row_sums.toml")
+
+    def test_a_kernel_is_served_for_every_size(self, tmp_path: Path) -> None:
+        for rows, n in ((1, 1), (1, 10_000_000), (100_000, 33)):
+            served = autotile.get_best_kernel(
+                self.FILE, ROWS=rows, N=n, device="h200", database=tmp_path / "empty.db", library=False
+            )
+            assert served.kernel in ("row_sums_whole", "row_sums_split")
+            assert not served.is_library
+            assert served.shapes["x"] == (rows, n)
+
+    def test_a_library_that_a_program_added_may_be_served(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(libraries, "_added", {})
+        runpy.run_path(str(FOLDER / "row_sums" / "row_sums.py"))
+        request = {"ROWS": 64, "N": 200_000, "device": "h200", "database": str(tmp_path / "empty.db")}
+        served = autotile.get_best_kernel(self.FILE, **request)
+        assert (served.kernel, served.is_library, dict(served.config)) == ("cupy", True, {})
+        assert not autotile.get_best_kernel(self.FILE, library=False, **request).is_library

@@ -273,8 +273,11 @@ class TunableKernel(Displayed):
     def tune(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> TuneResult:
         """Tune the kernel as `autotile.tune` does; sizes that are not given have their defaults."""
         from autotile.api.tuning import tune
+        from autotile.tuning.result import TuneResult
 
-        return tune(self, self._sizes(sizes, arguments), **arguments)
+        result = tune(self, self._sizes(sizes, arguments), **arguments)
+        assert isinstance(result, TuneResult)  # of a kernel, not of an operation
+        return result
 
     def space(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> SpaceSummary:
         """Count the configurations that each rule and limit leaves; arguments are those of `autotile.space`."""

@@ -186,6 +186,20 @@ class ProblemInstance:
         key = launch_key(self._spec, config, plan) if self._spec.reference.is_agreement else None
         return BoundArguments(self, plan, arguments, workspaces, zeroed, key)
 
+    def bind_library(self) -> BoundArguments:
+        """Return the arguments of a library, which has no launches of ours and no workspaces."""
+        return BoundArguments(self, LaunchPlan(()), (), {}, frozenset())
+
+    @property
+    def arrays(self) -> list[Any]:
+        """CuPy arrays of the buffers, in the order of the kernel's arguments."""
+        return [self._buffers[buffer.name].array for buffer in self._spec.buffers]
+
+    @property
+    def element_types(self) -> list[str]:
+        """Element type of each of these arrays."""
+        return [self._element_type(buffer.name).name for buffer in self._spec.buffers]
+
     def copy_constants(self, module: int) -> None:
         """Copy the inputs in use to the ``__constant__`` variables of a module, given by its driver handle."""
         copies = constant_copies(self._spec, module, self.sizes, self._dtype)
@@ -402,6 +416,11 @@ class Instances:
         """Iterate over the instances that exist."""
         return iter(list(self._kept.values()))
 
+    @property
+    def size_bytes(self) -> int:
+        """Device memory of the instances that exist."""
+        return sum(one.size_bytes for one in self)
+
     def of(self, config: Config) -> ProblemInstance:
         """Return the instance that a configuration runs on.
 
@@ -416,6 +435,6 @@ class Instances:
             self._kept.move_to_end(key)
             return self._kept[key]
         made = self._kept[key] = self._make(names)
-        while len(self._kept) > 1 and sum(one.size_bytes for one in self) > self._limit_bytes:
+        while len(self._kept) > 1 and self.size_bytes > self._limit_bytes:
             self._kept.popitem(last=False)
         return made

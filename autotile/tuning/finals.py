@@ -318,7 +318,7 @@ class _Race:
         ]
 
     def _timed(self, trial: Trial, times_us: Sequence[float]) -> Trial:
-        timed = _with_times(trial, times_us)
+        timed = with_times(trial, times_us)
         return timed if self._scorer is None else self._scorer.scored(timed)
 
     def _costs(self, index: int, times_us: Sequence[float]) -> list[float]:
@@ -361,7 +361,8 @@ class _Race:
         return config is not None and _same(self._trials[index].config, config)
 
 
-def _with_times(trial: Trial, times_us: Sequence[float]) -> Trial:
+def with_times(trial: Trial, times_us: Sequence[float]) -> Trial:
+    """Return a trial with its times in a race."""
     interval = median_interval(times_us)
     l2 = trial.measurement.l2 if trial.measurement is not None else "cold"
     measurement = Measurement(interval.value, interval.low, interval.high, tuple(times_us), l2)

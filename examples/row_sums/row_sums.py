@@ -1,6 +1,8 @@
 """Sums of rows by whatever is fastest for their number and length: one of two kernels, or CuPy.
 
-python examples/row_sums/row_sums.py
+    python examples/row_sums/row_sums.py [--tune SECONDS]
+
+With ``--tune``, sizes from the whole family are measured first, to learn what is the fastest for which.
 """
 
 import argparse
@@ -22,7 +24,7 @@ autotile.add_library(OPERATION, "cupy", sum_rows, version=cupy.__version__)
 
 
 def main() -> None:
-    """Compute the sums for matrices of several shapes; before, with --tune, learn what is the fastest for which."""
+    """Tune if asked to, then compute the sums for matrices of several shapes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", type=float, metavar="SECONDS", help="tune the whole family of sizes first")
     seconds = parser.parse_args().tune

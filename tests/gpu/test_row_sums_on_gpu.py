@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import runpy
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import autotile
 from autotile.core.model import Outcome, Trial
+from autotile.serving import libraries
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
@@ -34,3 +41,37 @@ def test_every_configuration_is_right(kernel: str, sizes: dict[str, int]) -> Non
     )
     assert len(trials) == 8
     assert {trial.outcome for trial in trials} == {Outcome.OK}
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_what_is_served_is_right(library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setattr(libraries, "_added", {})
+    runpy.run_path(str(FOLDER / "row_sums.py"))
+    for rows, n in ((1, 1_000_000), (64, 200_001), (4097, 33)):
+        x = cupy.random.default_rng(0).standard_normal((rows, n), dtype=cupy.float32)
+        kernel = autotile.get_best_kernel(str(FOLDER / "row_sums.toml"), ROWS=rows, N=n, library=library)
+        assert kernel.is_library == library
+        sums, want = cupy.full(rows, cupy.nan, cupy.float32), x.sum(axis=1, dtype=cupy.float64)
+        for launch in (partial(kernel, x, sums), kernel.bind(x, sums)):
+            sums.fill(cupy.nan)
+            launch()
+            assert float(cupy.abs(sums - want).max()) < 1e-4 * n**0.5
+
+
+def test_the_benchmark_at_random_sizes(tmp_path: Path) -> None:
+    output = tmp_path / "any_size.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "any_size.py"), "--operation", str(FOLDER / "row_sums.toml")]
+    command += ["--python", str(FOLDER / "row_sums.py"), "ROWS=1..4096", "N=16..100000", "--count", "4"]
+    command += ["--limit", "6", "--output", str(output)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(output.read_text())["rows"]
+    assert {row["class"]: None for row in rows} == {"float32": None, "float32_no_library": None}
+    assert len(rows) == 8
+    for row in rows:
+        assert not row["fault"]
+        assert row["error"] <= row["tolerance"]
+        assert row["library"] == "cupy"
+        assert row["grid"] or row["class"] == "float32"
