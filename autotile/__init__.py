@@ -344,7 +344,6 @@ _NAMES = {
         "Dispatcher",
         "get_best_kernel",
     ),
-    "serving.libraries": ("BoundLibrary", "add_library"),
     "serving.matmul": ("matmul",),
     "space.enumeration": ("SpaceStage",),
     "tuning.family_session": (

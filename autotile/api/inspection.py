@@ -18,7 +18,7 @@ from autotile.api.explanation import (
 )
 from autotile.api.targets import (
     local_gpus,
-    open_operation,
+    named_operation,
     open_problem,
     resolve_device,
     resolve_served_device,
@@ -250,15 +250,21 @@ def explain(
     >>> explain("sgemm_2d", device="h200", BM=64, M=4096).occupancy.limited_by
     ('registers',)
     """
-    if (operation := open_operation(kernel)) is not None:
+    if (operation := named_operation(kernel)) is not None:
         given_sizes = {**operation.sizes, **_merge(assignments, named_assignments)}
         problem = operation.resolve(cast("dict[str, int]", given_sizes), dtype)
         location, served_for = str(database_location(database)), resolve_served_device(device)
         served = find_best_kernel(str(kernel), problem.dtype, served_for, location, problem.sizes, library=library)
         return explain_operation(operation, problem, served)
+    return explain_kernel(kernel, _merge(assignments, named_assignments), dtype=dtype, device=device)
+
+
+def explain_kernel(
+    kernel: KernelName, given: Mapping[str, Value], *, dtype: str | None = None, device: int | str | None = None
+) -> Explanation:
+    """Explain one configuration of a kernel, as `explain` does."""
     target = resolve_device(device)
     loaded = load_kernel(kernel)
-    given = _merge(assignments, named_assignments)
     config, sizes = split_assignments(loaded.spec, given)
     problem = resolve_problem(loaded.spec, sizes, dtype, defaults=True)
     return explain_config(loaded, config, problem, target.device, _notices(target.notice, problem, given))

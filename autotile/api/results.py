@@ -17,7 +17,7 @@ from autotile.api.listings import (
     TrialList,
     TunedFamily,
 )
-from autotile.api.targets import merge_sizes, open_operation, open_problem, resolve_served_device
+from autotile.api.targets import merge_sizes, named_operation, open_problem, resolve_served_device
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, config_text
 from autotile.core.text import Displayed, source_text, time_text
@@ -170,7 +170,7 @@ def best(
     'exact'
     """
     served_for, given = resolve_served_device(device), merge_sizes(sizes, named_sizes)
-    operation = open_operation(kernel)
+    operation = named_operation(kernel)
     if bundle is None:
         name = operation.name if operation is not None else open_problem(kernel, given, dtype)[0].name
         _check_readable(database, name)

@@ -44,11 +44,16 @@ class Target:
     notice: str = ""
 
 
-def open_operation(name: KernelName) -> Operation | None:
-    """Return the operation that a name or path denotes; None if it denotes a kernel."""
-    if not isinstance(name, str | os.PathLike) or find_operation(str(name)) is None:
-        return None
-    return load_operation(str(name))
+def named_operation(name: KernelName) -> Operation | None:
+    """Return the operation that a name or path denotes; None if it denotes a kernel.
+
+    Raises
+    ------
+    InputError
+        The operation file is malformed, or cannot be read.
+    """
+    is_named = isinstance(name, str | os.PathLike) and find_operation(str(name)) is not None
+    return load_operation(str(name)) if is_named else None
 
 
 def open_problem(

@@ -242,7 +242,7 @@ class OperationTable:
 
     def _nearest(self, problem: Problem, fits: Mapping[str, Sizes]) -> BoundKernel:
         """Return the kernel that was measured for the nearest problem; if none was, the first that computes it."""
-        found: list[BoundKernel] = []
+        found: list[tuple[Kernel, Problem, Choice]] = []
         refusals = []
         for name, sizes in fits.items():
             table = self._members[name]
@@ -257,12 +257,14 @@ class OperationTable:
                     rules=self._stored[name].rules(),
                     checks=lambda table=table: table.checks,  # type: ignore[misc]
                 )
-                found.append(self._bind(table.kernel, own, choice, ()))
+                found.append((table.kernel, own, choice))
             except InputError as error:
                 refusals.append(f"{name}: {error}")
         if not found:
             raise InputError(f"no kernel computes {problem}: {'; '.join(refusals)}")
-        return min(found, key=lambda kernel: nearness(kernel, self.operation))
+        found.sort(key=lambda one: _nearness(self._members[one[0].name].member, one[1], one[2]))
+        contenders = tuple(Contender(kernel.name, choice.config, None) for kernel, _, choice in found)
+        return self._bind(*found[0], contenders[:SHOWN])
 
     def _bind(self, kernel: Kernel, problem: Problem, choice: Choice, contenders: tuple[Contender, ...]) -> BoundKernel:
         choice = replace(choice, contenders=contenders, unread=self.fault)
@@ -343,28 +345,28 @@ def serve_bundled(operation: Operation, problem: Problem, find: Callable[[str, S
     InputError
         The bundle holds no kernel that computes the problem.
     """
-    found, refusals = [], []
+    found: list[tuple[Member, BoundKernel]] = []
+    refusals = []
     for member, sizes in operation.fitting(problem):
         try:
-            found.append(find(member.name, sizes))
+            found.append((member, find(member.name, sizes)))
         except InputError as error:
             refusals.append(f"{member.name}: {error}")
     if not found:
         raise InputError(f"no kernel computes {problem}: {'; '.join(refusals) or 'none is written for it'}")
-    return min(found, key=lambda kernel: nearness(kernel, operation))
+    return min(found, key=lambda one: _nearness(one[0], one[1].problem, one[1].choice))[1]
 
 
 _ORDER = {"exact": 0, "family": 0, "nearest": 0, "transferred": 1, "default": 2}
 
 
-def nearness(kernel: BoundKernel, operation: Operation) -> tuple[Any, ...]:
+def _nearness(member: Member, problem: Problem, choice: Choice) -> tuple[Any, ...]:
     """Return a sort key: measured on this GPU, on another or not at all, then the distance in size, then the time."""
-    member, choice = operation.member(kernel.kernel), kernel.choice
     order = _ORDER[choice.tier]
-    if order > 0 and member is not None and member.measured_only:
+    if order > 0 and member.measured_only:
         order = 3
-    distance = size_distance(choice.tuned_sizes or {}, kernel.problem.sizes)
-    return order, distance, choice.measurement.time_us if choice.measurement is not None else math.inf
+    time_us = choice.measurement.time_us if choice.measurement is not None else math.inf
+    return order, size_distance(choice.tuned_sizes or {}, problem.sizes), time_us
 
 
 def _bind_first(ways: list[_Way]) -> BoundKernel:
