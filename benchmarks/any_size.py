@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import importlib.util
+import os
 import shutil
 import statistics
 import sys
@@ -29,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import any_size_report as report
 from any_size_draw import (
@@ -67,6 +68,7 @@ def main() -> None:
     # Registered before autotile is imported, hence called after it has written what it counted.
     folder = Path(tempfile.mkdtemp(prefix="any_size."))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["AUTOTILE_DB"] = str(Path(arguments.database or folder / "empty.db").absolute())
     subject = _subject(arguments)
     _Run(arguments, subject, problems(arguments, subject), folder).run()
 
@@ -178,24 +180,32 @@ class _Run:
             self.time(dtypes, served)
         finally:
             self.write()
+        if self.is_dead:
+            self.start_again()
         self.say(f"{len(self.rows)} rows in {self.output}")
         report.show(self.record(), worst=self.arguments.worst, every=self.arguments.rows)
 
+    def start_again(self) -> NoReturn:
+        """Replace this process, whose CUDA context is lost, by one that measures the other problems."""
+        self.say("the CUDA context is lost; starting again with the other sizes")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        words = sys.argv if "--resume" in sys.argv else [*sys.argv, "--resume"]
+        os.execv(sys.executable, [sys.executable, *words])
+
     def serve(self, dtypes: Sequence[str]) -> dict[tuple[str, str], Any]:
         """Return what is served, by class and sizes, and time the look-ups."""
-        database = self.arguments.database or str(self.folder / "empty.db")
         found: dict[tuple[str, str], Any] = {}
         new_us: list[float] = []
         known_us: list[float] = []
         for name in self.names(dtypes):
             for sizes in _warm_up_sizes(self.problems):
-                self.look_up(name, sizes, database)  # reads the files of the class
+                self.look_up(name, sizes)  # reads the files of the class
             for sizes in self.problems:
                 begun = time.perf_counter()
-                found[name, text_of(sizes)] = self.look_up(name, sizes, database)
+                found[name, text_of(sizes)] = self.look_up(name, sizes)
                 new_us.append(1e6 * (time.perf_counter() - begun))
             right = [sizes for sizes in self.problems if not isinstance(found[name, text_of(sizes)], Exception)]
-            known_us += [self.known_us(name, sizes, database) for sizes in right[:_KNOWN_SIZES]]
+            known_us += [self.known_us(name, sizes) for sizes in right[:_KNOWN_SIZES]]
         both = {"new": new_us, "known": known_us}
         self.look_up_us = {name: round(statistics.median(each), 3) for name, each in both.items() if each}
         return found
@@ -204,8 +214,8 @@ class _Run:
         """Return the classes of some element types."""
         return [name for name, one in self.subject.classes.items() if one.dtype in dtypes]
 
-    def look_up(self, name: str, sizes: Sizes, database: str) -> Any:
-        """Return what is served for a problem; the error in its place if nothing can be."""
+    def look_up(self, name: str, sizes: Sizes, database: str | None = None) -> Any:
+        """Return what is served for a problem, the error in its place if nothing can be; None: the user's database."""
         import autotile
 
         dtype, options = self.subject.classes[name]
@@ -214,13 +224,13 @@ class _Run:
         except autotile.AutotileError as error:
             return error
 
-    def known_us(self, name: str, sizes: Sizes, database: str) -> float:
+    def known_us(self, name: str, sizes: Sizes) -> float:
         """Return the time of the look-up of a problem that was served before."""
         import autotile
 
         dtype, options = self.subject.classes[name]
         operation, get_best_kernel = self.subject.name, autotile.get_best_kernel
-        arguments = {"dtype": dtype, "database": database, **sizes, **options}
+        arguments = {"dtype": dtype, **sizes, **options}
         begun = time.perf_counter()
         for _ in range(_KNOWN_CALLS):
             get_best_kernel(operation, **arguments)
@@ -263,7 +273,6 @@ class _Run:
                 race, sizes, dtype, {name: (served[name, text_of(sizes)], found[name]) for name in names}, share_s
             )
             if self.is_dead:
-                self.say("the CUDA context of this process is lost; run again with --resume for the other sizes")
                 return
             if time.perf_counter() - self.written > _WRITE_EVERY_S:
                 self.write()

@@ -12,6 +12,7 @@ import cupy
 import numpy as np
 from any_size_draw import Sizes, largest
 
+from autotile.kernel.library import is_path
 from autotile.kernel.operation import Operation
 from autotile.kernel.spec import KernelSpec
 
@@ -162,13 +163,13 @@ class UserOperation:
     Parameters
     ----------
     path
-        Path of its file.
+        Path of its file, or its name.
     operation
         The parsed file.
     """
 
     def __init__(self, path: str, operation: Operation) -> None:
-        self.name = str(Path(path).absolute())  # a relative path is resolved in each look-up
+        self.name = str(Path(path).absolute()) if is_path(path) else path  # a relative one would slow each look-up
         self.classes: Mapping[str, Class] = {dtype: Class(dtype, {}) for dtype in operation.dtypes} | {
             f"{dtype}_no_library": Class(dtype, {"library": False}) for dtype in operation.dtypes
         }

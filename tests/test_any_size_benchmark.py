@@ -15,6 +15,7 @@ sys.path.append(str(BENCHMARKS))
 
 import any_size  # noqa: E402
 import any_size_report as report  # noqa: E402
+import figures  # noqa: E402
 from any_size_draw import (  # noqa: E402
     MATMUL_FLAGS,
     MATMUL_RANGES,
@@ -274,3 +275,18 @@ class TestRecord:
         assert "gemm_wgmma: BN=128" not in worst
         assert "gemm_wgmma: BN=128" in beaten
         assert "4.5" not in shown  # neither among the two worst nor slower than the library
+
+
+class TestFigure:
+    """The figure of the guide, from the records that exist."""
+
+    def test_a_row_for_each_gpu_and_class(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(figures, "RESULTS", tmp_path)
+        assert figures.any_size() == "There is no record yet."
+        head = {"command": "python benchmarks/any_size.py", "date": "2026-11-23"}
+        rows = [row(0.5), row(2.0), row(1.5, **{"class": "float32_cuda_cores"})]
+        report.write(tmp_path / "h100" / "any_size.json", report.document(head, rows, {}))
+        shown = figures.any_size()
+        assert "| H100 | bf16 | 2 | 1.00 | 0.52 | 0.50 |" in shown
+        assert "| H100 | fp32, `emulate=False` | 1 | 1.50 | 1.50 | 1.50 |" in shown
+        assert "(../benchmarks/results/h100/any_size.json)" in shown

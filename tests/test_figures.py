@@ -27,6 +27,8 @@ STATED = {
     "docs/guide.md": {
         "1 %",  # options, and the share of the time that counting misses may take
         "12 %",  # an example of a sentence that `tune` prints
+        "22 us",  # an example of a sentence of `explain`
+        "2200 us",
         "50 ms",  # a timeout
         "100 %",
     },
