@@ -97,16 +97,46 @@ _EXPECTED_CONFIG = (
 )
 
 
+_VARIABLES = (
+    *(f"AUTOTILE_{'DB' if name == 'database' else name.upper()}" for name in _Config.__struct_fields__),
+    *("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+)
+"""Environment variables that settings are read from."""
+_last: tuple[tuple[str | None, ...], str, tuple[int, ...], Settings] | None = None
+"""Their values, the path and the state of ``config.toml``, and the settings when these were last read."""
+
+
 def read_settings() -> Settings:
     """Read the settings from the environment, then the user's ``config.toml``, then the defaults.
+
+    They are parsed again only if one of these has changed, since every look-up of a new size reads them.
 
     Raises
     ------
     InputError
         ``config.toml`` is malformed, or the value of a setting is invalid.
     """
-    config = _read_config(_user_folder("XDG_CONFIG_HOME", ".config") / "config.toml")
+    global _last  # noqa: PLW0603 - replaced as a whole, so that threads need no lock
+    values, last = tuple([os.environ.get(name) for name in _VARIABLES]), _last
+    if last is not None and last[0] == values and last[2] == _file_state(last[1]):
+        return last[3]
+    path = _user_folder("XDG_CONFIG_HOME", ".config") / "config.toml"
+    state = _file_state(str(path))
+    settings = _parse_settings(_read_config(path))
+    _last = values, str(path), state, settings
+    return settings
 
+
+def _file_state(path: str) -> tuple[int, ...]:
+    """Return what changes when a file is written or replaced; nothing if there is none."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a Path takes longer
+    except (OSError, ValueError):
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _parse_settings(config: _Config) -> Settings:
     def entry(variable: str, configured: object, default: object) -> str:
         return os.environ.get(variable) or str(default if configured is msgspec.UNSET else configured)
 
