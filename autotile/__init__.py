@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from autotile.api.explanation import BlockResources as BlockResources
     from autotile.api.explanation import Check as Check
     from autotile.api.explanation import Explanation as Explanation
+    from autotile.api.explanation import OperationExplanation as OperationExplanation
     from autotile.api.inspection import DeviceList as DeviceList
     from autotile.api.inspection import OccupancyResult as OccupancyResult
     from autotile.api.inspection import SpaceSummary as SpaceSummary
@@ -143,8 +144,11 @@ if TYPE_CHECKING:
     from autotile.search.importance import Effect as Effect
     from autotile.serving.bound import BoundKernel as BoundKernel
     from autotile.serving.capture import capture as capture
+    from autotile.serving.choice import Contender as Contender
     from autotile.serving.dispatcher import Dispatcher as Dispatcher
     from autotile.serving.dispatcher import get_best_kernel as get_best_kernel
+    from autotile.serving.libraries import BoundLibrary as BoundLibrary
+    from autotile.serving.libraries import add_library as add_library
     from autotile.serving.matmul import matmul as matmul
     from autotile.space.enumeration import SpaceStage as SpaceStage
     from autotile.tuning.family_session import FamilyPlan as FamilyPlan
@@ -196,6 +200,7 @@ _NAMES = {
         "BlockResources",
         "Check",
         "Explanation",
+        "OperationExplanation",
     ),
     "api.inspection": (
         "DeviceList",
@@ -330,6 +335,11 @@ _NAMES = {
     "search.importance": ("Effect",),
     "serving.bound": ("BoundKernel",),
     "serving.capture": ("capture",),
+    "serving.choice": ("Contender",),
+    "serving.libraries": (
+        "BoundLibrary",
+        "add_library",
+    ),
     "serving.dispatcher": (
         "Dispatcher",
         "get_best_kernel",

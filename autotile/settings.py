@@ -55,6 +55,8 @@ class Settings:
     """Maximum size of these (``AUTOTILE_CAPTURE_LIMIT_MIB``, ``capture_limit_mib``; default 4096 MiB)."""
     graphs: bool = True
     """Whether repeated launches become CUDA graphs (``AUTOTILE_GRAPHS``, ``graphs``; ``on`` or ``off``)."""
+    refresh_s: float = 5.0
+    """Seconds between looks for new results of what is served; 0 for none (``AUTOTILE_REFRESH``, ``refresh``)."""
     operation_folders: tuple[Path, ...] = ()
     """Folders of operation files (``AUTOTILE_OPERATIONS``, ``operations``, then the built-in folder)."""
 
@@ -72,6 +74,7 @@ class _Config(msgspec.Struct, forbid_unknown_fields=True):
     capture_calls: int | str = 8
     capture_limit_mib: int | str = 4096
     graphs: str | msgspec.UnsetType = msgspec.UNSET
+    refresh: int | float | str = 5
     operations: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -81,16 +84,46 @@ _EXPECTED_CONFIG = (
 )
 
 
+_VARIABLES = (
+    *(f"AUTOTILE_{'DB' if name == 'database' else name.upper()}" for name in _Config.__struct_fields__),
+    *("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+)
+"""Environment variables that settings are read from."""
+_last: tuple[tuple[str | None, ...], str, tuple[int, ...], Settings] | None = None
+"""Their values, the path and the state of ``config.toml``, and the settings when these were last read."""
+
+
 def read_settings() -> Settings:
     """Read the settings from the environment, then the user's ``config.toml``, then the defaults.
+
+    They are parsed again only if one of these has changed, since every look-up of a new size reads them.
 
     Raises
     ------
     InputError
         ``config.toml`` is malformed, or the value of a setting is invalid.
     """
-    config = _read_config(_user_folder("XDG_CONFIG_HOME", ".config") / "config.toml")
+    global _last  # noqa: PLW0603 - replaced as a whole, so that threads need no lock
+    values, last = tuple([os.environ.get(name) for name in _VARIABLES]), _last
+    if last is not None and last[0] == values and last[2] == _file_state(last[1]):
+        return last[3]
+    path = _user_folder("XDG_CONFIG_HOME", ".config") / "config.toml"
+    state = _file_state(str(path))
+    settings = _parse_settings(_read_config(path))
+    _last = values, str(path), state, settings
+    return settings
 
+
+def _file_state(path: str) -> tuple[int, ...]:
+    """Return what changes when a file is written or replaced; nothing if there is none."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a Path takes longer
+    except (OSError, ValueError):
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _parse_settings(config: _Config) -> Settings:
     def entry(variable: str, configured: object, default: object) -> str:
         return os.environ.get(variable) or str(default if configured is msgspec.UNSET else configured)
 
@@ -100,6 +133,9 @@ def read_settings() -> Settings:
     graphs = entry("AUTOTILE_GRAPHS", config.graphs, "on").lower()
     if graphs not in _SWITCH:
         raise InputError(f"the setting graphs (AUTOTILE_GRAPHS) is {graphs!r}, expected on or off")
+    refresh = entry("AUTOTILE_REFRESH", config.refresh, 5)
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", refresh):
+        raise InputError(f"the setting refresh (AUTOTILE_REFRESH) is {refresh!r:.80}, expected seconds, or 0 for never")
     captured = entry("AUTOTILE_CAPTURE", config.capture, "")
     bounds = {
         name: entry(f"AUTOTILE_{name.upper()}", getattr(config, name), "")
@@ -132,6 +168,7 @@ def read_settings() -> Settings:
         capture_calls=int(bounds["capture_calls"]),
         capture_limit_bytes=int(bounds["capture_limit_mib"]) * 2**20,
         graphs=_SWITCH[graphs],
+        refresh_s=float(refresh),
         operation_folders=(
             *(_folder(folder, "a folder of operations") for folder in operations if folder),
             data_folder("operations"),
@@ -210,6 +247,12 @@ def child_environment() -> dict[str, str]:
     paths = [str(_PACKAGE.parent), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     return environment
+
+
+def overrides_float32() -> bool:
+    """Return whether the environment may replace the float32 arithmetic of NVIDIA's libraries by a less exact one."""
+    variables = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION")
+    return any(os.environ.get(variable, "0") not in ("", "0") for variable in variables)
 
 
 def available_cores() -> int:

@@ -1,4 +1,4 @@
-"""Generate the measured figures of README.md and docs/guide.md from the committed records.
+"""Generate the measured figures of README.md and two pages of docs/ from the committed records.
 
     python benchmarks/figures.py            # rewrite the figures of every page
     python benchmarks/figures.py --check    # exit with 1 if a page differs from the records
@@ -23,7 +23,7 @@ from autotile.exchange.recording import read_recording
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "guide.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "from-kernel-tuner.md")
 BLOCK = re.compile(r"(<!-- figures: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 KERNEL_TUNER = "Kernel Tuner 1.5"
 
@@ -224,6 +224,29 @@ def unseen() -> str:
     return linked(table(("mean and largest loss", *ways.values()), rows), "guide")
 
 
+def any_size() -> str:
+    """Return the speed at sizes that nobody tuned, over that of cuBLAS."""
+    gpus = [gpu for gpu in ("h200", "h100") if (RESULTS / gpu / "any_size.json").is_file()]
+    names = {
+        "bfloat16": "bf16",
+        "float16": "fp16",
+        "float32": "fp32",
+        "float32_cuda_cores": "fp32, `emulate=False`",
+        "bfloat16_no_library": "bf16, `library=False`",
+    }
+    rows, sources = [], []
+    for gpu in gpus:
+        found = record(f"{gpu}/any_size")
+        for name, figures in found["summary"].items():
+            ratios = (figures[key] for key in ("geometric_mean", "percentile_1", "worst"))
+            rows.append((gpu.upper(), names.get(name, name), figures["count"], *(f"{ratio:.2f}" for ratio in ratios)))
+        sources.append(source(f"{gpu}/any_size"))
+    if not rows:
+        return "There is no record yet."
+    shown = table(("GPU", "products", "number", "geometric mean", "1st percentile", "worst"), rows)
+    return linked("\n\n".join((shown, *sources)), "guide")
+
+
 def load() -> str:
     """Return the load of the compilers and the GPU in sessions of five kernels, with that of an earlier version."""
     found = record("h200/load")
@@ -242,6 +265,36 @@ def load() -> str:
     return linked(f"{shown}\n\n{text} {source('h200/load')}", "guide")
 
 
+def suites() -> str:
+    """Return the best times of kernels of public suites, tuned with Kernel Tuner and autotile for the same time."""
+    found = record("h200/suites")
+    rows, ratios = [], []
+    for row in sorted(found["rows"], key=lambda row: str(row["kernel"])):
+        theirs, ours = ({**row["again"]["times_us"]}.get(tool) for tool in ("kernel_tuner", "autotile"))
+        ratio = theirs / ours if theirs and ours else None
+        ratios += [ratio] if ratio else []
+        tools = [row[tool] for tool in ("kernel_tuner", "autotile")]
+        rows.append(
+            (
+                f"`{row['kernel']}`",
+                f"{theirs:,.1f}" if theirs else f"its {row['again']['passed_over']['kernel_tuner']} best fail",
+                f"{ours:,.1f}",
+                f"{ratio:.3f}" if ratio else "",
+                " / ".join(f"{tool['tried']:,}" for tool in tools),
+                " / ".join(f"{tool['wall_s']:.1f}" for tool in tools),
+                f"{row['equal_after_s']:.1f}" if row.get("equal_after_s") is not None else "",
+            )
+        )
+    headings = (KERNEL_TUNER + ", us", "autotile, us", "ratio", "tried", "seconds", "as fast after, s")
+    mean = np.exp(np.mean(np.log(ratios)))
+    text = (
+        f"Geometric mean of the ratios {mean:.3f}, least {min(ratios):.3f}. {found['cores']} cores, {found['device']}"
+    )
+    command = f"`python benchmarks/suites.py --data DIR --seconds {found['seconds']:.0f}`"
+    shown = table(("kernel", *headings), rows)
+    return linked(f"{shown}\n\n{text}, {command}, {found['date']}: [record](REC/h200/suites.json).", "guide")
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "ladder": ladder,
     "gemm": gemm,
@@ -253,6 +306,8 @@ FIGURES: dict[str, Callable[[], str]] = {
     "load": load,
     "dispatch": dispatch,
     "unseen": unseen,
+    "any_size": any_size,
+    "suites": suites,
 }
 
 if __name__ == "__main__":

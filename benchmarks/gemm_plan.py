@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from autotile.serving.matmul import EMULATED, Product
+from autotile.serving.matmul import Product, emulating_kernels
 
 _SUPERSEDED_BY = {"gemm_mma": "gemm_wgmma"}
 """Kernels that lose to another one that fits, unless the product is small or narrow."""
@@ -106,10 +106,10 @@ def leaders(times_us: Mapping[str, float]) -> list[str]:
 
     The best result on the CUDA cores is reported separately, so kernels that do not emulate compete among themselves.
     """
-    ieee = {name: time_us for name, time_us in times_us.items() if name not in EMULATED}
+    ieee = {name: time_us for name, time_us in times_us.items() if name not in emulating_kernels()}
 
     def leads(name: str) -> bool:
-        rivals = times_us if name in EMULATED else ieee
+        rivals = times_us if name in emulating_kernels() else ieee
         return times_us[name] <= _NEAR_RATIO * min(rivals.values())
 
     return sorted(filter(leads, times_us), key=times_us.__getitem__)

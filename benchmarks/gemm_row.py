@@ -12,7 +12,7 @@ from gemm_tuning import Tuned
 from autotile.core.model import config_text
 from autotile.core.statistics import Interval
 from autotile.serving.bound import BoundKernel
-from autotile.serving.matmul import EMULATED, Product
+from autotile.serving.matmul import Product, emulating_kernels
 
 _TENSOR_FMAS_PER_SM = {"8.0": 1024, "9.0": 2048}
 """Dense 16-bit multiply-adds per cycle and SM (NVIDIA A100 and H100 white papers: 312 TFLOP/s on 108 SMs at
@@ -155,7 +155,7 @@ def _ratios(runners: Sequence[Runner]) -> dict[str, float]:
 
 def _peak(dtype: str, kernel: BoundKernel) -> float | None:
     """Return operations per second at the maximum clock; None if the rate of the tensor cores is not known."""
-    device, emulated = kernel.device, kernel.kernel in EMULATED
+    device, emulated = kernel.device, kernel.kernel in emulating_kernels()
     if dtype == "float32" and not emulated:
         return device.peak_fp32_flops_per_s
     fmas = _TENSOR_FMAS_PER_SM.get(device.compute_capability)

@@ -14,7 +14,17 @@ from autotile.cuda.driver import device_count, driver_version, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.settings import available_cores
 
-_PACKAGES = ("numpy", "cupy", "cupy-cuda13x", "cupy-cuda12x", "optuna", "kernel-tuner", "sqlalchemy")
+_PACKAGES = (
+    "numpy",
+    "cupy",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "optuna",
+    "kernel-tuner",
+    "sqlalchemy",
+    "torch",
+    "nvidia-cublas",
+)
 
 
 def provenance() -> dict[str, Any]:

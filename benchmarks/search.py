@@ -1,7 +1,7 @@
 """Efficiency of search methods on recorded spaces.
 
     python benchmarks/search.py --data DIR [--seeds 20] [--budget 400] [--batch 1] [--methods NAME ...]
-                                [--as-session [--workers 16]] [--seed 0] [--work DIR] [--processes N]
+                                [--as-session [--workers 16]] [--estimates] [--seed 0] [--work DIR] [--processes N]
                                 [--output FILE.json] [--plot FILE.svg]
 
 Every ``.npz`` in the folder is a recorded space (see `search_methods.RecordedSpace`), which each method searches once
@@ -11,7 +11,9 @@ the mean over the seeds, with its standard error over the seeds. A failed config
 
 With ``--as-session``, each sampler of autotile is asked one at a time, and as a tuning session asks it: candidates are
 compiled ahead, and a trial is chosen while another runs and one is queued. The two are compared by the number of
-candidates that were measured; failures, which take no GPU time in a session, do not count in either.
+candidates that were measured; failures, which take no GPU time in a session, do not count in either. With
+``--estimates``, each of the two is also asked with estimated times, for the spaces whose launches are known: recordings
+of autotile, and those that ``spaces`` describes.
 """
 
 from __future__ import annotations
@@ -37,8 +39,11 @@ from rich.progress import track
 from rich.table import Table
 from search_methods import RecordedSpace, all_methods, proposals_digest, timed
 
-COUNTS = (25, 50, 100, 200, 400)
+COUNTS = (5, 10, 25, 50, 100, 200, 400)
 """Numbers of measurements in the columns of the table."""
+
+SPACES: dict[str, RecordedSpace] = {}
+"""The recorded spaces, which the processes inherit."""
 
 Curves = dict[str, dict[str, np.ndarray]]
 """Ratio reached, by method and space, shape (seeds, measurements)."""
@@ -47,21 +52,25 @@ Curves = dict[str, dict[str, np.ndarray]]
 def main() -> None:
     """Run the missing searches, print the table and write the figures."""
     arguments = parse()
-    spaces = {path.stem: RecordedSpace.read(path) for path in sorted(arguments.data.glob("*.npz"))}
+    spaces = SPACES
+    spaces.update({path.stem: RecordedSpace.read(path) for path in sorted(arguments.data.glob("*.npz"))})
     if not spaces:
         raise SystemExit(f"{arguments.data} holds no .npz: expected a folder of recorded spaces")
     search_methods.SESSION_WORKERS = arguments.workers
     arguments.work.mkdir(parents=True, exist_ok=True)
     jobs = [(m, s, seed) for seed in seeds_of(arguments) for m in arguments.methods for s in spaces]
     missing = [job for job in jobs if not kept(arguments, *job).is_file()]
-    work = partial(replay, arguments, spaces)
+    work = partial(replay, arguments)
     with get_context("fork").Pool(arguments.processes) as pool:
         for _ in track(pool.imap_unordered(work, missing), f"{len(missing)} runs", len(missing)):
             pass
     curves, cost, errors = collect(arguments, spaces)
     show(curves, cost, arguments)
-    if arguments.as_session:
-        compare_sessions(curves, arguments)
+    for name in arguments.names if arguments.as_session else ():
+        compare_pairs(curves, f"measured:{name}", f"session:{name}", arguments)
+    for name in arguments.names if arguments.estimates else ():
+        compare_pairs(curves, f"measured:{name}", f"measured-estimated:{name}", arguments)
+        compare_pairs(curves, f"session:{name}", f"session-estimated:{name}", arguments)
     for method, error in errors.items():
         print(f"{method} failed: {error}")
     report = {**provenance(), "spaces": list(spaces), "seeds": arguments.seeds, "batch": arguments.batch}
@@ -83,15 +92,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", help="see search_methods.py (default: all installed)")
     parser.add_argument("--seed", type=int, default=0, help="first seed")
     parser.add_argument("--as-session", action="store_true", help="compare with the proposals of a tuning session")
+    parser.add_argument("--estimates", action="store_true", help="compare with searches that have estimated times")
     parser.add_argument("--workers", type=int, default=16, help="compile workers of the session")
     parser.add_argument("--work", type=Path, default=Path("search-runs"), help="folder of the stored runs")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.add_argument("--plot", type=Path, help="image file to write; requires matplotlib")
     arguments = parser.parse_args()
-    if arguments.as_session:
-        names = [name for name in arguments.methods or ["feasible"] if ":" not in name]
-        arguments.methods = [f"{kind}:{name}" for name in names for kind in ("measured", "session")]
+    if arguments.as_session or arguments.estimates:
+        kinds = ["measured", "session", *(["measured-estimated", "session-estimated"] if arguments.estimates else [])]
+        arguments.names = [name for name in arguments.methods or ["feasible"] if ":" not in name]
+        arguments.methods = [f"{kind}:{name}" for name in arguments.names for kind in kinds]
     arguments.methods = arguments.methods or all_methods()
     return arguments
 
@@ -108,12 +119,12 @@ def kept(arguments: argparse.Namespace, method: str, space: str, seed: int) -> P
     return Path(arguments.work / name)
 
 
-def replay(arguments: argparse.Namespace, spaces: dict[str, RecordedSpace], job: tuple[str, str, int]) -> None:
+def replay(arguments: argparse.Namespace, job: tuple[str, str, int]) -> None:
     """Run one method on one space with one seed and store the measured rows."""
     method, space, seed = job
     path = kept(arguments, *job)
     whole = path.with_suffix(f".{os.getpid()}")
-    whole.write_text(json.dumps(timed(method, spaces[space], seed, arguments.budget, arguments.batch)))
+    whole.write_text(json.dumps(timed(method, SPACES[space], seed, arguments.budget, arguments.batch)))
     whole.replace(path)
 
 
@@ -196,21 +207,19 @@ def compare(curves: Curves, counts: list[int], ours: str) -> None:
     Console(width=160).print(table)
 
 
-def compare_sessions(curves: Curves, arguments: argparse.Namespace) -> None:
-    """Print, for each sampler and space, the ratio reached one at a time, as a session, and the difference."""
+def compare_pairs(curves: Curves, first: str, second: str, arguments: argparse.Namespace) -> None:
+    """Print, for each space, the ratio that two methods reach, and the difference."""
     counts = [count for count in COUNTS if count <= arguments.budget]
-    names = [method.partition(":")[2] for method in curves if method.startswith("session:")]
-    for name in names:
-        alone, asked = curves[f"measured:{name}"], curves[f"session:{name}"]
-        table = Table(name, *(f"one at a time / session after {count}" for count in counts), box=None)
-        for space in alone:
-            pairs = [(alone[space][:, count - 1].mean(), asked[space][:, count - 1].mean()) for count in counts]
-            table.add_row(space, *(f"{one:.3f} / {other:.3f}  {other - one:+.3f}" for one, other in pairs))
-        cells = []
-        for (one, error), (other, other_error) in zip(averages(alone, counts), averages(asked, counts), strict=True):
-            cells.append(f"{one:.3f} / {other:.3f}  {other - one:+.3f} ± {np.hypot(error, other_error):.3f}")
-        table.add_row("mean", *cells)
-        Console(width=170).print(table)
+    one, other = curves[first], curves[second]
+    table = Table(f"{second} against {first}", *(f"after {count}" for count in counts), box=None)
+    for space in one:
+        pairs = [(one[space][:, count - 1].mean(), other[space][:, count - 1].mean()) for count in counts]
+        table.add_row(space, *(f"{after:.3f} {after - before:+.3f}" for before, after in pairs))
+    cells = []
+    for (before, error), (after, other_error) in zip(averages(one, counts), averages(other, counts), strict=True):
+        cells.append(f"{after:.3f} {after - before:+.3f} ± {np.hypot(error, other_error):.3f}")
+    table.add_row("mean", *cells)
+    Console(width=200).print(table)
 
 
 def plot(curves: Curves, path: Path) -> None:

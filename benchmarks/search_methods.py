@@ -2,7 +2,8 @@
 
 A method is ``NAME`` or ``autotile:NAME`` (a sampler of autotile, through its `Search`), ``measured:NAME`` (the same,
 where failures do not count), ``session:NAME`` (as a tuning session asks it, with look-ahead and queue; failures, which
-take no GPU time, do not count), ``optuna:NAME`` (Optuna's sampler on its own study over all combinations; repeated and
+take no GPU time, do not count), ``measured-estimated:NAME`` and ``session-estimated:NAME`` (the same, with estimated
+times where the space has any), ``optuna:NAME`` (Optuna's sampler on its own study over all combinations; repeated and
 invalid ones are redrawn without counting), ``optuna-counted:NAME`` (the same, but they count as measurements) or
 ``kernel-tuner:STRATEGY`` (with a fresh `Searchspace`; repeated proposals are answered and do not count).
 """
@@ -15,7 +16,7 @@ import random
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -27,12 +28,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from autotile.core.device import DeviceProperties, device_profile, parse_profile
 from autotile.core.model import Measurement, Outcome, Trial, Value
-from autotile.kernel.spec import Parameter
+from autotile.exchange.recording import Recording, read_recording
+from autotile.kernel.library import load_kernel
+from autotile.kernel.parser import parse_spec
+from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.space.search_space import SearchSpace
+from autotile.space.time_estimate import estimate_times
 
 if TYPE_CHECKING:
     from autotile.search.shortlist import Shortlist
+    from autotile.search.transfer import Estimate
 
 _REDRAWS = 200
 """Maximum draws of an Optuna sampler per measurement; after that, the measurement is lost."""
@@ -51,11 +58,18 @@ class RecordedSpace:
     name: str
     space: SearchSpace
     times_ms: np.ndarray
+    estimate: Estimate | None = None
+    """Estimates the time of each row; None if it is not known what the kernel launches."""
 
     @classmethod
     def read(cls, path: Path) -> RecordedSpace:
-        """Read an ``.npz`` of names, values (JSON lists), codes and times."""
+        """Read a recording of autotile, or an ``.npz`` of names, values (JSON lists), codes and times.
+
+        The latter is named ``KERNEL_GPU``; it has estimates if the kernel's launch and the GPU are known.
+        """
         with np.load(path, allow_pickle=False) as data:
+            if "header" in data:
+                return cls.of(read_recording(path), path.stem)
             names, values = data["names"].tolist(), [json.loads(text) for text in data["values"].tolist()]
             codes, times = data["codes"].astype(np.int64), data["time_ms"]
         parameters = tuple(Parameter(name, tuple(each)) for name, each in zip(names, values, strict=True))
@@ -63,7 +77,19 @@ class RecordedSpace:
         order = np.lexsort(codes.T[::-1])
         table = np.asfortranarray(codes[order].astype(np.min_scalar_type(max(sizes) - 1)))
         space = SearchSpace(parameters, table, int(np.prod(sizes)), rules=(), limits=(), seconds=0.0)
-        return cls(path.stem, space, times[order])
+        return cls(path.stem, space, times[order], _known_launch(path.stem))
+
+    @classmethod
+    def of(cls, recording: Recording, name: str) -> RecordedSpace:
+        """Return the space of a recording."""
+        order = np.lexsort(recording.codes.T[::-1])
+        codes = np.asfortranarray(recording.codes[order])
+        space = SearchSpace(recording.header.parameters, codes, len(codes), rules=(), limits=(), seconds=0.0)
+        times_ms = np.where(recording.ok, recording.columns["time_us"], np.nan).astype(np.float64)[order] / 1e3
+        key, device = recording.header.key, recording.header.device
+        assert device is not None
+        spec = load_kernel(key.kernel).spec
+        return cls(name, space, times_ms, partial(_estimate, spec, key.sizes, device, key.dtype))
 
     @cached_property
     def best_ms(self) -> float:
@@ -78,6 +104,29 @@ class RecordedSpace:
         return np.asarray(self.best_ms / np.minimum.accumulate(times))
 
 
+_SPACES = Path(__file__).with_name("spaces")
+"""Launches, arguments and work of recorded kernels, as search-space files without templates; and profiles of GPUs."""
+
+
+def _known_launch(name: str) -> Estimate | None:
+    """Return the estimate of a space named ``KERNEL_GPU``; None if its launch or the GPU is not known."""
+    kernel, _, gpu = name.partition("_")
+    launch, profile = _SPACES / f"{kernel}.toml", _SPACES / "devices" / f"{gpu}.toml"
+    known = {"A100": "a100", "3090": "rtx-3090"}
+    if not launch.is_file() or not (profile.is_file() or gpu in known):
+        return None
+    device = device_profile(known[gpu]) if gpu in known else parse_profile(profile.read_text(), str(profile))
+    spec = parse_spec(launch.read_text(), str(launch))
+    return partial(_estimate, spec, spec.sizes, device, spec.dtypes[0])
+
+
+def _estimate(
+    spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties, dtype: str, space: SearchSpace
+) -> np.ndarray | None:
+    found = estimate_times(spec, sizes, device, space, dtype)
+    return found.time_us if found is not None else None
+
+
 def run_method(method: str, recorded: RecordedSpace, seed: int, budget: int, batch: int) -> list[int]:
     """Return the rows in the order in which a method measured them; -1 for a measurement spent on no row."""
     kind, _, name = method.rpartition(":")
@@ -86,6 +135,8 @@ def run_method(method: str, recorded: RecordedSpace, seed: int, budget: int, bat
         "autotile": _autotile,
         "measured": partial(_autotile, counts_failures=False),
         "session": _session,
+        "measured-estimated": partial(_autotile, counts_failures=False, estimates=True),
+        "session-estimated": partial(_session, estimates=True),
         "optuna": _optuna,
         "kernel-tuner": _kernel_tuner,
     }.get(kind)
@@ -112,11 +163,18 @@ def all_methods() -> list[str]:
 
 
 def _autotile(
-    name: str, recorded: RecordedSpace, seed: int, budget: int, batch: int, *, counts_failures: bool = True
+    name: str,
+    recorded: RecordedSpace,
+    seed: int,
+    budget: int,
+    batch: int,
+    *,
+    counts_failures: bool = True,
+    estimates: bool = False,
 ) -> list[int]:
     from autotile.search.search import Search
 
-    search = Search(recorded.space, name, seed, ahead=batch)
+    search = Search(recorded.space, name, seed, ahead=batch, estimate=recorded.estimate if estimates else None)
     rows: list[int] = []
     while len(rows) < budget:
         proposals = [search.propose() for _ in range(min(batch, budget - len(rows)))]
@@ -135,13 +193,16 @@ SESSION_WORKERS = 16
 """Compile workers of a session; a sampler that learns asks the same with any number."""
 
 
-def _session(name: str, recorded: RecordedSpace, seed: int, budget: int, batch: int) -> list[int]:
+def _session(
+    name: str, recorded: RecordedSpace, seed: int, budget: int, batch: int, *, estimates: bool = False
+) -> list[int]:
     from autotile.search.samplers import lookahead_of
     from autotile.search.search import Search
     from autotile.search.shortlist import Shortlist
 
     lookahead = lookahead_of(name, SESSION_WORKERS)
-    shortlist = Shortlist(Search(recorded.space, name, seed, ahead=lookahead.compiling), lookahead)
+    estimate = recorded.estimate if estimates else None
+    shortlist = Shortlist(Search(recorded.space, name, seed, ahead=lookahead.compiling, estimate=estimate), lookahead)
     trials = cache(lambda row: as_trial(recorded.space.config(row), recorded.times_ms[row]))
     ended = session(shortlist, trials)
     return list(islice((row for row, trial in ended if trial.outcome is Outcome.OK), budget))

@@ -28,8 +28,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,9 +40,11 @@ from provenance import provenance
 from rich.console import Console
 from rich.table import Table
 
+from autotile.settings import available_cores
+
 TOOLS = ("kernel_tuner", "autotile")
 ROUNDS = 50
-RUNNERS_UP = 50
+RUNNERS_UP = 1000
 """Configurations of each tool that the timer may try, the fastest first."""
 EQUAL = 1.01
 """Ratio of times up to which a configuration is as fast as another."""
@@ -263,26 +267,44 @@ def time_winners(call: Call, winners: Mapping[str, list[dict[str, Any]]]) -> dic
     }
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A configuration of a call, compiled as its tool does; without a cubin, it does not compile."""
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    function_name: str
+    cubin: bytes
+
+
 def first_that_runs(
-    call: Call, configs: list[dict[str, Any]], arrays: list[Any], tool: str
+    call: Call, configs: Sequence[Mapping[str, Any]], arrays: list[Any], tool: str
 ) -> tuple[Callable[[], None] | None, int]:
     """Return the launch of the first configuration that can be launched, and how many before it cannot."""
     import cupy
 
-    for skipped, config in enumerate(configs):
-        try:
-            launch = launch_of(call, config, arrays, tool)
-            launch()
-            cupy.cuda.Device().synchronize()
-        except (cupy.cuda.driver.CUDADriverError, ValueError):
-            continue
-        return launch, skipped
+    architecture, cores = f"sm_{cupy.cuda.Device().compute_capability}", available_cores()
+    bounds = [0, *range(1, len(configs), cores), len(configs)]  # the first alone: it mostly runs
+    with ThreadPoolExecutor(cores) as pool:
+        for start, stop in pairwise(bounds):
+            compiled = pool.map(lambda config: compile_as(tool, call, config, architecture), configs[start:stop])
+            for skipped, launch in enumerate(compiled, start):
+                try:
+                    launched = loaded(call, launch, arrays)
+                    launched()
+                    cupy.cuda.Device().synchronize()
+                except (cupy.cuda.driver.CUDADriverError, ValueError):
+                    continue
+                return launched, skipped
     return None, len(configs)
 
 
-def launch_of(call: Call, config: dict[str, Any], arrays: list[Any], tool: str) -> Callable[[], None]:
-    """Compile a configuration as its tool does, and return a function that launches it."""
-    import cupy
+def compile_as(tool: str, call: Call, config: Mapping[str, Any], architecture: str) -> Launch:
+    """Compile a configuration with NVRTC, with the options of a tool.
+
+    CuPy, which Kernel Tuner compiles with, adds ``-ftz=true``.
+    """
+    from cuda.bindings import nvrtc
     from kernel_tuner.util import (
         get_grid_dimensions,
         get_kernel_string,
@@ -300,35 +322,33 @@ def launch_of(call: Call, config: dict[str, Any], arrays: list[Any], tool: str) 
     text = get_kernel_string(call.source, config)
     defines = call.options.get("defines")
     name, text = prepare_kernel_string(call.kernel_name, text, config, grid, block, names, "CUDA", defines)
-    function, symbol = compiled(text, name, call.options.get("compiler_options") or [], has_ftz=tool == "kernel_tuner")
-    for constant, value in (call.options.get("cmem_args") or {}).items():
-        data = np.ascontiguousarray(value)
-        cupy.cuda.runtime.memcpy(symbol(constant), data.ctypes.data, data.nbytes, cupy.cuda.runtime.memcpyHostToDevice)
-    return lambda: function(grid, block, tuple(arrays))
-
-
-def compiled(text: str, name: str, options: list[str], *, has_ftz: bool) -> tuple[Any, Callable[[str], int]]:
-    """Compile with NVRTC; return the function, and a function that gives the address of a constant array.
-
-    CuPy, which Kernel Tuner compiles with, adds ``-ftz=true``.
-    """
-    import cupy
-    from cuda.bindings import nvrtc
-
-    target = f"--gpu-architecture=sm_{cupy.cuda.Device().compute_capability}"
-    base = [target, "--std=c++17", *(["-ftz=true"] if has_ftz else []), *options]
+    own = ["-ftz=true"] if tool == "kernel_tuner" else []
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", *own, *(call.options.get("compiler_options") or [])]
     _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"winner.cu", 0, [], [])
     nvrtc.nvrtcAddNameExpression(program, name.encode())
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(base), [option.encode() for option in base])
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise ValueError(f"the winner does not compile: {status.name}")
+        return Launch(grid, block, "", b"")
     _, size = nvrtc.nvrtcGetCUBINSize(program)
     cubin = bytearray(size)
     nvrtc.nvrtcGetCUBIN(program, cubin)
     _, lowered = nvrtc.nvrtcGetLoweredName(program, name.encode())
+    return Launch(grid, block, lowered.decode(), bytes(cubin))
+
+
+def loaded(call: Call, launch: Launch, arrays: list[Any]) -> Callable[[], None]:
+    """Load a compiled configuration, and return a function that launches it; raise ValueError where there is none."""
+    import cupy
+
+    if not launch.cubin:
+        raise ValueError("the configuration does not compile")
     module = cupy.cuda.function.Module()
-    module.load(bytes(cubin))
-    return module.get_function(lowered.decode()), lambda symbol: int(module.get_global_var(symbol))
+    module.load(launch.cubin)
+    for constant, value in (call.options.get("cmem_args") or {}).items():
+        data, symbol = np.ascontiguousarray(value), int(module.get_global_var(constant))
+        cupy.cuda.runtime.memcpy(symbol, data.ctypes.data, data.nbytes, cupy.cuda.runtime.memcpyHostToDevice)
+    function = module.get_function(launch.function_name)
+    return lambda: function(launch.grid, launch.block, tuple(arrays))
 
 
 def child(arguments: argparse.Namespace, role: str, name: str, **values: Any) -> dict[str, Any]:
@@ -407,7 +427,9 @@ def cells(row: Mapping[str, Any]) -> Iterator[str]:
     times = row["again"].get("times_us", {})
     yield row["kernel"]
     for tool in TOOLS:
-        yield f"{times[tool]:.1f}" if tool in times else row[tool].get("error", row["again"].get("error", ""))[:40]
+        failed = f"its {row['again'].get('passed_over', {}).get(tool)} best fail"
+        missing = row[tool].get("error") or row["again"].get("error") or failed
+        yield f"{times[tool]:.1f}" if tool in times else missing[:40]
     yield f"{times['kernel_tuner'] / times['autotile']:.3f}" if len(times) == len(TOOLS) else ""
     for key, unit in (("tried", ".0f"), ("wall_s", ".1f")):
         yield " / ".join(format(row[tool][key], unit) if key in row[tool] else "-" for tool in TOOLS)
@@ -443,8 +465,8 @@ def merged(parts: Sequence[Path]) -> dict[str, Any]:
         if any(record[key] != records[0][key] for record in records):
             raise SystemExit(f"the parts differ in {key}: {[record[key] for record in records]}")
     rows = {row["kernel"]: row for record in records for row in record["rows"]}
-    commands = list(dict.fromkeys(record["command"] for record in records))
-    return {**records[0], "command": commands, "date": max(r["date"] for r in records), "rows": list(rows.values())}
+    command = " && ".join(dict.fromkeys(record["command"] for record in records))
+    return {**records[0], "command": command, "date": max(r["date"] for r in records), "rows": list(rows.values())}
 
 
 def main() -> None:

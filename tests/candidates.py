@@ -11,8 +11,8 @@ from autotile.cuda.driver import live_device
 from autotile.kernel.library import load_kernel
 from autotile.settings import read_settings
 from autotile.tuning.backend import kernel_source
-from autotile.workers.gpu_worker import Workbench
 from autotile.workers.protocol import Candidate, Evaluation, Workload
+from autotile.workers.workbench import Workbench
 
 
 def evaluate(toml: Path, **values: Value) -> Evaluation:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import default_dispatcher
+from autotile.settings import data_folder
 from autotile.space.search_space import feasible_space
 
 SCALE_TEMPLATE = """
@@ -68,14 +71,30 @@ bytes = "8 * n"
 """
 
 
+def pytest_configure() -> None:
+    """Let the many processes of the tests read compiled modules, and do linear algebra in one thread each."""
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none; elsewhere run it in one process, as load disturbs the times."""
-    in_one_process = pytest.mark.xdist_group("gpu")
-    skip = pytest.mark.skip(reason="no CUDA device on this machine")
-    marker = in_one_process if device_count() > 0 else skip
+    """Skip what needs a GPU where there is none."""
+    if device_count() > 0:
+        return
     for item in items:
         if "gpu" in item.keywords:
-            item.add_marker(marker)
+            item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run one test at a time on the GPU, in whichever process, as load disturbs the times."""
+    if "gpu" not in item.keywords or device_count() == 0:
+        return (yield)
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file unlocks it
+        return (yield)
 
 
 @pytest.fixture(scope="session")
@@ -94,6 +113,8 @@ def _own_settings(tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("AUTOTILE_CACHE", str(cubin_cache_folder))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("AUTOTILE_KERNELS", raising=False)
+    monkeypatch.delenv("AUTOTILE_OPERATIONS", raising=False)
+    monkeypatch.setenv("AUTOTILE_REFRESH", "0")
     default_dispatcher.clear()
     default_dispatcher.misses.clear()
 
@@ -106,6 +127,22 @@ def scale_toml(tmp_path: Path) -> Path:
     (folder / "scale.cu").write_text(SCALE_TEMPLATE)
     (folder / "scale.toml").write_text(SCALE_SPACE)
     return folder / "scale.toml"
+
+
+@pytest.fixture
+def only_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Leave one kernel in the operation ``matmul``."""
+
+    def leave(name: str) -> None:
+        head, *members = (data_folder("operations") / "matmul.toml").read_text().split("\n[kernels.")
+        kept = next((member for member in members if member.startswith(f"{name}]")), f"{name}]\n")
+        folder = tmp_path / "operations"
+        folder.mkdir()
+        (folder / "matmul.toml").write_text(f"{head}\n[kernels.{kept}")
+        monkeypatch.setenv("AUTOTILE_OPERATIONS", str(folder))
+        default_dispatcher.clear()
+
+    return leave
 
 
 @pytest.fixture

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
+import autotile
 from autotile.core.device import device_profile
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.operation import Operation, find_operation, load_operation
+from autotile.serving import libraries
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 
@@ -19,7 +23,11 @@ NEEDS_HEADERS = {"cute_copy"}
 """Examples that include a library which is not installed with autotile."""
 
 
-@pytest.fixture(scope="module", params=sorted(FOLDER.glob("*/*.toml")), ids=lambda path: path.stem)
+FILES = sorted(FOLDER.glob("*/*.toml"))
+OPERATIONS = [path for path in FILES if find_operation(str(path)) is not None]
+
+
+@pytest.fixture(scope="module", params=[path for path in FILES if path not in OPERATIONS], ids=lambda path: path.stem)
 def kernel(request: pytest.FixtureRequest) -> Kernel:
     return load_kernel(str(request.param))
 
@@ -51,3 +59,64 @@ def test_the_default_compiles_without_spilling(kernel: Kernel) -> None:
 def test_every_example_is_listed() -> None:
     listed = set(re.findall(r"^\| \[(\w+)\]\(\1/", (FOLDER / "README.md").read_text(), re.MULTILINE))
     assert listed == {path.name for path in FOLDER.iterdir() if path.is_dir()}
+
+
+class TestOperations:
+    """Every operation: its kernels compute the same arrays, and each of them is used."""
+
+    @pytest.fixture(params=OPERATIONS, ids=lambda path: path.stem)
+    def operation(self, request: pytest.FixtureRequest) -> Operation:
+        return load_operation(str(request.param))
+
+    def test_all_kernels_take_the_same_arrays(self, operation: Operation) -> None:
+        problem = operation.resolve({name: operation.sizes[name] for name in operation.proper_sizes})
+        declared = []
+        for member, sizes in operation.fitting(problem):
+            spec = member.load().spec
+            declared.append([(b.name, str(b.dtype), b.access, b.array_shape(sizes)) for b in spec.buffers])
+        assert len(declared) == len(operation.members) >= 2
+        assert declared == declared[:1] * len(declared)
+
+    def test_the_kernels_are_valid_at_small_and_large_sizes(self, operation: Operation) -> None:
+        for size in (1, 35, 8457, 100_000):
+            problem = operation.resolve(dict.fromkeys(operation.proper_sizes, size))
+            fitting = list(operation.fitting(problem, H200))
+            assert fitting
+            for member, sizes in fitting:
+                spec = member.load().spec
+                assert check_config(spec, spec.default, sizes, H200) == ""
+
+
+def test_short_rows_are_never_split() -> None:
+    operation = load_operation(str(FOLDER / "row_sums" / "row_sums.toml"))
+
+    def names(rows: int, n: int) -> list[str]:
+        return [member.name for member, _ in operation.fitting(operation.resolve({"ROWS": rows, "N": n}))]
+
+    assert names(64, 2047) == ["row_sums_whole"]
+    assert names(64, 2048) == ["row_sums_whole", "row_sums_split"]
+
+
+class TestRowSums:
+    """Who computes the sums of rows, where nothing was measured."""
+
+    FILE = str(FOLDER / "row_sums" / "row_sums.toml")
+
+    def test_a_kernel_is_served_for_every_size(self, tmp_path: Path) -> None:
+        for rows, n in ((1, 1), (1, 10_000_000), (100_000, 33)):
+            served = autotile.get_best_kernel(
+                self.FILE, ROWS=rows, N=n, device="h200", database=tmp_path / "empty.db", library=False
+            )
+            assert served.kernel in ("row_sums_whole", "row_sums_split")
+            assert not served.is_library
+            assert served.shapes["x"] == (rows, n)
+
+    def test_a_library_that_a_program_added_may_be_served(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(libraries, "_added", {})
+        runpy.run_path(str(FOLDER / "row_sums" / "row_sums.py"))
+        request = {"ROWS": 64, "N": 200_000, "device": "h200", "database": str(tmp_path / "empty.db")}
+        served = autotile.get_best_kernel(self.FILE, **request)
+        assert (served.kernel, served.is_library, dict(served.config)) == ("cupy", True, {})
+        assert not autotile.get_best_kernel(self.FILE, library=False, **request).is_library

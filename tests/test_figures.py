@@ -23,9 +23,12 @@ STATED = {
         "95 %",  # the level of an interval
         "66.9 TFLOP/s",  # a property of the device, from its data sheet
     },
+    "docs/from-kernel-tuner.md": set(),
     "docs/guide.md": {
         "1 %",  # options, and the share of the time that counting misses may take
         "12 %",  # an example of a sentence that `tune` prints
+        "22 us",  # an example of a sentence of `explain`
+        "2200 us",
         "50 ms",  # a timeout
         "100 %",
     },

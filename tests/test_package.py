@@ -107,6 +107,7 @@ class TestImports:
             code, (*HEAVY, "autotile.search", "autotile.tuning", "autotile.workers", "autotile.api", "autotile.cli")
         )
         assert found == set()
+        assert imported(code, ("numpy.random", "concurrent.futures", "html", "logging")) == set()
 
     def test_naming_the_entry_points_loads_no_gpu_library(self) -> None:
         assert imported("from autotile import get_best_kernel, BoundKernel", HEAVY) <= {"sqlalchemy"}

@@ -85,7 +85,7 @@ def test_the_default_compiles_without_spilling(kernel: Kernel, architecture: str
 
 def test_what_is_declared_is_what_the_compiler_says(kernel: Kernel) -> None:
     launch = kernel.spec.steps[0].launch
-    for config in spread(feasible_space(kernel.spec, kernel.spec.sizes, H200), count=4):
+    for config in spread(feasible_space(kernel.spec, kernel.spec.sizes, H200), count=3):
         resources = compiled(kernel, config, "sm_90")
         names: Mapping[str, Value] = {**fixed_names(kernel.spec, kernel.spec.sizes, H200), **config}
         assert resources.static_smem_bytes == value_or_zero(launch.static_smem_bytes, names), config
@@ -97,7 +97,7 @@ def test_what_is_declared_is_what_the_compiler_says(kernel: Kernel) -> None:
 def test_nvcc_compiles_the_template_alone(kernel: Kernel) -> None:
     target = (kernel.spec.architecture or "sm_90").removeprefix("sm_")
     command = ["nvcc", f"-gencode=arch=compute_{target},code=sm_{target}", "-std=c++17", "-Werror=all-warnings"]
-    command += ["-c", str(kernel.template_path), "-o", "/dev/null"]
+    command += ["-ptx", str(kernel.template_path), "-o", "/dev/null"]  # assembled in the tests above
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

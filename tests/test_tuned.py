@@ -10,7 +10,7 @@ from autotile.database.winners import Winner
 from autotile.exchange.shipped import read_rules, read_winners
 from autotile.kernel.library import load_kernel
 from autotile.serving.dispatcher import find_best_kernel
-from autotile.serving.matmul import EMULATED, Product, best_matmul
+from autotile.serving.matmul import Product, best_matmul, emulating_kernels
 from autotile.settings import data_folder
 from autotile.space.limits import check_config
 
@@ -72,6 +72,6 @@ def test_a_product_is_computed_by_the_kernel_that_won(product: tuple[str, int, i
     fastest = min(rivals, key=lambda winner: winner.measurement.time_us)
     assert fastest.device is not None
     # An emulating kernel may be expected to be faster still, from smaller products.
-    asked = replace(Product.of_sizes(fastest.key.sizes, dtype), emulate=fastest.key.kernel in EMULATED)
+    asked = replace(Product.of_sizes(fastest.key.sizes, dtype), emulate=fastest.key.kernel in emulating_kernels())
     kernel = best_matmul(asked, device=fastest.device.name, database=str(tmp_path / "none.db"))
     assert (kernel.kernel, kernel.config) == (fastest.key.kernel, fastest.config)

@@ -45,6 +45,8 @@ class CandidateCheck(Displayed):
         Time of the winner over time of the candidate, with its interval; None where they were not timed.
     repeats
         Number of times that the candidate was verified, with two launches each.
+    sanitized
+        Tools of compute-sanitizer that ran the candidate and found nothing.
     notices
         Checks that could not be made, one line each.
     """
@@ -58,6 +60,7 @@ class CandidateCheck(Displayed):
     tier: str
     speedup: Interval | None
     repeats: int
+    sanitized: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
     @property
@@ -81,6 +84,7 @@ class CandidateCheck(Displayed):
             if self.speedup is not None
             else None,
             "repeats": self.repeats,
+            "sanitized": list(self.sanitized),
             "notices": list(self.notices),
         }
 
@@ -175,6 +179,7 @@ def check(
         tier=served.tier,
         speedup=judged.speedup,
         repeats=judged.repeats,
+        sanitized=judged.sanitized,
         notices=judged.notices,
     )
 

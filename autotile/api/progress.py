@@ -13,15 +13,20 @@ from typing import Any, Protocol, TextIO
 
 from autotile.core.model import Problem, config_text
 from autotile.core.text import duration_text, funnel_text, sizes_text, time_text
+from autotile.kernel.operation import Operation
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.workrate import Workrate
 from autotile.tuning.family_session import FamilyStep
+from autotile.tuning.operation_result import OperationStep
 from autotile.tuning.result import Progress
 
 Observer = Callable[[Progress], None]
 """Callable that observes a tuning session."""
 FamilyObserver = Callable[[FamilyStep], None]
 """Callable that observes the tuning of a family."""
+
+OperationObserver = Callable[[OperationStep], None]
+"""Callable that observes the tuning of an operation."""
 
 _MIN_INTERVAL_S = 0.25
 _DEFAULT_WIDTH = 80
@@ -120,14 +125,17 @@ class ProgressLine:
         self._shown_s = float("-inf")
         self._pending = ""
 
-    def show(self, head: str, problem: Problem, progress: Progress) -> None:
-        """Show a state: at once if a new stage begins, otherwise a few times a second."""
+    def show(self, head: str, problem: Problem, progress: Progress, spec: KernelSpec | None = None) -> None:
+        """Show a state: at once if a new stage begins, otherwise a few times a second.
+
+        ``spec`` is the kernel, if it is another one than the line was made for.
+        """
         for notice in progress.notices:
             if notice not in self._noticed:
                 self._noticed.add(notice)
                 self._write(methodcaller("notice", notice))
         now_s, stage = time.monotonic(), (head, progress.phase)
-        self._pending = f"{head}: {short_line(progress, Workrate.of(self._spec, problem))}"
+        self._pending = f"{head}: {short_line(progress, Workrate.of(spec or self._spec, problem))}"
         if stage != self._stage or now_s - self._shown_s >= _MIN_INTERVAL_S:
             self._stage, self._shown_s = stage, now_s
             self._flush()
@@ -194,6 +202,23 @@ def family_observer(progress: bool | FamilyObserver, spec: KernelSpec) -> Iterat
         def observe(step: FamilyStep) -> None:
             if line is not None:
                 line.show(_step_text(step), step.problem, step.progress)
+
+        yield observe
+
+
+@contextmanager
+def operation_observer(progress: bool | Callable[[Any], None], operation: Operation) -> Iterator[OperationObserver]:
+    """Provide the observer of an operation; ``progress`` is as for `session_observer`."""
+    if callable(progress):
+        yield progress
+        return
+    specs = {member.name: member.load().spec for member in operation.members}
+    with _open_line(next(iter(specs.values())), enabled=progress) as line:
+
+        def observe(step: OperationStep) -> None:
+            if line is not None:
+                head = f"{operation.name} round {step.number}/{step.count}, {step.problem.kernel}"
+                line.show(head, step.problem, step.progress, specs[step.problem.kernel])
 
         yield observe
 

@@ -273,8 +273,11 @@ class TunableKernel(Displayed):
     def tune(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> TuneResult:
         """Tune the kernel as `autotile.tune` does; sizes that are not given have their defaults."""
         from autotile.api.tuning import tune
+        from autotile.tuning.result import TuneResult
 
-        return tune(self, self._sizes(sizes, arguments), **arguments)
+        result = tune(self, self._sizes(sizes, arguments), **arguments)
+        assert isinstance(result, TuneResult)  # of a kernel, not of an operation
+        return result
 
     def space(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> SpaceSummary:
         """Count the configurations that each rule and limit leaves; arguments are those of `autotile.space`."""
@@ -284,9 +287,10 @@ class TunableKernel(Displayed):
 
     def explain(self, assignments: Mapping[str, Any] | None = None, /, **arguments: Any) -> Explanation:
         """Explain one configuration; arguments are those of `autotile.explain`."""
-        from autotile.api.inspection import explain
+        from autotile.api.inspection import explain_kernel
 
-        return explain(self, assignments, **arguments)
+        named = {name: arguments.pop(name) for name in ("dtype", "device") if name in arguments}
+        return explain_kernel(self, {**(assignments or {}), **arguments}, **named)
 
     def best(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> BoundKernel:
         """Return the best known configuration, ready to launch, as `autotile.get_best_kernel` does.

@@ -8,22 +8,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autotile.api.operations import check_gpu, served_so_far, tune_operation
 from autotile.api.progress import FamilyObserver, Observer, family_observer, session_observer
-from autotile.api.targets import check_device_index, complete_config, merge_sizes, open_problem, resolve_gpu
+from autotile.api.targets import (
+    check_device_index,
+    complete_config,
+    merge_sizes,
+    named_operation,
+    open_problem,
+    resolve_gpu,
+)
 from autotile.core.documents import encode_json
-from autotile.core.model import Config, Problem
+from autotile.core.model import Problem
 from autotile.core.objectives import TIME, split_objectives
 from autotile.core.text import Displayed, plural
-from autotile.cuda.driver import device_count
 from autotile.database.engine import parse_location
 from autotile.errors import AutotileError, InputError
 from autotile.families.family import Family, family_of, parse_family
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.dispatcher import find_best_kernel, forget_served
+from autotile.serving.dispatcher import forget_served
 from autotile.settings import expand_path, read_settings
 from autotile.tuning import family_session, recorder, session
 from autotile.tuning.family_session import FamilyPlan, FamilyResult
+from autotile.tuning.operation_result import OperationResult
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.recorder import Recorded
 from autotile.tuning.result import TuneResult
@@ -47,16 +55,19 @@ def tune(
     progress: bool | Observer = True,
     observe: Observer | None = None,
     **named_sizes: int,
-) -> TuneResult:
+) -> TuneResult | OperationResult:
     """Find the fastest configuration of a kernel for a problem, verify it, and store it in the database.
 
     The search tries valid configurations only; each one is compiled, verified against a float64 reference, measured and
     stored. The best of them are measured again, interleaved with the default. A session that was interrupted resumes.
 
+    The kernels of an operation, such as ``"matmul"``, share one budget: those that are slow get no more of it, and the
+    best of the others are raced with the libraries that compute it.
+
     Parameters
     ----------
     kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
+        Name of a kernel or an operation, path of a search-space or operation file, or a kernel from `autotile.kernel`.
     sizes, **named_sizes
         Problem sizes and flags, such as ``M=4096``.
     dtype
@@ -75,8 +86,9 @@ def tune(
 
     Returns
     -------
-    TuneResult
-        Winner and default, the ratio of their times with its interval, and the numbers of rejected configurations.
+    TuneResult or OperationResult
+        Winner and default, the ratio of their times with its interval, and the numbers of rejected configurations; of
+        an operation, the winner among its kernels and libraries, and what each of them reached.
 
     Raises
     ------
@@ -95,7 +107,10 @@ def tune(
     {'BM': 128, 'BN': 128, ...}
     """
     chosen = session_options(options, device, database)
-    loaded, problem = open_problem(kernel, merge_sizes(sizes, named_sizes), dtype)
+    given = merge_sizes(sizes, named_sizes)
+    if (operation := named_operation(kernel)) is not None:
+        return tune_operation(operation, given, dtype, chosen, observe or progress)
+    loaded, problem = open_problem(kernel, given, dtype)
     with session_observer(observe or progress, loaded.spec, problem) as observer:
         return tune_problem(loaded, problem, chosen, observer)
 
@@ -292,26 +307,10 @@ def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> T
         verify_sizes=_complete_sizes(kernel, problem, options.verify_sizes),
         tries=tuple(complete_config(kernel.spec, config) for config in options.tries),
     )
-    _check_gpu(options)
+    check_gpu(options)
     if options.served is None:
-        options = replace(options, served=_served_so_far(kernel, problem, options))
+        options = replace(options, served=served_so_far(kernel, problem, options))
     return options
-
-
-def _served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Config | None:
-    """Return the configuration that is served for a problem before it is tuned, unless it is the default.
-
-    It is left out in replay, and if the options exclude earlier results or name the configurations to try.
-    """
-    excluded = options.fresh or not options.transfer or options.only is not None
-    if excluded or options.replay is not None or device_count() == 0:
-        return None
-    location = options.database or read_settings().database
-    try:
-        served = find_best_kernel(kernel, problem.dtype, options.device_index, location, problem.sizes)
-    except InputError:  # the session reports it
-        return None
-    return dict(served.config) if served.tier != "default" else None
 
 
 def open_family(kernel: KernelName, words: Sequence[str]) -> tuple[Kernel, Family]:
@@ -347,7 +346,7 @@ def tune_loaded_family(
         or options.only is not None
     ):
         raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")
-    _check_gpu(options)
+    check_gpu(options)
     result = family_session.tune_family(
         kernel, family, problem.dtype, read_settings(), options, plan=plan or FamilyPlan(), observe=observe
     )
@@ -437,12 +436,6 @@ def session_options(options: TuneOptions | None, device: int | str | None, datab
 
 def _ignore(_: object) -> None:
     """Observe nothing."""
-
-
-def _check_gpu(options: TuneOptions) -> None:
-    """Raise if the selected GPU does not exist. The first one is not checked: without a GPU, launches are replayed."""
-    if options.replay is None and options.device_index > 0:
-        check_device_index(options.device_index)
 
 
 def _complete_sizes(

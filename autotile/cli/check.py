@@ -103,6 +103,8 @@ def _facts(result: CandidateCheck) -> Iterator[tuple[str, RenderableType]]:
     yield "winner is", "tuned for this problem" if result.tier == "exact" else f"of tier {result.tier}"
     if result.repeats:
         yield "verified", f"{result.repeats} times, two launches each"
+    if result.sanitized:
+        yield "sanitized", f"{', '.join(result.sanitized)} found nothing"
 
 
 def _timed(trial: Trial) -> str:

@@ -16,9 +16,11 @@ from rich.text import Text
 from autotile.api.progress import best_text, count_text, plain_line, trial_count, trial_target
 from autotile.core.model import Problem
 from autotile.core.text import device_text, duration_text, funnel_text, shown_text
+from autotile.kernel.operation import Operation
 from autotile.kernel.spec import KernelSpec
 from autotile.kernel.workrate import Workrate
 from autotile.tuning.family_session import FamilyStep
+from autotile.tuning.operation_result import OperationStep
 from autotile.tuning.result import Progress
 
 _PLAIN_INTERVAL_S = 15.0
@@ -103,21 +105,18 @@ class TuneProgress:
         )
 
 
-class FamilyProgress:
-    """Observer of the tuning of a family; a context manager, which shows a line for each point and its session.
+class SessionsProgress:
+    """Observer of several sessions, one after the other; a context manager, which shows a line and a picture of each.
 
     Parameters
     ----------
     console
         Console of standard error.
-    spec
-        Kernel that is tuned.
     """
 
-    def __init__(self, console: Console, spec: KernelSpec) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._spec = spec
-        self._point: tuple[str, int] | None = None
+        self._place: object = None
         self._session: TuneProgress | None = None
 
     def __enter__(self) -> Self:
@@ -128,24 +127,59 @@ class FamilyProgress:
     ) -> None:
         self._close_session()
 
-    def __call__(self, step: FamilyStep) -> None:
-        """Show a state of a point's session; notices are shown with the first point only."""
-        is_first = self._point is None
-        if self._point != (step.phase, step.number):
+    def show(self, place: object, heading: str, spec: KernelSpec, problem: Problem, progress: Progress) -> None:
+        """Show a state of a session; notices are shown with the first session only.
+
+        Parameters
+        ----------
+        place
+            What tells the session apart from the previous one.
+        heading
+            Line above it.
+        spec, problem, progress
+            Kernel, problem and state of the session.
+        """
+        is_first = self._place is None
+        if self._place != place:
             self._close_session()
-            self._point = (step.phase, step.number)
-            self._console.print(
-                f"{step.phase} point {step.number} of {step.count}: {shown_text(str(step.problem))}", soft_wrap=True
-            )
-            self._session = TuneProgress(self._console, step.problem, Workrate.of(self._spec, step.problem))
+            self._place = place
+            self._console.print(shown_text(heading), soft_wrap=True)
+            self._session = TuneProgress(self._console, problem, Workrate.of(spec, problem))
             self._session.__enter__()
         if self._session is not None:
-            self._session(step.progress if is_first else replace(step.progress, notices=()))
+            self._session(progress if is_first else replace(progress, notices=()))
 
     def _close_session(self) -> None:
         if self._session is not None:
             self._session.__exit__(None, None, None)
             self._session = None
+
+
+class FamilyProgress(SessionsProgress):
+    """Observer of the tuning of a family, with a line for each point."""
+
+    def __init__(self, console: Console, spec: KernelSpec) -> None:
+        super().__init__(console)
+        self._spec = spec
+
+    def __call__(self, step: FamilyStep) -> None:
+        """Show a state of a point's session."""
+        heading = f"{step.phase} point {step.number} of {step.count}: {step.problem}"
+        self.show((step.phase, step.number), heading, self._spec, step.problem, step.progress)
+
+
+class OperationProgress(SessionsProgress):
+    """Observer of the tuning of an operation, with a line for each round of each kernel."""
+
+    def __init__(self, console: Console, operation: Operation) -> None:
+        super().__init__(console)
+        self._specs = {member.name: member.load().spec for member in operation.members}
+
+    def __call__(self, step: OperationStep) -> None:
+        """Show a state of a kernel's session."""
+        name = step.problem.kernel
+        heading = f"round {step.number} of {step.count}: {name}"
+        self.show((step.number, name), heading, self._specs[name], step.problem, step.progress)
 
 
 def _bar_line(progress: Progress, since_s: float) -> Table:

@@ -115,6 +115,9 @@ def tune(
     The space is searched for valid configurations only; each one tried is compiled, verified against a float64
     reference, measured and stored. The best of them are measured again side by side with the default. The same command
     goes on where an interrupted one stopped.
+
+    The kernels of an operation, such as matmul, share --budget or --trials; the best of them are raced with the
+    libraries that compute it.
     """
     options = replace(search.options(), trace=trace)
     for name, is_given in (
@@ -144,10 +147,23 @@ def tune(
     elif captured is not None:
         kernel, sizes, dtype, options = _from_call(captured, kernel, sizes, dtype, options)
         _run(kernel, sizes, dtype, options, tries=tries or [], ask_tell=ask_tell, as_json=as_json)
+    elif kernel is not None and is_operation(kernel):
+        from autotile.cli.tune_operation import run_operation
+
+        if tries or ask_tell or trace is not None:
+            raise InputError(f"--try, --ask-tell and --trace are of one kernel's session, and {kernel} is an operation")
+        run_operation(kernel, sizes or [], dtype, options, as_json=as_json)
     elif kernel is not None:
         _run(kernel, sizes or [], dtype, options, tries=tries or [], ask_tell=ask_tell, as_json=as_json)
     else:
         raise InputError("no kernel is named; expected `autotile tune KERNEL SIZE=N ...`, or `autotile tune-misses`")
+
+
+def is_operation(name: str) -> bool:
+    """Return whether a name or path denotes an operation rather than a kernel."""
+    from autotile.kernel.operation import find_operation
+
+    return find_operation(name) is not None
 
 
 def _from_call(
@@ -400,6 +416,7 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "autotile tune sgemm_2d M=4096 N=4096 K=4096",
             "autotile tune sgemm_2d M=512 N=512 K=512 --budget 90s --sampler random --seed 7",
+            "autotile tune matmul M=2047 N=4096 K=4096 --dtype bfloat16 --budget 60s",
             "autotile tune path/to/mine.toml N=1048576 --trials 1000",
             "autotile tune sgemm_2d M=4096 N=4096 K=4096 --until 1%",
             "autotile tune sgemm_2d M=4096 N=4096 K=4096 --replay --json",

@@ -47,6 +47,12 @@ def config_text(config: Config) -> str:
     return " ".join(f"{name}={value}" for name, value in config.items())
 
 
+OUTPUT_DIGEST = "output_digest"
+"""Telemetry of a verified trial: a digest of the inputs and of the bits of the outputs, or `VARYING_OUTPUTS`."""
+VARYING_OUTPUTS = "varies"
+"""Digest of outputs whose bits differed between launches on the same inputs."""
+
+
 class Outcome(StrEnum):
     """Outcome of a candidate. All but ``OK`` and ``PRUNED`` are failures; none ends the session."""
 
@@ -176,7 +182,8 @@ class Trial:
     """Clock, power, temperature and throttle reasons during measurement, if NVML provides them; the time of the
     reference kernel (``reference_us``), which tracks the drift of the GPU, and of an empty interval between two events
     (``event_floor_us``); the maximum error in verification (``max_error``); if requested, the energy of a run
-    (``energy_mj``) and whether NVML's energy ``counter`` or its ``power`` readings gave it (``energy_source``)."""
+    (``energy_mj``) and whether NVML's energy ``counter`` or its ``power`` readings gave it (``energy_source``); and
+    `OUTPUT_DIGEST`."""
 
     @property
     def time_us(self) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from html import escape
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Occupancy, Outcome
@@ -159,6 +158,8 @@ class Displayed:
 
     def _repr_html_(self) -> str:
         """Return the headline, the facts and the rows as HTML, with every text escaped."""
+        from html import escape  # a call without a notebook does not need it
+
         headings, rows = self._rows()
         facts = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in self._facts())
         head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)

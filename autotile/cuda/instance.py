@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import canonical_json
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome
 from autotile.cuda.driver import constant_copies, copy_constants
@@ -126,6 +128,7 @@ class ProblemInstance:
         for buffer in spec.buffers:
             self._buffers[buffer.name] = self._new_buffer(buffer)
         self._sets = {0: self._new_inputs(0)}
+        self._input_digests: dict[int, str] = {}
         self.use_inputs(0)
 
     @property
@@ -183,6 +186,20 @@ class ProblemInstance:
         key = launch_key(self._spec, config, plan) if self._spec.reference.is_agreement else None
         return BoundArguments(self, plan, arguments, workspaces, zeroed, key)
 
+    def bind_library(self) -> BoundArguments:
+        """Return the arguments of a library, which has no launches of ours and no workspaces."""
+        return BoundArguments(self, LaunchPlan(()), (), {}, frozenset())
+
+    @property
+    def arrays(self) -> list[Any]:
+        """CuPy arrays of the buffers, in the order of the kernel's arguments."""
+        return [self._buffers[buffer.name].array for buffer in self._spec.buffers]
+
+    @property
+    def element_types(self) -> list[str]:
+        """Element type of each of these arrays."""
+        return [self._element_type(buffer.name).name for buffer in self._spec.buffers]
+
     def copy_constants(self, module: int) -> None:
         """Copy the inputs in use to the ``__constant__`` variables of a module, given by its driver handle."""
         copies = constant_copies(self._spec, module, self.sizes, self._dtype)
@@ -214,6 +231,17 @@ class ProblemInstance:
                 return verdict
             max_error = max(max_error, verdict.max_error)
         return Verdict(Outcome.OK, max_error=max_error)
+
+    def digest(self) -> str:
+        """Return a digest of the inputs in use and one of the outputs as they are, to the bit.
+
+        Configurations whose digests are equal have computed the same bits from the same inputs.
+        """
+        if self._seed not in self._input_digests:
+            scalars = {name: np.asarray(value).tobytes().hex() for name, value in self._scalars.items()}
+            self._input_digests[self._seed] = _digest_of(self._pristine, scalars)
+        written = {b.name: self._buffers[b.name] for b in self._spec.buffers if b.is_written}
+        return f"{self._input_digests[self._seed]}:{_digest_of(written)}"
 
     def _memory_verdict(self, bound: BoundArguments) -> Verdict:
         """Verify what a launch must not change: guard bands, inputs, workspaces."""
@@ -340,6 +368,13 @@ def _shown(value: Any) -> str:
     return str(value) if value.dtype.kind in "biu" else f"{value:.9g}"
 
 
+def _digest_of(buffers: Mapping[str, GuardedBuffer], scalars: Mapping[str, str] | None = None) -> str:
+    content = {
+        name: (buffer.array.shape, str(buffer.array.dtype), *buffer.content_hash()) for name, buffer in buffers.items()
+    }
+    return hashlib.sha256(canonical_json([content, scalars]).encode()).hexdigest()[:32]
+
+
 MEMORY_SHARE = 0.25
 """Share of the device's memory that the instances of a problem may take together."""
 
@@ -381,6 +416,11 @@ class Instances:
         """Iterate over the instances that exist."""
         return iter(list(self._kept.values()))
 
+    @property
+    def size_bytes(self) -> int:
+        """Device memory of the instances that exist."""
+        return sum(one.size_bytes for one in self)
+
     def of(self, config: Config) -> ProblemInstance:
         """Return the instance that a configuration runs on.
 
@@ -395,6 +435,6 @@ class Instances:
             self._kept.move_to_end(key)
             return self._kept[key]
         made = self._kept[key] = self._make(names)
-        while len(self._kept) > 1 and sum(one.size_bytes for one in self) > self._limit_bytes:
+        while len(self._kept) > 1 and self.size_bytes > self._limit_bytes:
             self._kept.popitem(last=False)
         return made

@@ -29,6 +29,24 @@ extern "C" __global__ void count_unlike_pattern(const word_t* words, count_t n, 
     if (unlike) atomicAdd(result, unlike);
 }
 
+__device__ count_t mixed(count_t bits) {  // the finalizer of SplitMix64
+    bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9ull;
+    bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebull;
+    return bits ^ (bits >> 31);
+}
+
+// result[0:2] += hashes of words[0:n] and their places; the order of the sums does not matter
+extern "C" __global__ void hash_words(const word_t* words, count_t n, count_t* result) {
+    count_t first = 0, second = 0;
+    for (count_t i = first_element(); i < n; i += stride()) {
+        const count_t place = mixed((i + 1) * 0x9e3779b97f4a7c15ull);
+        first += mixed(place ^ words[i]);
+        second += mixed(~place + words[i]);
+    }
+    atomicAdd(result, first);
+    atomicAdd(result + 1, second);
+}
+
 // result[0] += number of words in which a[0:n] and b[0:n] differ
 extern "C" __global__ void count_unlike(const word_t* a, const word_t* b, count_t n, count_t* result) {
     count_t unlike = 0;

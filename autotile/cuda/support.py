@@ -74,6 +74,13 @@ class SupportKernels:
         """Return how many of ``words`` 32-bit words differ between two buffers."""
         return self._count("count_unlike", words, np.uint64(a), np.uint64(b), np.uint64(words))
 
+    def hash_words(self, pointer: int, words: int) -> tuple[int, int]:
+        """Return two 64-bit hashes of ``words`` 32-bit words; equal contents have equal hashes."""
+        self._clear_result()
+        self._launch("hash_words", words, np.uint64(pointer), np.uint64(words), np.uint64(self._result.data.ptr))
+        first, second, _ = self._result.get()
+        return int(first), int(second)
+
     def compare(
         self, got: int, want: Any, elements: int, dtype: Dtype, *, tolerance: Tolerance, scale: float
     ) -> Comparison:
@@ -293,6 +300,10 @@ class GuardedBuffer:
                 self._support.fill_words(band, words, self._pattern)
             broken += unlike
         return broken
+
+    def content_hash(self) -> tuple[int, int]:
+        """Return a hash of the array's bits, which differs if they do, but for one in 2**64 cases."""
+        return self._support.hash_words(self.pointer, self._words)
 
     def differs_from(self, other: GuardedBuffer) -> bool:
         """Return whether the arrays differ in any word."""

@@ -359,6 +359,7 @@ class Timer:
         prepares: Sequence[Launch] | None = None,
         weights: Sequence[float] | None = None,
         check: Callable[[int], None] | None = None,
+        graphs: bool = True,
     ) -> list[list[float]]:
         """Time several candidates in rounds of random order; return a list of times in microseconds per candidate.
 
@@ -378,6 +379,8 @@ class Timer:
             Factors of the times by which candidates are compared; None for equal ones.
         check
             Called with the number of each candidate right after the work of one more sample of it.
+        graphs
+            Whether short launches are timed in CUDA graphs; False if one of them cannot be captured.
         """
         prepares = prepares or [_nothing] * len(launches)
         factors = weights or [1.0] * len(launches)
@@ -387,7 +390,8 @@ class Timer:
         times: list[list[float]] = [[] for _ in launches]
         with self._stream:
             timers = [
-                self._timers(launch, fastest_us, prepare)[0] for launch, prepare in zip(launches, prepares, strict=True)
+                self._timers(launch, fastest_us, prepare)[0] if graphs else EventTimer(launch, self._before(prepare))
+                for launch, prepare in pairs
             ]
             racing = list(range(len(launches)))
             for number in range(1, rounds + 1):
@@ -408,6 +412,15 @@ class Timer:
                     timer.time_us()
                 check(index)
         return times
+
+    def can_capture(self, launch: Launch) -> bool:
+        """Return whether a launch can be captured in a CUDA graph, as some libraries cannot."""
+        with self._stream:
+            try:
+                _captured([launch], 1)
+            except Exception:  # of whatever the library is made of
+                return False
+        return True
 
     @contextmanager
     def back_to_back(self, step: Sequence[Launch], probe_us: float) -> Iterator[BackToBack]:

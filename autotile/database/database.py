@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial, config_key
@@ -24,6 +24,7 @@ from autotile.database.engine import (
     sqlite_engine,
     translated_errors,
 )
+from autotile.database.fast_access import CHANGES_SQL, Changes
 from autotile.database.keys import TuningKey
 from autotile.database.misses import StoredMiss, count_miss, read_misses
 from autotile.database.paths import check_is_database, check_readable, check_writable, file_identity, network_notice
@@ -344,6 +345,11 @@ class Database:
         """Return the verdicts of finals and verifications on configurations that are not ranked, oldest first."""
         with self.reading() as connection:
             return read_checks(connection, kernel, dtype)
+
+    def changes(self) -> Changes:
+        """Return what has been decided for each kernel and dtype; equal results mean that nothing was."""
+        with self.reading() as connection:
+            return frozenset(tuple(row) for row in connection.execute(text(CHANGES_SQL)))
 
     def record_miss(self, problem: Problem, gpu_name: str, tier: str, count: int = 1) -> None:
         """Count requests of a problem that were served by ``tier`` instead of an exact result."""

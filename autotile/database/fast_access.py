@@ -84,6 +84,49 @@ CHECKS_SQL = f"""
 """
 """A test compares the statements with the ones that SQLAlchemy builds from the schema."""
 
+CHANGES_SQL = """
+    SELECT studies.kernel, studies.dtype, 'run', count(runs.id), max(runs.id), max(runs.ended_at)
+    FROM studies JOIN runs ON runs.study_id = studies.id
+    WHERE runs.ended_at IS NOT NULL GROUP BY studies.kernel, studies.dtype
+    UNION ALL
+    SELECT studies.kernel, studies.dtype, 'verdict', count(trials.id), max(trials.id), max(trials.created_at)
+    FROM studies JOIN trials ON trials.study_id = studies.id
+    WHERE trials.phase = 'final' GROUP BY studies.kernel, studies.dtype
+    UNION ALL
+    SELECT kernel, dtype, 'rule', count(id), max(id), max(learned_at)
+    FROM families WHERE learned_at IS NOT NULL GROUP BY kernel, dtype
+"""
+"""What was decided for each kernel and dtype: ended runs, verdicts and rules, each with their number and the newest.
+Trials of a search that still runs are left out: they would change what is served with every improvement."""
+
+Changes = frozenset[tuple[Any, ...]]
+"""Rows of `CHANGES_SQL`; kernel and dtype are their first two columns."""
+
+
+def file_signature(location: str) -> tuple[tuple[int, int, int], ...] | None:
+    """Return what tells whether an SQLite file was written to: i-node, size and time of it and of its log.
+
+    None for a database on a server, which has no file.
+    """
+    if looks_like_url(location):
+        return None
+    return tuple(_state(f"{location}{suffix}") for suffix in ("", "-wal"))
+
+
+def _state(path: str) -> tuple[int, int, int]:
+    """Return i-node, size and time of a file; zeros if it is empty, as reading alone creates an empty log."""
+    try:
+        state = os.stat(expand_path(path, "a database"))  # noqa: PTH116
+    except (OSError, InputError):
+        return (0, 0, 0)
+    return (state.st_ino, state.st_size, state.st_mtime_ns) if state.st_size else (0, 0, 0)
+
+
+def read_changes_fast(location: str) -> Changes | None:
+    """Return what has been decided in a database; the cases are those of `read_winners_fast`."""
+    rows = _tuples(location, CHANGES_SQL)
+    return None if rows is None else frozenset(map(tuple, rows))
+
 
 def read_winners_fast(location: str, kernel: str, dtype: str) -> list[Winner] | None:
     """Return the winners of a kernel, newest first; an empty list if there is no database.
@@ -118,7 +161,12 @@ def read_checks_fast(location: str, kernel: str, dtype: str) -> list[Check] | No
         return None
 
 
-def _rows(location: str, query: str, kernel: str, dtype: str) -> list[dict[str, Any]] | None:
+def _rows(location: str, query: str, *parameters: str) -> list[dict[str, Any]] | None:
+    rows = _tuples(location, query, *parameters)
+    return None if rows is None else [dict(row) for row in rows]
+
+
+def _tuples(location: str, query: str, *parameters: str) -> list[Any] | None:
     if looks_like_url(location):
         return None
     try:
@@ -133,7 +181,7 @@ def _rows(location: str, query: str, kernel: str, dtype: str) -> list[dict[str, 
             if not _is_current(connection):
                 return None
             connection.row_factory = sqlite3.Row
-            return [dict(row) for row in connection.execute(query, (kernel, dtype))]
+            return connection.execute(query, parameters).fetchall()
     except sqlite3.Error:
         return None
 

@@ -11,7 +11,6 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -319,7 +318,7 @@ _SEED = 20_240_601
 _CHUNK = 1 << 20
 """Number of values from one generator, which take a few milliseconds."""
 
-Fill = Callable[[np.random.Generator, Array], object]
+Fill = Callable[["np.random.Generator", Array], object]
 
 
 def fill_integers(low: int, high: int, dtype: Any, generator: np.random.Generator, chunk: Array) -> None:
@@ -346,6 +345,8 @@ def draw_chunks(name: str, shape: tuple[int, ...], seed: int, fill: Fill, dtype:
 
     Each chunk of a fixed size has its own generator, so the values do not depend on the number of cores that draw them.
     """
+    from concurrent.futures import ThreadPoolExecutor  # which serving does not need
+
     values = np.empty(math.prod(shape), dtype)
     chunks = [values[start : start + _CHUNK] for start in range(0, values.size, _CHUNK)]
     generators = [np.random.Generator(np.random.SFC64(seed)) for seed in seed_sequences(name, shape, seed, len(chunks))]

@@ -93,8 +93,9 @@ class Member:
             if any(name.startswith("device.") for name in when.names):
                 return True
             return bool(when.evaluate(given))
-        properties = {f"device.{name}": getattr(device, name) for name in EXPRESSION_NAMES}
-        return bool(when.evaluate({**given, **properties}))
+        used = (name for name in when.names if name.startswith("device."))
+        properties = {name: getattr(device, name.removeprefix("device.")) for name in used}
+        return bool(when.evaluate({**given, **properties} if properties else given))
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +317,7 @@ def load_operation(name: str, folders: Sequence[Path] | None = None) -> Operatio
     InputError
         A file cannot be read.
     """
-    path = find_operation(name, folders)
+    path = _find(name, folders)
     if path is None:
         names = operation_names(folders)
         raise UnknownKernelError(f"no operation named {name!r}{nearest(name, names)} (known: {', '.join(names)})")
@@ -324,10 +325,16 @@ def load_operation(name: str, folders: Sequence[Path] | None = None) -> Operatio
 
 
 def find_operation(name: str, folders: Sequence[Path] | None = None) -> Path | None:
-    """Return the path of an operation file; None if a name denotes none.
+    """Return the path of the operation that a name or path denotes; None if it denotes a kernel, or nothing.
 
-    A path denotes an operation if the file has a section ``[operation]``.
+    A path denotes an operation if the file has a section ``[operation]``. A name that a kernel has denotes the kernel.
     """
+    if not is_path(name) and any(is_file(folder / f"{name}.toml") for folder in read_settings().kernel_folders):
+        return None
+    return _find(name, folders)
+
+
+def _find(name: str, folders: Sequence[Path] | None) -> Path | None:
     if is_path(name):
         path = Path(os.path.expanduser(name))  # noqa: PTH111
         return path if is_file(path) and _is_operation(path) else None

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Outcome, Trial
+from autotile.core.model import OUTPUT_DIGEST, Outcome, Trial
 from autotile.core.objectives import non_dominated
 from autotile.kernel_tuner.observation import Observation
 from autotile.kernel_tuner.parameter_codec import ParameterCodec
@@ -43,7 +43,7 @@ _TOTALS = ("framework_time", "strategy_time", "compile_time", "verification_time
 _INVALID = (Outcome.INFEASIBLE, Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS)
 _NOT_COMPILED = (Outcome.COMPILE_FAILED, Outcome.NOT_COMPILED)
 _COMPILER_STAGES = ("compile", "resources")
-_RESERVED_TELEMETRY = frozenset({"reference_us", "event_floor_us", "max_error", "throttle_reasons"})
+_RESERVED_TELEMETRY = frozenset({"reference_us", "event_floor_us", "max_error", "throttle_reasons", OUTPUT_DIGEST})
 _OWN_TELEMETRY = _RESERVED_TELEMETRY | {"sm_clock_mhz", "power_w", "temperature_c", "energy_mj", "energy_source"}
 """Telemetry of autotile's own, as against what observers of the output added."""
 

@@ -147,6 +147,7 @@ class TuneSession:
             sampler=self._chosen.sampler or "auto",
             trials=self._chosen.trials,
             budget_s=None if limit_s is None else _SEARCH_SHARE * limit_s,
+            spend=limit_s is not None,  # as Kernel Tuner does
             objectives=(TIME, ENERGY) if self._observation.needs_energy else (TIME,),
             seed=self._seed or 0,
             l2="hot",

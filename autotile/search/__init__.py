@@ -14,7 +14,7 @@
 `autotile.search.embedding`          configurations as coordinates of the regression
 `autotile.search.transfer`           `TransferPrior`: predictions from other studies of the kernel
 `autotile.search.optuna_samplers`    `FeasibleSampler`: any sampler of Optuna; `FeasibleTPESampler`
-`autotile.search.strategies`         `KernelTunerSampler`: any strategy of Kernel Tuner, in a child process
+`autotile.search.installed_strategies`         `KernelTunerSampler`: any strategy of Kernel Tuner, in a child process
 `autotile.search.study`              trials as an Optuna study, in memory or as a file
 `autotile.search.importance`         importance of the parameters
 ==================================== =================================================================================

@@ -26,9 +26,6 @@ _PRIOR_ROWS = 512
 _SWITCH_VALUES = 2
 """Number of values of a switch, whose effect may be reversed in other studies; each value is tried early on."""
 
-_ESTIMATED_EVERY = 2
-"""Period of the first proposals that are the best by an estimate; the others are spread, in case it misleads."""
-
 _ESTIMATED_TRIALS = 12
 """Number of trials after which an estimate is not used: by then the results say more than it does."""
 
@@ -79,7 +76,7 @@ class FeasibleGPSampler(RankingSampler):
         without a prior, and depend only on each other's results. A prior that misleads therefore costs no more than the
         proposals that followed it.
     estimate
-        Speeds by estimated times, used unless there is a prior: every second of the first rows is the best by them, and
+        Speeds by estimated times, used unless there is a prior: half of the first rows are the best by them, and
         they are the mean of the model, with a fitted slope, until twelve trials have ended.
 
     Examples
@@ -304,11 +301,14 @@ class FeasibleGPSampler(RankingSampler):
         return int(free[min(flipped)]) if flipped and flip else int(free[0])
 
     def _estimated(self, turn: int) -> int | None:
-        """Return the best free row by the estimate at its turns among the first; None at others, or without one."""
-        if self._estimate is None or turn % _ESTIMATED_EVERY:
+        """Return the best free row by the estimate, unless more than half of the rows before it are such."""
+        if self._estimate is None:
             return None
-        free = self.candidates.free[self._estimate.best]
-        return int(self._estimate.best[np.argmax(free)]) if free.any() else None
+        best = self._estimate.best
+        free = self.candidates.free[best]
+        if 2 * sum(row in self._offered for row in best[:turn].tolist()) > turn or not free.any():
+            return None
+        return int(best[np.argmax(free)])
 
     def _farthest(self, rng: np.random.Generator) -> int:
         """Return a row far from those proposed before, so that the first results show the effect of each parameter."""

@@ -287,7 +287,7 @@ SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
 
 
 def _strategy(name: str, inputs: SamplerInputs) -> RowSampler:
-    from autotile.search.strategies import KernelTunerSampler
+    from autotile.search.installed_strategies import KernelTunerSampler
 
     return KernelTunerSampler(inputs.space, name, inputs.seed, inputs.available, inputs.trials)
 

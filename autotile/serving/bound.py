@@ -40,6 +40,8 @@ class Request(NamedTuple):
     """Name of a GPU; None for the current CUDA device."""
     database: str | None
     bundle: str | None
+    library: bool = True
+    """Whether libraries may compute an operation."""
 
 
 def _serve_again(request: Request) -> BoundKernel:
@@ -102,25 +104,38 @@ class BoundKernel:
         packed: PackedCubin | None = None,
     ) -> None:
         spec, sizes = kernel.spec, problem.sizes
-        self.kernel = kernel.name
-        self.problem = problem
-        self.device = device
-        self.calls = 0
-        self.request: Request | None = None
-        self._report_at = sys.maxsize
-        self._report: Callable[[int], int] | None = None
+        self._hold(kernel, problem, device, device_index, choice)
         self._packed = packed
-        self.definition = kernel
-        self.choice = choice
-        self._device_index = device_index
         self._plan = LaunchPlan.of(spec, choice.config, sizes, device)
         self._scalars = problem_scalars(spec, sizes, problem.dtype, check=False)
         self._data = LaunchData.of(spec, problem.dtype, known_names(spec, choice.config, sizes, device))
         self._cubin: CachedCubin | None = None
-        outputs = [i for i, b in enumerate(spec.buffers) if b.access != "in"]
-        self._only_output = outputs[0] if len(outputs) == 1 else None
         self._launcher: Launcher | CapturingLauncher | None = None
+        self._retired: list[object] = []
+        """Launchers of earlier choices: their code may still run, or be part of a graph that the caller captured."""
         self._lock = threading.Lock()
+
+    def _hold(
+        self, kernel: Kernel, problem: Problem, device: DeviceProperties, device_index: int | None, choice: Choice
+    ) -> None:
+        """Keep what a kernel and a library have in common."""
+        self.kernel = kernel.name
+        self.problem = problem
+        self.device = device
+        self.definition = kernel
+        self.choice = choice
+        self.calls = 0
+        self.request: Request | None = None
+        self._device_index = device_index
+        self._report_at = sys.maxsize
+        self._report: Callable[[int], int] | None = None
+        outputs = [i for i, b in enumerate(kernel.spec.buffers) if b.access != "in"]
+        self._only_output = outputs[0] if len(outputs) == 1 else None
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it is a library, served for a problem of an operation."""
+        return False
 
     @property
     def can_launch(self) -> bool:
@@ -200,7 +215,7 @@ class BoundKernel:
         """Return all facts about the served kernel as JSON values."""
         return document(self)
 
-    def __reduce__(self) -> tuple[Callable[[Request], BoundKernel], tuple[Request]]:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Request]]:
         """Pickle the request: a process that unpickles it serves it anew, for its own device and from what it can read.
 
         Raises
@@ -262,9 +277,7 @@ class BoundKernel:
                 return launched[index] if index is not None else self._outputs(launched)
         launcher = launcher or self._load()
         launched = launcher.launch(arrays, stream, scalars)
-        self.calls += 1
-        if self.calls >= self._report_at:
-            self._report_calls()
+        self._count_call()
         return self._outputs(launched)
 
     def bind(self, *arrays: Any, **scalars: float) -> Callable[[], None]:
@@ -297,14 +310,22 @@ class BoundKernel:
 
         return launch
 
-    def report_calls(self, report: Callable[[int], int]) -> None:
-        """Report the number of calls after the next call, and again whenever it reaches what ``report`` returned."""
+    def report_calls(self, report: Callable[[int], int] | None) -> None:
+        """Report the number of calls after the next call, and again whenever it reaches what ``report`` returned.
+
+        None ends the reports.
+        """
         self._report = report
-        self._report_at = self.calls + 1
+        self._report_at = self.calls + 1 if report is not None else sys.maxsize
+
+    def _count_call(self) -> None:
+        self.calls += 1
+        if self.calls >= self._report_at:
+            self._report_calls()
 
     def _report_calls(self) -> None:
-        if self._report is not None:
-            self._report_at = self._report(self.calls)
+        report = self._report
+        self._report_at = report(self.calls) if report is not None else sys.maxsize
 
     def _outputs(self, arrays: Sequence[Any]) -> Any:
         """Return the outputs among all buffers of a call."""
@@ -323,13 +344,56 @@ class BoundKernel:
         self.calls += 1
         return self._outputs(launcher.launch(arrays, stream, scalars))
 
-    def _load(self) -> Launcher | CapturingLauncher:
-        """Compile the kernel or find its cubin, and load it; once."""
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the kernel is compiled and loaded."""
+        return self._launcher is not None
+
+    def load(self) -> None:
+        """Compile the kernel and load it, as the first call does.
+
+        Raises
+        ------
+        ToolchainError, CompileError, InputError
+            As for a call.
+        """
+        if self._launcher is None:
+            self._load()
+
+    def adopt(self, other: BoundKernel) -> bool:
+        """Serve the choice of another kernel from the next call on; return whether it was taken over.
+
+        Calls may run in other threads meanwhile: each uses either choice as a whole. What was launched or captured
+        before, and the functions from `bind`, keep their configuration.
+
+        Parameters
+        ----------
+        other
+            A kernel of the same definition, problem and device. It is not used any further. If this one is loaded and
+            the other is not, nothing changes.
+        """
+        with self._lock, other._lock:
+            if other.choice.config != self.choice.config:
+                if self._launcher is not None:
+                    if other._launcher is None:
+                        return False
+                    self._retired.append(self._launcher)
+                self._plan, self._data = other._plan, other._data
+                self._packed, self._cubin, self._launcher = other._packed, other._cubin, other._launcher
+            self.choice = other.choice
+        return True
+
+    def _launch_device(self) -> int:
         if self._device_index is None:
             raise ToolchainError(
                 f"{self.kernel} was served for inspection only: for {self.device.name}, not for a CUDA device of this "
                 "machine; to launch it, call get_best_kernel on a machine with a CUDA device, and without a device name"
             )
+        return self._device_index
+
+    def _load(self) -> Launcher | CapturingLauncher:
+        """Compile the kernel or find its cubin, and load it; once."""
+        device_index = self._launch_device()
         from autotile.cuda.function import StepFunctions
         from autotile.serving.launching import CallArguments, Launcher
         from autotile.serving.preparation import Preparation
@@ -346,7 +410,7 @@ class BoundKernel:
 
         with self._lock:
             if self._launcher is None:
-                with load_cupy().cuda.Device(self._device_index), outside_of_captures():
+                with load_cupy().cuda.Device(device_index), outside_of_captures():
                     functions = load()
                 arguments = CallArguments(
                     spec,
@@ -355,12 +419,12 @@ class BoundKernel:
                     self._plan,
                     data=self._data,
                     scalars=self._scalars,
-                    device_index=self._device_index,
+                    device_index=device_index,
                 )
                 launcher = Launcher(
                     arguments,
                     functions,
-                    self._device_index,
+                    device_index,
                     with_graphs=settings.graphs,
                     preparation=Preparation.of(spec, self.problem, self._plan, load),
                 )

@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from autotile.core.device import DeviceProperties
+from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Problem, config_key
 from autotile.cuda.function import PackedCubin
+from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.fast_access import (
     FORK_LOCK,
     SERVER_TIMEOUT_S,
@@ -17,8 +18,9 @@ from autotile.database.fast_access import (
     read_rules_fast,
     read_winners_fast,
 )
+from autotile.database.keys import key_differences, key_of
 from autotile.database.winners import Check, StoredRule, Winner
-from autotile.errors import BundleError, DatabaseError
+from autotile.errors import BundleError, DatabaseError, NotTunedError, ToolchainError
 from autotile.exchange.bundle import FALLBACK, Bundle, BundledCubin, BundledKernel
 from autotile.exchange.shipped import shipped_rules, shipped_winners
 from autotile.kernel.problem import check_device, runs_on
@@ -26,6 +28,7 @@ from autotile.serving.choice import Choice, choose
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
+    from autotile.serving.bound import BoundKernel
 
 
 Result = TypeVar("Result")
@@ -117,7 +120,7 @@ def choose_bundled(
         if (key := config_key(winner.config)) in cubins
     ]
     rules = [rule for rule in bundled.rules if all(config_key(one.config) in cubins for one in rule.rule.configs)]
-    choice = choose(bundled.kernel, problem, device, bundled.nvrtc_version, stored, rules=rules)
+    choice = choose(bundled.kernel, problem, device, bundled.nvrtc_version, stored, rules=rules, estimates=False)
     cubin = cubins.get(config_key(choice.config))
     if cubin is None:
         raise BundleError(
@@ -158,3 +161,56 @@ def _target_rank(target: str) -> tuple[int, bool]:
 def _variants(cubins: Sequence[BundledCubin]) -> str:
     found = {" ".join([cubin.dtype, *(f"{name}={value}" for name, value in cubin.flags.items())]) for cubin in cubins}
     return ", ".join(sorted(found))
+
+
+_FALLBACK_PROFILE = "h200"
+"""Device to serve for if there is no GPU and nothing is tuned: the one that the recordings are of."""
+
+
+def absent_device(name: str | None, stored: list[Winner]) -> DeviceProperties:
+    """Return a device to inspect: the named one, else that of the user's newest result, measured before replayed."""
+    own_first = sorted(stored, key=lambda best: (best.shipped, best.key.source != "cuda"))
+    tuned = [best.device for best in own_first if best.device is not None]
+    if name is None:
+        return tuned[0] if tuned else device_profile(_FALLBACK_PROFILE)
+    by_name = {device.name.lower(): device for device in reversed(tuned)}
+    if name.lower() in by_name:
+        return by_name[name.lower()]
+    profile = device_profile(name)
+    return by_name.get(profile.name.lower(), profile)
+
+
+def nvrtc_of(stored: list[Winner]) -> str:
+    """Return the version of NVRTC on this machine; without NVRTC, the one that the newest result was compiled with."""
+    try:
+        return nvrtc_version()
+    except ToolchainError:
+        return stored[0].key.nvrtc_version if stored else ""
+
+
+def refusal(served: BoundKernel, stored: Sequence[Winner], nvrtc_version: str) -> NotTunedError:
+    """Return the error that strict serving raises instead of serving a fallback.
+
+    Parameters
+    ----------
+    served
+        The fallback.
+    stored
+        Winners of the kernel, including those of other versions of it.
+    nvrtc_version
+        Version of NVRTC on this machine.
+    """
+    differences = served.choice.differences
+    requested = key_of(served.definition, served.problem, served.device, nvrtc_version=nvrtc_version, l2_mode="cold")
+    if not differences and stored:
+        differences = min((key_differences(winner.key, requested) for winner in stored), key=len)
+    problem = f"{served.problem} on {served.device.name} is not tuned, and strict=True allows no fallback"
+    cure = "run `autotile tune`, or call without strict"
+    if not stored:
+        return NotTunedError(f"{problem}: nothing is tuned for {served.kernel}; {cure}")
+    if not differences:
+        return NotTunedError(
+            f"{problem} ({served.tier}): what was tuned for it breaks a rule or a limit here; {cure}", differences
+        )
+    listed = "; ".join(f"{name}: tuned {tuned}, requested {wanted}" for name, tuned, wanted in differences)
+    return NotTunedError(f"{problem} ({served.tier}): the nearest result differs in {listed}; {cure}", differences)

@@ -1,32 +1,66 @@
-"""Choose the configuration to serve: exact, by a family's rule, nearest, transferred or default."""
+"""Choose the configuration of a kernel: exact, by a family's rule, nearest, transferred or default."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from autotile.core.device import DeviceProperties
 from autotile.core.frozen import dataclass
 from autotile.core.model import Config, Measurement, Problem, Resources, config_key
 from autotile.database.keys import TuningKey, key_differences, key_of
 from autotile.database.winners import Check, StoredRule, Winner
-from autotile.errors import SpecError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
+from autotile.serving.untuned import Estimated, untuned_config
 from autotile.space.limits import check_config, compiled_occupancy, meets_heuristics, resource_violation
 
 if TYPE_CHECKING:
     from autotile.families.rule import FamilyRule
 
-Tier = Literal["exact", "family", "nearest", "transferred", "default"]
+Tier = Literal["exact", "family", "model", "library", "nearest", "transferred", "default"]
 _TIERS: tuple[Tier, ...] = ("exact", "family", "nearest", "transferred", "default")
+"""Tiers of a kernel's own results, best first; ``model`` and ``library`` are those of operations."""
 _NEAR_DOUBLINGS = 1.0
 """Distance up to which a tuned configuration is served even if a search would not try it for the requested sizes."""
 _FREE_FIELDS = ("sizes", "nvrtc_version", "l2_mode")
 """Key fields in which a rule may differ from the request: its sizes are the family's, the others are reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A kernel in one configuration, or a library, with its time for a problem of an operation.
+
+    Attributes
+    ----------
+    kernel, config
+        Name of the kernel and its configuration; for a library its name and no configuration.
+    time_us
+        Time, measured or expected; None if nothing is known of it.
+    doubt
+        One standard deviation of the logarithm of an expected time: 0.08 is 8 %. None for a measured time.
+    is_library
+        Whether it is a library.
+    """
+
+    kernel: str
+    config: Config
+    time_us: float | None
+    doubt: float | None = None
+    is_library: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every field as a JSON object."""
+        return {
+            "kernel": self.kernel,
+            "config": dict(self.config),
+            "time_us": self.time_us,
+            "doubt": self.doubt,
+            "library": self.is_library,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +71,10 @@ class Choice:
     ----------
     tier
         ``exact``: tuned for this problem on this GPU; ``family``: by a rule that was learned from other problems of its
-        family on this GPU; ``nearest``: tuned for other sizes on this GPU; ``transferred``: tuned on another GPU;
-        ``default``: not tuned.
+        family on this GPU; ``model``: expected to be the fastest way to compute an operation, by a model of times on
+        this GPU; ``library``: a library, as nothing is known of the kernels; ``nearest``: tuned for other sizes on this
+        GPU; ``transferred``: tuned on another GPU; ``default``: not tuned, see
+        `autotile.serving.untuned`.
     measurement, resources
         Time and compiled resources where it was tuned; None if unknown.
     source
@@ -55,8 +91,12 @@ class Choice:
         Path of the bundle that it is served from and target of its cubin, as text; empty without a bundle.
     rule
         Description of the family's rule; empty if none chose.
+    estimated
+        Estimates for which a configuration is served in place of the default; None if none is.
     unread
         Reason why the user's database could not be read; empty if it was read or there is none.
+    contenders
+        For an operation: the best ways to compute the problem, that which is served first.
     """
 
     tier: Tier
@@ -73,6 +113,8 @@ class Choice:
     packed: str = ""
     rule: str = ""
     unread: str = ""
+    estimated: Estimated | None = None
+    contenders: tuple[Contender, ...] = ()
 
 
 def choose(
@@ -84,8 +126,9 @@ def choose(
     *,
     rules: Iterable[StoredRule] = (),
     checks: Callable[[], Iterable[Check]] = tuple,
+    estimates: bool = True,
 ) -> Choice:
-    """Return the best stored configuration that may be served for a problem, else the default configuration.
+    """Return the best stored configuration that may be served for a problem, else that of `untuned_config`.
 
     A result of another version of the kernel is never served, as it was not verified for this one. Neither is one that
     was tuned for distant sizes and that a search would not try at these. A configuration that breaks a rule or a limit
@@ -105,7 +148,33 @@ def choose(
     checks
         Function that reads the verdicts on configurations that are not ranked, oldest first; called only if there is no
         exact result, as a wrong one is not among the winners.
+    estimates
+        Whether a configuration may take the place of the default that is estimated to be far faster.
     """
+    found = choose_stored(kernel, problem, device, nvrtc_version, stored, rules=rules, checks=checks)
+    if found is not None:
+        return found
+    requested = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
+    wrong = wrong_configs(checks(), requested)
+
+    def is_wrong(config: Config) -> bool:
+        return config_key(config) in wrong
+
+    config, estimated = untuned_config(kernel, problem, device, is_wrong=is_wrong, estimates=estimates)
+    return Choice("default", config, estimated=estimated)
+
+
+def choose_stored(
+    kernel: Kernel,
+    problem: Problem,
+    device: DeviceProperties,
+    nvrtc_version: str,
+    stored: Iterable[Winner],
+    *,
+    rules: Iterable[StoredRule] = (),
+    checks: Callable[[], Iterable[Check]] = tuple,
+) -> Choice | None:
+    """Return the best stored configuration that may be served, as `choose` does; None if there is none."""
     requested = key_of(kernel, problem, device, nvrtc_version=nvrtc_version, l2_mode="cold")
 
     def may_serve(winner: Winner) -> bool:
@@ -142,9 +211,7 @@ def choose(
         return (is_near or meets_heuristics(kernel.spec, winner.config, problem.sizes, device)) and is_not_wrong(winner)
 
     best = next(filter(is_promising, ranked[len(exact) :]), None)  # lazily: usually the first is taken
-    if best is not None:
-        return _choice(best, requested, device)
-    return Choice("default", _default_config(kernel, problem, device))
+    return None if best is None else _choice(best, requested, device)
 
 
 def wrong_configs(checks: Iterable[Check], requested: TuningKey) -> set[str]:
@@ -274,19 +341,3 @@ def _choice(winner: Winner, requested: TuningKey, device: DeviceProperties) -> C
         shipped=winner.shipped,
         aged=_aged(winner, requested, device),
     )
-
-
-def _default_config(kernel: Kernel, problem: Problem, device: DeviceProperties) -> Config:
-    """Return the declared default; if it cannot run here or is not worth a trial, the first configuration that is."""
-    spec, sizes = kernel.spec, problem.sizes
-    is_valid = not check_config(spec, spec.default, sizes, device, problem.dtype)
-    if is_valid and meets_heuristics(spec, spec.default, sizes, device):
-        return dict(spec.default)
-    from autotile.space.search_space import feasible_space
-
-    try:
-        return feasible_space(spec, sizes, device, problem.dtype).config(0)
-    except SpecError:
-        if is_valid:  # the space is too large to enumerate
-            return dict(spec.default)
-        raise

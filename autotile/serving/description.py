@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, config_text
-from autotile.serving.choice import Choice
+from autotile.serving.choice import Choice, Contender
+from autotile.serving.untuned import Estimated
 
 if TYPE_CHECKING:
     from autotile.serving.bound import BoundKernel
@@ -22,10 +23,18 @@ _NAMES = {
 """Names of the key fields in an explanation; a replayed time is stated in a sentence of its own."""
 
 
+_REASONS = {
+    "exact": "It was tuned for exactly this problem on this GPU.",
+    "model": "A model of the times that were measured on this GPU expects it to be the fastest.",
+    "library": "Nothing that is known here is faster than this library; `autotile tune` may find a kernel that is.",
+}
+
+
 def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
     """Return a short paragraph about a choice."""
-    served = f"{problem} on {device.name} is served {config_text(choice.config)}."
-    sentences = [served, _reason(choice)]
+    by = choice.contenders[0].kernel if choice.contenders else ""
+    served = " ".join(filter(None, ["is served", by, config_text(choice.config)]))
+    sentences = [f"{problem} on {device.name} {served}.", _reason(choice)]
     if choice.measurement is not None:
         time = choice.measurement
         took = "It took" if choice.tier == "exact" else _where(choice)
@@ -43,24 +52,40 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
         sentences.append("The result came with autotile; tuning here may find a better one.")
     if choice.source == "replayed":
         sentences.append("The time was replayed from a recording, not measured on this machine.")
+    if len(choice.contenders) > 1:
+        rivals = (f"{one.kernel} {time_text(one)}" for one in choice.contenders)
+        sentences.append(f"Compared were: {'; '.join(rivals)}.")
     if choice.unread:
         sentences.append(f"Your own results could not be read: {choice.unread}.")
     return " ".join(sentences)
 
 
 def _reason(choice: Choice) -> str:
+    if choice.tier in _REASONS:
+        return _REASONS[choice.tier]
     if choice.tier == "default":
-        return "Nothing is tuned that may be served for it, so this is the default configuration; run `autotile tune`."
+        return _untuned(choice.estimated)
     named = [(_NAMES[name], tuned, requested) for name, tuned, requested in choice.differences if name in _NAMES]
     differences = "; ".join(f"{name} {tuned} instead of {requested}" for name, tuned, requested in named)
-    if choice.tier == "exact":
-        return "It was tuned for exactly this problem on this GPU."
     if choice.tier == "family":
         return f"A rule chose it for the family {choice.rule}. Rules and limits hold here too."
     if not differences:
         return "It was tuned from a recording of this GPU, not on the GPU itself."
     how = "is the nearest that was tuned on this GPU" if choice.tier == "nearest" else "was tuned elsewhere"
     return f"It {how}: {differences}. Rules and limits hold here too."
+
+
+def _untuned(estimated: Estimated | None) -> str:
+    nothing = "Nothing is tuned that may be served for it"
+    if estimated is None:
+        return f"{nothing}, so this is the default configuration; run `autotile tune`."
+    time_us = f"about {_rough(estimated.time_us)} us, estimated, not measured"
+    if estimated.default_us is None:
+        return f"{nothing}, and the default does not suit it: {time_us}; run `autotile tune`."
+    return (
+        f"{nothing}. It is estimated to be faster than the default: {time_us}, and {_rough(estimated.default_us)} us "
+        f"the default, each within about a factor of two ({estimated.reason}); run `autotile tune`."
+    )
 
 
 def _where(choice: Choice) -> str:
@@ -70,9 +95,23 @@ def _where(choice: Choice) -> str:
     return f"At {sizes}, the nearest problem where it was timed, it took"
 
 
+def time_text(contender: Contender) -> str:
+    """Return the time of a contender, and how it is known."""
+    if contender.time_us is None:
+        return "not known"
+    if contender.doubt is None:
+        return f"{_digits(contender.time_us)} us measured"
+    return f"{_digits(contender.time_us)} us expected (+-{100 * contender.doubt:.0f} %)"
+
+
 def _digits(time_us: float) -> str:
     """Format a time with four significant digits, all integer digits, and no exponent."""
     return f"{time_us:.0f}" if time_us >= 1000 else f"{time_us:.4g}"
+
+
+def _rough(time_us: float) -> str:
+    """Format an estimated time with two significant digits and no exponent."""
+    return f"{float(f'{time_us:.2g}'):g}"
 
 
 def _when(tuned_at: datetime | None) -> str:
@@ -100,19 +139,22 @@ def document(kernel: BoundKernel) -> dict[str, Any]:
         "source": kernel.source,
         "tuned_on": kernel.tuned_on,
         "tuned_at": kernel.tuned_at.isoformat() if kernel.tuned_at else None,
+        "contenders": [contender.to_json() for contender in choice.contenders],
         "differences": [list(difference) for difference in choice.differences],
         "aged": list(choice.aged),
         "shipped": choice.shipped,
         "bundle": choice.packed or None,
+        "estimated": choice.estimated.to_json() if choice.estimated is not None else None,
         "resources": _resources(kernel),
         "explain": kernel.explain(),
     }
 
 
 def _resources(kernel: BoundKernel) -> dict[str, Any] | None:
-    resources, occupancy, geometry = kernel.resources, kernel.occupancy, kernel.geometry
+    resources, occupancy = kernel.resources, kernel.occupancy
     if resources is None:
         return None
+    geometry = kernel.geometry
     return {
         "registers": resources.registers,
         "spill_bytes": resources.spill_bytes,

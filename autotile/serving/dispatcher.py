@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import dtype_name
 from autotile.cuda.driver import device_count, live_device
-from autotile.cuda.toolchain import load_cupy, nvrtc_version
-from autotile.database.keys import key_differences, key_of
+from autotile.cuda.toolchain import load_cupy
 from autotile.database.paths import absolute_location
 from autotile.database.winners import Winner
-from autotile.errors import DeviceError, NotTunedError, ToolchainError
+from autotile.errors import DeviceError, NotTunedError
 from autotile.kernel.library import KernelName, held_kernel, is_path, load_kernel
+from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel, Request
-from autotile.serving.candidates import Candidates
+from autotile.serving.candidates import Candidates, absent_device, nvrtc_of, refusal
 from autotile.serving.choice import choose
 from autotile.serving.miss_counter import MissCounter
-from autotile.serving.recent_cache import RecentCache
+from autotile.serving.recent_cache import MAX_SERVED, RecentCache
+from autotile.serving.refresh import Refresher
 from autotile.settings import absolute_path, read_settings
 
 if TYPE_CHECKING:
     from autotile.exchange.bundle import Bundle
-
-
-_FALLBACK_PROFILE = "h200"
-"""Device to serve for if there is no GPU and nothing is tuned: the one that the recordings are of."""
-
-MAX_SERVED = 10_000
-"""Maximum number of served kernels that are kept, of 3 KiB each."""
+    from autotile.serving.operations import OperationTable
 
 
 class Dispatcher:
@@ -56,6 +53,8 @@ class Dispatcher:
     ----------
     misses
         Counter of the calls of fallbacks.
+    refresher
+        Replaces what was served when there are new results.
     matmul_kernels
         Kernels that `matmul` has chosen, by keys of `autotile.serving.matmul`.
 
@@ -71,11 +70,15 @@ class Dispatcher:
         self._served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
         self._find_served = self._served.get
         self._bundles: dict[str, Bundle] = {}
+        self._operations: dict[str, Operation] = {}
+        self._denotes_operation: dict[str, bool] = {}
+        self._tables: dict[tuple[object, ...], OperationTable] = {}
         self._device_count = 0
         """Number of CUDA devices; 0 if there are none, or if they have not been counted."""
         self._only_device: int | None = None
         """The CUDA device if there is exactly one."""
         self.misses = MissCounter()
+        self.refresher = Refresher(self.misses)
         self.matmul_kernels: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
 
     def get_best_kernel(
@@ -88,18 +91,21 @@ class Dispatcher:
         database: str | Path | None = None,
         bundle: str | Path | None = None,
         strict: bool = False,
+        library: bool = True,
         **sizes: int,
     ) -> BoundKernel:
         """Return the best known configuration of a kernel for a problem, ready to launch.
 
-        It never tunes, and never fails because a database is missing; the ``tier`` of the returned kernel tells how its
-        configuration was found. A second call with the same arguments returns the same object. Calls of kernels that a
-        CUDA device could not be served in the ``exact`` tier are counted as misses, so that they can be tuned.
+        For an operation, it is the best of its kernels, or a library. It never tunes, and never fails because a
+        database is missing; the ``tier`` of the returned kernel tells how its configuration was found. A second call
+        with the same arguments returns the same object. Calls of kernels that a CUDA device could not be served in the
+        ``exact`` tier are counted as misses, so that they can be tuned.
 
         Parameters
         ----------
         name
-            Name of a kernel, path of its search-space file, or a kernel from `autotile.kernel`.
+            Name of a kernel, path of its search-space file, or a kernel from `autotile.kernel`; or name of an operation
+            such as ``"matmul"``, or path of its file.
         dtype
             dtype of the kernel; None for its first one.
         device
@@ -112,8 +118,10 @@ class Dispatcher:
             kernel in the bundle.
         strict
             Raise instead of serving in any tier but ``exact``.
+        library
+            Whether a library may compute an operation; the result is then a `BoundLibrary`.
         **sizes
-            Sizes of the problem, such as ``M=4096``.
+            Sizes of the problem, such as ``M=4096``; for an operation also its conditions, such as ``EMULATE=0``.
 
         Raises
         ------
@@ -135,13 +143,15 @@ class Dispatcher:
         if place is None:
             place = self.current_device()
         try:
-            served = self._find_served((name, dtype, place, database, bundle, *sizes, *sizes.values()))
+            served = self._find_served((name, dtype, place, database, bundle, library, *sizes, *sizes.values()))
         except TypeError:  # not hashable, such as a list for a size
             served = None
         if served is None:
-            served = self._serve(name, sizes, dtype=dtype, place=place, database=database, bundle=bundle)
+            served = self._serve(
+                name, sizes, dtype=dtype, place=place, database=database, bundle=bundle, library=library
+            )
         if strict and served.tier != "exact":
-            raise self._refusal(served, self.location(database), bundle)
+            raise self._refuse(served, self.location(database), bundle)
         return served
 
     def _serve(
@@ -153,6 +163,7 @@ class Dispatcher:
         place: int | str | None,
         database: str | Path | None,
         bundle: str | Path | None,
+        library: bool,
     ) -> BoundKernel:
         """Return the kernel for a call in the one form in which it is kept, which no working directory changes.
 
@@ -169,22 +180,72 @@ class Dispatcher:
         if not isinstance(place, str | None):
             place = _device_index(place)
         try:
-            key = (name, dtype, place, database, bundle, *sizes, *sizes.values())
+            key = (name, dtype, place, database, bundle, library, *sizes, *sizes.values())
             served = self._served.recall(key)
         except TypeError:
             served = None  # the size that is no number is refused below
         if served is not None:
             return served
         location = self.location(database)
-        kernel = self.find_best_kernel(name, dtype, place, location, sizes, bundle=bundle)
+        of_operation = isinstance(name, str) and self._is_operation(name)
+        kernel = self.find_best_kernel(name, dtype, place, location, sizes, bundle=bundle, library=library)
         device = place if isinstance(place, str) else None
         named = database or self._database, bundle or self._bundle
         if isinstance(name, str):  # another process cannot find a kernel that an object of this one holds
-            kernel.request = Request(name, kernel.problem.sizes, dtype, device, *named)
+            given_sizes = sizes if of_operation else kernel.problem.sizes
+            kernel.request = Request(name, given_sizes, dtype, device, *named, library)
+        served = self._keep(key, kernel, location)
+        if served is not kernel or bundle or self._bundle:
+            return served
+        if not of_operation:
+            self.refresher.add(location, kernel, self._choose_again(kernel, dtype, place, location))
+        else:
+            again = partial(
+                self.find_for_operation, str(name), dtype, place, location, sizes, library=library, anew=True
+            )
+            self.refresher.add_operation(location, self._served, key, lambda _: again())
+        return served
+
+    def _keep(self, key: tuple[object, ...], kernel: BoundKernel, location: str) -> BoundKernel:
         served = self._served.keep(key, kernel)  # concurrent callers get the same object
-        if served is kernel and kernel.tier != "exact" and kernel.can_launch:
+        if served is kernel and kernel.tier != "exact" and kernel.can_launch and not kernel.is_library:
             self.misses.watch(location, kernel)
         return served
+
+    def serve_operation(
+        self,
+        operation: str,
+        sizes: Mapping[str, int],
+        dtype: str,
+        *,
+        device: int | str | None = None,
+        database: str | Path | None = None,
+        library: bool = True,
+    ) -> BoundKernel:
+        """Return what `get_best_kernel` serves for an operation, whatever kernels there are of its name.
+
+        Parameters
+        ----------
+        operation
+            Name of the operation.
+        sizes, dtype, device, database, library
+            As for `get_best_kernel`.
+        """
+        place = self.current_device() if device is None else device
+        key = ("operation", operation, dtype, place, database, library, *sizes, *sizes.values())
+        served = self._served.get(key) or self._served.recall(key)
+        if served is None:
+            location = self.location(database)
+            kernel = self.find_for_operation(operation, dtype, place, location, sizes, library=library)
+            served = self._keep(key, kernel, location)
+        return served
+
+    def _choose_again(
+        self, kernel: BoundKernel, dtype: str | None, place: int | str | None, location: str
+    ) -> Callable[[BoundKernel], BoundKernel]:
+        """Return a function that chooses a configuration of the same definition again."""
+        definition, sizes = kernel.definition, kernel.problem.sizes
+        return lambda _: self.find_best_kernel(definition, dtype, place, location, sizes)
 
     def find_best_kernel(
         self,
@@ -195,6 +256,7 @@ class Dispatcher:
         sizes: Mapping[str, int],
         *,
         bundle: str | Path | None = None,
+        library: bool = True,
     ) -> BoundKernel:
         """Return what `get_best_kernel` would serve, without keeping it and without counting a miss.
 
@@ -202,7 +264,7 @@ class Dispatcher:
         ----------
         location
             Path or URL of the database.
-        name, dtype, device, sizes, bundle
+        name, dtype, device, sizes, bundle, library
             As for `get_best_kernel`.
 
         Raises
@@ -210,6 +272,8 @@ class Dispatcher:
         InputError
             As for `get_best_kernel`.
         """
+        if isinstance(name, str | os.PathLike) and self._is_operation(str(name)):
+            return self.find_for_operation(str(name), dtype, device, location, sizes, bundle=bundle, library=library)
         path = _bundle_path(bundle) or self._bundle
         if path is not None:
             held = held_kernel(name)
@@ -223,7 +287,7 @@ class Dispatcher:
             kernel,
             problem,
             properties,
-            _nvrtc_version(stored),
+            nvrtc_of(stored),
             stored,
             rules=candidates.rules(),
             checks=candidates.checks,
@@ -231,6 +295,55 @@ class Dispatcher:
         if candidates.fault:
             choice = replace(choice, unread=candidates.fault)
         return BoundKernel(kernel, problem, properties, index, choice)
+
+    def _is_operation(self, name: str) -> bool:
+        """Return whether a name or path denotes an operation rather than a kernel."""
+        if name not in self._denotes_operation:
+            self._denotes_operation[name] = find_operation(name) is not None
+        return self._denotes_operation[name]
+
+    def find_for_operation(
+        self,
+        name: str,
+        dtype: str | None,
+        device: int | str | None,
+        location: str,
+        sizes: Mapping[str, int],
+        *,
+        bundle: str | Path | None = None,
+        library: bool = True,
+        anew: bool = False,
+    ) -> BoundKernel:
+        """Return what `serve_operation` would serve, without keeping it and without counting a miss.
+
+        Parameters
+        ----------
+        name
+            Name of the operation, or path of its file.
+        dtype, device, location, sizes, bundle, library
+            As for `find_best_kernel`.
+        anew
+            Whether the database has changed.
+        """
+        from autotile.serving.operations import OperationTable, serve_bundled
+
+        operation = self._operations.get(name)
+        if operation is None:
+            operation = self._operations[name] = load_operation(name)
+        problem = operation.resolve(sizes, dtype)
+        if bundle or self._bundle:
+            return serve_bundled(
+                operation,
+                problem,
+                lambda kernel, own: self.find_best_kernel(kernel, problem.dtype, device, location, own, bundle=bundle),
+            )
+        key = operation.source, problem.dtype, device, location
+        table = self._tables.get(key)
+        if table is None or table.is_outdated(anew=anew):
+            table = self._tables[key] = OperationTable(
+                operation, problem.dtype, location, lambda stored: self._device(device, stored), nvrtc_of
+            )
+        return table.serve(problem, library=library)
 
     def matmul(
         self,
@@ -242,6 +355,7 @@ class Dispatcher:
         beta: float = 0.0,
         deterministic: bool = True,
         emulate: bool = True,
+        library: bool = True,
         database: str | Path | None = None,
         stream: Any = None,
     ) -> Any:
@@ -257,6 +371,7 @@ class Dispatcher:
             beta=beta,
             deterministic=deterministic,
             emulate=emulate,
+            library=library,
             database=database,
             stream=stream,
         )
@@ -266,6 +381,9 @@ class Dispatcher:
         self._served.clear()
         self.matmul_kernels.clear()
         self._bundles.clear()
+        self._operations.clear()
+        self._denotes_operation.clear()
+        self._tables.clear()
 
     def current_device(self) -> int | None:
         """Return CuPy's current device; None if there is no device."""
@@ -298,20 +416,20 @@ class Dispatcher:
         choice, cubin = choose_bundled(bundle, bundled, problem, properties)
         return BoundKernel(bundled.kernel, problem, properties, index, choice, packed=cubin)
 
-    def _refusal(self, served: BoundKernel, location: str, bundle: str | Path | None) -> NotTunedError:
+    def _refuse(self, served: BoundKernel, location: str, bundle: str | Path | None) -> NotTunedError:
         path = _bundle_path(bundle) or self._bundle
         if path is not None:
             bundled = self._bundles[path].kernel(served.kernel)
-            return _refusal(served, bundled.winners, bundled.nvrtc_version)
+            return refusal(served, bundled.winners, bundled.nvrtc_version)
         stored = Candidates(location, served.problem).winners()
-        return _refusal(served, stored, _nvrtc_version(stored))
+        return refusal(served, stored, nvrtc_of(stored))
 
     def _device(self, device: int | str | None, stored: list[Winner]) -> tuple[int | None, DeviceProperties]:
         """Return the CUDA device to launch on, None if the kernel can only be inspected, and its properties."""
         if isinstance(device, str):
-            return None, _absent_device(device, stored)
+            return None, absent_device(device, stored)
         index = self.current_device() if device is None else device
-        return index, live_device(index) if index is not None else _absent_device(None, stored)
+        return index, live_device(index) if index is not None else absent_device(None, stored)
 
 
 def _bundle_path(bundle: str | Path | None) -> str | None:
@@ -336,55 +454,6 @@ def _whole(size: Any) -> Any:
             return size
         return whole if whole == size else size
     return size
-
-
-def _absent_device(name: str | None, stored: list[Winner]) -> DeviceProperties:
-    """Return a device to inspect: the named one, else that of the user's newest result, measured before replayed."""
-    own_first = sorted(stored, key=lambda best: (best.shipped, best.key.source != "cuda"))
-    tuned = [best.device for best in own_first if best.device is not None]
-    if name is None:
-        return tuned[0] if tuned else device_profile(_FALLBACK_PROFILE)
-    by_name = {device.name.lower(): device for device in reversed(tuned)}
-    if name.lower() in by_name:
-        return by_name[name.lower()]
-    profile = device_profile(name)
-    return by_name.get(profile.name.lower(), profile)
-
-
-def _nvrtc_version(stored: list[Winner]) -> str:
-    """Return the version of NVRTC on this machine; without NVRTC, the one that the newest result was compiled with."""
-    try:
-        return nvrtc_version()
-    except ToolchainError:
-        return stored[0].key.nvrtc_version if stored else ""
-
-
-def _refusal(served: BoundKernel, stored: Sequence[Winner], nvrtc_version: str) -> NotTunedError:
-    """Return the error that strict serving raises instead of serving a fallback.
-
-    Parameters
-    ----------
-    served
-        The fallback.
-    stored
-        Winners of the kernel, including those of other versions of it.
-    nvrtc_version
-        Version of NVRTC on this machine.
-    """
-    differences = served.choice.differences
-    requested = key_of(served.definition, served.problem, served.device, nvrtc_version=nvrtc_version, l2_mode="cold")
-    if not differences and stored:
-        differences = min((key_differences(winner.key, requested) for winner in stored), key=len)
-    problem = f"{served.problem} on {served.device.name} is not tuned, and strict=True allows no fallback"
-    cure = "run `autotile tune`, or call without strict"
-    if not stored:
-        return NotTunedError(f"{problem}: nothing is tuned for {served.kernel}; {cure}")
-    if not differences:
-        return NotTunedError(
-            f"{problem} ({served.tier}): what was tuned for it breaks a rule or a limit here; {cure}", differences
-        )
-    listed = "; ".join(f"{name}: tuned {tuned}, requested {wanted}" for name, tuned, wanted in differences)
-    return NotTunedError(f"{problem} ({served.tier}): the nearest result differs in {listed}; {cure}", differences)
 
 
 default_dispatcher = Dispatcher()

@@ -1,23 +1,19 @@
-"""`matmul`: the product of two matrices by the kernel that was measured to be the fastest."""
+"""`matmul`: from arrays to a problem of the operation ``matmul``, and to the call of what is served for it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from autotile.cuda.toolchain import load_cupy
-from autotile.errors import ArgumentError, InputError
-from autotile.kernel.library import load_kernel
-from autotile.kernel.spec import KernelSpec
+from autotile.errors import ArgumentError
+from autotile.kernel.operation import load_operation
 from autotile.serving.arrays import as_bits, as_cupy, element_type, library_of, new_array, on_stream
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import Dispatcher, default_dispatcher
-
-_FLAGS = ("TRANS_A", "TRANS_B", "OUT_FP32")
-"""Flags that select what is computed. A kernel without one of them only computes products for which it is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +71,9 @@ class Product:
         return 2.0 * self.batch * self.m * self.n * self.k
 
     @property
-    def elements(self) -> float:
-        """Number of elements of the three matrices, each of which is moved at least once."""
-        return 1.0 * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
-
-    def sizes_for(self, spec: KernelSpec) -> dict[str, int] | None:
-        """Return the sizes and flags of the product by a kernel's names; None if the kernel does not compute it."""
-        known = {
+    def sizes(self) -> dict[str, int]:
+        """Sizes, flags and conditions of the operation."""
+        return {
             "M": self.m,
             "N": self.n,
             "K": self.k,
@@ -90,12 +82,9 @@ class Product:
             "TRANS_B": int(self.transpose_b),
             "OUT_FP32": int(self.float32_result),
             "NONDETERMINISTIC": int(not self.deterministic),
+            "ALIGNED": int(self.aligned),
+            "EMULATE": int(self.emulate),
         }
-        taken = {name: size for name, size in known.items() if name in spec.sizes or name in spec.flags}
-        lacks = any(known[name] and name not in taken for name in _FLAGS) or (self.batch > 1 and "BATCH" not in taken)
-        if lacks or self.dtype not in spec.dtypes or (spec.tensor_maps and not self.aligned):
-            return None
-        return taken
 
 
 _ALIGNED_BYTES = 16
@@ -189,19 +178,21 @@ def _is_contiguous(array: Any) -> bool:
     return bool(array.is_contiguous() if hasattr(array, "is_contiguous") else array.flags.c_contiguous)
 
 
-KERNELS = ("gemm_wgmma", "gemm_mma", "gemm_small", "sgemm", "sgemm_ws", "sgemm_bf16x6", "sgemm_bf16x6_ws")
-"""Kernels of products; if no time is known, the first that computes the product is chosen."""
-EMULATED = frozenset({"sgemm_bf16x6", "sgemm_bf16x6_ws"})
-"""Kernels that compute a float32 product from bfloat16 parts."""
-_TIER_PENALTY = {"exact": 1.0, "family": 1.1, "nearest": 1.15, "transferred": 1.5}
-"""Assumed ratio of a configuration's time to its measured time, scaled to the requested sizes."""
+OPERATION = "matmul"
+"""Name of the operation."""
 
 
-def fitting_kernels(product: Product) -> dict[str, dict[str, Any]]:
+def emulating_kernels() -> frozenset[str]:
+    """Return the kernels that compute a float32 product from bfloat16 parts."""
+    members = load_operation(OPERATION).members
+    return frozenset(one.name for one in members if one.when is not None and "EMULATE" in one.when.names)
+
+
+def fitting_kernels(product: Product) -> dict[str, dict[str, int]]:
     """Return the kernels that compute a product, each with the product's sizes by the kernel's names."""
-    allowed = (name for name in KERNELS if product.emulate or name not in EMULATED)
-    sizes = {name: product.sizes_for(load_kernel(name).spec) for name in allowed}
-    return {name: found for name, found in sizes.items() if found is not None}
+    operation = load_operation(OPERATION)
+    problem = operation.resolve(product.sizes, product.dtype)
+    return {member.name: sizes for member, sizes in operation.fitting(problem)}
 
 
 def best_matmul(
@@ -209,40 +200,28 @@ def best_matmul(
     *,
     device: int | str | None = None,
     database: str | Path | None = None,
+    library: bool = True,
     dispatcher: Dispatcher = default_dispatcher,
 ) -> BoundKernel:
-    """Return the kernel that is expected to compute a product fastest, bound to it.
-
-    Measured times decide. A time measured at other sizes or on another GPU is scaled by the work and multiplied by a
-    penalty. If nothing was measured, the first kernel that computes the product is chosen.
+    """Return what is served for a product: a kernel, or a library; see `autotile.serving.operations`.
 
     Parameters
     ----------
     product
         The product.
-    device, database
+    device, database, library
         As for `get_best_kernel`.
     dispatcher
-        Dispatcher that the kernel is taken from.
+        Dispatcher that it is taken from.
 
     Raises
     ------
     InputError
         No kernel computes such a product on the device.
     """
-    found, refusals = [], []
-    location = dispatcher.location(database)
-    fitting = fitting_kernels(product)
-    for name, sizes in fitting.items():
-        try:
-            found.append(dispatcher.find_best_kernel(name, product.dtype, device, location, sizes))
-        except InputError as error:
-            refusals.append(f"{name}: {error}")
-    if not found:
-        raise InputError(f"no kernel computes {product}: {'; '.join(refusals) or 'none is written for it'}")
-    best = _fastest(found, product).kernel
-    # Looked up again, as only the kernel that is launched may count as a miss.
-    return dispatcher.get_best_kernel(best, dtype=product.dtype, device=device, database=database, **fitting[best])
+    return dispatcher.serve_operation(
+        OPERATION, product.sizes, product.dtype, device=device, database=database, library=library
+    )
 
 
 def matmul(
@@ -254,10 +233,11 @@ def matmul(
     beta: float = 0.0,
     deterministic: bool = True,
     emulate: bool = True,
+    library: bool = True,
     database: str | Path | None = None,
     stream: Any = None,
 ) -> Any:
-    """Compute ``alpha a @ b + beta out`` on the GPU with the kernel that was measured to be the fastest.
+    """Compute ``alpha a @ b + beta out`` on the GPU with the kernel, or the library, that is the fastest.
 
     Parameters
     ----------
@@ -275,6 +255,9 @@ def matmul(
     emulate
         Whether float32 products may be computed from bfloat16 parts on tensor cores, at the same accuracy. False: all
         products and sums are computed on the CUDA cores in IEEE fp32.
+    library
+        Whether cuBLAS may compute the product: where it was measured or is expected to be faster than the kernels, and
+        where nothing is known of these. float32 products are then IEEE fp32, too.
     database
         Path or URL; None for the user's own.
     stream
@@ -302,6 +285,7 @@ def matmul(
         beta=beta,
         deterministic=deterministic,
         emulate=emulate,
+        library=library,
         database=database,
         stream=stream,
     )
@@ -317,13 +301,19 @@ def multiply(
     beta: float,
     deterministic: bool,
     emulate: bool,
+    library: bool,
     database: str | Path | None,
     stream: Any,
 ) -> Any:
     """Compute a product as `matmul` does, with the kernels of a dispatcher."""
     if database is not None:
         database = dispatcher.location(database)  # a relative path means another file in another working directory
-    options: dict[str, Any] = {"deterministic": deterministic, "emulate": emulate, "database": database}
+    options: dict[str, Any] = {
+        "deterministic": deterministic,
+        "emulate": emulate,
+        "library": library,
+        "database": database,
+    }
     if stream is not None:
         with on_stream((a, b), stream):  # copies and allocations are ordered by the stream, too
             return multiply(dispatcher, a, b, out, alpha=alpha, beta=beta, stream=None, **options)
@@ -356,12 +346,13 @@ def _kernel(
     *,
     deterministic: bool,
     emulate: bool,
+    library: bool,
     database: str | Path | None,
 ) -> BoundKernel:
     """Return the kernel for arrays, chosen once for arrays of one kind."""
     x, y, _ = arrays
     aligned, device = are_aligned(*arrays), device_index(x)
-    flags = aligned, deterministic, emulate
+    flags = aligned, deterministic, emulate, library
     key = (x.shape, y.shape, types, left.transpose, right.transpose, device, flags, database)
     kernel = dispatcher.matmul_kernels.get(key) or dispatcher.matmul_kernels.recall(key)
     if kernel is None:
@@ -382,8 +373,14 @@ def _kernel(
             aligned=aligned,
             emulate=emulate,
         )
-        found = best_matmul(product, device=device, database=database, dispatcher=dispatcher)
-        kernel = dispatcher.matmul_kernels.keep(key, found)
+        found = best_matmul(product, device=device, database=database, library=library, dispatcher=dispatcher)
+        cache = dispatcher.matmul_kernels
+        kernel = cache.keep(key, found)
+        location = dispatcher.location(database)
+        again = partial(
+            dispatcher.find_for_operation, OPERATION, dtype, device, location, product.sizes, library=library, anew=True
+        )
+        dispatcher.refresher.add_operation(location, cache, key, lambda _: again())
     return kernel
 
 
@@ -392,35 +389,6 @@ def _common_dtype(a: Any, b: Any) -> str:
     if dtypes[0] != dtypes[1]:
         raise ArgumentError(f"a has dtype {dtypes[0]} and b {dtypes[1]}; convert one of them")
     return dtypes[0]
-
-
-def _fastest(kernels: Sequence[BoundKernel], product: Product) -> BoundKernel:
-    """Return the kernel that is expected to be fastest; the first if no time is known."""
-    measured = any(_is_measured(kernel) for kernel in kernels)
-    return min(kernels, key=lambda kernel: _expected_us(kernel, product, min_scale=1.0 if measured else 0.0))
-
-
-def _is_measured(kernel: BoundKernel) -> bool:
-    """Return whether a kernel's time was measured for this very problem on this GPU."""
-    return kernel.tier != "transferred" and kernel.choice.tuned_sizes == kernel.problem.sizes
-
-
-def _expected_us(kernel: BoundKernel, product: Product, *, min_scale: float) -> float:
-    """Return the expected time of a kernel in microseconds; infinity if no time is known.
-
-    A smaller product uses less of the device rather than finishing sooner, so the time shrinks with the square root of
-    the work; or, next to a kernel that was measured for this product, not at all (``min_scale``).
-    """
-    tuned_sizes = kernel.choice.tuned_sizes
-    if kernel.measurement is None or tuned_sizes is None:
-        return math.inf
-    if kernel.tier == "transferred" and kernel.kernel in EMULATED:
-        return math.inf  # the ratio of tensor cores to CUDA cores differs between GPUs
-    if _is_measured(kernel):
-        return kernel.measurement.time_us
-    tuned = Product.of_sizes(tuned_sizes, kernel.problem.dtype)
-    work = max(product.flops / tuned.flops, product.elements / tuned.elements)
-    return _TIER_PENALTY[kernel.tier] * max(work, math.sqrt(work), min_scale) * kernel.measurement.time_us
 
 
 def _result_shape(left: Operand, right: Operand) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,10 +50,10 @@ class _Watched:
 
     __slots__ = ("is_listed", "kernel", "location", "written")
 
-    def __init__(self, location: str, kernel: BoundKernel) -> None:
+    def __init__(self, location: str, kernel: BoundKernel, written: int = 0) -> None:
         self.location = location
         self.kernel = kernel
-        self.written = 0
+        self.written = written
         self.is_listed = False
 
     @property
@@ -131,9 +132,19 @@ class MissCounter:
 
     def watch(self, location: str, kernel: BoundKernel) -> None:
         """Count the calls of a kernel from now on, for the database at ``location``; none is created."""
-        watched = _Watched(location, kernel)
+        watched = _Watched(location, kernel, kernel.calls)
         self._counts().add(watched)
         kernel.report_calls(partial(self._report, watched))
+
+    def release(self, kernel: BoundKernel) -> None:
+        """Write the counts of a kernel, if it is counted, and count its calls no longer."""
+        kernel.report_calls(None)
+        counts = self._counts()
+        found = [watched for watched in list(counts.watched) if watched.kernel is kernel]
+        counts.write(found, _CALL_TIMEOUT_S, wait_s=_CALL_TIMEOUT_S)
+        for watched in found:
+            with suppress(ValueError):  # another thread has shortened the list
+                counts.watched.remove(watched)
 
     def flush(self) -> None:
         """Write all counts now."""

@@ -10,6 +10,10 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
+MAX_SERVED = 10_000
+"""Maximum number of served kernels that are kept, of 3 KiB each."""
+
+
 class RecentCache(dict[Key, Value]):
     """The entries that were used last, read with `dict.get`.
 
@@ -46,6 +50,25 @@ class RecentCache(dict[Key, Value]):
             if found is None:
                 self._add(key, found := value)
             return found
+
+    def find(self, key: Key) -> Value | None:
+        """Return an entry of either generation, or None, without using it."""
+        with self._lock:
+            return self.get(key, self._older.get(key))
+
+    def replace(self, key: Key, old: Value, new: Value) -> bool:
+        """Replace an entry of either generation if it is still the old one; return whether it was."""
+        with self._lock:
+            for entries in (self, self._older):
+                if entries.get(key) is old:
+                    entries[key] = new
+                    return True
+        return False
+
+    def entries(self) -> list[tuple[Key, Value]]:
+        """Return all entries of both generations."""
+        with self._lock:
+            return [*self.items(), *self._older.items()]
 
     def clear(self) -> None:
         """Remove all entries."""

@@ -1,1 +1,1 @@
-"""The feasible set of a kernel: enumeration, limits of the device, occupancy."""
+"""The feasible set of a kernel: enumeration, limits of the device, occupancy, estimated times."""

@@ -88,8 +88,8 @@ class TimeEstimate:
     ----------
     time_us
         Time of a call in microseconds. Times of one problem may be compared; their common scale is rough.
-    compute_us, traffic_us, memory_us
-        Parts of it that overlap: instructions and L2 traffic of the busiest SM, each alone; all bytes from memory.
+    bound_us
+        Least time of any configuration: the operations or the bytes at the device's peak, and a launch.
     threads, registers
         Threads per block; registers per thread, declared or assumed.
     blocks, blocks_per_sm
@@ -101,9 +101,7 @@ class TimeEstimate:
     """
 
     time_us: Column
-    compute_us: Column
-    traffic_us: Column
-    memory_us: Column
+    bound_us: Column
     threads: Column
     registers: Column
     blocks: Column
@@ -132,7 +130,7 @@ def estimate_times(
     -------
     TimeEstimate or None
         None if the file does not say enough: its launch is computed by a function or cannot be evaluated, or does not
-        differ between the configurations.
+        differ between several configurations.
     """
     if spec.computed or not len(space):
         return None
@@ -141,8 +139,8 @@ def estimate_times(
             found = _estimate(_Launches(spec, sizes, device, space, dtype or spec.dtypes[0]), device)
     except SpecError:
         return None
-    varies = np.isfinite(found.time_us).all() and float(np.ptp(found.time_us)) > 0
-    return found if varies else None
+    varies = len(space) == 1 or float(np.ptp(found.time_us)) > 0
+    return found if varies and np.isfinite(found.time_us).all() else None
 
 
 def _estimate(of: _Launches, device: DeviceProperties) -> TimeEstimate:
@@ -159,23 +157,19 @@ def _estimate(of: _Launches, device: DeviceProperties) -> TimeEstimate:
     traffic = of.traffic_bytes / of.blocks / _L2_BYTES_PER_CYCLE * narrow**_NARROW_TRAFFIC
     parallel = warps * np.sqrt(np.clip(of.items, 1.0, 64.0))
 
-    def cycles(work: Column) -> Column:
-        """Return the cycles of the busiest SM, whose blocks each take ``work`` at full throughput."""
-        count = np.ceil(of.blocks / device.sm_count)
-        rounds = np.floor(count / resident)
-        rest = count - rounds * resident
-        full = rounds * (_round(work, resident, parallel) + _BLOCK_CYCLES)
-        return full + np.where(rest > 0, _round(work, np.maximum(rest, 1.0), parallel) + _BLOCK_CYCLES, 0.0)
-
-    busy_us = cycles(_smooth_maximum(compute, traffic, _SMOOTH)) / clock_mhz
+    work = _smooth_maximum(compute, traffic, _SMOOTH)
+    count = np.ceil(of.blocks / device.sm_count)
+    rounds = np.floor(count / resident)
+    rest = count - rounds * resident
+    busy = rounds * (_round(work, resident, parallel) + _BLOCK_CYCLES)
+    busy += np.where(rest > 0, _round(work, np.maximum(rest, 1.0), parallel) + _BLOCK_CYCLES, 0.0)
+    busy_us = busy / clock_mhz
     bytes_per_us = (device.memory_bandwidth_bytes_per_s or _USUAL_BYTES_PER_S) / 1e6
     memory_us = of.memory_bytes / bytes_per_us
     time_us = _smooth_maximum(busy_us, memory_us, _SMOOTH_BYTES) / of.hinted_speed + _LAUNCH_US * of.launches
     return TimeEstimate(
         time_us=time_us,
-        compute_us=cycles(compute) / clock_mhz,
-        traffic_us=cycles(traffic) / clock_mhz,
-        memory_us=memory_us,
+        bound_us=np.maximum(of.operations / (rate * device.sm_count * clock_mhz), memory_us) + _LAUNCH_US,
         threads=of.threads,
         registers=registers,
         blocks=of.blocks,

@@ -169,11 +169,11 @@ class LiveBackend:
         here.
         """
         with ExitStack() as opened:
-            expected = _expected_folder(kernel, problem, options)
+            expected = expected_folder(kernel, problem, options)
             if expected is not None:
                 opened.callback(expected.close)
             folder = str(expected.path) if expected is not None else ""
-            workload = replace(_workload(kernel, problem, settings, options), reference_folder=folder)
+            workload = replace(workload_of(kernel, problem, settings, options), reference_folder=folder)
             tool = find_sanitizer(settings.sanitizer) if options.sanitize else None
             sanitizer = Sanitizer(workload, tool, _SANITIZER_S) if tool is not None else None
             gpu = Gpu(workload, options.run_deadline_s, worker_pool=worker_pool)
@@ -362,7 +362,8 @@ def check_without_gpu(kernel: Kernel, problem: Problem, settings: Settings, opti
     check_signatures(kernel, problem.dtype, compiled.cubin)
 
 
-def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Workload:
+def workload_of(kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions) -> Workload:
+    """Return the problem as the GPU worker sets it up, without the folder of `expected_folder`."""
     if kernel.spec.reference.comparison is not None and kernel.inspection is None:
         raise InputError(
             f"{kernel.spec.source}: [reference] comparison {kernel.spec.reference.comparison!r} is a Python function; "
@@ -388,7 +389,7 @@ def _workload(kernel: Kernel, problem: Problem, settings: Settings, options: Tun
     )
 
 
-def _expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> ExpectedFolder | None:
+def expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> ExpectedFolder | None:
     """Make a folder with the results of a reference in Python for every set of inputs that verification may use.
 
     Without a reference, the folder takes the outputs on which configurations agree.

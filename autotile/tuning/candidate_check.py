@@ -49,6 +49,8 @@ class Judged:
         Number of repetitions of the candidate's verification, of two launches each.
     notices
         Checks that could not be made, one line each.
+    sanitized
+        Tools of compute-sanitizer that ran the candidate and found nothing.
     """
 
     device: DeviceProperties
@@ -57,6 +59,7 @@ class Judged:
     speedup: Interval | None
     repeats: int
     notices: tuple[str, ...]
+    sanitized: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> CandidateVerdict:
@@ -206,6 +209,7 @@ class Judge:
             speedup=None if refused or raced is None else _speedup(raced),
             repeats=checks.repeats(0),
             notices=(*notices, *checks.notices),
+            sanitized=checks.sanitized.get(0, ()),
         )
 
     def _tried(self, pipeline: Pipeline, given: GivenCandidates) -> tuple[Trial, Candidate | None]:

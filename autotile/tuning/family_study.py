@@ -45,7 +45,7 @@ def family_points(
         raise InputError("a family is replayed from the installed recordings, one a problem; leave the file's name out")
     if options.replay is None and has_driver() and device_count() > 0:
         device = live_device(options.device_index)
-        return device, select_points(family, count, lambda sizes: _is_possible(kernel.spec, sizes, dtype, device))
+        return device, select_points(family, count, lambda sizes: is_possible(kernel.spec, sizes, dtype, device))
     headers = [entry.header for entry in list_recordings(settings.recording_folders) if entry.header is not None]
     recorded = [header for header in headers if _belongs_to(header, kernel, dtype, options)]
     members = [header for header in recorded if header.key.sizes in family]
@@ -67,7 +67,7 @@ def _belongs_to(header: RecordingHeader, kernel: Kernel, dtype: str, options: Tu
     return same and (key.template_hash, key.space_hash) == version and header.device is not None
 
 
-def _is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: DeviceProperties) -> bool:
+def is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: DeviceProperties) -> bool:
     """Return whether a problem fits in the device's memory and any configuration is valid for it."""
     try:
         problem: Problem = resolve_problem(spec, sizes, dtype)

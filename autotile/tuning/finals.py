@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotile.core.model import Config, Measurement, Outcome, Trial, config_key
+from autotile.core.model import OUTPUT_DIGEST, Config, Measurement, Outcome, Trial, config_key
 from autotile.core.statistics import Interval, median_interval, paired_ratio, ratio_of, widen_by_session_spread
 from autotile.core.text import plural
 from autotile.errors import InputError, ToolchainError
@@ -142,8 +142,10 @@ def run_finals(
         if failed is None:
             ties = [i for i in tied if checks.is_verified_like(i, order[0])]
             checks.note_unverified(len(tied) - len(ties))
+            compared = race.compare(order, ties, default)
             return replace(
-                race.compare(order, ties, default),
+                compared,
+                ranked=tuple(checks.with_digest(i, trial) for i, trial in zip(order, compared.ranked, strict=True)),
                 refused=checks.refused(finalists),
                 notices=tuple(checks.notices),
             )
@@ -199,6 +201,8 @@ class FinalistChecks:
     ----------
     notices
         Checks that could not be made, one line each.
+    sanitized
+        Tools of compute-sanitizer that found nothing, for each finalist that they ran.
     """
 
     def __init__(self, backend: Backend, candidates: Sequence[Candidate], *, hurried: bool) -> None:
@@ -210,6 +214,7 @@ class FinalistChecks:
         self._evaluations: dict[int, Evaluation] = {}
         self._has_inputs = False
         self.notices: list[str] = []
+        self.sanitized: dict[int, tuple[str, ...]] = {}
 
     def sanitize(self) -> None:
         """Run all finalists under the sanitizer at once; those with findings are refused."""
@@ -217,6 +222,7 @@ class FinalistChecks:
             return
         found = self._backend.sanitize(self._candidates)
         for index, findings in enumerate(found):
+            self.sanitized[index] = tuple(finding.tool for finding in findings if finding.passed)
             faults = [finding for finding in findings if finding.result is ToolResult.FAILED]
             if faults:
                 outcome = Outcome.OUT_OF_BOUNDS if faults[0].tool == "memcheck" else Outcome.WRONG_RESULT
@@ -266,6 +272,14 @@ class FinalistChecks:
         known = self._evaluations.get(index)
         return int(known.telemetry.get("repeats", 0)) if known is not None else 0
 
+    def with_digest(self, index: int, trial: Trial) -> Trial:
+        """Return the trial of a finalist with the digest of its outputs in all repeats of its verification."""
+        known = self._evaluations.get(index)
+        if known is None or OUTPUT_DIGEST not in known.telemetry:
+            return trial
+        digest = known.telemetry[OUTPUT_DIGEST]
+        return replace(trial, telemetry={**trial.telemetry, OUTPUT_DIGEST: digest})
+
     def refused(self, finalists: Sequence[Trial]) -> tuple[Trial, ...]:
         """Return the trials of the finalists that failed, with outcome and reason, in the order of detection."""
         return tuple(
@@ -304,7 +318,7 @@ class _Race:
         ]
 
     def _timed(self, trial: Trial, times_us: Sequence[float]) -> Trial:
-        timed = _with_times(trial, times_us)
+        timed = with_times(trial, times_us)
         return timed if self._scorer is None else self._scorer.scored(timed)
 
     def _costs(self, index: int, times_us: Sequence[float]) -> list[float]:
@@ -347,7 +361,8 @@ class _Race:
         return config is not None and _same(self._trials[index].config, config)
 
 
-def _with_times(trial: Trial, times_us: Sequence[float]) -> Trial:
+def with_times(trial: Trial, times_us: Sequence[float]) -> Trial:
+    """Return a trial with its times in a race."""
     interval = median_interval(times_us)
     l2 = trial.measurement.l2 if trial.measurement is not None else "cold"
     measurement = Measurement(interval.value, interval.low, interval.high, tuple(times_us), l2)

@@ -19,13 +19,15 @@ from autotile.workers.protocol import (
     DriverOccupancy,
     ErrorReply,
     Evaluation,
+    LibraryCall,
     Opened,
     Race,
     RaceTimes,
     Workload,
 )
 
-_WORKER_MODULE = "autotile.workers.gpu_worker"
+GPU_WORKER = "autotile.workers.gpu_worker"
+"""Module of the worker process."""
 _OPEN_DEADLINE_S = 300.0
 """Covers the context, the inputs and the float64 reference of a large problem."""
 _RACE_MARGIN = 3.0
@@ -64,7 +66,7 @@ class Gpu:
         self,
         workload: Workload,
         deadline_s: float,
-        module: str = _WORKER_MODULE,
+        module: str = GPU_WORKER,
         *,
         worker_pool: WorkerPool | None = None,
     ) -> None:
@@ -207,6 +209,45 @@ class Gpu:
         """
         request = {"op": "race", "candidates": [c.to_json() for c in candidates], "rounds": rounds, "seed": seed}
         return self._request(request, 2 * self._deadline_s + _RACE_MARGIN * expected_s, _raced)
+
+    def contest(
+        self,
+        entries: Sequence[tuple[Workload, Candidate]],
+        libraries: Sequence[LibraryCall],
+        rounds: int,
+        seed: int,
+        *,
+        expected_s: float = 0.0,
+    ) -> list[RaceTimes]:
+        """Verify candidates of several kernels and libraries, and time those that are correct in interleaved rounds.
+
+        Parameters
+        ----------
+        entries
+            Candidates, each with the workload of its kernel.
+        libraries
+            Libraries, which run on the buffers of the first kernel.
+        rounds, seed, expected_s
+            As for `race`.
+
+        Returns
+        -------
+        list of RaceTimes
+            Of the candidates, then of the libraries; one that failed has no times.
+
+        Raises
+        ------
+        WorkerError, InputError
+            As for `race`; or a problem does not fit in memory beside the others.
+        """
+        request = {
+            "op": "contest",
+            "entries": [{"workload": w.to_json(), "candidate": c.to_json()} for w, c in entries],
+            "libraries": [call.to_json() for call in libraries],
+            "rounds": rounds,
+            "seed": seed,
+        }
+        return self._request(request, _OPEN_DEADLINE_S + _RACE_MARGIN * expected_s, _raced)
 
     def driver_blocks_per_sm(self, candidate: Candidate) -> int:
         """Return the occupancy that the driver computes for a candidate, in blocks per SM."""

@@ -173,6 +173,29 @@ class RaceTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """A problem of an operation that a library computes.
+
+    Attributes
+    ----------
+    library
+        Name of `autotile.kernel.operation.LIBRARIES`.
+    sizes
+        Sizes and flags of the operation.
+    dtype
+        Element type.
+    """
+
+    library: Name
+    sizes: Mapping[Name, Count]
+    dtype: Name
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        return {"library": self.library, "sizes": dict(self.sizes), "dtype": self.dtype}
+
+
+@dataclass(frozen=True, slots=True)
 class SizedCubin:
     """A configuration compiled for other sizes than those that are tuned."""
 

@@ -132,8 +132,11 @@ class Bench:
         return Series(self._scenario.name, tuple(kills), difference(self.uninterrupted, read_study(location)))
 
     def _measure(self) -> tuple[Found, dict[str, float]]:
-        """Return the study of an uninterrupted session, and its time in each stage with warm caches, in seconds."""
-        for _ in range(2):
+        """Return the study of an uninterrupted session, and its time in each stage, in seconds.
+
+        A first session fills the cubin cache, unless each session is to start without one.
+        """
+        for _ in range(1 if self._scenario.cold else 2):
             location = self._new_location()
             end_s = self._run(location)
         times = {text: at for at, kind, text in _read_marks(_marks_of(location)) if kind == "stage"}

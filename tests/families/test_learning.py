@@ -39,7 +39,7 @@ def number_of_leaves(tree: Tree) -> int:
 class TestRule:
     def test_it_loses_little_where_it_was_not_tuned_and_less_than_the_nearest(self) -> None:
         """Averaged over several GPUs: it need not hold for a single one."""
-        by_rule, by_nearest = np.mean([self._losses_elsewhere(seed) for seed in range(3)], axis=0)
+        by_rule, by_nearest = np.mean([self._losses_elsewhere(seed) for seed in range(2)], axis=0)
         assert by_rule < 0.06
         assert by_rule < by_nearest / 2
 
@@ -88,7 +88,7 @@ class TestRule:
 
     def test_of_few_points_each_is_served_well_though_leaving_any_out_loses_much(self) -> None:
         """Averaged over several GPUs."""
-        learned = [learned_from(SyntheticGpu.make(seed, 20).measured(FAMILY, 3, seed)[2]) for seed in range(8)]
+        learned = [learned_from(SyntheticGpu.make(seed, 20).measured(FAMILY, 3, seed)[2]) for seed in range(4)]
         losses = np.mean([rule.losses.mean() for rule in learned])
         held_out = np.mean([rule.held_out.mean() for rule in learned])
         assert losses < 0.05
@@ -97,7 +97,7 @@ class TestRule:
     def test_it_loses_less_than_the_best_single_configuration(self) -> None:
         """Averaged over several GPUs."""
         ratios = []
-        for seed in range(3):
+        for seed in range(2):
             measured = SyntheticGpu.make(seed, 20).measured(FAMILY, 8, seed)[2]
             learned = learned_from(measured)
             ratios.append((learned.losses.mean(), measured.losses[:, learned.chosen].mean(axis=0).min()))
@@ -236,7 +236,7 @@ class TestTimeModel:
 
     def test_configurations_that_were_measured_once_are_hardly_believed_to_be_the_best(self) -> None:
         """Averaged over several GPUs, for the configuration with the least expected time."""
-        assert np.mean([self._loss_where_half_were_measured_once(seed) for seed in range(4)]) < 0.3
+        assert np.mean([self._loss_where_half_were_measured_once(seed) for seed in range(2)]) < 0.3
 
     def test_a_wave_that_is_begun_is_a_whole_one(self) -> None:
         """With many resident blocks per SM, one block more than a wave takes the time of two waves."""

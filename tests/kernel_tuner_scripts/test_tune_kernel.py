@@ -193,6 +193,20 @@ def test_a_strategy_with_options_searches() -> None:
     assert env["best_config"] == min(results, key=lambda result: float(result["time"]))
 
 
+def test_a_time_limit_is_used_up_and_holds_the_finals(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def opened(kernel: Any, problem: Any, settings: Any, options: Any, *_: Any, **__: Any) -> Any:
+        asked.append((options.budget_s, options.spend))
+        raise InputError("stopped")
+
+    monkeypatch.setattr("autotile.kernel_tuner.tune_session.open_session", opened)
+    for limits in ({"time_limit": 60}, {"max_fevals": 5}):
+        with pytest.raises(InputError, match="stopped"):
+            tuned(strategy_options=limits)
+    assert asked == [(54.0, True), (None, False)]
+
+
 def test_arguments_that_depend_on_a_parameter() -> None:
     given = arguments()
     answers = [[given[1] + given[2], None, None, None], [2 * given[1], None, None, None]]

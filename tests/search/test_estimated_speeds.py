@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from rows import advance_ahead, ok, tile_space, tile_time_us
+from rows import advance_ahead, broken, ok, tile_space, tile_time_us
 
 from autotile.core.model import Config, Outcome, Trial, config_key
+from autotile.exchange.recording import read_recording
+from autotile.kernel.library import load_kernel
 from autotile.search.gp_sampler import FeasibleGPSampler
 from autotile.search.samplers import Lookahead
 from autotile.search.search import Search
 from autotile.search.shortlist import Shortlist
 from autotile.search.transfer import EstimatedSpeeds, Source
 from autotile.space.search_space import SearchSpace
+from autotile.space.time_estimate import estimate_times
 
 SPACE = tile_space()
+RECORDINGS = Path(__file__).parents[2] / "recordings"
 
 
 def exact(space: SearchSpace) -> NDArray[np.float64]:
@@ -97,6 +102,38 @@ def test_a_killed_session_goes_on_as_if_it_had_not_been_killed() -> None:
     whole = session([], 30)
     for done in (1, 9, 20):
         assert session([ok(config, tile_time_us(config)) for config in whole[:done]], 30 - done) == whole[done:]
+
+
+def test_configurations_that_go_first_do_not_take_the_place_of_estimates() -> None:
+    first = [SPACE.config(row) for row in np.argsort(-exact(SPACE))[:2].tolist()]
+    searching = Search(SPACE, "feasible", 0, first=first, estimate=exact)
+    done = advance_ahead(searching, 5, lambda config: ok(config, tile_time_us(config)), 1)
+    assert [trial.config for trial in done[:2]] == first
+    assert [trial.time_us for trial in done[2:4]] == np.sort(exact(SPACE))[:2].tolist()
+
+
+@pytest.mark.parametrize("sizes", ["1024x1024x1024", "128x4096x4096", "4096x4096x4096"])
+def test_ten_trials_reach_nine_tenths_of_a_recorded_optimum(sizes: str) -> None:
+    recording = read_recording(RECORDINGS / f"sgemm_2d-nvidia-h200-{sizes}-float32.npz")
+    key, device, order = recording.header.key, recording.header.device, np.lexsort(recording.codes.T[::-1])
+    assert device is not None
+    codes = np.asfortranarray(recording.codes[order])
+    space = SearchSpace(recording.header.parameters, codes, len(codes), (), (), 0.0)
+    times_us = np.where(recording.ok, recording.columns["time_us"], np.nan)[order]
+
+    def estimate(part: SearchSpace) -> NDArray[np.float64] | None:
+        found = estimate_times(load_kernel("sgemm_2d").spec, key.sizes, device, part)
+        return found.time_us if found is not None else None
+
+    def trial_of(config: Config) -> Trial:
+        time_us = float(times_us[space.row_of(config)])
+        return ok(config, time_us) if time_us > 0 else broken(config)
+
+    reached = []
+    for seed in range(2):
+        done = advance_ahead(Search(space, "feasible", seed, estimate=estimate), 10, trial_of, 1)
+        reached.append(np.nanmin(times_us) / min(trial.time_us or np.inf for trial in done))
+    assert np.mean(reached) > 0.9
 
 
 def test_of_a_very_large_space_a_sample_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -337,10 +337,12 @@ class TestDocument:
             "source": "cuda",
             "tuned_on": "NVIDIA H200",
             "tuned_at": kernel.tuned_at.isoformat(),
+            "contenders": [],
             "differences": [],
             "aged": [],
             "shipped": False,
             "bundle": None,
+            "estimated": None,
             "resources": {
                 "registers": 24,
                 "spill_bytes": 0,

@@ -23,7 +23,7 @@ from autotile.space.time_estimate import TimeEstimate, estimate_times
 ROOT = Path(__file__).parents[2]
 H200 = device_profile("h200")
 RECORDINGS = sorted((ROOT / "recordings").glob("*.npz"))
-EXAMPLES = sorted((ROOT / "examples").glob("*/*.toml"))
+EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*/*.toml")) if "[kernel]" in path.read_text("utf-8")]
 
 
 def estimate(spec: KernelSpec, space: SearchSpace, **sizes: int) -> TimeEstimate:

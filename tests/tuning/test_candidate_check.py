@@ -126,7 +126,14 @@ class TestVerdict:
         assert found.speedup.low < found.speedup.value < found.speedup.high
         assert found.candidate.time_us == pytest.approx(time_us, rel=0.01)
         assert found.repeats == 75
+        assert found.sanitized == ()
         assert log == ["wait", "race", "second inputs", "verify"]
+
+    def test_the_tools_that_found_nothing_are_named(self, judged):
+        unchecked = Finding("racecheck", ToolResult.UNCHECKED, "too slow")
+        found, _ = judged(findings=[Finding("memcheck", ToolResult.PASSED), unchecked])
+        assert found.sanitized == ("memcheck",)
+        assert found.notices == ("1 of the sanitizer's checks were not made; too slow",)
 
     @pytest.mark.parametrize(
         ("candidate", "outcome", "reason"),

@@ -1,11 +1,12 @@
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 
-from autotile.core.model import Config, Outcome, Trial
+from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial
 from autotile.errors import InputError
 from autotile.tuning.finals import Finals, choose_finalists, run_finals
 from autotile.workers.protocol import Candidate, Evaluation, RaceTimes
@@ -42,6 +43,7 @@ class Racer:
         self.seed = 0
         self.verified: list[Config] = []
         self.limits_s: list[float | None] = []
+        self.digests: dict[object, str] = {}
 
     def draw_second_inputs(self, seed: int) -> None:
         self.seed = seed
@@ -57,7 +59,9 @@ class Racer:
             return Evaluation(Outcome.WRONG_RESULT, "sometimes", "verify")
         done = repeats if limit_s is None or not self._takes_s else int(min(1.0, limit_s / self._takes_s) * repeats)
         time.sleep(self._takes_s * done / repeats)
-        return Evaluation(Outcome.OK, stage="verify", telemetry={"repeats": done})
+        digest = self.digests.get(candidate.config["TILE"])
+        found = {OUTPUT_DIGEST: digest} if digest else {}
+        return Evaluation(Outcome.OK, stage="verify", telemetry={"repeats": done, **found})
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         return [self._findings if candidate.config == A else [] for candidate in candidates]
@@ -228,6 +232,15 @@ class TestChecks:
         assert racer.verified == [A, B, C, D]
         assert racer.limits_s[0] is None
         assert ([t.config for t in finals.ranked], finals.default, finals.speedup) == ([A, B, C], None, None)
+
+    def test_the_digest_of_all_repeats_is_kept(self, ran: Callable[..., Trial]) -> None:
+        racer = Racer(TIMES_US)
+        racer.digests = {1: VARYING_OUTPUTS, 2: "in:out"}
+        trials = [replace(ran(config, 1.0), telemetry={OUTPUT_DIGEST: "in:out", "power_w": 5}) for config in (A, B, C)]
+        finals = hold(trials, racer)
+        found = {trial.config["TILE"]: trial.telemetry for trial in finals.ranked}
+        assert found[1] == {OUTPUT_DIGEST: VARYING_OUTPUTS, "power_w": 5}
+        assert found[2] == found[3] == {OUTPUT_DIGEST: "in:out", "power_w": 5}
 
     def test_what_was_wrong_in_a_timed_launch_is_refused(self, ran: Callable[..., Trial]) -> None:
         racer = Racer(TIMES_US, wrong_when_timed=[A])

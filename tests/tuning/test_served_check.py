@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from autotile.api import operations as operations_api
 from autotile.api import tuning as tuning_api
 from autotile.api.verification import verify
 from autotile.core.model import Config, Outcome, Trial, config_key
@@ -147,9 +148,9 @@ class TestTuningAProblemThatWasServed:
         self, bench: Any, monkeypatch: pytest.MonkeyPatch, tier: str, options: Any, expected: Config | None
     ) -> None:
         seen: list[TuneOptions] = []
-        monkeypatch.setattr(tuning_api, "device_count", lambda: 1)
-        monkeypatch.setattr(tuning_api, "_check_gpu", lambda _: None)
-        monkeypatch.setattr(tuning_api, "find_best_kernel", lambda *_: SimpleNamespace(tier=tier, config=WINNER))
+        monkeypatch.setattr(operations_api, "device_count", lambda: 1)
+        monkeypatch.setattr(tuning_api, "check_gpu", lambda _: None)
+        monkeypatch.setattr(operations_api, "find_best_kernel", lambda *_: SimpleNamespace(tier=tier, config=WINNER))
         monkeypatch.setattr(tuning_api.session, "tune", lambda *arguments: seen.append(arguments[3]))
         tuning_api.tune_problem(bench.kernel, bench.problem(), TuneOptions(**options))
         assert seen[0].served == expected

@@ -4,12 +4,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.database import Database
 from autotile.errors import InputError
 from autotile.settings import read_settings
+from autotile.space.search_space import feasible_space
+from autotile.space.time_estimate import estimate_times
 from autotile.tuning.result import Progress
 from autotile.workers.compile_pool import Compiled, CompilePool
 
@@ -35,6 +38,20 @@ class TestSearch:
     def test_the_default_is_tried_first(self, bench: Any) -> None:
         bench.tune(bench.record(), sampler="random", trials=3)
         assert bench.stored()[0].config == DEFAULT
+
+    def test_the_least_estimate_is_tried_after_the_default(self, bench: Any) -> None:
+        bench.tune(bench.record(), sampler="feasible", trials=6)
+        space = feasible_space(bench.kernel.spec, bench.problem().sizes, bench.device)
+        found = estimate_times(bench.kernel.spec, bench.problem().sizes, bench.device, space)
+        configs = [trial.config for trial in bench.stored()]
+        assert space.config(int(np.argmin(found.time_us))) in configs[:2]
+
+    def test_estimated_times_are_not_used_for_other_objectives(
+        self, bench: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("autotile.tuning.start.estimate_times", lambda *arguments: pytest.fail("it was estimated"))
+        bench.tune(bench.record(), sampler="feasible", trials=3, objectives=("time", "registers"))
+        bench.tune(bench.record(), sampler="feasible", trials=6, objective="registers + time_us")
 
     def test_every_trial_is_stored_with_its_story(self, bench: Any) -> None:
         bench.tune(bench.record())

@@ -11,6 +11,7 @@ import pytest
 
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob
+from autotile.workers import child as child_module
 from autotile.workers import gpu as gpus
 from autotile.workers.child import Child, WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool
@@ -32,7 +33,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
         children.append(Child(module))
         return children[-1]
 
-    monkeypatch.setattr(children, "Child", start)
+    monkeypatch.setattr(child_module, "Child", start)
     monkeypatch.setattr(gpus, "Child", start)
     return children
 

@@ -22,9 +22,9 @@ from autotile.core.objectives import TIME
 from autotile.errors import InputError, WorkerError
 from autotile.kernel.spec import Parameter
 from autotile.search import samplers, strategies
+from autotile.search.installed_strategies import KernelTunerSampler, StrategyProcess
 from autotile.search.samplers import STRATEGY_PREFIX, check_sampler, make_sampler, sampler_names
 from autotile.search.search import Search
-from autotile.search.strategies import KernelTunerSampler, StrategyProcess
 from autotile.search.study import distributions_of
 
 DEFAULT: Config = {"BM": 64, "BN": 64, "TM": 2, "LAYOUT": "row", "ASYNC": False}
@@ -76,11 +76,11 @@ def test_most_strategies_run() -> None:
 
 
 def go_on(name: str, earlier: list[Trial], seed: int = 7, ahead: int = 5) -> list[Trial]:
-    """Run a search up to 24 trials, those of an earlier session included."""
-    search = Search(tile_space(), name, seed, first=[DEFAULT], trials=24, ahead=ahead)
+    """Run a search up to 16 trials, those of an earlier session included."""
+    search = Search(tile_space(), name, seed, first=[DEFAULT], trials=16, ahead=ahead)
     search.replay(earlier)
     try:
-        return advance(search, 24 - len(earlier), ahead)
+        return advance(search, 16 - len(earlier), ahead)
     finally:
         search.close()
 
@@ -91,8 +91,8 @@ def test_proposals_are_distinct_rows_and_a_resumed_search_repeats_them(name: str
     rows = [tile_space().row_of(trial.config) for trial in done]
     assert rows[0] == tile_space().row_of(DEFAULT)
     assert None not in rows
-    assert len(set(rows)) == 24
-    assert [trial.config for trial in go_on(name, done[:13])] == [trial.config for trial in done[13:]]
+    assert len(set(rows)) == 16
+    assert [trial.config for trial in go_on(name, done[:9])] == [trial.config for trial in done[9:]]
 
 
 @pytest.mark.parametrize("strategy", ["genetic_algorithm", "greedy_ils", "pso"])

@@ -1,0 +1,237 @@
+"""Libraries that compute an operation beside its kernels: cuBLAS, and callables that a program adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from autotile.core.device import DeviceProperties
+from autotile.core.frozen import dataclass
+from autotile.core.model import Problem
+from autotile.cuda.cublas import Gemm, Layout, cublas_version
+from autotile.cuda.driver import device_count
+from autotile.cuda.toolchain import load_cupy
+from autotile.errors import ArgumentError, InputError, ToolchainError
+from autotile.kernel.launch import StepLaunch
+from autotile.kernel.library import Kernel
+from autotile.kernel.operation import LIBRARIES, Operation, load_operation
+from autotile.serving.arrays import ArraySpec, accepted_pointers, library_of, on_stream
+from autotile.serving.arrays import Library as ArrayLibrary
+from autotile.serving.bound import BoundKernel
+from autotile.serving.call_arrays import CallArrays
+from autotile.serving.choice import Choice
+
+_SIZES = {"M", "N", "K"}
+_NAMES = _SIZES | {"BATCH", "TRANS_A", "TRANS_B", "OUT_FP32"}
+"""Sizes and flags of an operation that cuBLAS may compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A library that computes an operation.
+
+    Attributes
+    ----------
+    name, version
+        Name, and version; times of another version are not compared.
+    call
+        Callable over the arrays of the operation's kernels, in the order of their arguments, which writes the outputs.
+        None for cuBLAS.
+    """
+
+    name: str
+    version: str
+    call: Callable[..., object] | None = None
+
+
+_added: dict[str, dict[str, Library]] = {}
+"""Libraries that the program has added, by operation and name."""
+
+
+def add_library(operation: str, name: str, callable: Callable[..., object], *, version: str = "") -> None:
+    """Add a library that computes an operation, to be compared with its kernels and called where it is faster.
+
+    Parameters
+    ----------
+    operation
+        Name of the operation, or path of its file.
+    name
+        Name of the library. One that was added before is replaced.
+    callable
+        Function over the arrays of the operation's kernels, in the order of their arguments, as a caller passes them:
+        of CuPy or PyTorch, or any that the kernels take. It writes the outputs, on the current stream of the arrays'
+        library; scalars that a caller gives, such as ``alpha``, are passed by name.
+    version
+        Version of the library. Times that were measured with another version are not compared.
+
+    Raises
+    ------
+    InputError
+        There is no such operation, or the name is one of a built-in library.
+
+    Examples
+    --------
+    >>> autotile.add_library("sum.toml", "cupy", lambda x, y: x.sum(out=y))  # doctest: +SKIP
+    """
+    if name in LIBRARIES or not name.isidentifier():
+        raise InputError(f"a library cannot be added as {name!r}: expected an identifier other than {LIBRARIES[0]!r}")
+    from autotile.serving.dispatcher import forget_served
+
+    _added.setdefault(load_operation(operation).name, {})[name] = Library(name, version, callable)
+    forget_served()
+
+
+def libraries_for(operation: Operation, *, is_present: bool = True) -> list[Library]:
+    """Return the libraries that may compute an operation, built-in ones first.
+
+    Parameters
+    ----------
+    is_present
+        Whether they are to be called on this machine. If not, a built-in library counts as installed, and its version
+        is empty if it is not.
+    """
+    found = []
+    for name in operation.libraries:
+        try:
+            found.append(Library(name, cublas_version()))
+        except ToolchainError:
+            if not is_present:
+                found.append(Library(name, ""))
+    return [*found, *_added.get(operation.name, {}).values()]
+
+
+def library_for(operation: Operation, problem: Problem, name: str) -> Library | None:
+    """Return a library that computes a problem of an operation; None if it is not there or does not compute it."""
+    found = (library for library in libraries_for(operation) if library.name == name)
+    return next((library for library in found if computes(library, operation, problem)), None)
+
+
+def computes(library: Library, operation: Operation, problem: Problem) -> bool:
+    """Return whether a library computes a problem of an operation."""
+    if library.call is not None:
+        return True
+    names = set(operation.sizes) - set(operation.conditions)
+    if not _SIZES <= names <= _NAMES:
+        return False
+    return Layout.of(problem.sizes, problem.dtype).is_supported
+
+
+class BoundLibrary(BoundKernel):
+    """A library that is served for a problem of an operation in place of a kernel, and called alike.
+
+    Its ``kernel`` is the name of the library, its ``config`` is empty, and it has no launch geometry.
+
+    Parameters
+    ----------
+    library, problem, device, choice
+        The library, the problem of the operation, its device, and the choice.
+    definition, definition_problem
+        A kernel of the operation, which declares the arrays, and the problem by its names.
+    device_index
+        CUDA device of the arrays; None if it can only be inspected.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        problem: Problem,
+        device: DeviceProperties,
+        device_index: int | None,
+        choice: Choice,
+        *,
+        definition: Kernel,
+        definition_problem: Problem,
+    ) -> None:
+        self._hold(definition, problem, device, device_index, choice)
+        self.kernel = library.name
+        self.version = library.version
+        self._call = library.call
+        spec = definition.spec
+        self._scalar_names = [scalar.name for scalar in spec.scalars if scalar.default is not None]
+        self._arrays = CallArrays(spec, definition_problem, spec.default, -1 if device_index is None else device_index)
+        self._gemm: Gemm | None = None
+        if library.call is None and device_index is not None:
+            self._gemm = Gemm(Layout.of(problem.sizes, problem.dtype), device_index)
+        self._specs: dict[type, tuple[ArrayLibrary, tuple[ArraySpec, ...]]] = {}
+        self._one_device = device_count() == 1
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it is a library: it is."""
+        return True
+
+    @property
+    def geometry(self) -> NoReturn:
+        """A library has none: an `AttributeError`."""
+        raise AttributeError(f"{self.kernel} is a library, which has no launch geometry")
+
+    @property
+    def launches(self) -> tuple[StepLaunch, ...]:
+        """Nothing, as a library's launches are its own."""
+        return ()
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each array, by its name."""
+        return self._arrays.shapes
+
+    @property
+    def resources(self) -> None:
+        """None, as those of a library are not known."""
+        return None
+
+    def __repr__(self) -> str:
+        return f"<BoundLibrary {self.kernel} for {self.problem} on {self.device.name}: {self.tier}>"
+
+    def __call__(self, *arrays: Any, stream: Any = None, **scalars: float) -> Any:
+        """Compute on arrays, asynchronously; parameters, result and errors are those of a `BoundKernel`."""
+        index = self._launch_device()
+        if stream is not None or not self._launch_fast(arrays, scalars, index):
+            with load_cupy().cuda.Device(index), on_stream(arrays, stream):
+                checked = self._arrays.check(arrays)
+                arrays = checked.arrays
+                pointers = [int(checked.views[buffer.name].data.ptr) for buffer in self.definition.spec.buffers]
+                self._launch(arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
+                library = library_of(arrays[0])
+                if library is not None:
+                    self._specs.setdefault(type(arrays[0]), (library, self._arrays.array_specs(library)))
+        self._count_call()
+        return self._outputs(arrays)
+
+    def bind(self, *arrays: Any, **scalars: float) -> Callable[[], None]:
+        """Return a function that computes on these arrays, as `BoundKernel.bind` does."""
+        with load_cupy().cuda.Device(self._launch_device()):
+            self._arrays.check(arrays)
+
+        def launch() -> None:
+            self(*arrays, **scalars)
+
+        return launch
+
+    def _launch_fast(self, arrays: Sequence[Any], scalars: Mapping[str, float], index: int) -> bool:
+        """Launch on arrays like those of an earlier call; return whether it did."""
+        known = self._specs.get(type(arrays[0])) if arrays else None
+        if known is None or len(arrays) != len(self._arrays.shapes):
+            return False
+        if not self._one_device and load_cupy().cuda.runtime.getDevice() != index:
+            return False
+        library, specs = known
+        signature = library.signature(arrays)
+        pointers = accepted_pointers(signature, specs, index) if signature else None
+        if pointers is None:
+            return False
+        self._launch(arrays, pointers, library.stream(index), scalars)
+        return True
+
+    def _launch(
+        self, arrays: Sequence[Any], pointers: Sequence[int], stream: int, scalars: Mapping[str, float]
+    ) -> None:
+        if scalars and (unknown := [name for name in scalars if name not in self._scalar_names]):
+            known = ", ".join(self._scalar_names) or "none"
+            raise ArgumentError(
+                f"{self.problem.kernel} has no scalar {unknown[0]!r} to set; scalars with a default: {known}"
+            )
+        if self._gemm is not None:
+            self._gemm(stream, pointers, **scalars)
+        elif self._call is not None:
+            self._call(*arrays, **scalars)

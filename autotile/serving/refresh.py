@@ -1,0 +1,303 @@
+"""New results reach a running program: a thread looks for them, and replaces what is served.
+
+The thread looks at the database every few seconds (the setting ``refresh``). While nothing was written there, it reads
+the state of two files. When something was decided, what is served of the kernels concerned is chosen again. Where the
+choice differs, its code is compiled and loaded before callers use it, so that no call waits for it. Look-ups and calls
+do nothing for this: a kernel that changes stays the same object.
+
+The thread starts with the first kernel that is served for a CUDA device, and ends with the process. A forked child has
+none until it is served a kernel itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from autotile.database.fast_access import (
+    FORK_LOCK,
+    SERVER_TIMEOUT_S,
+    Changes,
+    file_signature,
+    read_changes_fast,
+)
+from autotile.errors import AutotileError
+from autotile.serving.recent_cache import MAX_SERVED, RecentCache
+from autotile.settings import read_settings
+
+if TYPE_CHECKING:
+    from autotile.serving.bound import BoundKernel
+    from autotile.serving.miss_counter import MissCounter
+
+Pause = Callable[[float], object]
+
+_SERVER_INTERVAL_S = 60.0
+"""Minimum time between two queries of a database server, which thousands of processes may share."""
+_SHARE = 0.1
+"""Maximum share of the time in which the thread chooses, since it holds the interpreter's lock meanwhile."""
+_JOIN_S = 10.0
+"""Maximum wait at exit for a compilation that the thread has begun, which cannot be interrupted."""
+
+
+class _Place:
+    """What is known of a database.
+
+    Attributes
+    ----------
+    changes
+        What was decided when it was last read; None before.
+    """
+
+    __slots__ = ("_asked_s", "_location", "_signature", "changes")
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        self._signature: object = ()
+        self._asked_s = 0.0
+        self.changes: Changes | None = None
+
+    def read(self) -> Changes | None:
+        """Return what is decided; None if nothing can have changed, or the database cannot be read now."""
+        signature = file_signature(self._location)
+        if signature is None:  # a server
+            if self._asked_s and time.monotonic() - self._asked_s < _SERVER_INTERVAL_S:
+                return None
+            self._asked_s = time.monotonic()
+        elif signature == self._signature:
+            return None
+        changes = read_changes_fast(self._location)
+        if changes is None:
+            changes = self._read_server()
+        if changes is not None:
+            self._signature = signature  # from before the query, so that no later change is missed
+        return changes
+
+    def _read_server(self) -> Changes | None:
+        from autotile.database.database import Database
+
+        try:
+            with FORK_LOCK:
+                database = Database.open_readonly(self._location, server_timeout_s=SERVER_TIMEOUT_S)
+                if database is None:
+                    return frozenset()
+                with database:
+                    return database.changes()
+        except AutotileError:
+            return None
+
+
+ChooseAgain = Callable[[Any], Any]
+"""Function that returns what would be served now in place of what is, which it is called with."""
+
+
+class Refresher:
+    """Chooses again what a dispatcher has served.
+
+    Kernels are known as long as the program or the dispatcher keeps them.
+    """
+
+    def __init__(self, misses: MissCounter) -> None:
+        self._misses = misses
+        self._kernels: WeakKeyDictionary[BoundKernel, tuple[str, ChooseAgain]] = WeakKeyDictionary()
+        self._operations: RecentCache[Any, tuple[str, RecentCache[Any, Any], ChooseAgain]] = RecentCache(MAX_SERVED)
+        self._places: dict[str, _Place] = {}
+        self.renew_locks()
+
+    def renew_locks(self) -> None:
+        """Make new locks, in a forked child."""
+        self._lock = threading.Lock()
+        self._polling = threading.Lock()
+
+    def add(self, location: str, kernel: BoundKernel, choose_again: ChooseAgain) -> None:
+        """Refresh a kernel that is served from a database from now on.
+
+        Parameters
+        ----------
+        location
+            Path or URL of the database.
+        choose_again
+            Returns another kernel of the same definition, problem and device. It must not refer to the kernel.
+        """
+        with self._lock:
+            self._kernels[kernel] = location, choose_again
+        if kernel.can_launch:
+            _thread.watch(self)
+
+    def add_operation(self, location: str, cache: RecentCache[Any, Any], key: Any, choose_again: ChooseAgain) -> None:
+        """Refresh an entry of a cache from now on: it is replaced as a whole, by what is loaded."""
+        self._operations.keep(key, (location, cache, choose_again))
+
+    def poll(self, pause: Pause = lambda _: None) -> int:
+        """Choose again what new results concern; return the number of replacements.
+
+        Parameters
+        ----------
+        pause
+            Called with a time in seconds after each choice, for a thread to leave the interpreter to others.
+        """
+        with self._polling:
+            return sum(self._poll(location, pause) for location in self._locations())
+
+    def _poll(self, location: str, pause: Pause) -> int:
+        place = self._places.setdefault(location, _Place(location))
+        found = place.read()
+        if found is None:
+            return 0
+        known, place.changes = place.changes, found
+        if known == found:
+            return 0
+        changed = None if known is None else {(kernel, dtype) for kernel, dtype, *_ in known ^ found}
+        return self.refresh(location, changed, pause)
+
+    def refresh(
+        self, location: str | None = None, changed: set[tuple[Any, Any]] | None = None, pause: Pause = lambda _: None
+    ) -> int:
+        """Choose again; return the number of replacements. What cannot be chosen or loaded is not replaced.
+
+        Parameters
+        ----------
+        location
+            Database whose results are served; None for all.
+        changed
+            Kernels and dtypes that are concerned; None for all. Operations are chosen again in any case.
+        pause
+            As for `poll`.
+        """
+        replaced = 0
+        for kernel, place, choose_again in sorted(self.kernels(), key=lambda one: -one[0].calls):
+            if location not in (None, place):
+                continue
+            if changed is None or (kernel.kernel, kernel.problem.dtype) in changed:
+                start_s = time.monotonic()
+                replaced += self._replace(place, kernel, choose_again)
+                pause((time.monotonic() - start_s) * (1 / _SHARE - 1))
+        with FORK_LOCK:
+            operations = self._operations.entries()
+        for key, (place, cache, choose_again) in operations:
+            if location in (None, place):
+                start_s = time.monotonic()
+                replaced += _replace_entry(cache, key, choose_again)
+                pause((time.monotonic() - start_s) * (1 / _SHARE - 1))
+        return replaced
+
+    def kernels(self) -> list[tuple[BoundKernel, str, ChooseAgain]]:
+        """Return the kernels that the program or the dispatcher keeps, each with its database."""
+        with FORK_LOCK, self._lock:
+            return [(kernel, *known) for kernel, known in self._kernels.items()]
+
+    def _locations(self) -> list[str]:
+        with FORK_LOCK:
+            operations = [location for _, (location, *_) in self._operations.entries()]
+        return sorted({*(location for _, location, _ in self.kernels()), *operations})
+
+    def _replace(self, location: str, kernel: BoundKernel, choose_again: ChooseAgain) -> bool:
+        try:
+            fresh = choose_again(kernel)
+            return not fresh.choice.unread and self.adopt(location, kernel, fresh)
+        except Exception:  # the program goes on with what it has
+            return False
+
+    def adopt(self, location: str, kernel: BoundKernel, fresh: BoundKernel) -> bool:
+        """Let a kernel serve another choice, which is loaded first; return whether it differs and was taken over.
+
+        A choice for which arrays have other shapes is not, as the callers have allocated theirs.
+
+        Raises
+        ------
+        ToolchainError, CompileError, InputError
+            As for a call.
+        """
+        if fresh.choice == kernel.choice or fresh.shapes != kernel.shapes:
+            return False
+        if fresh.config != kernel.config and kernel.is_loaded:
+            fresh.load()
+        if not kernel.can_launch:
+            return kernel.adopt(fresh)
+        self._misses.release(kernel)
+        try:
+            return kernel.adopt(fresh)
+        finally:
+            if kernel.tier != "exact":
+                self._misses.watch(location, kernel)
+
+
+def _replace_entry(cache: RecentCache[Any, Any], key: Any, choose_again: ChooseAgain) -> bool:
+    with FORK_LOCK:
+        served = cache.find(key)
+    if served is None:
+        return False
+    try:
+        fresh = choose_again(served)
+        if fresh is served:
+            return False
+        if served.is_loaded:
+            fresh.load()
+    except Exception:  # the program goes on with what it has
+        return False
+    with FORK_LOCK:
+        return cache.replace(key, served, fresh)
+
+
+class _Thread:
+    """The thread of this process."""
+
+    def __init__(self) -> None:
+        self._refreshers: WeakSet[Refresher] = WeakSet()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Start without a thread, as a forked child has none, and locks that it held would be held forever."""
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        for refresher in self._refreshers:
+            refresher.renew_locks()
+
+    def watch(self, refresher: Refresher) -> None:
+        """Look for new results of what is served, unless the setting ``refresh`` is 0."""
+        if self._thread is not None and refresher in self._refreshers:
+            return
+        interval_s = read_settings().refresh_s
+        if interval_s <= 0:
+            return
+        with self._lock:
+            self._refreshers.add(refresher)
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(
+                    target=self._run, args=(interval_s,), name="autotile-refresh", daemon=True
+                )
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join(_JOIN_S)
+
+    def _run(self, interval_s: float) -> None:
+        while not self._stop.wait(interval_s):
+            for refresher in self._known():
+                with suppress(Exception):  # the program needs none of this
+                    refresher.poll(self._pause)
+
+    def _known(self) -> list[Refresher]:
+        with self._lock:
+            return list(self._refreshers)
+
+    def _pause(self, time_s: float) -> None:
+        if self._stop.wait(time_s):
+            raise InterruptedError("the process ends")
+
+
+_thread = _Thread()
+
+
+os.register_at_fork(after_in_child=_thread.begin_anew)
+atexit.register(_thread.stop)

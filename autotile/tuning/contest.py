@@ -1,0 +1,177 @@
+"""The last race of an operation: the best configuration of each kernel, and libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Outcome, Problem, Trial
+from autotile.errors import InputError, WorkerError
+from autotile.kernel.library import Kernel
+from autotile.settings import Settings
+from autotile.tuning.backend import LiveBackend, expected_folder, workload_of
+from autotile.tuning.finals import with_times
+from autotile.tuning.options import TuneOptions
+from autotile.tuning.pipeline import Pipeline
+from autotile.workers.child import WorkerPool
+from autotile.workers.compile_pool import CompilePool, worker_count
+from autotile.workers.gpu import GPU_WORKER, Gpu
+from autotile.workers.protocol import Candidate, LibraryCall, RaceTimes, Workload
+
+_RACE_S = 3.0
+_MIN_ROUNDS, _MAX_ROUNDS = 15, 60
+"""GPU time and rounds of the race, as in `autotile.tuning.finals`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationLibrary:
+    """A library that computes an operation.
+
+    Attributes
+    ----------
+    name, version
+        Name and version, under which its times are stored.
+    call
+        Function of the arrays of the kernels, in the order of their arguments, which writes the output; None for a
+        library that the operation file names.
+    """
+
+    name: str
+    version: str
+    call: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finalist:
+    """A kernel with its best configuration."""
+
+    kernel: Kernel
+    problem: Problem
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
+class RacedTrial:
+    """A trial with its time in the race, or its fault, and the times of the rounds in microseconds."""
+
+    trial: Trial
+    times_us: tuple[float, ...]
+
+
+def hold_contest(
+    finalists: Sequence[Finalist],
+    libraries: Sequence[OperationLibrary],
+    problem: Problem,
+    *,
+    device: DeviceProperties,
+    settings: Settings,
+    options: TuneOptions,
+    worker_pool: WorkerPool,
+) -> list[RacedTrial] | None:
+    """Verify and race configurations of several kernels, and libraries, in interleaved rounds.
+
+    Libraries that an operation file names run in the GPU worker. A Python function cannot be sent there; with one, the
+    whole race is held in this process, among candidates that finals have verified.
+
+    Parameters
+    ----------
+    finalists
+        Kernels with their best configurations, one at least.
+    libraries
+        Libraries.
+    problem
+        Problem of the operation.
+    device
+        The device that the kernels were tuned on.
+    settings, options, worker_pool
+        As in the sessions.
+
+    Returns
+    -------
+    list of RacedTrial or None
+        Of the finalists, then of the libraries; None if the race cannot be held, as the worker died or the problems do
+        not fit in memory beside one another.
+    """
+    with ExitStack() as stack:
+        workloads = []
+        for one in finalists:
+            folder = expected_folder(one.kernel, one.problem, options)
+            if folder is not None:
+                stack.callback(folder.close)
+            workload = workload_of(one.kernel, one.problem, settings, options)
+            workloads.append(replace(workload, reference_folder=str(folder.path) if folder is not None else ""))
+        gpu = stack.enter_context(closing(Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool)))
+        pool = CompilePool(
+            settings.cache,
+            settings.cache_limit_bytes,
+            worker_count(options.workers),
+            options.compile_deadline_s,
+            worker_pool=worker_pool,
+        )
+        with closing(pool):
+            candidates = [_compiled(one, LiveBackend(gpu, device), pool) for one in finalists]
+        round_us = sum(one.trial.time_us or 0.0 for one in finalists) * (1 + len(libraries) / len(finalists))
+        rounds = int(np.clip(_RACE_S * 1e6 / max(round_us, 1.0), _MIN_ROUNDS, _MAX_ROUNDS))
+        entries = list(zip(workloads, candidates, strict=True))
+        try:
+            if any(library.call is not None for library in libraries):
+                gpu.close()
+                if idle := worker_pool.acquire_idle(GPU_WORKER):
+                    idle.close()  # frees its memory
+                raced = _race_here(entries, libraries, problem, rounds, options)
+            else:
+                calls = [LibraryCall(library.name, problem.sizes, problem.dtype) for library in libraries]
+                raced = gpu.contest(entries, calls, rounds, options.seed, expected_s=1e-6 * rounds * round_us)
+        except (WorkerError, InputError):
+            return None
+    known = [*(one.trial for one in finalists), *(Trial({}, Outcome.OK) for _ in libraries)]
+    return [_raced(trial, row, options) for trial, row in zip(known, raced, strict=True)]
+
+
+def _compiled(one: Finalist, backend: LiveBackend, pool: CompilePool) -> Candidate:
+    """Return the candidate of a finalist, whose cubin is in the cache unless it was trimmed."""
+    compiled = Pipeline(one.kernel, one.problem, backend, pool).recompile([one.trial])
+    if not compiled:
+        raise InputError(f"{one.kernel.name}: the best configuration does not compile any more")
+    return compiled[0][1]
+
+
+def _race_here(
+    entries: Sequence[tuple[Workload, Candidate]],
+    libraries: Sequence[OperationLibrary],
+    problem: Problem,
+    rounds: int,
+    options: TuneOptions,
+) -> list[RaceTimes]:
+    """Hold the race in this process."""
+    from autotile.cuda.toolchain import load_cupy
+    from autotile.workers.library_race import built_in_library, hold_contest, own_library
+    from autotile.workers.workbench import Workbench
+
+    cuda = load_cupy().cuda
+    try:
+        with cuda.Device(options.device_index):
+            pairs = [(Workbench(workload), candidate) for workload, candidate in entries]
+            calls = [
+                built_in_library(LibraryCall(one.name, problem.sizes, problem.dtype), options.device_index)
+                if one.call is None
+                else own_library(one.call)
+                for one in libraries
+            ]
+            return hold_contest(pairs, calls, rounds, options.seed)
+    except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError) as error:
+        raise WorkerError(f"the race failed: {error}") from None
+
+
+def _raced(trial: Trial, row: RaceTimes, options: TuneOptions) -> RacedTrial:
+    if row.outcome is not Outcome.OK:
+        fault = replace(trial, outcome=row.outcome, reason=row.reason, stage="finals", measurement=None)
+        return RacedTrial(fault, ())
+    timed = with_times(trial, row.times_us)
+    assert timed.measurement is not None
+    return RacedTrial(replace(timed, measurement=replace(timed.measurement, l2=options.l2)), row.times_us)

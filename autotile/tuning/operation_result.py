@@ -1,0 +1,234 @@
+"""The result of tuning an operation: what each kernel and library reached, and with how much of the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Problem, Trial, config_text
+from autotile.core.statistics import Interval, is_tie
+from autotile.core.text import (
+    NOTHING,
+    Displayed,
+    device_text,
+    duration_text,
+    interval_text,
+    percent_text,
+    plural,
+    time_text,
+)
+from autotile.kernel.workrate import Workrate
+from autotile.tuning.result import Progress
+
+ContenderState = Literal["won", "raced", "dropped", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A kernel or library of an operation, and how it came out.
+
+    Attributes
+    ----------
+    name
+        Name of the kernel or library.
+    is_library
+        Whether it is a library, which has nothing to tune.
+    trial
+        Its best verified trial, with the time of the last race where it took part; None if nothing ran.
+    trials
+        Number of configurations tried, those of earlier sessions included.
+    seconds
+        Wall time that it got, in seconds.
+    state
+        ``won`` or ``raced`` in the last race; ``dropped`` before it, as others were faster; or ``failed``.
+    reason
+        Reason for ``dropped`` and ``failed``.
+    ratio
+        Time over that of the winner; None if one of them has no time.
+    """
+
+    name: str
+    is_library: bool
+    trial: Trial | None
+    trials: int = 0
+    seconds: float = 0.0
+    state: ContenderState = "raced"
+    reason: str = ""
+    ratio: Interval | None = None
+
+    @property
+    def time_us(self) -> float | None:
+        """Time of the best trial, in microseconds."""
+        return self.trial.time_us if self.trial is not None else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        measured = self.trial.measurement if self.trial is not None else None
+        return {
+            "name": self.name,
+            "library": self.is_library,
+            "state": self.state,
+            "reason": self.reason,
+            "config": dict(self.trial.config) if self.trial is not None else None,
+            "time_us": measured.time_us if measured is not None else None,
+            "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+            "ratio": {"ratio": self.ratio.value, "interval": [self.ratio.low, self.ratio.high]}
+            if self.ratio is not None
+            else None,
+            "trials": self.trials,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class OperationStep:
+    """State of a running session of an operation.
+
+    Attributes
+    ----------
+    number, count
+        Round, from 1, and number of rounds; the number of the last race is above the count.
+    problem
+        Problem of the kernel whose turn it is.
+    progress
+        State of the kernel's session.
+    """
+
+    number: int
+    count: int
+    problem: Problem
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OperationResult(Displayed):
+    """Result of tuning an operation for a problem.
+
+    Attributes
+    ----------
+    problem, device
+        Problem of the operation, with its conditions, and device that it was tuned for.
+    contenders
+        Kernels and libraries, fastest first; those without a time are last.
+    seconds
+        Wall time, in seconds.
+    interrupted
+        Whether the user ended the session.
+    database
+        Location of the tuning database.
+    flops, bytes
+        Operations and bytes moved of one run, where the winner's kernel states them.
+    notices
+        Remarks for the user, one line each.
+    """
+
+    problem: Problem
+    device: DeviceProperties
+    contenders: tuple[Contender, ...]
+    seconds: float
+    interrupted: bool
+    database: str
+    flops: int | None = None
+    bytes: int | None = None
+    notices: tuple[str, ...] = ()
+
+    @property
+    def winner(self) -> Contender | None:
+        """The kernel or library to use; None where nothing ran, or the session was interrupted before the last race."""
+        return next((one for one in self.contenders if one.state == "won"), None)
+
+    @property
+    def best(self) -> Contender | None:
+        """The winner, or else the fastest so far."""
+        return self.winner or next((one for one in self.contenders if one.time_us is not None), None)
+
+    @property
+    def libraries(self) -> tuple[Contender, ...]:
+        """The libraries among the contenders."""
+        return tuple(one for one in self.contenders if one.is_library)
+
+    def _headline(self) -> str:
+        winner = self.winner
+        where = f"{self.problem} on {device_text(self.device)}"
+        if winner is None:
+            return f"{where}: {'interrupted before the last race' if self.interrupted else 'nothing ran'}"
+        return f"{where}: {winner.name}, {time_text(winner.time_us)}"
+
+    def _facts(self) -> Iterable[tuple[str, str]]:
+        best = self.best
+        if best is not None and best.trial is not None:
+            yield ("winner" if best.state == "won" else "best so far"), contender_text(best)
+        yield from ((one.name, ratio_text(one)) for one in self.libraries if one is not best)
+        yield "took", duration_text(self.seconds)
+        yield "saved in", self.database
+
+    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+        headings = ("", "time", "95 % interval, us", "over the winner", "tried", "of the time", "")
+        return headings, [self.row(one) for one in self.contenders]
+
+    def row(self, one: Contender) -> tuple[str, ...]:
+        """Return the cells of a contender: name, time, interval, ratio, configurations, share of the time, remark."""
+        measured = one.trial.measurement if one.trial is not None else None
+        share = sum(other.seconds for other in self.contenders)
+        return (
+            one.name,
+            time_text(one.time_us) if measured is not None else NOTHING,
+            interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
+            f"{one.ratio.value:.3f}x" if one.ratio is not None else NOTHING,
+            NOTHING if one.is_library else f"{one.trials:,}",
+            percent_text(one.seconds / share) if share and not one.is_library else NOTHING,
+            remark(one),
+        )
+
+    def rate_text(self) -> str:
+        """Return the rate of the best contender, such as ``612.3 TFLOP/s``."""
+        best = self.best
+        if best is None or best.time_us is None:
+            return NOTHING
+        return Workrate(self.flops, self.bytes, self.problem.dtype).text(best.time_us, self.device)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that ``autotile tune --json`` prints."""
+        winner = self.winner
+        return {
+            "operation": self.problem.kernel,
+            "problem": dict(self.problem.sizes),
+            "dtype": self.problem.dtype,
+            "device": {"name": self.device.name, "source": self.device.source},
+            "winner": winner.to_json() if winner is not None else None,
+            "contenders": [one.to_json() for one in self.contenders],
+            "seconds": round(self.seconds, 3),
+            "interrupted": self.interrupted,
+            "database": self.database,
+            "notices": list(self.notices),
+        }
+
+
+def contender_text(one: Contender) -> str:
+    """Return a contender with its configuration."""
+    return one.name if one.is_library or one.trial is None else f"{one.name} {config_text(one.trial.config)}"
+
+
+def ratio_text(one: Contender) -> str:
+    """Return how a contender compares with the winner."""
+    if one.ratio is None:
+        return one.reason or "not timed"
+    known = f"{one.ratio.value:.3f}x the winner's time, {one.ratio.low:.3f}x to {one.ratio.high:.3f}x"
+    return f"{known}: not told apart" if is_tie(one.ratio) else known
+
+
+def remark(one: Contender) -> str:
+    """Return the state of a contender in words, with the reason."""
+    if one.state in ("dropped", "failed"):
+        return f"{one.state}: {one.reason}"
+    if one.state == "won":
+        return "winner"
+    return "not told apart from the winner" if one.ratio is not None and is_tie(one.ratio) else ""
+
+
+def tried_text(contenders: Sequence[Contender]) -> str:
+    """Return how many configurations of how many kernels were tried."""
+    kernels = [one for one in contenders if not one.is_library]
+    return f"{plural(sum(one.trials for one in kernels), 'configuration')} of {plural(len(kernels), 'kernel')}"

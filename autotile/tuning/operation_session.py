@@ -1,0 +1,444 @@
+"""Tuning of an operation: one budget for all its kernels by successive halving, and a last race with the libraries."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from autotile.core.device import DeviceProperties
+from autotile.core.model import Config, Outcome, Problem, Trial
+from autotile.core.statistics import Interval, paired_ratio, ratio_of, widen_by_session_spread
+from autotile.core.text import plural
+from autotile.cuda.driver import device_count, has_driver, live_device
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.keys import TuningKey, key_of, library_key
+from autotile.errors import DatabaseError, InputError, ToolchainError, WorkerError
+from autotile.kernel.library import Kernel
+from autotile.kernel.operation import Operation
+from autotile.kernel.problem import resolve_problem
+from autotile.kernel.workrate import Workrate
+from autotile.settings import Settings
+from autotile.tuning.contest import Finalist, OperationLibrary, RacedTrial, hold_contest
+from autotile.tuning.family_study import is_possible
+from autotile.tuning.operation_result import Contender, OperationResult, OperationStep
+from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
+from autotile.tuning.result import TuneResult
+from autotile.tuning.session import tune
+from autotile.workers.child import WorkerPool
+
+if TYPE_CHECKING:
+    from autotile.database.database import Database
+
+Observer = Callable[[OperationStep], None]
+Served = Callable[[Kernel, Problem], Config | None]
+"""Returns the configuration that is served for a problem of a kernel before it is tuned; None for the default."""
+
+_HOPELESS = 2.0
+"""A kernel that is slower than the fastest by this factor after a round gets no more, whatever its rank."""
+_RACED_WITHIN = 1.1
+"""Kernels within this factor of the fastest take part in the last race, even if they were dropped before."""
+_MAX_RACED = 4
+_FINALISTS = 6
+"""Finalists of a kernel where the time is short."""
+_SHORT_S = 120.0
+_MIN_SEARCH_S = 0.5
+_CONTEST_S = 2.0
+"""Time of the last race besides its launches: compiling from the cache, the checks."""
+_COMPARING_S = 2e-3
+"""Time to verify a candidate, excluding its two launches: on an H200, the checks at 4096 cubed take 0.6 s."""
+_ROUNDS, _RACE_S, _CHECKS, _CHECKS_S = 60, 3.0, 75, 15.0
+"""Limits of the finals, as in `autotile.tuning.finals`: rounds and seconds of the race, runs and seconds of the
+checks."""
+
+
+@dataclass(slots=True)
+class _Kernel:
+    """A kernel of the operation, and what it has reached."""
+
+    kernel: Kernel
+    problem: Problem
+    result: TuneResult | None = None
+    best: Trial | None = None
+    tried: int = 0
+    target: int = 0
+    """Number of trials that it was given, where trials are shared."""
+    seconds: float = 0.0
+    sessions: int = 0
+    dropped: str = ""
+    failed: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        return self.kernel.name
+
+    @property
+    def time_us(self) -> float:
+        """Time of the best configuration, in microseconds; infinite where none ran."""
+        time_us = self.best.time_us if self.best is not None else None
+        return math.inf if time_us is None else time_us
+
+
+def tune_operation(
+    operation: Operation,
+    problem: Problem,
+    settings: Settings,
+    options: TuneOptions,
+    *,
+    libraries: Sequence[OperationLibrary] = (),
+    served: Served = lambda kernel, problem: None,
+    observe: Observer = lambda _: None,
+) -> OperationResult:
+    """Tune the kernels that compute a problem within one budget, and race the best of each with the libraries.
+
+    The budget is shared by successive halving: each round gets an equal part of it, and the slower half of the kernels
+    gets no more. Each kernel's sessions resume one another, and share the worker processes and the inputs. The times of
+    the last race are stored, those of the libraries under keys of their own.
+
+    Parameters
+    ----------
+    operation, problem
+        Operation, and its problem with the conditions among the sizes.
+    settings, options
+        As for `autotile.tuning.session.tune`; ``budget_s`` is the wall time of everything, and ``trials`` the number of
+        configurations of all kernels together.
+    libraries
+        Libraries to compare with.
+    served
+        See `Served`.
+    observe
+        Called with the state of the session after each trial.
+
+    Raises
+    ------
+    InputError
+        No kernel computes the problem, none of them runs, an option is of one kernel, or the database cannot be
+        written.
+    ToolchainError
+        NVRTC, CuPy or the driver does not work.
+    """
+    _check_options(options)
+    is_live = options.replay is None and has_driver() and device_count() > 0
+    device = live_device(options.device_index) if is_live else None
+    kernels = [
+        _Kernel(kernel := member.load(), resolve_problem(kernel.spec, sizes, problem.dtype))
+        for member, sizes in operation.fitting(problem, device)
+    ]
+    if not kernels:
+        raise InputError(f"no kernel of {operation.name} computes {problem}")
+    for one in kernels:
+        if device is not None and not is_possible(one.kernel.spec, one.problem.sizes, problem.dtype, device):
+            one.failed = "no configuration is valid for the problem on this device"
+    from autotile.database.database import Database
+
+    with (
+        Database.open(settings.database if options.database is None else options.database) as database,
+        WorkerPool() as worker_pool,
+    ):
+        session = _OperationSession(
+            operation, problem, settings, options, tuple(libraries), served, observe, kernels, database, worker_pool
+        )
+        return session.run()
+
+
+def _check_options(options: TuneOptions) -> None:
+    """Raise if an option is of one kernel's session."""
+    given = {
+        "a recording by name": options.replay not in (None, "auto"),
+        "fresh": options.fresh,
+        "only": options.only is not None,
+        "configurations to try": bool(options.tries),
+        "problems to verify": bool(options.verify_sizes),
+        "objectives": len(options.objectives) > 1 or options.objective is not None,
+        "a captured call": options.captured is not None,
+        "a timeline": options.trace is not None,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise InputError(f"{name}: an operation takes no such option; tune one of its kernels by name with it")
+
+
+@dataclass
+class _OperationSession:
+    """The state of one session of an operation."""
+
+    operation: Operation
+    problem: Problem
+    settings: Settings
+    options: TuneOptions
+    libraries: tuple[OperationLibrary, ...]
+    served: Served
+    observe: Observer
+    kernels: list[_Kernel]
+    database: Database
+    worker_pool: WorkerPool
+    _notices: dict[str, None] = field(default_factory=dict)
+    _device: DeviceProperties | None = None
+    _interrupted: bool = False
+    _round: int = 0
+
+    def run(self) -> OperationResult:
+        """Share the budget, hold the last race, and store its times."""
+        self._begun = time.monotonic()
+        possible = [one for one in self.kernels if not one.failed]
+        self._rounds = math.ceil(math.log2(len(possible))) + 1 if possible else 0
+        trials = self.options.trials
+        if trials is None and self.options.budget_s is None and self.options.until is None:
+            trials = DEFAULT_TRIALS
+        self._trials_left = trials
+        contenders: list[Contender] = []
+        try:
+            self._share_out(possible)
+            if not self._interrupted:
+                contenders = self._contest()
+        except KeyboardInterrupt:
+            self._interrupted = True
+        ran = [one for one in self.kernels if one.best is not None]
+        if not ran and not self._interrupted:
+            reasons = dict.fromkeys(one.failed for one in self.kernels)
+            raise InputError(f"no kernel of {self.operation.name} ran for {self.problem}: {'; '.join(reasons)}")
+        return self._result(contenders or [self._unraced(one) for one in self.kernels])
+
+    def _share_out(self, live: list[_Kernel]) -> None:
+        """Tune kernels in rounds; after each one the slower half is dropped."""
+        for number in range(1, self._rounds + 1):
+            self._round = number
+            is_last = number == self._rounds or len(live) == 1
+            self._begin_round(1 if is_last else self._rounds - number + 1, is_last=is_last)
+            for place, one in enumerate(live):
+                self._tune(one, len(live) - place)
+                if self._interrupted:
+                    return
+            live = sorted((one for one in live if one.best is not None), key=lambda one: one.time_us)
+            if is_last or not live:
+                return
+            live = self._survivors(live)
+
+    @staticmethod
+    def _survivors(ranked: Sequence[_Kernel]) -> list[_Kernel]:
+        """Return the faster half of the kernels; the others remember why they got no more."""
+        leader = ranked[0]
+        kept = [one for one in ranked[: math.ceil(len(ranked) / 2)] if one.time_us <= _HOPELESS * leader.time_us]
+        for one in ranked[len(kept) :]:
+            one.dropped = (
+                f"{one.time_us / leader.time_us:.2f}x the time of {leader.name} after "
+                f"{plural(one.tried, 'configuration')}"
+            )
+        return kept
+
+    def _begin_round(self, left: int, *, is_last: bool) -> None:
+        """Set aside an equal part of what is left of the budget for each of the rounds left; the last holds finals."""
+        self._finals = self.options.finals if is_last else 0
+        if self.options.budget_s is not None:
+            if self.options.budget_s < _SHORT_S:
+                self._finals = min(self._finals, _FINALISTS)
+            now, end = time.monotonic(), self._begun + self.options.budget_s
+            self._round_end = now + (end - now - self._reserve_s(self._finals)) / left
+        if self._trials_left is not None:
+            self._round_trials = self._trials_left // left
+            self._trials_left -= self._round_trials
+
+    def _tune(self, one: _Kernel, left: int) -> None:
+        """Hold a session of a kernel with its share of the round, in which so many kernels are left, with this one."""
+        started = time.monotonic()
+        try:
+            result = tune(
+                one.kernel,
+                one.problem,
+                self.settings,
+                self._session_options(one, left),
+                lambda progress: self.observe(OperationStep(self._round, self._rounds, one.problem, progress)),
+                worker_pool=self.worker_pool,
+            )
+        except (DatabaseError, ToolchainError):
+            raise
+        except (InputError, WorkerError) as error:
+            one.failed = str(error)
+            return
+        finally:
+            one.seconds += time.monotonic() - started
+            one.sessions += 1
+        self._device = result.device
+        self._notices.update(dict.fromkeys(result.notices))
+        one.result, one.tried = result, sum(result.outcomes.values())
+        one.best = result.winner
+        one.failed = "" if result.winner is not None else "no configuration ran"
+        self._interrupted = result.interrupted
+
+    def _session_options(self, one: _Kernel, left: int) -> TuneOptions:
+        budget_s, trials = None, None
+        if self.options.budget_s is not None:
+            budget_s = max((self._round_end - time.monotonic()) / left, _MIN_SEARCH_S)
+        if self._trials_left is not None:
+            share = max(1, self._round_trials // left)
+            self._round_trials -= share
+            one.target += share
+            trials = one.target
+        chosen = replace(self.options, budget_s=budget_s, trials=trials, finals=self._finals)
+        if chosen.served is None and one.sessions == 0 and chosen.transfer and chosen.replay is None:
+            chosen = replace(chosen, served=self.served(one.kernel, one.problem))
+        return chosen
+
+    def _reserve_s(self, finals: int) -> float:
+        """Return the expected time of the last finals and of the last race."""
+        fastest_us = min((one.time_us for one in self.kernels), default=math.inf)
+        if math.isinf(fastest_us):
+            return 0.0
+        launch_s = 1e-6 * fastest_us
+        race_s = min(_ROUNDS * (finals + 2) * launch_s, _RACE_S)
+        checks_s = min(_CHECKS * (2 * launch_s + _COMPARING_S), _CHECKS_S)
+        contest_s = min(_ROUNDS * (_MAX_RACED + len(self.libraries)) * launch_s, _RACE_S)
+        return race_s + checks_s + contest_s + _CONTEST_S
+
+    def _contest(self) -> list[Contender]:
+        """Race the best of the kernels and the libraries; return all of them, fastest first."""
+        ran = sorted((one for one in self.kernels if one.best is not None), key=lambda one: one.time_us)
+        if not ran:
+            return []
+        near = [one for one in ran if not one.dropped or one.time_us <= _RACED_WITHIN * ran[0].time_us][:_MAX_RACED]
+        device = self._device
+        assert device is not None
+        self._round = self._rounds + 1
+        if _is_replayed(device):
+            if self.libraries:
+                self._notices["launches are replayed: no library can be timed here"] = None
+            return self._compared(near, {})
+        finalists = [Finalist(one.kernel, one.problem, one.best) for one in near if one.best is not None]
+        contest = hold_contest(
+            finalists,
+            self.libraries,
+            self.problem,
+            device=device,
+            settings=self.settings,
+            options=self.options,
+            worker_pool=self.worker_pool,
+        )
+        if contest is None:
+            self._notices["the last race could not be held: the times of the kernels' own finals are compared"] = None
+            return self._compared(near, {})
+        names = [*(one.name for one in near), *(library.name for library in self.libraries)]
+        raced = dict(zip(names, contest, strict=True))
+        for one in near:
+            self._store_kernel(one, raced[one.name].trial)
+            one.best = raced[one.name].trial if raced[one.name].trial.outcome is Outcome.OK else None
+            one.failed = raced[one.name].trial.reason if one.best is None else ""
+        for library in self.libraries:
+            self._store_library(library, raced[library.name].trial)
+        return self._compared(near, {name: entry.times_us for name, entry in raced.items()}, raced)
+
+    def _compared(
+        self,
+        near: Sequence[_Kernel],
+        times_us: Mapping[str, Sequence[float]],
+        raced: Mapping[str, RacedTrial] | None = None,
+    ) -> list[Contender]:
+        """Return all contenders with their ratios to the fastest of those that were raced."""
+        contenders = [self._unraced(one) for one in self.kernels]
+        for library in self.libraries:
+            trial = raced[library.name].trial if raced else None
+            ok = trial is not None and trial.outcome is Outcome.OK
+            contenders.append(
+                Contender(
+                    library.name,
+                    is_library=True,
+                    trial=trial if ok else None,
+                    state="raced" if ok else "failed",
+                    reason="" if ok else (trial.reason if trial is not None else "it cannot be timed in replay"),
+                )
+            )
+        in_race = {*(one.name for one in near), *(library.name for library in self.libraries)}
+        racing = [one for one in contenders if one.name in in_race and one.trial is not None]
+        if not racing:
+            return contenders
+        winner = min(racing, key=lambda one: one.time_us or math.inf)
+
+        def judged(one: Contender) -> Contender:
+            if one.trial is None:
+                return one
+            if one.name == winner.name:
+                return replace(one, state="won", reason="", ratio=Interval(1.0, 1.0, 1.0))
+            ratio = _ratio(winner, one, times_us)
+            return replace(one, state="raced", reason="", ratio=ratio) if one in racing else replace(one, ratio=ratio)
+
+        return sorted(map(judged, contenders), key=lambda one: (one.state != "won", one.time_us or math.inf))
+
+    def _unraced(self, one: _Kernel) -> Contender:
+        state = "failed" if one.best is None and one.failed else "dropped" if one.dropped else "raced"
+        return Contender(
+            one.name,
+            is_library=False,
+            trial=one.best,
+            trials=one.tried,
+            seconds=one.seconds,
+            state=state,  # type: ignore[arg-type]
+            reason=one.failed if state == "failed" else one.dropped,
+        )
+
+    def _store_kernel(self, one: _Kernel, trial: Trial) -> None:
+        """Store a kernel's time in the last race, or the refusal of a configuration that failed in it."""
+        assert self._device is not None
+        key = key_of(one.kernel, one.problem, self._device, nvrtc_version=nvrtc_version(), l2_mode=self.options.l2)
+        self._store(key, trial)
+
+    def _store_library(self, library: OperationLibrary, trial: Trial) -> None:
+        assert self._device is not None
+        key = library_key(
+            self.operation,
+            self.problem,
+            self._device,
+            library.name,
+            library.version,
+            nvrtc_version=nvrtc_version(),
+            l2_mode=self.options.l2,
+        )
+        self._store(key, trial)
+
+    def _store(self, key: TuningKey, trial: Trial) -> None:
+        assert self._device is not None
+        study_id = self.database.study(key, self._device)
+        run_id = self.database.start_run(
+            study_id, sampler="contest", seed=self.options.seed, driver=self._device.driver, host=platform.node()
+        )
+        rank = 1 if trial.outcome is Outcome.OK else None
+        self.database.add_trial(study_id, run_id, trial, phase="final", rank=rank)
+        self.database.end_run(run_id, {"operation": self.operation.name})
+
+    def _result(self, contenders: Sequence[Contender]) -> OperationResult:
+        assert self._device is not None or self._interrupted
+        if self._device is None:
+            raise KeyboardInterrupt  # nothing is known yet
+        winner = next((one for one in contenders if one.state == "won"), None)
+        own = next((one for one in self.kernels if winner is None or one.name == winner.name), self.kernels[0])
+        workrate = Workrate.of(own.kernel.spec, own.problem, own.best.config if own.best is not None else None)
+        return OperationResult(
+            problem=self.problem,
+            device=self._device,
+            contenders=tuple(contenders),
+            seconds=time.monotonic() - self._begun,
+            interrupted=self._interrupted,
+            database=self.database.location,
+            flops=workrate.flops,
+            bytes=workrate.bytes,
+            notices=tuple(self._notices),
+        )
+
+
+def _is_replayed(device: DeviceProperties) -> bool:
+    return device.source == "replayed"
+
+
+def _ratio(winner: Contender, other: Contender, times_us: Mapping[str, Sequence[float]]) -> Interval | None:
+    """Return the time of a contender over that of the winner: in pairs of a race, else from the intervals."""
+    a, b = times_us.get(winner.name), times_us.get(other.name)
+    if a and b:
+        rounds = min(len(a), len(b))
+        return widen_by_session_spread(paired_ratio(a[:rounds], b[:rounds]))
+    measured = [one.trial.measurement if one.trial is not None else None for one in (winner, other)]
+    if measured[0] is None or measured[1] is None:
+        return None
+    first, second = (Interval(m.time_us, m.low_us, m.high_us) for m in measured if m is not None)
+    return ratio_of(first, second)

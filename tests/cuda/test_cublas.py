@@ -1,0 +1,70 @@
+"""cuBLAS by ctypes: which product is asked for, without a GPU; the results on one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autotile.cuda.cublas import Gemm, Layout, cublas_version
+
+
+def test_a_product_has_the_sizes_and_flags_of_the_operation() -> None:
+    sizes = {"M": 3, "N": 5, "K": 7, "BATCH": 2, "TRANS_A": 1, "TRANS_B": 0, "OUT_FP32": 1, "ALIGNED": 0}
+    expected = Layout(3, 5, 7, 2, transpose_a=True, transpose_b=False, factors="bfloat16", result="float32")
+    assert Layout.of(sizes, "bfloat16") == expected
+    assert Layout.of({"M": 3, "N": 5, "K": 7}, "float16").result == "float16"
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "expected"), [(2**31, "float32", False), (8, "int8", False), (8, "float16", True)]
+)
+def test_which_products_cublas_computes(size: int, dtype: str, expected: bool) -> None:
+    assert Layout.of({"M": size, "N": 8, "K": 8}, dtype).is_supported is expected
+
+
+def _factors(dtype: str, batch: int, trans_a: bool, trans_b: bool) -> tuple[Any, Any, Any]:
+    """Return both factors, stored as asked for, and their product in float64."""
+    m, n, k = 37, 50, 65
+    generator = np.random.default_rng(0)
+    a = generator.standard_normal((batch, k, m) if trans_a else (batch, m, k)).astype(dtype)
+    b = generator.standard_normal((batch, n, k) if trans_b else (batch, k, n)).astype(dtype)
+    left, right = (np.swapaxes(v, 1, 2) if t else v for v, t in ((a, trans_a), (b, trans_b)))
+    return a, b, left.astype(np.float64) @ right.astype(np.float64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_products_are_those_of_numpy_also_in_a_graph(dtype: str, batch: int, trans_a: bool, trans_b: bool) -> None:
+    import cupy
+
+    assert cublas_version().count(".") == 2
+    a, b, expected = _factors(dtype, batch, trans_a, trans_b)
+    x, y, z = cupy.asarray(a), cupy.asarray(b), cupy.zeros(expected.shape, dtype)
+    stream = cupy.cuda.Stream()
+    addresses = x.data.ptr, y.data.ptr, z.data.ptr
+    gemm = Gemm(Layout(37, 50, 65, batch, trans_a, trans_b, dtype, dtype), 0)
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        gemm(stream.ptr, addresses)
+        first = z.get()
+        assert np.allclose(first, expected, rtol=1e-2, atol=1e-1 if dtype == "float16" else 1e-4)
+        stream.begin_capture()
+        gemm(stream.ptr, addresses, 2.0, -1.0)
+        graph = stream.end_capture()
+        graph.launch(stream)
+        assert np.allclose(z.get(), expected, rtol=1e-2, atol=2e-1 if dtype == "float16" else 1e-4)
+
+
+@pytest.mark.gpu
+def test_float32_is_not_computed_in_tf32() -> None:
+    import cupy
+
+    a, b = (cupy.full((256, 256), 1 + 2.0**-12, "float32") for _ in range(2))
+    c = cupy.empty((256, 256), "float32")
+    gemm = Gemm(Layout(256, 256, 256, 1, False, False, "float32", "float32"), 0)
+    gemm(cupy.cuda.get_current_stream().ptr, (a.data.ptr, b.data.ptr, c.data.ptr))
+    exact = 256 * (1 + 2.0**-12) ** 2  # TF32 would round the factors to 1
+    assert float(abs(c - exact).max()) / exact < 1e-6

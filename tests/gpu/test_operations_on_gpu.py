@@ -1,0 +1,111 @@
+"""Operations on a GPU: the last race with cuBLAS, its times in the database, and inputs that are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotile
+from autotile.core.model import Outcome
+from autotile.database.database import Database
+from autotile.settings import read_settings
+from autotile.tuning.operation_result import OperationResult
+from autotile.tuning.options import TuneOptions
+
+pytestmark = pytest.mark.gpu
+
+SCALING = """
+[operation]
+name = "scaling"
+sizes = { n = 4096 }
+dtypes = ["float32"]
+
+[kernels.scale]
+kernel = "./scale.toml"
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [("bfloat16", {"M": 257, "N": 128, "K": 513}), ("float32", {"M": 64, "N": 512, "K": 256, "TRANS_B": 1})],
+)
+def test_kernels_and_cublas_are_raced(dtype: str, sizes: dict[str, int]) -> None:
+    result = autotile.tune("matmul", sizes, dtype=dtype, options=TuneOptions(trials=8, finals=2), progress=False)
+    assert isinstance(result, OperationResult)
+    assert not result.notices, result.notices
+    cublas = result.libraries[0]
+    assert (cublas.name, cublas.reason, cublas.state in ("won", "raced")) == ("cublas", "", True)
+    winner = result.winner
+    assert winner is not None
+    assert winner.time_us <= cublas.time_us
+    with Database.open(read_settings().database) as database:
+        stored = database.best("matmul:cublas", dtype=dtype)
+        assert [one.trial.time_us for one in stored] == [cublas.time_us]
+        assert stored[0].key.sizes["M"] == sizes["M"]
+        raced = [one for one in result.contenders if one.state in ("won", "raced") and not one.is_library]
+        for one in raced:
+            assert database.best(one.name, dtype=dtype)[0].trial.time_us == one.time_us
+
+
+def test_a_function_of_ones_own_is_raced_and_a_wrong_one_fails(scale_toml: Path) -> None:
+    import cupy
+
+    from autotile.kernel.operation import load_operation
+    from autotile.tuning.contest import OperationLibrary
+    from autotile.tuning.operation_session import tune_operation
+
+    path = scale_toml.with_name("scaling.toml")
+    path.write_text(SCALING)
+    operation = load_operation(str(path))
+
+    def right(x: Any, y: Any) -> None:
+        cupy.multiply(x, cupy.float32(2.0), out=y)
+
+    def wrong(x: Any, y: Any) -> None:
+        y.fill(0)
+
+    result = tune_operation(
+        operation,
+        operation.resolve({"n": 100_000}),
+        read_settings(),
+        TuneOptions(trials=3, finals=2),
+        libraries=[OperationLibrary("right", "1", right), OperationLibrary("wrong", "1", wrong)],
+    )
+    states = {one.name: one.state for one in result.contenders}
+    assert states["wrong"] == "failed"
+    assert {states["right"], states["scale"]} == {"won", "raced"}
+
+
+def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_path: Path) -> None:
+    """A worker that is opened for a problem again verifies the candidate that passed, and lays nothing out."""
+    from dataclasses import replace
+
+    from autotile.cuda.compiler import compile_job
+    from autotile.cuda.cubin_cache import CubinCache
+    from autotile.cuda.driver import live_device
+    from autotile.kernel.library import load_kernel
+    from autotile.workers.gpu_worker import GpuWorker
+    from autotile.workers.protocol import Candidate, Workload
+
+    kernel = load_kernel(str(scale_toml))
+    config = dict(kernel.spec.default)
+    cubin = CubinCache(tmp_path, 10**9).get_or_compile(
+        compile_job(kernel, config, "float32", live_device().architecture, {"n": 1000})
+    )
+    first = Workload(kernel.spec.text, kernel.spec.source, {"n": 1000}, "float32", "cold", str(tmp_path), 10**9, 0.02)
+    second = replace(first, sizes={"n": 2000})
+    worker = GpuWorker()
+
+    def ask(**message: Any) -> Any:
+        return worker(message, lambda stage: None)
+
+    benches = []
+    for workload in (first, second, first):
+        ask(op="open", workload=workload.to_json())
+        benches.append(worker._bench)
+        reply = ask(op="evaluate", **Candidate(config, str(cubin.path), cubin.symbols).to_json(), best_us=None)
+        assert reply["outcome"] == Outcome.OK
+    assert benches[0] is benches[2]
+    assert benches[0] is not benches[1]

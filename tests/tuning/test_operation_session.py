@@ -1,0 +1,248 @@
+"""Operations tuned by replay: how the budget is shared, who wins, what is stored and shown, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotile.core.device import device_profile
+from autotile.core.model import Measurement, Outcome, Trial
+from autotile.core.statistics import Interval
+from autotile.errors import InputError
+from autotile.kernel.library import load_kernel
+from autotile.kernel.operation import Operation, load_operation
+from autotile.settings import read_settings
+from autotile.tuning import operation_session
+from autotile.tuning.contest import OperationLibrary, RacedTrial
+from autotile.tuning.operation_result import OperationResult, OperationStep
+from autotile.tuning.operation_session import tune_operation
+from autotile.tuning.options import TuneOptions
+
+NAMES = ("first", "second", "third")
+OPERATION = """
+[operation]
+name = "scaling"
+sizes = { n = 4096 }
+dtypes = ["float32"]
+
+[kernels.first]
+kernel = "./first.toml"
+[kernels.second]
+kernel = "./second.toml"
+[kernels.third]
+kernel = "./third.toml"
+when = "n > 100"
+"""
+
+
+@pytest.fixture
+def operation(scale_toml: Path) -> Operation:
+    """Return an operation of three copies of the tiny kernel."""
+    for name in NAMES:
+        for suffix in (".toml", ".cu"):
+            text = scale_toml.with_suffix(suffix).read_text()
+            text = text.replace('name = "scale"', f'name = "{name}"').replace("scale.cu", f"{name}.cu")
+            scale_toml.with_name(name + suffix).write_text(text)
+    path = scale_toml.with_name("scaling.toml")
+    path.write_text(OPERATION)
+    return load_operation(str(path))
+
+
+@pytest.fixture
+def record(bench: Any, judges: Any, operation: Operation) -> Callable[..., None]:
+    """Write a recording of each kernel, in which its times are those of the tiny kernel times a factor."""
+
+    def write(**factors: float) -> None:
+        for name, factor in factors.items():
+            bench.kernel = load_kernel(next(member.kernel for member in operation.members if member.name == name))
+            bench.record(lambda config, f=factor: judges["timed"](config, f * judges["by_threads"](config).time_us))
+
+    return write
+
+
+@pytest.fixture
+def run(bench: Any, operation: Operation) -> Callable[..., OperationResult]:
+    def tune(observe: Callable[[OperationStep], None] = lambda _: None, n: int = 4096, **options: Any) -> Any:
+        settings = replace(read_settings(), recording_folders=(bench.folder,))
+        libraries = options.pop("libraries", ())
+        chosen = TuneOptions(**{"replay": "auto", "workers": 1, **options})
+        problem = operation.resolve({"n": n})
+        return tune_operation(operation, problem, settings, chosen, libraries=libraries, observe=observe)
+
+    return tune
+
+
+class TestHalving:
+    def test_the_fastest_kernel_wins_and_the_slowest_gets_no_more(self, record: Any, run: Any) -> None:
+        record(first=1.5, second=1.0, third=4.0)
+        result = run(trials=45)
+        assert result.winner.name == "second"
+        assert [one.name for one in result.contenders] == ["second", "first", "third"]
+        by_name = {one.name: one for one in result.contenders}
+        assert by_name["third"].state == "dropped"
+        assert "the time of second after" in by_name["third"].reason
+        assert [by_name[name].trials for name in NAMES] == [12, 12, 5]
+        assert by_name["first"].ratio.value == pytest.approx(1.5, rel=0.2)
+
+    def test_the_winner_of_each_kernel_is_stored_as_ever(self, bench: Any, record: Any, run: Any) -> None:
+        record(first=1.5, second=1.0, third=4.0)
+        result = run(trials=30)
+        assert result.winner.trial.config in [trial.config for trial in bench.stored("final")]
+        assert len(bench.stored()) == sum(one.trials for one in result.contenders)
+
+    def test_a_kernel_that_does_not_run_costs_nothing_more(self, record: Any, run: Any) -> None:
+        record(first=1.0, second=2.0)  # nothing is recorded of the third
+        result = run(trials=12)
+        third = result.contenders[-1]
+        assert (third.name, third.state, third.trials) == ("third", "failed", 0)
+        assert "no recording" in third.reason
+        assert result.winner.name == "first"
+
+    def test_where_none_runs_the_reasons_are_stated(self, run: Any) -> None:
+        with pytest.raises(InputError, match=r"no kernel of scaling ran for scaling n=4096 float32: there is no"):
+            run(trials=12)
+
+    def test_a_condition_leaves_a_kernel_out(self, bench: Any, record: Any, run: Any, judges: Any) -> None:
+        with pytest.raises(InputError, match="no kernel of scaling ran"):
+            run(n=64, trials=9)
+        record(first=1.0)
+        assert {one.name for one in run(trials=9).contenders} == set(NAMES)
+
+    def test_rounds_are_observed(self, record: Any, run: Any) -> None:
+        record(first=1.5, second=1.0, third=4.0)
+        seen: dict[tuple[int, str], None] = {}
+        run(lambda step: seen.update({(step.number, step.problem.kernel): None}), trials=45)
+        assert list(seen) == [
+            *((1, name) for name in NAMES),
+            (2, "second"),
+            (2, "first"),
+            (3, "second"),
+        ]
+
+
+class TestResuming:
+    def test_the_same_command_measures_nothing_again(self, bench: Any, record: Any, run: Any) -> None:
+        record(first=1.5, second=1.0, third=4.0)
+        first = run(trials=45)
+        before = len(bench.stored())
+        again = run(trials=45)
+        assert len(bench.stored()) == before
+        assert again.winner.trial.config == first.winner.trial.config
+
+    def test_a_killed_session_goes_on(self, bench: Any, record: Any, run: Any) -> None:
+        record(first=1.5, second=1.0, third=4.0)
+
+        def kill(step: OperationStep) -> None:
+            if (step.number, step.problem.kernel, step.progress.phase) == (2, "first", "searching"):
+                raise RuntimeError("killed")
+
+        with pytest.raises(RuntimeError, match="killed"):
+            run(kill, trials=45)
+        resumed = run(trials=45)
+        assert resumed.winner.name == "second"
+        configs = [(trial.config, trial.time_us) for trial in bench.stored()]
+        assert len(configs) == sum(one.trials for one in resumed.contenders)
+
+    def test_an_interrupted_session_names_no_winner(self, record: Any, run: Any, monkeypatch: Any) -> None:
+        record(first=1.5, second=1.0, third=4.0)
+
+        def interrupt(step: OperationStep) -> None:
+            if (step.number, step.problem.kernel) == (2, "second"):
+                raise KeyboardInterrupt
+
+        result = run(interrupt, trials=45)
+        assert result.interrupted
+        assert result.winner is None
+        assert result.best is not None
+        assert result.to_json()["winner"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fresh": True}, "fresh"),
+        ({"tries": ({"THREADS": 64, "WORK": 1},)}, "configurations to try"),
+        ({"replay": "file.npz"}, "a recording by name"),
+        ({"objectives": ("time", "registers")}, "objectives"),
+    ],
+)
+def test_options_of_one_kernel_are_refused(run: Any, options: Any, said: str) -> None:
+    with pytest.raises(InputError, match=f"{said}: an operation takes no such option"):
+        run(**options)
+
+
+class TestLastRace:
+    """The race itself needs a GPU; here its times are given."""
+
+    @pytest.fixture
+    def raced(self, record: Any, run: Any, bench: Any, monkeypatch: Any) -> Callable[..., OperationResult]:
+        record(first=1.5, second=1.0, third=4.0)
+
+        def tune(library: RacedTrial) -> OperationResult:
+            def contest(finalists: Any, libraries: Any, problem: Any, **context: Any) -> list[RacedTrial]:
+                assert [one.name for one in libraries] == ["mine"]
+                return [RacedTrial(one.trial, _rounds(one.trial.time_us)) for one in finalists] + [library]
+
+            monkeypatch.setattr(operation_session, "hold_contest", contest)
+            monkeypatch.setattr(operation_session, "_is_replayed", lambda device: False)
+            return run(trials=45, libraries=[OperationLibrary("mine", "1.2")])
+
+        return tune
+
+    def test_a_library_that_is_faster_wins_and_is_stored(self, raced: Any, operation: Operation) -> None:
+        result = raced(RacedTrial(_library_trial(2.0), _rounds(2.0)))
+        assert (result.winner.name, result.winner.is_library) == ("mine", True)
+        second = result.contenders[1]
+        assert second.name == "second"
+        assert second.ratio.value == pytest.approx(second.time_us / 2.0)
+        stored = _stored(operation)
+        assert stored == {"scaling:mine": (2.0, {})}
+        assert result.to_json()["winner"]["name"] == "mine"
+
+    def test_a_wrong_library_does_not_win(self, raced: Any, operation: Operation) -> None:
+        wrong = Trial({}, Outcome.WRONG_RESULT, "3 of 9 elements are wrong", "finals")
+        result = raced(RacedTrial(wrong, ()))
+        assert result.winner.name == "second"
+        mine = result.libraries[0]
+        assert (mine.state, mine.trial) == ("failed", None)
+        assert "3 of 9" in mine.reason
+        assert _stored(operation) == {}
+
+
+def _rounds(time_us: float) -> tuple[float, ...]:
+    return tuple(time_us * (1 + 0.001 * (number % 3 - 1)) for number in range(15))
+
+
+def _library_trial(time_us: float) -> Trial:
+    return Trial({}, Outcome.OK, "", "finals", measurement=Measurement(time_us, 0.99 * time_us, 1.01 * time_us))
+
+
+def _stored(operation: Operation) -> dict[str, tuple[float | None, Any]]:
+    """Return the best time and configuration of each library in the database."""
+    from autotile.database.database import Database
+    from autotile.database.keys import library_key
+
+    with Database.open(read_settings().database) as database:
+        found = database.best("scaling:mine")
+        for best in found:
+            device = replace(device_profile("h200"), source="replayed")
+            key = library_key(
+                operation, operation.resolve({"n": 4096}), device, "mine", "1.2", nvrtc_version=best.key.nvrtc_version
+            )
+            assert best.key == key
+        return {best.key.kernel: (best.trial.time_us, dict(best.trial.config)) for best in found}
+
+
+def test_a_result_shows_itself(record: Any, run: Any) -> None:
+    record(first=1.5, second=1.0, third=4.0)
+    result = run(trials=45)
+    assert "scaling n=4096 float32 on NVIDIA H200 (replayed): second," in repr(result)
+    html = result._repr_html_()
+    assert "over the winner" in html
+    assert "dropped" in html
+    assert result.row(result.winner)[-1] == "winner"
+    assert result.winner.ratio == Interval(1.0, 1.0, 1.0)
