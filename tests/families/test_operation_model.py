@@ -43,7 +43,7 @@ def _times_us(sizes: dict[str, int]) -> dict[int, float]:
     rounds = [math.ceil(math.ceil(m / tile) * math.ceil(n / tile) / 132) for tile in tiles]
     rates = (1.0, 1.1, 0.8)
     times = [3 + 2e-5 * r * t * t * k * q / 3 for r, t, q in zip(rounds, tiles, rates, strict=True)]
-    library = 3 * min(times) if m * n < 2**18 else 0.5 * min(times)
+    library = 8 * min(times) if m * n < 2**18 else 0.5 * min(times)
     return dict(enumerate([*times, library]))
 
 
@@ -75,7 +75,7 @@ def test_it_predicts_problems_that_were_held_out(fitted: Fitted) -> None:
 
 
 def test_kernels_and_library_are_each_chosen_where_they_are_faster(fitted: Fitted) -> None:
-    assert not _choose(fitted.model, _sizes(200, 200, 1000), libraries=("cublas",))[0].candidate.is_library
+    assert not _choose(fitted.model, _sizes(90, 90, 1000), libraries=("cublas",))[0].candidate.is_library
     assert _choose(fitted.model, _sizes(3000, 3000, 1000), libraries=("cublas",))[0].candidate.is_library
 
 
