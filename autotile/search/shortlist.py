@@ -107,8 +107,11 @@ class Shortlist:
         return [row for row in self._ready() if row not in self._again]
 
     def waiting(self) -> list[int]:
-        """Return all rows that were proposed and not chosen, the oldest first; those that are ready are among them."""
-        return list(self._waiting)
+        """Return all rows that `propose` returned and that were not chosen, the oldest first; the ready ones included.
+
+        Those of an earlier session that `propose` has yet to return are not among them.
+        """
+        return [row for row in self._waiting if row not in self._again]
 
     def choose(self, compiled: Mapping[int, Trial]) -> int:
         """Return the row to measure, given rows that wait with the results of their compilation.

@@ -38,6 +38,7 @@ from autotile.workers.compile_pool import CompilePool, worker_count
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
+    from autotile.families.operation_model import OperationModel
 
 _PROBLEMS = 400
 """Problems of each of the two rounds; with less time there are fewer."""
@@ -217,7 +218,7 @@ class _FamilySweep:
     sweep: Sweep
     measured: list[SweptProblem] = field(default_factory=list)
     candidates: dict[CandidateKey, SweepCandidate] = field(default_factory=dict)
-    _model: Any = None
+    _model: OperationModel | None = None
     _resumed: int = 0
     _seeded: int = 0
 
@@ -242,6 +243,7 @@ class _FamilySweep:
                 interrupted = self._stop.requested
                 if not interrupted:
                     losses = self._learn()
+                    assert self._model is not None
                     save_model(self.database, self.operation.name, self.dtype, self.device, self._model.to_json())
             except KeyboardInterrupt:
                 interrupted = True
@@ -252,7 +254,7 @@ class _FamilySweep:
             device=self.device,
             problems=len(self.measured),
             pairs=self._pairs,
-            candidates=len(self._model.candidates) if losses is not None else 0,
+            candidates=len(self._model.candidates) if losses is not None and self._model is not None else 0,
             losses=losses,
             refused=len(self.sweep.banned),
             seconds=time.monotonic() - self._begun,

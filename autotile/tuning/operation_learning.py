@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from typing import Any
 
 import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Resources
+from autotile.families.model_fit import Fitted, Measurements, fit_model
+from autotile.families.model_inputs import ModelCandidate
+from autotile.families.operation_model import MeasuredProblem, OperationModel
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
 from autotile.tuning.operation_family_result import Losses
@@ -29,7 +30,7 @@ def learn_model(
     measured: Sequence[SweptProblem],
     usable: Mapping[CandidateKey, SweepCandidate],
     resources: Mapping[CandidateKey, Resources],
-) -> tuple[Any, Losses]:
+) -> tuple[OperationModel, Losses]:
     """Learn the model of an operation; return it with its losses at problems that were held out.
 
     Parameters
@@ -48,17 +49,14 @@ def learn_model(
     InputError
         Too few problems were measured.
     """
-    fit, inputs, models = (
-        import_module(f"autotile.families.{name}") for name in ("model_fit", "model_inputs", "operation_model")
-    )
     verified = Counter(key for one in measured for key, trial in one.trials.items() if trial.outcome.has_time)
     kept = [key for key in usable if verified[key] >= _MIN_VERIFIED]
     numbers = {key: number for number, key in enumerate(kept)}
     timed = dict.fromkeys(name for one in measured for name in one.libraries)
     library_numbers = {name: len(kept) + place for place, name in enumerate(timed)}
     candidates = [
-        *(inputs.ModelCandidate(key[0], usable[key].config, resources[key]) for key in kept),
-        *(inputs.ModelCandidate(name, {}) for name in library_numbers),
+        *(ModelCandidate(key[0], usable[key].config, resources[key]) for key in kept),
+        *(ModelCandidate(name, {}) for name in library_numbers),
     ]
     problems = []
     for one in measured:
@@ -69,15 +67,13 @@ def learn_model(
         }
         times_us |= {library_numbers[name]: time_us for name, time_us in one.libraries.items()}
         if times_us:
-            problems.append(models.MeasuredProblem(one.sizes, one.kernels, times_us))
+            problems.append(MeasuredProblem(one.sizes, one.kernels, times_us))
     specs = {name: kernel.spec for name, kernel in kernels.items()}
-    fitted = fit.fit_model(
-        operation.name, dtype, device, specs, fit.Measurements(candidates, problems), flags=operation.flags
-    )
+    fitted = fit_model(operation.name, dtype, device, specs, Measurements(candidates, problems), flags=operation.flags)
     return fitted.model, _held_out_losses(fitted)
 
 
-def _held_out_losses(fitted: Any) -> Losses:
+def _held_out_losses(fitted: Fitted) -> Losses:
     """Return the losses of what the networks choose at problems that they were not fitted to."""
     held_out, candidates = fitted.held_out, fitted.candidates
     times_us = np.asarray(held_out.times_us)

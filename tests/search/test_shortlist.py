@@ -123,6 +123,16 @@ def test_a_killed_session_goes_on_as_if_it_had_not_been_killed() -> None:
         assert configs(rest) == configs(whole[killed:]), killed
 
 
+def test_only_rows_that_this_session_proposed_wait() -> None:
+    space = tile_space()
+    earlier, _ = go(shortlist_of(space, []), 24)
+    resumed = shortlist_of(space, earlier)
+    proposed: set[int] = set()
+    while (next_one := resumed.propose(24)) is not None:
+        assert set(resumed.waiting()) <= (proposed := {*proposed, next_one[0]})
+    assert set(resumed.ready()) <= set(resumed.waiting()) == proposed
+
+
 def test_a_session_that_is_granted_more_goes_on_as_if_it_had_been_from_the_start() -> None:
     space = tile_space()
     short, _ = go(shortlist_of(space, []), 40)
