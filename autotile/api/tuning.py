@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotile.api.operations import check_gpu, served_so_far, tune_operation, tune_operation_family
+from autotile.api.operation_tuning import check_gpu, served_so_far, tune_operation, tune_operation_family
 from autotile.api.progress import FamilyObserver, Observer, family_observer, session_observer
 from autotile.api.targets import (
     check_device_index,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def run_operation(asked_as: str, words: list[str], dtype: str | None, options: TuneOptions, *, as_json: bool) -> None:
     """Tune the kernels of an operation, show the result, and exit as ``autotile tune`` does."""
-    from autotile.api.operations import tune_loaded_operation
+    from autotile.api.operation_tuning import tune_loaded_operation
     from autotile.api.tuning import serving_call
     from autotile.cli.assignments import read_sizes
     from autotile.cli.progress import OperationProgress
@@ -49,7 +49,7 @@ def run_operation_family(
     asked_as: str, words: Sequence[str], dtype: str | None, options: TuneOptions, *, as_json: bool
 ) -> None:
     """Tune a family of an operation, show how well its model chooses, and exit with 130 if the user interrupted."""
-    from autotile.api.operations import tune_operation_family
+    from autotile.api.operation_tuning import tune_operation_family
     from autotile.cli.progress import SweepProgress
     from autotile.kernel.operation import load_operation
     from autotile.tuning.operation_family_result import OperationFamilyResult
