@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from autotile.api.explanation import BlockResources as BlockResources
     from autotile.api.explanation import Check as Check
     from autotile.api.explanation import Explanation as Explanation
+    from autotile.api.explanation import OperationExplanation as OperationExplanation
     from autotile.api.inspection import DeviceList as DeviceList
     from autotile.api.inspection import OccupancyResult as OccupancyResult
     from autotile.api.inspection import SpaceSummary as SpaceSummary
@@ -113,6 +114,8 @@ if TYPE_CHECKING:
     from autotile.errors import EmptySpaceError as EmptySpaceError
     from autotile.errors import InputError as InputError
     from autotile.errors import NotTunedError as NotTunedError
+    from autotile.errors import PinError as PinError
+    from autotile.errors import PinWarning as PinWarning
     from autotile.errors import ProblemError as ProblemError
     from autotile.errors import RecordingError as RecordingError
     from autotile.errors import RescuedRunError as RescuedRunError
@@ -143,8 +146,11 @@ if TYPE_CHECKING:
     from autotile.search.importance import Effect as Effect
     from autotile.serving.bound import BoundKernel as BoundKernel
     from autotile.serving.capture import capture as capture
+    from autotile.serving.choice import Contender as Contender
     from autotile.serving.dispatcher import Dispatcher as Dispatcher
     from autotile.serving.dispatcher import get_best_kernel as get_best_kernel
+    from autotile.serving.dispatcher import pin as pin
+    from autotile.serving.dispatcher import unpin as unpin
     from autotile.serving.libraries import BoundLibrary as BoundLibrary
     from autotile.serving.libraries import add_library as add_library
     from autotile.serving.matmul import matmul as matmul
@@ -198,6 +204,7 @@ _NAMES = {
         "BlockResources",
         "Check",
         "Explanation",
+        "OperationExplanation",
     ),
     "api.inspection": (
         "DeviceList",
@@ -293,6 +300,8 @@ _NAMES = {
         "EmptySpaceError",
         "InputError",
         "NotTunedError",
+        "PinError",
+        "PinWarning",
         "ProblemError",
         "RecordingError",
         "RescuedRunError",
@@ -332,11 +341,17 @@ _NAMES = {
     "search.importance": ("Effect",),
     "serving.bound": ("BoundKernel",),
     "serving.capture": ("capture",),
+    "serving.choice": ("Contender",),
+    "serving.libraries": (
+        "BoundLibrary",
+        "add_library",
+    ),
     "serving.dispatcher": (
         "Dispatcher",
         "get_best_kernel",
+        "pin",
+        "unpin",
     ),
-    "serving.libraries": ("BoundLibrary", "add_library"),
     "serving.matmul": ("matmul",),
     "space.enumeration": ("SpaceStage",),
     "tuning.family_session": (

@@ -1,4 +1,4 @@
-"""Explanation of one configuration: conditions, launch, compiled resources and occupancy."""
+"""Explanation of one configuration (conditions, launch, resources, occupancy), and of the choice for an operation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from autotile.kernel.arguments import Workspace
 from autotile.kernel.descriptors import TensorMap
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel
+from autotile.kernel.operation import Operation
 from autotile.kernel.problem import unsupported_reason
 from autotile.kernel.source_checks import signature_fault
 from autotile.kernel.spec import STEP, KernelSpec, Rule
+from autotile.serving.bound import BoundKernel
+from autotile.serving.choice import Contender
+from autotile.serving.description import time_text as contender_time
 from autotile.settings import read_settings
 from autotile.space.demand import demand_of
 from autotile.space.limits import CompiledStep, check_config, compiled_steps, limits_of
@@ -181,6 +185,70 @@ class Explanation(Displayed):
     def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
         rows = [(check.kind, check.name, "yes" if check.holds else "no", check.detail) for check in self.checks]
         return ("check", "name", "met", "detail"), rows
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OperationExplanation(Displayed):
+    """What computes a problem of an operation, and why.
+
+    Attributes
+    ----------
+    problem, device
+        Problem of the operation, with its conditions, and the device.
+    served
+        Name of the kernel or library that is served.
+    is_library
+        Whether it is a library.
+    tier
+        ``exact``: the fastest that was measured for this problem; ``model``: a model of times expects it to be the
+        fastest; ``library``: nothing is known that is faster; others as for a kernel.
+    config
+        Its configuration; empty for a library.
+    contenders
+        The best ways to compute the problem, that which is served first, each with its time.
+    kernels
+        Every kernel that computes the problem, with the problem's sizes by its own names.
+    text
+        Paragraph that states the reason.
+    """
+
+    problem: Problem
+    device: DeviceProperties
+    served: str
+    is_library: bool
+    tier: str
+    config: Config
+    contenders: tuple[Contender, ...]
+    kernels: Mapping[str, Mapping[str, int]]
+    text: str
+
+    def _headline(self) -> str:
+        return f"{self.problem} on {device_text(self.device)}: {self.served}, {self.tier}"
+
+    def _facts(self) -> Iterable[tuple[str, str]]:
+        return [("reason", self.text)]
+
+    def _rows(self) -> tuple[Sequence[str], Iterable[Sequence[str]]]:
+        rows = [(one.kernel, contender_time(one), config_text(one.config)) for one in self.contenders]
+        return ("computed by", "time", "configuration"), rows
+
+
+def explain_operation(operation: Operation, problem: Problem, served: BoundKernel) -> OperationExplanation:
+    """Return what is served for a problem of an operation, as values."""
+    contenders = served.choice.contenders or (
+        Contender(served.kernel, served.config, served.measurement.time_us if served.measurement else None),
+    )
+    return OperationExplanation(
+        problem=problem,
+        device=served.device,
+        served=served.kernel,
+        is_library=served.is_library,
+        tier=served.tier,
+        config=served.config,
+        contenders=contenders,
+        kernels={member.name: sizes for member, sizes in operation.fitting(problem, served.device)},
+        text=served.explain(),
+    )
 
 
 def explain_config(

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
-from autotile.api.explanation import LIMIT_HEADINGS, BlockResources, Explanation, explain_config, limit_rows
-from autotile.api.targets import local_gpus, open_problem, resolve_device, split_assignments
+from autotile.api.explanation import (
+    LIMIT_HEADINGS,
+    BlockResources,
+    Explanation,
+    OperationExplanation,
+    explain_config,
+    explain_operation,
+    limit_rows,
+)
+from autotile.api.targets import (
+    local_gpus,
+    named_operation,
+    open_problem,
+    resolve_device,
+    resolve_served_device,
+    split_assignments,
+)
 from autotile.core.device import DeviceProperties, device_profile, profile_names
 from autotile.core.model import Occupancy, Problem, Value
 from autotile.core.text import Displayed, bytes_text, device_text, occupancy_text, plural, sizes_text
@@ -15,6 +31,7 @@ from autotile.errors import InputError
 from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.workrate import bandwidth_text, flops_text
+from autotile.serving.dispatcher import find_best_kernel
 from autotile.space.enumeration import SpaceStage
 from autotile.space.search_space import feasible_space
 
@@ -197,23 +214,29 @@ def explain(
     *,
     dtype: str | None = None,
     device: int | str | None = None,
+    database: str | Path | None = None,
+    library: bool = True,
     **named_assignments: Value,
-) -> Explanation:
+) -> Explanation | OperationExplanation:
     """Explain one configuration on one device: rules and limits, launch, compiled resources and occupancy.
 
-    The configuration is compiled if NVRTC is installed; no GPU is needed.
+    The configuration is compiled if NVRTC is installed; no GPU is needed. For an operation, explain what computes a
+    problem, and why: the best contenders with their times.
 
     Parameters
     ----------
     kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`; or name of an operation, or
+        path of its file.
     assignments, **named_assignments
         Values of parameters and problem sizes by name. Missing parameters are taken from the default configuration,
-        missing sizes from the search-space file.
+        missing sizes from the file. For an operation: its sizes, flags and conditions.
     dtype
         Element type; None for the kernel's first.
     device
         CUDA index of a GPU of this machine, or name of a GPU; None for the first GPU and, without a GPU, an H200.
+    database, library
+        For an operation: path or URL of the database, None for the user's own; and whether a library may compute it.
 
     Raises
     ------
@@ -226,9 +249,23 @@ def explain(
     >>> explain("sgemm_2d", device="h200", BM=64, M=4096).occupancy.limited_by
     ('registers',)
     """
+    if (operation := named_operation(kernel)) is not None:
+        given_sizes = {**operation.sizes, **_merge(assignments, named_assignments)}
+        problem = operation.resolve(cast("dict[str, int]", given_sizes), dtype)
+        from autotile.database.database import database_location
+
+        location, served_for = str(database_location(database)), resolve_served_device(device)
+        served = find_best_kernel(str(kernel), problem.dtype, served_for, location, problem.sizes, library=library)
+        return explain_operation(operation, problem, served)
+    return explain_kernel(kernel, _merge(assignments, named_assignments), dtype=dtype, device=device)
+
+
+def explain_kernel(
+    kernel: KernelName, given: Mapping[str, Value], *, dtype: str | None = None, device: int | str | None = None
+) -> Explanation:
+    """Explain one configuration of a kernel, as `explain` does."""
     target = resolve_device(device)
     loaded = load_kernel(kernel)
-    given = _merge(assignments, named_assignments)
     config, sizes = split_assignments(loaded.spec, given)
     problem = resolve_problem(loaded.spec, sizes, dtype, defaults=True)
     return explain_config(loaded, config, problem, target.device, _notices(target.notice, problem, given))

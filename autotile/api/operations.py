@@ -12,9 +12,9 @@ from autotile.core.model import Config, Problem
 from autotile.core.objectives import split_objectives
 from autotile.cuda.driver import device_count
 from autotile.errors import InputError
-from autotile.kernel.library import Kernel, KernelName
-from autotile.kernel.operation import Operation, find_operation, load_operation
-from autotile.serving.dispatcher import find_best_kernel, forget_served
+from autotile.kernel.library import Kernel
+from autotile.kernel.operation import Operation
+from autotile.serving.dispatcher import find_best_result, forget_served
 from autotile.serving.libraries import computes, libraries_for
 from autotile.settings import read_settings
 from autotile.tuning import operation_session
@@ -34,17 +34,6 @@ def tune_operation(
     problem = operation.resolve(sizes, dtype)
     with operation_observer(progress, operation) as observe:
         return tune_loaded_operation(operation, problem, options, observe)
-
-
-def named_operation(name: KernelName) -> Operation | None:
-    """Return the operation that a name or path denotes; None if it denotes a kernel.
-
-    Raises
-    ------
-    InputError
-        The operation file is malformed, or cannot be read.
-    """
-    return load_operation(name) if isinstance(name, str) and find_operation(name) is not None else None
 
 
 def tune_loaded_operation(
@@ -87,7 +76,7 @@ def served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Con
         return None
     location = options.database or read_settings().database
     try:
-        served = find_best_kernel(kernel, problem.dtype, options.device_index, location, problem.sizes)
+        served = find_best_result(kernel, problem.dtype, options.device_index, location, problem.sizes)
     except InputError:  # the session reports it
         return None
     return dict(served.config) if served.tier != "default" else None

@@ -17,7 +17,7 @@ from autotile.api.listings import (
     TrialList,
     TunedFamily,
 )
-from autotile.api.targets import merge_sizes, open_problem, resolve_device
+from autotile.api.targets import merge_sizes, named_operation, open_problem, resolve_served_device
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Problem, Resources, config_text
 from autotile.core.text import Displayed, source_text, time_text
@@ -31,6 +31,7 @@ from autotile.exchange.recording import list_recordings
 from autotile.kernel.library import KernelName, load_kernel
 from autotile.kernel.workrate import Workrate
 from autotile.serving.bound import BoundKernel
+from autotile.serving.choice import Contender
 from autotile.serving.dispatcher import find_best_kernel
 from autotile.settings import read_settings
 from autotile.tuning.missed_problems import AssessedMiss, assess_misses
@@ -66,8 +67,12 @@ class BestResult(Displayed):
         Whether the result came with autotile.
     bundle
         Bundle that it is served from, and the architecture of its cubin; empty without a bundle.
+    contenders
+        For an operation: the best ways to compute the problem, that which is served first.
+    kernel
+        Name of the kernel, or of the library.
     geometry
-        Grid, block and dynamic shared memory of the launch.
+        Grid, block and dynamic shared memory of the launch; None for a library.
     resources, occupancy
         Compiled resources and occupancy; None if NVRTC is missing and they are not stored.
     workrate
@@ -88,7 +93,9 @@ class BestResult(Displayed):
     aged: tuple[str, ...]
     shipped: bool
     bundle: str
-    geometry: LaunchGeometry
+    contenders: tuple[Contender, ...]
+    kernel: str
+    geometry: LaunchGeometry | None
     resources: Resources | None
     occupancy: Occupancy | None
     workrate: Workrate
@@ -105,7 +112,8 @@ class BestResult(Displayed):
         return self.device.name if self.tier == "transferred" else source_text(self.device.name, self.source)
 
     def _headline(self) -> str:
-        served = f"{self.problem} on {self.device_label}: {self.tier}, {config_text(self.config)}"
+        by = self.kernel if not self.config else config_text(self.config)
+        served = f"{self.problem} on {self.device_label}: {self.tier}, {by}"
         if self.tier == "transferred":
             return f"{served}, {time_text(self.time_us)} on {source_text(self.tuned_on, self.source)}"
         return f"{served}, {time_text(self.time_us)}" if self.measurement is not None else served
@@ -123,6 +131,7 @@ def best(
     device: int | str | None = None,
     database: str | Path | None = None,
     bundle: str | Path | None = None,
+    library: bool = True,
     **named_sizes: int,
 ) -> BestResult:
     """Return the best known configuration of a kernel for a problem, as `autotile.get_best_kernel` serves it.
@@ -133,9 +142,10 @@ def best(
     Parameters
     ----------
     kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
+        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`; or name of an operation, or
+        path of its file.
     sizes, **named_sizes
-        Problem sizes and flags.
+        Problem sizes and flags; for an operation also its conditions.
     dtype
         Element type; None for the kernel's first.
     device
@@ -145,6 +155,8 @@ def best(
         Path or URL; None for the user's own.
     bundle
         Bundle to look into instead of the database.
+    library
+        Whether a library may compute an operation.
 
     Raises
     ------
@@ -157,12 +169,13 @@ def best(
     >>> best("sgemm", M=4096, N=4096, K=4096, device="h200").tier
     'exact'
     """
-    served_for, given = _served_device(device), merge_sizes(sizes, named_sizes)
+    served_for, given = resolve_served_device(device), merge_sizes(sizes, named_sizes)
+    operation = named_operation(kernel)
     if bundle is None:
-        loaded, _ = open_problem(kernel, given, dtype)
-        _check_readable(database, loaded.name)
+        name = operation.name if operation is not None else open_problem(kernel, given, dtype)[0].name
+        _check_readable(database, name)
     location = str(database_location(database))
-    return _best_result(find_best_kernel(kernel, dtype, served_for, location, given, bundle=bundle))
+    return _best_result(find_best_kernel(kernel, dtype, served_for, location, given, bundle=bundle, library=library))
 
 
 def list(kernel: KernelName | None = None, *, database: str | Path | None = None) -> StudyList:
@@ -322,25 +335,14 @@ def _best_result(bound: BoundKernel) -> BestResult:
         aged=bound.choice.aged,
         shipped=bound.choice.shipped,
         bundle=bound.choice.packed,
-        geometry=bound.geometry,
+        contenders=bound.choice.contenders,
+        kernel=bound.kernel,
+        geometry=None if bound.is_library else bound.geometry,
         resources=bound.resources,
         occupancy=bound.occupancy,
         workrate=Workrate.of(bound.definition.spec, bound.problem, bound.config),
         explanation=bound.explain(),
     )
-
-
-def _served_device(device: int | str | None) -> int | str | None:
-    """Return the index of a device that is a GPU of this machine, or a name that dispatch looks up."""
-    if device is None:
-        return None
-    try:
-        index = resolve_device(device).index
-    except InputError:
-        if not isinstance(device, str) or device.isdecimal():
-            raise
-        return device  # may name a GPU of stored results
-    return index if index is not None else str(device)
 
 
 def _check_readable(database: str | Path | None, kernel: str) -> None:

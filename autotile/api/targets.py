@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -15,6 +16,7 @@ from autotile.core.model import Config, Problem, Value
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import ConfigError, InputError, nearest
 from autotile.kernel.library import Kernel, KernelName, load_kernel
+from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.settings import expand_path
@@ -40,6 +42,18 @@ class Target:
     device: DeviceProperties
     index: int | None = None
     notice: str = ""
+
+
+def named_operation(name: KernelName) -> Operation | None:
+    """Return the operation that a name or path denotes; None if it denotes a kernel.
+
+    Raises
+    ------
+    InputError
+        The operation file is malformed, or cannot be read.
+    """
+    is_named = isinstance(name, str | os.PathLike) and find_operation(str(name)) is not None
+    return load_operation(str(name)) if is_named else None
 
 
 def open_problem(
@@ -268,3 +282,16 @@ def _typed_value(parameter: Parameter, value: Any) -> Value:
     elif not isinstance(value, bool) and isinstance(value, Integral) and abs(int(value)) < _MAX_VALUE:
         return int(value)
     raise ConfigError(f"{parameter.name} = {value!r} is not among its values {', '.join(map(str, parameter.values))}")
+
+
+def resolve_served_device(device: int | str | None) -> int | str | None:
+    """Return the index of a device that is a GPU of this machine, or a name that dispatch looks up."""
+    if device is None:
+        return None
+    try:
+        index = resolve_device(device).index
+    except InputError:
+        if not isinstance(device, str) or device.isdecimal():
+            raise
+        return device  # may name a GPU of stored results
+    return index if index is not None else str(device)

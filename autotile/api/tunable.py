@@ -287,9 +287,10 @@ class TunableKernel(Displayed):
 
     def explain(self, assignments: Mapping[str, Any] | None = None, /, **arguments: Any) -> Explanation:
         """Explain one configuration; arguments are those of `autotile.explain`."""
-        from autotile.api.inspection import explain
+        from autotile.api.inspection import explain_kernel
 
-        return explain(self, assignments, **arguments)
+        named = {name: arguments.pop(name) for name in ("dtype", "device") if name in arguments}
+        return explain_kernel(self, {**(assignments or {}), **arguments}, **named)
 
     def best(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> BoundKernel:
         """Return the best known configuration, ready to launch, as `autotile.get_best_kernel` does.

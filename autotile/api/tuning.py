@@ -8,9 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotile.api.operations import check_gpu, named_operation, served_so_far, tune_operation
+from autotile.api.operations import check_gpu, served_so_far, tune_operation
 from autotile.api.progress import FamilyObserver, Observer, family_observer, session_observer
-from autotile.api.targets import check_device_index, complete_config, merge_sizes, open_problem, resolve_gpu
+from autotile.api.targets import (
+    check_device_index,
+    complete_config,
+    merge_sizes,
+    named_operation,
+    open_problem,
+    resolve_gpu,
+)
 from autotile.core.documents import encode_json
 from autotile.core.model import Problem
 from autotile.core.objectives import TIME, split_objectives

@@ -96,6 +96,9 @@ SizesArgument = Annotated[
         metavar="SIZE=N", help="Problem sizes and flags, such as M=4096 N=4096 TRANS_A=1.", show_default=False
     ),
 ]
+LibraryOption = Annotated[
+    bool, typer.Option("--library/--no-library", help="Whether a library, such as cuBLAS, may compute an operation.")
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on standard output; all else goes to standard error.")
 ]

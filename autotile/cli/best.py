@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Group, RenderableType
+from rich.table import Table
 
 from autotile.cli.arguments import (
     BundleOption,
@@ -15,15 +16,17 @@ from autotile.cli.arguments import (
     DtypeOption,
     JsonOption,
     KernelArgument,
+    LibraryOption,
     SizesArgument,
 )
 from autotile.cli.output import examples, show
-from autotile.cli.tables import below, facts, title
+from autotile.cli.tables import below, facts, table, title
 from autotile.core.model import config_text
-from autotile.core.text import interval_text, occupancy_text, source_text, time_text
+from autotile.core.text import NOTHING, interval_text, occupancy_text, source_text, time_text
 
 if TYPE_CHECKING:
     from autotile.api.results import BestResult
+    from autotile.serving.choice import Contender
 
 
 def best(
@@ -34,30 +37,49 @@ def best(
     device: DeviceOption = None,
     database: DatabaseOption = None,
     bundle: BundleOption = None,
+    library: LibraryOption = True,
     as_json: JsonOption = False,
 ) -> None:
     """Show what would be served for a problem, and why.
 
     Tiers: exact (tuned for this problem on this GPU), family (by the rule of a family that contains it), nearest (tuned
-    for other sizes), transferred (tuned on another GPU), default (not tuned).
+    for other sizes), transferred (tuned on another GPU), default (not tuned); for an operation also model (a model of
+    times expects it to be the fastest) and library (nothing is known that is faster).
     """
     from autotile.api import results
     from autotile.cli.assignments import read_sizes
 
     given = read_sizes(sizes or [])
-    found = results.best(kernel, given, dtype=dtype, device=device, database=database, bundle=bundle)
+    found = results.best(kernel, given, dtype=dtype, device=device, database=database, bundle=bundle, library=library)
     show(found, best_table, best_document, as_json=as_json)
 
 
 def best_table(result: BestResult) -> RenderableType:
     """Render the configuration with its figures, then the reason."""
     head = title(f"{result.problem} on {result.device_label}")
-    return Group(head, facts(_facts(result)), below(result.explanation))
+    parts = [head, facts(_facts(result)), below(result.explanation)]
+    if result.contenders:
+        parts.append(below(contenders_table(result.contenders)))
+    return Group(*parts)
+
+
+def contenders_table(contenders: Sequence[Contender]) -> Table:
+    """Render the ways to compute a problem of an operation, that which is served first."""
+    found = table("computed by", ">time", "known from", "configuration")
+    for one in contenders:
+        time = time_text(one.time_us)
+        doubt = "" if one.doubt is None else f", +-{100 * one.doubt:.0f} %"
+        origin = NOTHING if one.time_us is None else "measurement" if one.doubt is None else f"model{doubt}"
+        found.add_row(one.kernel, time, origin, config_text(one.config) or NOTHING)
+    return found
 
 
 def _facts(result: BestResult) -> Iterator[tuple[str, str]]:
     yield "tier", result.tier
-    yield "configuration", config_text(result.config)
+    if result.contenders:
+        yield "computed by", result.kernel
+    if result.config:
+        yield "configuration", config_text(result.config)
     measured, resources, is_exact = result.measurement, result.resources, result.tier == "exact"
     if measured is not None:
         interval = f"95 % interval {interval_text(measured.low_us, measured.high_us)}"
@@ -67,7 +89,7 @@ def _facts(result: BestResult) -> Iterator[tuple[str, str]]:
         else:
             where = source_text(result.tuned_on, result.source)
             yield "time there", f"{time_text(measured.time_us)} on {where} ({interval})"
-    if resources is not None:
+    if resources is not None and result.geometry is not None:
         smem_bytes = resources.static_smem_bytes + result.geometry.dynamic_smem_bytes
         yield "registers", f"{resources.registers} a thread, {resources.spill_bytes} B spilled"
         yield "shared memory", f"{smem_bytes:,} B a block"
@@ -79,7 +101,7 @@ def best_document(result: BestResult) -> dict[str, Any]:
     """Return everything that is known of the configuration, for JSON."""
     measured = result.measurement
     return {
-        "kernel": result.problem.kernel,
+        "kernel": result.kernel,
         "problem": dict(result.problem.sizes),
         "dtype": result.problem.dtype,
         "tier": result.tier,
@@ -90,6 +112,7 @@ def best_document(result: BestResult) -> dict[str, Any]:
         "source": result.source,
         "tuned_on": result.tuned_on,
         "tuned_at": result.tuned_at.isoformat() if result.tuned_at is not None else None,
+        "contenders": [contender.to_json() for contender in result.contenders],
         "differences": [list(difference) for difference in result.differences],
         "aged": list(result.aged),
         "shipped": result.shipped,
@@ -101,7 +124,7 @@ def best_document(result: BestResult) -> dict[str, Any]:
 
 def _resources_document(result: BestResult) -> dict[str, Any] | None:
     resources, occupancy, geometry = result.resources, result.occupancy, result.geometry
-    if resources is None:
+    if resources is None or geometry is None:
         return None
     return {
         "registers": resources.registers,
@@ -120,6 +143,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog=examples(
             "autotile best sgemm_2d M=4096 N=4096 K=4096",
+            "autotile best matmul M=1000 N=1000 K=1000 EMULATE=0 --dtype float32",
             "autotile best sgemm_2d M=1000 N=1000 K=1000 --device rtx-3090 --json",
         )
     )(best)

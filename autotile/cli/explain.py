@@ -9,7 +9,8 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autotile.cli.arguments import DeviceOption, DtypeOption, JsonOption, KernelArgument
+from autotile.cli.arguments import DatabaseOption, DeviceOption, DtypeOption, JsonOption, KernelArgument, LibraryOption
+from autotile.cli.best import contenders_table
 from autotile.cli.occupancy import limits_table, occupancy_values
 from autotile.cli.output import NOTHING_FOUND, examples, notice, show
 from autotile.cli.tables import below, facts, table, title
@@ -17,7 +18,7 @@ from autotile.core.model import LaunchGeometry, Resources
 from autotile.core.text import device_text, occupancy_text
 
 if TYPE_CHECKING:
-    from autotile.api.explanation import Explanation
+    from autotile.api.explanation import Explanation, OperationExplanation
     from autotile.kernel.launch import LaunchData
 
 
@@ -34,24 +35,62 @@ def explain(
     *,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
+    database: DatabaseOption = None,
+    library: LibraryOption = True,
     as_json: JsonOption = False,
 ) -> None:
     """Explain one configuration on one device.
 
     Shows which rules and limits it meets, its launch geometry, registers and shared memory, and what limits its
     occupancy. It is compiled if NVRTC is installed; no GPU is needed. Exits with 1 if the configuration cannot be used.
+
+    For an operation, such as matmul: shows which kernel or library computes a problem, and why.
     """
     from autotile.api import inspection
-    from autotile.cli.assignments import read_values
+    from autotile.api.explanation import OperationExplanation
+    from autotile.cli.assignments import read_sizes, read_values
     from autotile.kernel.library import load_kernel
+    from autotile.kernel.operation import find_operation
 
-    values = read_values(load_kernel(kernel).spec, assignments or [])
-    explanation = inspection.explain(kernel, values, dtype=dtype, device=device)
+    is_operation = find_operation(kernel) is not None
+    words = assignments or []
+    values = read_sizes(words) if is_operation else read_values(load_kernel(kernel).spec, words)
+    explanation = inspection.explain(kernel, values, dtype=dtype, device=device, database=database, library=library)
+    if isinstance(explanation, OperationExplanation):
+        show(explanation, operation_table, operation_document, as_json=as_json)
+        return
     for text in explanation.notices:
         notice(text)
     show(explanation, explanation_table, explanation_document, as_json=as_json)
     if explanation.fault:
         raise typer.Exit(NOTHING_FOUND)
+
+
+def operation_table(explanation: OperationExplanation) -> RenderableType:
+    """Render who computes a problem of an operation, why, and the contenders."""
+    return Group(
+        title(f"{explanation.problem} on {device_text(explanation.device)}"),
+        facts([("computed by", explanation.served), ("tier", explanation.tier)]),
+        below(contenders_table(explanation.contenders)),
+        below(explanation.text),
+    )
+
+
+def operation_document(explanation: OperationExplanation) -> dict[str, Any]:
+    """Return the explanation of an operation for JSON."""
+    return {
+        "operation": explanation.problem.kernel,
+        "problem": dict(explanation.problem.sizes),
+        "dtype": explanation.problem.dtype,
+        "device": {"name": explanation.device.name, "source": explanation.device.source},
+        "served": explanation.served,
+        "library": explanation.is_library,
+        "tier": explanation.tier,
+        "config": dict(explanation.config),
+        "contenders": [contender.to_json() for contender in explanation.contenders],
+        "kernels": {name: dict(sizes) for name, sizes in explanation.kernels.items()},
+        "explain": explanation.text,
+    }
 
 
 def explanation_table(explanation: Explanation) -> RenderableType:
@@ -163,6 +202,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog=examples(
             "autotile explain matmul_tiled TILE=32 --device rtx-3060",
+            "autotile explain matmul M=1000 N=1000 K=1000 --dtype float32",
             "autotile explain sgemm_2d BM=128 BN=128 M=4096 N=4096 K=4096 --json",
         )
     )(explain)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from glob import escape
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,9 @@ _MAX_BYTES = 64 * 2**20
 
 _DEVICE_FIELDS = frozenset({"gpu_name", "compute_capability", "sm_count", "smem_per_block_optin_bytes", "source"})
 """Fields of a key that the device of a file gives."""
+
+_SAME_SPEED = {"float16": ("bfloat16",)}
+"""Element types whose model serves another."""
 
 Schema = TypeVar("Schema")
 
@@ -102,6 +106,31 @@ def shipped_rules(kernel: str, dtype: str) -> list[StoredRule]:
     files = sorted((data_folder("tuned") / "families").glob(f"*.{escape(kernel)}.json"))
     found = (rule for path in files for rule in read_rules(path))
     return [replace(rule, shipped=True) for rule in found if (rule.key.kernel, rule.key.dtype) == (kernel, dtype)]
+
+
+@lru_cache
+def shipped_model(operation: str, dtype: str, gpu_name: str) -> Any:
+    """Return the model of times of an operation that ships with autotile for a GPU; None if there is none.
+
+    That for bfloat16 also serves float16, whose kernels run at the same speed.
+
+    Raises
+    ------
+    InputError
+        The file is damaged.
+    """
+    gpu = "-".join(gpu_name.lower().split())
+    for known in (dtype, *_SAME_SPEED.get(dtype, ())):
+        path = data_folder("tuned") / "models" / f"{gpu}.{operation}.{known}.json"
+        if path.is_file():
+            module: Any = import_module("autotile.families.operation_model")
+            try:
+                return module.OperationModel.from_json(decode_json(read_regular(path, _MAX_BYTES), dict))
+            except OSError as error:
+                raise InputError(f"cannot read the model in {path}: {error.strerror}") from None
+            except DataError as error:
+                raise _damaged(path, "a model", error) from None
+    return None
 
 
 def read_winners(path: Path) -> list[Winner]:

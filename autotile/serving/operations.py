@@ -15,18 +15,20 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Problem
+from autotile.core.model import Problem, config_key
 from autotile.database.fast_access import Changes, file_signature, read_changes_fast
-from autotile.database.keys import library_key
+from autotile.database.keys import key_of, library_key
 from autotile.database.winners import Check, Winner
 from autotile.errors import InputError
+from autotile.exchange.shipped import shipped_model
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Member, Operation
 from autotile.kernel.problem import resolve_problem, size_distance, unsupported_reason
 from autotile.serving.bound import BoundKernel
 from autotile.serving.candidates import Candidates
-from autotile.serving.choice import Choice, Contender, choose, choose_stored
+from autotile.serving.choice import Choice, Contender, choose, choose_stored, wrong_configs
 from autotile.serving.libraries import BoundLibrary, Library, computes, libraries_for
+from autotile.serving.numerics import Requested
 
 SHOWN = 3
 """Contenders that a choice keeps for its explanation."""
@@ -123,6 +125,8 @@ class OperationTable:
         self.fault = next((candidates.fault for candidates in stored.values() if candidates.fault), "")
         self._stored = stored
         self._measured_names = [name for name in operation.sizes if name not in operation.conditions]
+        self._specs = {name: table.kernel.spec for name, table in self._members.items()}
+        self._model = shipped_model(operation.name, dtype, self.device.name)
         self._libraries = libraries_for(operation, is_present=self.device_index is not None)
         self._library_times = {library.name: self._times_of(library) for library in self._libraries}
         self._changes = self._relevant_changes()
@@ -210,11 +214,36 @@ class OperationTable:
 
     def _expected(self, problem: Problem, fits: Mapping[str, Sizes], libraries: list[Library]) -> list[_Way]:
         """Return what the model of times expects to be the fastest; nothing if there is no model for this GPU."""
-        return []
+        if self._model is None:
+            return []
+        own = {library.name: library for library in libraries}
+        found = self._model.choose(
+            problem.sizes, fits, self._specs, self.device, libraries=list(own), count=SHOWN, dtype=self._dtype
+        )
+        ways = []
+        for expected in found:
+            name, config = expected.candidate.kernel, expected.candidate.config
+            contender = Contender(name, config, expected.time_us, expected.doubt, name in own)
+            choice = Choice("model", config)
+            if name in own:
+                ways.append(_Way(contender, self._binder(own[name], problem, fits, choice)))
+            elif (way := self._expected_kernel(contender, fits[name], choice)) is not None:
+                ways.append(way)
+        return ways
+
+    def _expected_kernel(self, contender: Contender, sizes: Sizes, choice: Choice) -> _Way | None:
+        """Return a kernel as a way to compute a problem; None if it was found to be wrong for it."""
+        table = self._members[contender.kernel]
+        problem = resolve_problem(table.kernel.spec, sizes, self._dtype)
+        if table.checks:
+            requested = key_of(table.kernel, problem, self.device, nvrtc_version=self._nvrtc_version, l2_mode="cold")
+            if config_key(contender.config) in wrong_configs(table.checks, requested):
+                return None
+        return _Way(contender, lambda shown: self._bind(table.kernel, problem, choice, shown))
 
     def _nearest(self, problem: Problem, fits: Mapping[str, Sizes]) -> BoundKernel:
         """Return the kernel that was measured for the nearest problem; if none was, the first that computes it."""
-        found: list[BoundKernel] = []
+        found: list[tuple[Kernel, Problem, Choice]] = []
         refusals = []
         for name, sizes in fits.items():
             table = self._members[name]
@@ -229,12 +258,14 @@ class OperationTable:
                     rules=self._stored[name].rules(),
                     checks=lambda table=table: table.checks,  # type: ignore[misc]
                 )
-                found.append(self._bind(table.kernel, own, choice, ()))
+                found.append((table.kernel, own, choice))
             except InputError as error:
                 refusals.append(f"{name}: {error}")
         if not found:
             raise InputError(f"no kernel computes {problem}: {'; '.join(refusals)}")
-        return min(found, key=lambda kernel: nearness(kernel, self.operation))
+        found.sort(key=lambda one: _nearness(self._members[one[0].name].member, one[1], one[2]))
+        contenders = tuple(Contender(kernel.name, choice.config, None) for kernel, _, choice in found)
+        return self._bind(*found[0], contenders[:SHOWN])
 
     def _bind(self, kernel: Kernel, problem: Problem, choice: Choice, contenders: tuple[Contender, ...]) -> BoundKernel:
         choice = replace(choice, contenders=contenders, unread=self.fault)
@@ -242,22 +273,26 @@ class OperationTable:
 
     def _library(self, library: Library, problem: Problem, fits: Mapping[str, Sizes], winner: Winner | None) -> _Way:
         """Return a library as a way to compute a problem, with its stored time if there is one."""
-        name, sizes = next(iter(fits.items()))
-        definition = self._members[name].kernel
-        declared = resolve_problem(definition.spec, sizes, self._dtype)
-        measurement = winner.measurement if winner is not None else None
-        choice = Choice("library", {})
-        if winner is not None:
+        choice, time_us = Choice("library", {}), None
+        if winner is not None and winner.measurement is not None:
+            time_us = winner.measurement.time_us
             choice = Choice(
                 "exact",
                 {},
-                measurement=measurement,
+                measurement=winner.measurement,
                 source=winner.key.source,
                 tuned_on=winner.key.gpu_name,
                 tuned_at=winner.tuned_at,
                 tuned_sizes=winner.key.sizes,
                 shipped=winner.shipped,
             )
+        return _Way(Contender(library.name, {}, time_us, is_library=True), self._binder(library, problem, fits, choice))
+
+    def _binder(
+        self, library: Library, problem: Problem, fits: Mapping[str, Sizes], choice: Choice
+    ) -> Callable[[tuple[Contender, ...]], BoundKernel]:
+        name, sizes = next(iter(fits.items()))
+        definition = self._members[name].kernel
 
         def bind(contenders: tuple[Contender, ...]) -> BoundKernel:
             return BoundLibrary(
@@ -267,11 +302,10 @@ class OperationTable:
                 self.device_index,
                 replace(choice, contenders=contenders, unread=self.fault),
                 definition=definition,
-                definition_problem=declared,
+                definition_problem=resolve_problem(definition.spec, sizes, self._dtype),
             )
 
-        time_us = measurement.time_us if measurement is not None else None
-        return _Way(Contender(library.name, {}, time_us, is_library=True), bind)
+        return bind
 
     def _times_of(self, library: Library) -> dict[tuple[int, ...], Winner]:
         """Return the stored times of a library on this GPU, by sizes and flags."""
@@ -293,6 +327,34 @@ class OperationTable:
                 found.setdefault(tuple([known.sizes.get(name, 0) for name in self._measured_names]), winner)
         return found
 
+    def requested(self, kernel: str, sizes: Sizes) -> Requested | None:
+        """Return a problem of one of the kernels, given its name and its sizes; None if there is no such kernel.
+
+        Raises
+        ------
+        InputError
+            The sizes are not those of the kernel.
+        """
+        member = self._members.get(kernel)
+        if member is None:
+            return None
+        problem = resolve_problem(member.kernel.spec, sizes, self._dtype)
+        return Requested(member.kernel, problem, self.device, self._nvrtc_version, self._location)
+
+    def bind_kernel(self, request: Requested, choice: Choice) -> BoundKernel:
+        """Return a kernel with a choice that was made elsewhere."""
+        return BoundKernel(request.kernel, request.problem, self.device, self.device_index, choice)
+
+    def bind_library(self, name: str, problem: Problem, choice: Choice) -> BoundKernel | None:
+        """Return a library with a choice that was made elsewhere; None if it is not here."""
+        library = next((one for one in self._libraries if one.name == name), None)
+        if library is None or not computes(library, self.operation, problem):
+            return None
+        fits = {member.name: sizes for member, sizes in self.operation.fitting(problem, self.device)}
+        served = self._library(library, problem, fits, None).bind(choice.contenders)
+        served.choice = choice
+        return served
+
     def _refusals(self) -> str:
         return "; ".join(f"{name}: {table.refusal}" for name, table in self._members.items() if table.refusal)
 
@@ -312,28 +374,28 @@ def serve_bundled(operation: Operation, problem: Problem, find: Callable[[str, S
     InputError
         The bundle holds no kernel that computes the problem.
     """
-    found, refusals = [], []
+    found: list[tuple[Member, BoundKernel]] = []
+    refusals = []
     for member, sizes in operation.fitting(problem):
         try:
-            found.append(find(member.name, sizes))
+            found.append((member, find(member.name, sizes)))
         except InputError as error:
             refusals.append(f"{member.name}: {error}")
     if not found:
         raise InputError(f"no kernel computes {problem}: {'; '.join(refusals) or 'none is written for it'}")
-    return min(found, key=lambda kernel: nearness(kernel, operation))
+    return min(found, key=lambda one: _nearness(one[0], one[1].problem, one[1].choice))[1]
 
 
 _ORDER = {"exact": 0, "family": 0, "nearest": 0, "transferred": 1, "default": 2}
 
 
-def nearness(kernel: BoundKernel, operation: Operation) -> tuple[Any, ...]:
+def _nearness(member: Member, problem: Problem, choice: Choice) -> tuple[Any, ...]:
     """Return a sort key: measured on this GPU, on another or not at all, then the distance in size, then the time."""
-    member, choice = operation.member(kernel.kernel), kernel.choice
     order = _ORDER[choice.tier]
-    if order > 0 and member is not None and member.measured_only:
+    if order > 0 and member.measured_only:
         order = 3
-    distance = size_distance(choice.tuned_sizes or {}, kernel.problem.sizes)
-    return order, distance, choice.measurement.time_us if choice.measurement is not None else math.inf
+    time_us = choice.measurement.time_us if choice.measurement is not None else math.inf
+    return order, size_distance(choice.tuned_sizes or {}, problem.sizes), time_us
 
 
 def _bind_first(ways: list[_Way]) -> BoundKernel:

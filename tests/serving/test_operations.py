@@ -1,0 +1,290 @@
+"""Choice between the kernels of an operation and libraries, from made-up measurements and models, without a device."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotile
+from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.model import Config, Measurement, Outcome, Trial
+from autotile.cuda.toolchain import nvrtc_version
+from autotile.database.database import Database
+from autotile.database.keys import TuningKey, key_of, library_key
+from autotile.errors import InputError
+from autotile.kernel.library import load_kernel
+from autotile.kernel.operation import load_operation
+from autotile.kernel.problem import resolve_problem
+from autotile.serving import libraries, operations
+from autotile.serving.bound import BoundKernel
+from autotile.serving.dispatcher import default_dispatcher, get_best_kernel
+from autotile.settings import read_settings
+
+DEVICE = replace(device_profile("h200"), source="cuda")
+SIZES = {"M": 1000, "N": 1000, "K": 1000}
+
+
+@dataclass
+class Candidate:
+    kernel: str
+    config: Config
+
+
+@dataclass
+class Expected:
+    candidate: Candidate
+    time_us: float
+    doubt: float
+
+
+class Model:
+    """A model of times that expects what it is given, and records what it is asked."""
+
+    def __init__(self, *expected: Expected) -> None:
+        self.expected = list(expected)
+        self.asked: list[tuple[dict[str, int], set[str], list[str]]] = []
+
+    def choose(
+        self, sizes: Mapping[str, int], fits: Mapping[str, Any], specs: Any, device: Any, **options: Any
+    ) -> list[Expected]:
+        self.asked.append((dict(sizes), set(fits), list(options["libraries"])))
+        known = {*fits, *options["libraries"]}
+        return [one for one in self.expected if one.candidate.kernel in known]
+
+
+@pytest.fixture(autouse=True)
+def _no_shipped_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a model of times, only measurements are known."""
+    monkeypatch.setattr(operations, "shipped_model", lambda *_: None)
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Model:
+    """A model for the H200, which expects nothing yet."""
+    made = Model()
+    monkeypatch.setattr(operations, "shipped_model", lambda *_: made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _no_added_libraries() -> Iterator[None]:
+    yield
+    libraries._added.clear()
+
+
+def serve(name: str = "matmul", dtype: str = "float32", **options: Any) -> BoundKernel:
+    default_dispatcher.clear()
+    return get_best_kernel(name, dtype=dtype, device="h200", **{**SIZES, **options})
+
+
+def store(key: TuningKey, config: Config, time_us: float, device: DeviceProperties = DEVICE) -> None:
+    """Store a configuration as the winner of a study."""
+    measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
+    with Database.open(read_settings().database) as database:
+        study = database.study(key, device)
+        run = database.start_run(study, sampler="random")
+        database.add_trial(
+            study, run, Trial(config, Outcome.OK, "", "finals", measurement=measurement), phase="final", rank=1
+        )
+        database.end_run(run)
+
+
+def store_kernel(name: str, time_us: float, dtype: str = "float32", **sizes: int) -> None:
+    kernel = load_kernel(name)
+    problem = resolve_problem(kernel.spec, {**SIZES, **sizes}, dtype)
+    store(key_of(kernel, problem, DEVICE, nvrtc_version=nvrtc_version(), l2_mode="cold"), kernel.spec.default, time_us)
+
+
+def store_library(time_us: float, name: str = "cublas", version: str = "", **sizes: int) -> None:
+    operation = load_operation("matmul")
+    problem = operation.resolve({**SIZES, **sizes}, "float32")
+    version = version or libraries.libraries_for(operation, is_present=False)[0].version
+    store(library_key(operation, problem, DEVICE, name, version, nvrtc_version=nvrtc_version()), {}, time_us)
+
+
+def expect(kernel: str, time_us: float, doubt: float = 0.05) -> Expected:
+    config = {} if kernel == "cublas" else dict(load_kernel(kernel).spec.default)
+    return Expected(Candidate(kernel, config), time_us, doubt)
+
+
+class TestMeasured:
+    @pytest.mark.parametrize(("library_us", "served"), [(4.0, "sgemm"), (2.0, "cublas")])
+    def test_the_fastest_is_served(self, library_us: float, served: str) -> None:
+        store_kernel("sgemm", 3.0)
+        store_kernel("sgemm_ws", 5.0)
+        store_library(library_us)
+        found = serve(EMULATE=0)
+        assert (found.kernel, found.tier, found.is_library) == (served, "exact", served == "cublas")
+        times_us = [one.time_us for one in found.choice.contenders]
+        assert times_us == sorted([3.0, 5.0, library_us])
+        assert found.measurement is not None
+        assert found.measurement.time_us == times_us[0]
+
+    def test_without_libraries_it_is_a_kernel(self) -> None:
+        store_kernel("sgemm", 3.0)
+        store_library(2.0)
+        assert serve(EMULATE=0, library=False).kernel == "sgemm"
+
+    def test_conditions_and_flags_of_the_library_time(self) -> None:
+        store_library(2.0, TRANS_B=1)
+        assert serve(TRANS_B=1, ALIGNED=0, EMULATE=0).tier == "exact"
+        assert serve(TRANS_B=0).tier == "library"
+
+    def test_times_of_another_version_do_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(libraries, "cublas_version", lambda: "13.0.0")
+        store_library(2.0, version="12.0.0")
+        assert serve().tier == "library"
+        store_library(2.0, version="13.0.0")
+        assert serve().tier == "exact"
+
+    def test_new_results_are_seen(self) -> None:
+        assert serve().tier == "library"
+        store_kernel("sgemm", 3.0)
+        assert serve().kernel == "sgemm"
+
+
+class TestExpected:
+    def test_the_first_is_served_and_the_others_are_stated(self, model: Model) -> None:
+        model.expected = [expect("sgemm_ws", 5.0), expect("cublas", 6.0), expect("sgemm", 7.0, 0.2)]
+        found = serve(EMULATE=0, TRANS_A=0)
+        assert (found.kernel, found.tier) == ("sgemm_ws", "model")
+        assert [(one.kernel, one.time_us, one.doubt, one.is_library) for one in found.choice.contenders] == [
+            ("sgemm_ws", 5.0, 0.05, False),
+            ("cublas", 6.0, 0.05, True),
+            ("sgemm", 7.0, 0.2, False),
+        ]
+        assert "sgemm_ws 5 us expected (+-5 %)" in found.explain()
+        ((sizes, kernels, asked),) = model.asked
+        assert sizes["M"] == 1000
+        assert kernels == {"sgemm", "sgemm_ws", "gemm_small"} & kernels
+        assert "sgemm_bf16x6" not in kernels
+        assert asked == ["cublas"]
+
+    def test_a_library_may_come_first(self, model: Model) -> None:
+        model.expected = [expect("cublas", 6.0), expect("sgemm", 5.9)]
+        assert (serve().kernel, serve().tier) == ("cublas", "model")
+        assert serve(library=False).kernel == "sgemm"
+
+    @pytest.mark.parametrize(("time_us", "doubt", "served"), [(4.5, 0.1, "sgemm"), (3.0, 0.1, "sgemm_ws")])
+    def test_it_displaces_a_measurement_only_if_it_is_clearly_faster(
+        self, model: Model, time_us: float, doubt: float, served: str
+    ) -> None:
+        store_kernel("sgemm", 5.0)
+        model.expected = [expect("sgemm_ws", time_us, doubt)]
+        assert serve(EMULATE=0).kernel == served
+
+    def test_what_was_found_to_be_wrong_is_left_out(self, model: Model) -> None:
+        kernel = load_kernel("sgemm_ws")
+        problem = resolve_problem(kernel.spec, SIZES, "float32")
+        key = key_of(kernel, problem, DEVICE, nvrtc_version=nvrtc_version(), l2_mode="cold")
+        with Database.open(read_settings().database) as database:
+            study = database.study(key, DEVICE)
+            run = database.start_run(study, sampler="random")
+            wrong = Trial(kernel.spec.default, Outcome.WRONG_RESULT, "differs", "verify")
+            database.add_trial(study, run, wrong, phase="final")
+            database.end_run(run)
+        model.expected = [expect("sgemm_ws", 1.0), expect("sgemm", 2.0)]
+        assert serve().kernel == "sgemm"
+
+
+class TestUnknown:
+    def test_a_library_is_served_where_nothing_is_known(self) -> None:
+        found = serve()
+        assert (found.kernel, found.tier, found.config) == ("cublas", "library", {})
+        with pytest.raises(AttributeError, match="no launch geometry"):
+            _ = found.geometry
+        assert found.resources is None
+        assert found.to_json()["resources"] is None
+        assert pickle.loads(pickle.dumps(found)).kernel == "cublas"
+
+    def test_else_the_nearest_measured(self) -> None:
+        store_kernel("sgemm_ws", 900.0, M=1100)
+        found = serve(library=False, EMULATE=0)
+        assert (found.kernel, found.tier) == ("sgemm_ws", "nearest")
+
+    def test_elsewhere_kernels_that_must_be_measured_come_last(self, tmp_path: Path) -> None:
+        found = get_best_kernel(
+            "matmul", dtype="float32", device="a100", library=False, database=tmp_path / "no.db", **SIZES
+        )
+        assert found.kernel not in {"sgemm_bf16x6", "sgemm_bf16x6_ws"}
+
+    def test_what_no_kernel_computes(self, only_kernel: Callable[[str], None]) -> None:
+        only_kernel("sgemm")
+        with pytest.raises(InputError, match=r"no kernel computes .*: none is written for it"):
+            serve(OUT_FP32=1)
+
+
+class TestNames:
+    def test_a_kernel_of_the_same_name_comes_first(self, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for path in scale_toml.parent.iterdir():
+            text = path.read_text().replace('name = "scale"', 'name = "matmul"')
+            (path.parent / path.name.replace("scale.toml", "matmul.toml")).write_text(text)
+        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+        default_dispatcher.clear()
+        assert get_best_kernel("matmul", n=100, device="h200").definition.spec.entries == ("scale",)
+        found = default_dispatcher.serve_operation("matmul", SIZES, "float32", device="h200")
+        assert found.kernel == "cublas"
+
+    def test_the_second_call_returns_the_same_object(self) -> None:
+        first = serve()
+        assert get_best_kernel("matmul", dtype="float32", device="h200", **SIZES) is first
+        assert get_best_kernel("matmul", dtype="float32", device="h200", library=False, **SIZES) is not first
+
+
+OPERATION = """
+[operation]
+name = "scaling"
+sizes = {{ n = 4096 }}
+dtypes = ["float32"]
+
+[kernels.scale]
+kernel = "{path}"
+"""
+
+
+class TestOwn:
+    """A user's operation, with a library that the program adds."""
+
+    @pytest.fixture
+    def path(self, scale_toml: Path) -> str:
+        path = scale_toml.parent / "scaling.toml"
+        path.write_text(OPERATION.format(path=scale_toml))
+        return str(path)
+
+    def test_a_kernel_without_a_library(self, path: str) -> None:
+        found = get_best_kernel(path, n=1000, device="h200")
+        assert (found.kernel, found.tier) == ("scale", "default")
+
+    def test_a_library_is_added_from_python(self, path: str) -> None:
+        assert get_best_kernel(path, n=1000, device="h200").kernel == "scale"
+        autotile.add_library(path, "doubling", lambda x, y: None)
+        found = get_best_kernel(path, n=1000, device="h200")
+        assert (found.kernel, found.is_library, found.shapes) == ("doubling", True, {"x": (1000,), "y": (1000,)})
+        assert get_best_kernel(path, n=1000, device="h200", library=False).kernel == "scale"
+
+    def test_a_built_in_name_is_refused(self, path: str) -> None:
+        with pytest.raises(InputError, match="other than 'cublas'"):
+            autotile.add_library(path, "cublas", print)
+
+
+class TestExplain:
+    def test_of_an_operation(self, model: Model) -> None:
+        model.expected = [expect("sgemm_ws", 5.0), expect("cublas", 6.0)]
+        default_dispatcher.clear()
+        found = autotile.explain("matmul", SIZES, dtype="float32", device="h200")
+        assert isinstance(found, autotile.OperationExplanation)
+        assert (found.served, found.tier, found.is_library) == ("sgemm_ws", "model", False)
+        assert [one.kernel for one in found.contenders] == ["sgemm_ws", "cublas"]
+        assert "sgemm_ws, model" in repr(found)
+        assert "cublas" in found._repr_html_()
+
+    def test_best_of_a_library(self) -> None:
+        default_dispatcher.clear()
+        found = autotile.best("matmul", SIZES, dtype="float32", device="h200")
+        assert (found.kernel, found.tier, found.geometry) == ("cublas", "library", None)
+        assert autotile.best("matmul", SIZES, dtype="float32", device="h200", library=False).geometry is not None
