@@ -287,9 +287,11 @@ class TestSetting:
         with pytest.warns(PinWarning, match="served as usual"):
             ask(store, 4096)
         monkeypatch.setenv("AUTOTILE_PIN_STRICT", "on")
+        default_dispatcher.pins.forget()
         with pytest.raises(PinError, match="no others are allowed"):
             ask(store, 8192)
         monkeypatch.setenv("AUTOTILE_PIN_STRICT", "perhaps")
+        default_dispatcher.pins.forget()
         with pytest.raises(InputError, match="AUTOTILE_PIN_STRICT"):
             ask(store, 2048)
 
