@@ -51,7 +51,7 @@ class _MemberTable:
 
     Parameters
     ----------
-    member, kernel
+    member
         The kernel.
     winners
         Its stored results, of all GPUs.
@@ -59,21 +59,46 @@ class _MemberTable:
         Verdicts on its configurations.
     device
         The device.
+    flags
+        Flags and conditions of the operation.
     """
 
     def __init__(
-        self, member: Member, kernel: Kernel, winners: list[Winner], checks: list[Check], device: DeviceProperties
+        self,
+        member: Member,
+        winners: list[Winner],
+        checks: list[Check],
+        device: DeviceProperties,
+        flags: tuple[str, ...],
     ) -> None:
         self.member = member
-        self.kernel = kernel
+        self.kernel = kernel = member.load()
         self.winners = winners
         self.checks = checks
         self.refusal = unsupported_reason(kernel.spec, device)
         self._names = kernel.spec.sizes
+        self._device = device
+        names = {name for name in member.when.names if "." not in name} if member.when is not None else set()
+        self._conditions = tuple(sorted(names)) if names <= set(flags) else ()
+        self._holds: dict[tuple[int, ...], bool] = {}
+        """Whether the condition of the kernel holds, by the flags and conditions of a problem."""
+        self._unconditional = replace(member, when=None)
         self._exact: dict[tuple[int, ...], list[Winner]] = {}
         for winner in winners:
             if winner.key.gpu_name == device.name:
                 self._exact.setdefault(self._key(winner.key.sizes), []).append(winner)
+
+    def sizes_for(self, problem: Problem) -> dict[str, int] | None:
+        """Return the sizes of a problem by the kernel's names, as the member does; None if it does not compute it."""
+        when, given = self.member.when, problem.sizes
+        if when is None or not self._conditions:
+            return self.member.sizes_for(problem, self._device)
+        key = tuple([given[name] for name in self._conditions])
+        holds = self._holds.get(key)
+        if holds is None:
+            names = {name: getattr(self._device, name.removeprefix("device.")) for name in when.names if "." in name}
+            holds = self._holds[key] = bool(when.evaluate({**given, **names}))
+        return self._unconditional.sizes_for(problem) if holds else None
 
     def exact(self, sizes: Sizes) -> list[Winner]:
         """Return the results for sizes by the kernel's names."""
@@ -117,7 +142,11 @@ class OperationTable:
         self._nvrtc_version = find_nvrtc(every)
         self._members = {
             member.name: _MemberTable(
-                member, member.load(), winners[member.name], stored[member.name].checks(), self.device
+                member,
+                winners[member.name],
+                stored[member.name].checks(),
+                self.device,
+                (*operation.flags, *operation.conditions),
             )
             for member in operation.members
         }
@@ -170,9 +199,9 @@ class OperationTable:
             No kernel computes the problem on the device.
         """
         fits = {
-            member.name: sizes
-            for member, sizes in self.operation.fitting(problem, self.device)
-            if not self._members[member.name].refusal
+            name: sizes
+            for name, table in self._members.items()
+            if not table.refusal and (sizes := table.sizes_for(problem)) is not None
         }
         if not fits:
             raise InputError(f"no kernel computes {problem}: {self._refusals() or 'none is written for it'}")
@@ -301,7 +330,7 @@ class OperationTable:
                 self.device_index,
                 replace(choice, contenders=contenders, unread=self.fault),
                 definition=definition,
-                definition_problem=resolve_problem(definition.spec, sizes, self._dtype),
+                sizes=sizes,
             )
 
         return bind
