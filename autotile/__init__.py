@@ -114,6 +114,8 @@ if TYPE_CHECKING:
     from autotile.errors import EmptySpaceError as EmptySpaceError
     from autotile.errors import InputError as InputError
     from autotile.errors import NotTunedError as NotTunedError
+    from autotile.errors import PinError as PinError
+    from autotile.errors import PinWarning as PinWarning
     from autotile.errors import ProblemError as ProblemError
     from autotile.errors import RecordingError as RecordingError
     from autotile.errors import RescuedRunError as RescuedRunError
@@ -147,6 +149,8 @@ if TYPE_CHECKING:
     from autotile.serving.choice import Contender as Contender
     from autotile.serving.dispatcher import Dispatcher as Dispatcher
     from autotile.serving.dispatcher import get_best_kernel as get_best_kernel
+    from autotile.serving.dispatcher import pin as pin
+    from autotile.serving.dispatcher import unpin as unpin
     from autotile.serving.libraries import BoundLibrary as BoundLibrary
     from autotile.serving.libraries import add_library as add_library
     from autotile.serving.matmul import matmul as matmul
@@ -296,6 +300,8 @@ _NAMES = {
         "EmptySpaceError",
         "InputError",
         "NotTunedError",
+        "PinError",
+        "PinWarning",
         "ProblemError",
         "RecordingError",
         "RescuedRunError",
@@ -343,6 +349,8 @@ _NAMES = {
     "serving.dispatcher": (
         "Dispatcher",
         "get_best_kernel",
+        "pin",
+        "unpin",
     ),
     "serving.matmul": ("matmul",),
     "space.enumeration": ("SpaceStage",),

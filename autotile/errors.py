@@ -128,6 +128,10 @@ class NotTunedError(InputError):
         super().__init__(message)
 
 
+class PinError(InputError):
+    """Pinned choices that cannot be read, or a problem that they do not allow to be served; see `autotile.pin`."""
+
+
 class DataError(InputError):
     """File, database row or message from outside that does not match its schema.
 
@@ -147,6 +151,10 @@ class DataError(InputError):
 
 class DataWarning(AutotileError, UserWarning):  # noqa: N818 - a warning, which can be turned into an error
     """Warning of rows of a database that do not match their schema, and are skipped."""
+
+
+class PinWarning(AutotileError, UserWarning):  # noqa: N818 - a warning, which can be turned into an error
+    """Warning of a problem that is served although its choice is not pinned, or may compute other bits here."""
 
 
 class BundleError(DataError):

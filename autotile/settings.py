@@ -7,12 +7,16 @@ import re
 from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from autotile.core.documents import convert, parse_toml, read_regular
 from autotile.core.frozen import dataclass
 from autotile.errors import DataError, InputError
+
+Numerics = Literal["any", "same"]
+"""Whether what is served may be exchanged for any configuration, or only for those that compute the same bits."""
 
 _APPLICATION = "autotile"
 _SWITCH = {"on": True, "off": False}
@@ -57,6 +61,12 @@ class Settings:
     """Whether repeated launches become CUDA graphs (``AUTOTILE_GRAPHS``, ``graphs``; ``on`` or ``off``)."""
     refresh_s: float = 5.0
     """Seconds between looks for new results of what is served; 0 for none (``AUTOTILE_REFRESH``, ``refresh``)."""
+    pin: Path | None = None
+    """File that the choices of what is served are pinned to (``AUTOTILE_PIN``, ``pin``); None for none."""
+    pin_strict: bool = False
+    """Whether nothing else is served (``AUTOTILE_PIN_STRICT``, ``pin_strict``; ``on`` or ``off``)."""
+    numerics: Numerics = "any"
+    """Whether a choice is only exchanged for one that computes the same bits (``AUTOTILE_NUMERICS``, ``numerics``)."""
     operation_folders: tuple[Path, ...] = ()
     """Folders of operation files (``AUTOTILE_OPERATIONS``, ``operations``, then the built-in folder)."""
 
@@ -75,6 +85,9 @@ class _Config(msgspec.Struct, forbid_unknown_fields=True):
     capture_limit_mib: int | str = 4096
     graphs: str | msgspec.UnsetType = msgspec.UNSET
     refresh: int | float | str = 5
+    pin: str | msgspec.UnsetType = msgspec.UNSET
+    pin_strict: str | msgspec.UnsetType = msgspec.UNSET
+    numerics: str | msgspec.UnsetType = msgspec.UNSET
     operations: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -84,25 +97,58 @@ _EXPECTED_CONFIG = (
 )
 
 
+_VARIABLES = (
+    *(f"AUTOTILE_{'DB' if name == 'database' else name.upper()}" for name in _Config.__struct_fields__),
+    *("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+)
+"""Environment variables that settings are read from."""
+_last: tuple[tuple[str | None, ...], str, tuple[int, ...], Settings] | None = None
+"""Their values, the path and the state of ``config.toml``, and the settings when these were last read."""
+
+
 def read_settings() -> Settings:
     """Read the settings from the environment, then the user's ``config.toml``, then the defaults.
+
+    They are parsed again only if one of these has changed, since every look-up of a new size reads them.
 
     Raises
     ------
     InputError
         ``config.toml`` is malformed, or the value of a setting is invalid.
     """
-    config = _read_config(_user_folder("XDG_CONFIG_HOME", ".config") / "config.toml")
+    global _last  # noqa: PLW0603 - replaced as a whole, so that threads need no lock
+    values, last = tuple([os.environ.get(name) for name in _VARIABLES]), _last
+    if last is not None and last[0] == values and last[2] == _file_state(last[1]):
+        return last[3]
+    path = _user_folder("XDG_CONFIG_HOME", ".config") / "config.toml"
+    state = _file_state(str(path))
+    settings = _parse_settings(_read_config(path))
+    _last = values, str(path), state, settings
+    return settings
 
+
+def _file_state(path: str) -> tuple[int, ...]:
+    """Return what changes when a file is written or replaced; nothing if there is none."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a Path takes longer
+    except (OSError, ValueError):
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _parse_settings(config: _Config) -> Settings:
     def entry(variable: str, configured: object, default: object) -> str:
         return os.environ.get(variable) or str(default if configured is msgspec.UNSET else configured)
 
     limit_mib = entry("AUTOTILE_CACHE_LIMIT_MIB", config.cache_limit_mib, 1024)
     if not re.fullmatch("0*[1-9][0-9]{0,11}", limit_mib):
         raise InputError(f"the cubin cache limit is {limit_mib!r:.80}, expected a positive number of MiB")
-    graphs = entry("AUTOTILE_GRAPHS", config.graphs, "on").lower()
-    if graphs not in _SWITCH:
-        raise InputError(f"the setting graphs (AUTOTILE_GRAPHS) is {graphs!r}, expected on or off")
+    graphs = _switch("graphs", entry("AUTOTILE_GRAPHS", config.graphs, "on"))
+    pin_strict = _switch("pin_strict", entry("AUTOTILE_PIN_STRICT", config.pin_strict, "off"))
+    pin = entry("AUTOTILE_PIN", config.pin, "")
+    numerics = entry("AUTOTILE_NUMERICS", config.numerics, "any").lower()
+    if numerics not in ("any", "same"):
+        raise InputError(f"the setting numerics (AUTOTILE_NUMERICS) is {numerics!r:.80}, expected any or same")
     refresh = entry("AUTOTILE_REFRESH", config.refresh, 5)
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", refresh):
         raise InputError(f"the setting refresh (AUTOTILE_REFRESH) is {refresh!r:.80}, expected seconds, or 0 for never")
@@ -137,7 +183,10 @@ def read_settings() -> Settings:
         capture=_folder(captured, "a folder of captured calls") if captured else None,
         capture_calls=int(bounds["capture_calls"]),
         capture_limit_bytes=int(bounds["capture_limit_mib"]) * 2**20,
-        graphs=_SWITCH[graphs],
+        graphs=graphs,
+        pin=absolute_path(pin, "a file of pinned choices", _FIRST_FOLDER) if pin else None,
+        pin_strict=pin_strict,
+        numerics="same" if numerics == "same" else "any",
         refresh_s=float(refresh),
         operation_folders=(
             *(_folder(folder, "a folder of operations") for folder in operations if folder),
@@ -228,6 +277,12 @@ def overrides_float32() -> bool:
 def available_cores() -> int:
     """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _switch(name: str, value: str) -> bool:
+    if value.lower() not in _SWITCH:
+        raise InputError(f"the setting {name} (AUTOTILE_{name.upper()}) is {value!r:.80}, expected on or off")
+    return _SWITCH[value.lower()]
 
 
 def _database(location: str) -> str:

@@ -117,6 +117,8 @@ def _own_settings(tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("AUTOTILE_REFRESH", "0")
     default_dispatcher.clear()
     default_dispatcher.misses.clear()
+    default_dispatcher.pins.forget()
+    default_dispatcher.refresher._kernels.clear()  # those that a failed test keeps alive
 
 
 @pytest.fixture

@@ -150,3 +150,20 @@ def test_the_data_travels_with_the_package() -> None:
 
 def test_cores() -> None:
     assert 1 <= available_cores() <= (os.cpu_count() or 1)
+
+
+def test_changes_of_the_file_and_of_the_environment_are_seen(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_settings().graphs
+    for text, expected in (('graphs = "off"', False), ('graphs = "on" ', True)):
+        config.write_text(text)
+        assert read_settings().graphs is expected
+        assert read_settings() is read_settings()
+    monkeypatch.setenv("AUTOTILE_GRAPHS", "off")
+    assert not read_settings().graphs
+    config.write_text("graphs = 1")
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"config\.toml"):
+            read_settings()
+    config.unlink()
+    monkeypatch.delenv("AUTOTILE_GRAPHS")
+    assert read_settings().graphs

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Connection, Engine, text
 
 from autotile.core.device import DeviceProperties
+from autotile.core.documents import json_cell
 from autotile.core.model import Problem, Trial, config_key
 from autotile.database.engine import (
     LOCK_TIMEOUT_S,
@@ -24,7 +25,7 @@ from autotile.database.engine import (
     sqlite_engine,
     translated_errors,
 )
-from autotile.database.fast_access import CHANGES_SQL, Changes
+from autotile.database.fast_access import CHANGES_SQL, DIGESTED_SQL, Changes
 from autotile.database.keys import TuningKey
 from autotile.database.misses import StoredMiss, count_miss, read_misses
 from autotile.database.paths import check_is_database, check_readable, check_writable, file_identity, network_notice
@@ -60,7 +61,7 @@ from autotile.database.upgrade import (
     schema_revision,
     set_aside,
 )
-from autotile.database.winners import Check
+from autotile.database.winners import JSON_COLUMNS, Check
 from autotile.errors import DatabaseError
 from autotile.kernel.library import KernelName, held_kernel, load_kernel
 from autotile.settings import read_settings
@@ -350,6 +351,15 @@ class Database:
         """Return what has been decided for each kernel and dtype; equal results mean that nothing was."""
         with self.reading() as connection:
             return frozenset(tuple(row) for row in connection.execute(text(CHANGES_SQL)))
+
+    def digested_rows(self, study: str, config: str) -> list[dict[str, Any]]:
+        """Return the finalists of a study and all trials of a configuration; see `fast_access.DIGESTED_SQL`."""
+        with self.reading() as connection:
+            rows = connection.execute(text(DIGESTED_SQL), {"study": study, "config": config}).mappings()
+            return [
+                {name: json_cell(v) if name in JSON_COLUMNS and isinstance(v, str) else v for name, v in row.items()}
+                for row in rows
+            ]
 
     def record_miss(self, problem: Problem, gpu_name: str, tier: str, count: int = 1) -> None:
         """Count requests of a problem that were served by ``tier`` instead of an exact result."""

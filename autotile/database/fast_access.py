@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -83,6 +83,18 @@ CHECKS_SQL = f"""
     ORDER BY trials.id
 """
 """A test compares the statements with the ones that SQLAlchemy builds from the schema."""
+
+DIGESTED_SQL = f"""
+    SELECT {_names(WINNER_COLUMNS)}, trials.telemetry
+    FROM studies
+    JOIN trials ON studies.id = trials.study_id
+    JOIN runs ON runs.id = trials.run_id
+    WHERE studies.digest = :study AND trials.outcome = 'ok'
+    AND ((trials.phase = 'final' AND trials.rank IS NOT NULL AND runs.ended_at IS NOT NULL)
+         OR trials.config_key = :config)
+    ORDER BY trials.id DESC
+"""
+"""Finalists of a study, and all trials of one configuration, newest first, with the digests of their outputs."""
 
 CHANGES_SQL = """
     SELECT studies.kernel, studies.dtype, 'run', count(runs.id), max(runs.id), max(runs.ended_at)
@@ -161,12 +173,24 @@ def read_checks_fast(location: str, kernel: str, dtype: str) -> list[Check] | No
         return None
 
 
+def read_digested_rows_fast(location: str, study: str, config: str) -> list[dict[str, Any]] | None:
+    """Return the rows of `DIGESTED_SQL`; the cases are those of `read_winners_fast`.
+
+    Parameters
+    ----------
+    study, config
+        Digest of the study's key, and `config_key` of the configuration.
+    """
+    rows = _tuples(location, DIGESTED_SQL, {"study": study, "config": config})
+    return None if rows is None else [_decoded(dict(row)) for row in rows]
+
+
 def _rows(location: str, query: str, *parameters: str) -> list[dict[str, Any]] | None:
-    rows = _tuples(location, query, *parameters)
+    rows = _tuples(location, query, parameters)
     return None if rows is None else [dict(row) for row in rows]
 
 
-def _tuples(location: str, query: str, *parameters: str) -> list[Any] | None:
+def _tuples(location: str, query: str, parameters: Sequence[str] | Mapping[str, str] = ()) -> list[Any] | None:
     if looks_like_url(location):
         return None
     try:

@@ -42,8 +42,8 @@ CHECK_COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 """Columns that `Check.from_row` reads, by table."""
 
-JSON_COLUMNS = frozenset({"options", "sizes", "device", "config", "key", "rule"})
-"""Columns of winners and rules that hold JSON."""
+JSON_COLUMNS = frozenset({"options", "sizes", "device", "config", "key", "rule", "telemetry"})
+"""Columns of winners, rules and digests that hold JSON."""
 
 
 @dataclass(frozen=True, slots=True)

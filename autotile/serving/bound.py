@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources
@@ -19,6 +19,7 @@ from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_nam
 from autotile.kernel.library import Kernel
 from autotile.serving.choice import Choice, Tier
 from autotile.serving.description import document, explain
+from autotile.serving.requests import Request
 from autotile.settings import read_settings
 from autotile.space.limits import compiled_occupancy
 
@@ -27,21 +28,6 @@ if TYPE_CHECKING:
     from autotile.cuda.function import PackedCubin
     from autotile.serving.capture import CaptureFolder, CapturingLauncher
     from autotile.serving.launching import Launcher
-
-
-class Request(NamedTuple):
-    """Arguments of a call of `get_best_kernel`, which mean the same in another process; None for those not given."""
-
-    name: str
-    """Name of the kernel, or absolute path of its search-space file."""
-    sizes: Mapping[str, int]
-    dtype: str | None
-    device: str | None
-    """Name of a GPU; None for the current CUDA device."""
-    database: str | None
-    bundle: str | None
-    library: bool = True
-    """Whether libraries may compute an operation."""
 
 
 def _serve_again(request: Request) -> BoundKernel:
@@ -74,6 +60,10 @@ class BoundKernel:
         The configuration that was chosen, with the reason and with what differs from the request.
     request
         Call of `get_best_kernel` that returns this kernel; None if it was not served by it.
+    operation
+        Problem of the operation that it is served for; None if it was asked for as a kernel.
+    library_allowed
+        Whether a library might be served in its place.
     calls
         Number of launches, except those of a function from `bind` in the ``exact`` tier. With concurrent calls from
         several threads, some may not be counted.
@@ -126,6 +116,8 @@ class BoundKernel:
         self.choice = choice
         self.calls = 0
         self.request: Request | None = None
+        self.operation: Problem | None = None
+        self.library_allowed = True
         self._device_index = device_index
         self._report_at = sys.maxsize
         self._report: Callable[[int], int] | None = None
@@ -360,6 +352,10 @@ class BoundKernel:
         if self._launcher is None:
             self._load()
 
+    def has_shapes_of(self, other: BoundKernel) -> bool:
+        """Return whether another kernel takes arrays of the same shapes."""
+        return list(self.shapes.values()) == list(other.shapes.values())
+
     def adopt(self, other: BoundKernel) -> bool:
         """Serve the choice of another kernel from the next call on; return whether it was taken over.
 
@@ -369,16 +365,19 @@ class BoundKernel:
         Parameters
         ----------
         other
-            A kernel of the same definition, problem and device. It is not used any further. If this one is loaded and
-            the other is not, nothing changes.
+            A kernel for the same arrays and device. It is not used any further. Nothing changes if it is a library, or
+            if this one is loaded and the other is not.
         """
+        if other.is_library:
+            return False
         with self._lock, other._lock:
-            if other.choice.config != self.choice.config:
+            if other.definition is not self.definition or other.choice.config != self.choice.config:
                 if self._launcher is not None:
                     if other._launcher is None:
                         return False
                     self._retired.append(self._launcher)
-                self._plan, self._data = other._plan, other._data
+                self.kernel, self.definition, self.problem = other.kernel, other.definition, other.problem
+                self._plan, self._data, self._scalars = other._plan, other._data, other._scalars
                 self._packed, self._cubin, self._launcher = other._packed, other._cubin, other._launcher
             self.choice = other.choice
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Problem, config_key
@@ -75,6 +75,10 @@ class Candidates:
         own = read_rules_fast(self._location, self._kernel, self._dtype)
         yield from own if own is not None else self._read(self._rules_of)
         yield from shipped_rules(self._kernel, self._dtype)
+
+    def digested_rows(self, study: str, config: str) -> list[dict[str, Any]]:
+        """Return what `read_digested_rows_fast` does, of a database that it does not apply to."""
+        return self._read(lambda found: found.digested_rows(study, config))
 
     def _rules_of(self, database: Database) -> list[StoredRule]:
         from autotile.database.family_store import FamilyStore

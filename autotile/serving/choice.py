@@ -95,6 +95,8 @@ class Choice:
         Estimates for which a configuration is served in place of the default; None if none is.
     unread
         Reason why the user's database could not be read; empty if it was read or there is none.
+    pinned
+        File, or other origin, that pins the choice; empty if it is not pinned.
     contenders
         For an operation: the best ways to compute the problem, that which is served first.
     """
@@ -113,6 +115,7 @@ class Choice:
     packed: str = ""
     rule: str = ""
     unread: str = ""
+    pinned: str = ""
     estimated: Estimated | None = None
     contenders: tuple[Contender, ...] = ()
 

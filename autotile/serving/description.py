@@ -48,6 +48,8 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
         )
     if choice.packed:
         sentences.append(f"It comes from the bundle {choice.packed}.")
+    if choice.pinned and choice.measurement is not None:
+        sentences.append(f"It computes the same bits as the configuration that {choice.pinned} pins.")
     if choice.shipped:
         sentences.append("The result came with autotile; tuning here may find a better one.")
     if choice.source == "replayed":
@@ -61,6 +63,8 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
 
 
 def _reason(choice: Choice) -> str:
+    if choice.pinned and choice.measurement is None:
+        return f"It is pinned by {choice.pinned}, where its tier was {choice.tier}."
     if choice.tier in _REASONS:
         return _REASONS[choice.tier]
     if choice.tier == "default":
@@ -144,6 +148,7 @@ def document(kernel: BoundKernel) -> dict[str, Any]:
         "aged": list(choice.aged),
         "shipped": choice.shipped,
         "bundle": choice.packed or None,
+        "pinned": choice.pinned or None,
         "estimated": choice.estimated.to_json() if choice.estimated is not None else None,
         "resources": _resources(kernel),
         "explain": kernel.explain(),

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import dtype_name
@@ -19,17 +15,20 @@ from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import load_cupy
 from autotile.database.paths import absolute_location
 from autotile.database.winners import Winner
-from autotile.errors import DeviceError, NotTunedError
+from autotile.errors import NotTunedError
 from autotile.kernel.library import KernelName, held_kernel, is_path, load_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.serving.bound import BoundKernel, Request
+from autotile.serving.bound import BoundKernel
 from autotile.serving.candidates import Candidates, absent_device, nvrtc_of, refusal
-from autotile.serving.choice import choose
+from autotile.serving.choice import Choice, choose
 from autotile.serving.miss_counter import MissCounter
+from autotile.serving.numerics import Requested, check_numerics, exchanged
+from autotile.serving.pinning import Pins
 from autotile.serving.recent_cache import MAX_SERVED, RecentCache
 from autotile.serving.refresh import Refresher
-from autotile.settings import absolute_path, read_settings
+from autotile.serving.requests import Asked, Request, bundle_path, choose_again, device_index, whole_size
+from autotile.settings import Numerics, absolute_path, read_settings
 
 if TYPE_CHECKING:
     from autotile.exchange.bundle import Bundle
@@ -55,6 +54,8 @@ class Dispatcher:
         Counter of the calls of fallbacks.
     refresher
         Replaces what was served when there are new results.
+    pins
+        Choices that are pinned, and do not change.
     matmul_kernels
         Kernels that `matmul` has chosen, by keys of `autotile.serving.matmul`.
 
@@ -66,7 +67,7 @@ class Dispatcher:
 
     def __init__(self, *, database: str | Path | None = None, bundle: str | Path | None = None) -> None:
         self._database = absolute_location(str(database)) if database is not None else None
-        self._bundle = _bundle_path(bundle)
+        self._bundle = bundle_path(bundle)
         self._served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
         self._find_served = self._served.get
         self._bundles: dict[str, Bundle] = {}
@@ -77,9 +78,10 @@ class Dispatcher:
         """Number of CUDA devices; 0 if there are none, or if they have not been counted."""
         self._only_device: int | None = None
         """The CUDA device if there is exactly one."""
-        self.misses = MissCounter()
-        self.refresher = Refresher(self.misses)
         self.matmul_kernels: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
+        self.misses = MissCounter()
+        self.refresher = Refresher(self.misses, (self._served, self.matmul_kernels))
+        self.pins = Pins(self.refresher)
 
     def get_best_kernel(
         self,
@@ -92,6 +94,7 @@ class Dispatcher:
         bundle: str | Path | None = None,
         strict: bool = False,
         library: bool = True,
+        numerics: Numerics | None = None,
         **sizes: int,
     ) -> BoundKernel:
         """Return the best known configuration of a kernel for a problem, ready to launch.
@@ -120,6 +123,9 @@ class Dispatcher:
             Raise instead of serving in any tier but ``exact``.
         library
             Whether a library may compute an operation; the result is then a `BoundLibrary`.
+        numerics
+            ``"same"``: what is served is only exchanged for configurations that are known to compute the same bits,
+            when there are new results, or in place of a pinned one. ``"any"``: for any. None for the setting.
         **sizes
             Sizes of the problem, such as ``M=4096``; for an operation also its conditions, such as ``EMULATE=0``.
 
@@ -143,12 +149,21 @@ class Dispatcher:
         if place is None:
             place = self.current_device()
         try:
-            served = self._find_served((name, dtype, place, database, bundle, library, *sizes, *sizes.values()))
+            served = self._find_served(
+                (name, dtype, place, database, bundle, library, numerics, *sizes, *sizes.values())
+            )
         except TypeError:  # not hashable, such as a list for a size
             served = None
         if served is None:
             served = self._serve(
-                name, sizes, dtype=dtype, place=place, database=database, bundle=bundle, library=library
+                name,
+                sizes,
+                dtype=dtype,
+                place=place,
+                database=database,
+                bundle=bundle,
+                library=library,
+                numerics=numerics,
             )
         if strict and served.tier != "exact":
             raise self._refuse(served, self.location(database), bundle)
@@ -164,52 +179,61 @@ class Dispatcher:
         database: str | Path | None,
         bundle: str | Path | None,
         library: bool,
+        numerics: Numerics | None,
     ) -> BoundKernel:
         """Return the kernel for a call in the one form in which it is kept, which no working directory changes.
 
         In this form, plain names, absolute paths and whole sizes are as in the call, which therefore finds the kernel
         at once the next time. A call with a relative path comes here each time.
         """
-        bundle = _bundle_path(bundle)
+        bundle = bundle_path(bundle)
         name = given if held_kernel(given) else str(given)
         if isinstance(name, str) and is_path(name) and not (bundle or self._bundle):
             name = str(absolute_path(name, "a search-space file"))
         dtype = None if dtype is None else dtype_name(dtype)
         database = None if database is None else absolute_location(str(database))
-        sizes = {size: _whole(value) for size, value in sizes.items()}
+        sizes = {size: whole_size(value) for size, value in sizes.items()}
         if not isinstance(place, str | None):
-            place = _device_index(place)
+            place = device_index(place)
         try:
-            key = (name, dtype, place, database, bundle, library, *sizes, *sizes.values())
+            key = (name, dtype, place, database, bundle, library, numerics, *sizes, *sizes.values())
             served = self._served.recall(key)
         except TypeError:
             served = None  # the size that is no number is refused below
         if served is not None:
             return served
+        check_numerics(numerics)
         location = self.location(database)
         of_operation = isinstance(name, str) and self._is_operation(name)
-        kernel = self.find_best_kernel(name, dtype, place, location, sizes, bundle=bundle, library=library)
+        kernel = self.find_best_kernel(
+            name, dtype, place, location, sizes, bundle=bundle, library=library, numerics=numerics
+        )
         device = place if isinstance(place, str) else None
         named = database or self._database, bundle or self._bundle
         if isinstance(name, str):  # another process cannot find a kernel that an object of this one holds
             given_sizes = sizes if of_operation else kernel.problem.sizes
-            kernel.request = Request(name, given_sizes, dtype, device, *named, library)
-        served = self._keep(key, kernel, location)
-        if served is not kernel or bundle or self._bundle:
-            return served
-        if not of_operation:
-            self.refresher.add(location, kernel, self._choose_again(kernel, dtype, place, location))
-        else:
-            again = partial(
-                self.find_for_operation, str(name), dtype, place, location, sizes, library=library, anew=True
-            )
-            self.refresher.add_operation(location, self._served, key, lambda _: again())
-        return served
+            kernel.request = Request(name, given_sizes, dtype, device, *named, library, numerics)
+        asked = Asked(str(name) if of_operation else None, dtype, place, location, library, numerics)
+        return self._keep(key, kernel, sizes, asked, is_bundled=bool(bundle or self._bundle))
 
-    def _keep(self, key: tuple[object, ...], kernel: BoundKernel, location: str) -> BoundKernel:
+    def _keep(
+        self,
+        key: tuple[object, ...],
+        kernel: BoundKernel,
+        sizes: Mapping[str, int],
+        asked: Asked,
+        *,
+        is_bundled: bool = False,
+    ) -> BoundKernel:
+        """Keep what was found, and whatever follows from that: its pin, the count of its calls, later results."""
+        if not is_bundled:
+            self.pins.check(kernel)
         served = self._served.keep(key, kernel)  # concurrent callers get the same object
-        if served is kernel and kernel.tier != "exact" and kernel.can_launch and not kernel.is_library:
-            self.misses.watch(location, kernel)
+        if served is kernel:
+            self.refresher.count_misses(asked.location, kernel)
+            if not is_bundled:
+                self.pins.record(kernel)
+                self.refresher.add(asked.location, kernel, partial(choose_again, self, sizes, asked))
         return served
 
     def serve_operation(
@@ -221,6 +245,7 @@ class Dispatcher:
         device: int | str | None = None,
         database: str | Path | None = None,
         library: bool = True,
+        numerics: Numerics | None = None,
     ) -> BoundKernel:
         """Return what `get_best_kernel` serves for an operation, whatever kernels there are of its name.
 
@@ -228,24 +253,21 @@ class Dispatcher:
         ----------
         operation
             Name of the operation.
-        sizes, dtype, device, database, library
+        sizes, dtype, device, database, library, numerics
             As for `get_best_kernel`.
         """
         place = self.current_device() if device is None else device
-        key = ("operation", operation, dtype, place, database, library, *sizes, *sizes.values())
+        key = ("operation", operation, dtype, place, database, library, numerics, *sizes, *sizes.values())
         served = self._served.get(key) or self._served.recall(key)
         if served is None:
+            check_numerics(numerics)
             location = self.location(database)
-            kernel = self.find_for_operation(operation, dtype, place, location, sizes, library=library)
-            served = self._keep(key, kernel, location)
+            kernel = self.find_for_operation(
+                operation, dtype, place, location, sizes, library=library, numerics=numerics
+            )
+            asked = Asked(operation, dtype, place, location, library, numerics)
+            served = self._keep(key, kernel, sizes, asked, is_bundled=bool(self._bundle))
         return served
-
-    def _choose_again(
-        self, kernel: BoundKernel, dtype: str | None, place: int | str | None, location: str
-    ) -> Callable[[BoundKernel], BoundKernel]:
-        """Return a function that chooses a configuration of the same definition again."""
-        definition, sizes = kernel.definition, kernel.problem.sizes
-        return lambda _: self.find_best_kernel(definition, dtype, place, location, sizes)
 
     def find_best_kernel(
         self,
@@ -257,6 +279,8 @@ class Dispatcher:
         *,
         bundle: str | Path | None = None,
         library: bool = True,
+        numerics: Numerics | None = None,
+        like: Choice | None = None,
     ) -> BoundKernel:
         """Return what `get_best_kernel` would serve, without keeping it and without counting a miss.
 
@@ -264,8 +288,10 @@ class Dispatcher:
         ----------
         location
             Path or URL of the database.
-        name, dtype, device, sizes, bundle, library
+        name, dtype, device, sizes, bundle, library, numerics
             As for `get_best_kernel`.
+        like
+            Choice whose bits must be kept; None if any may be computed.
 
         Raises
         ------
@@ -273,8 +299,9 @@ class Dispatcher:
             As for `get_best_kernel`.
         """
         if isinstance(name, str | os.PathLike) and self._is_operation(str(name)):
-            return self.find_for_operation(str(name), dtype, device, location, sizes, bundle=bundle, library=library)
-        path = _bundle_path(bundle) or self._bundle
+            options: dict[str, Any] = {"bundle": bundle, "library": library, "numerics": numerics}
+            return self.find_for_operation(str(name), dtype, device, location, sizes, **options)
+        path = bundle_path(bundle) or self._bundle
         if path is not None:
             held = held_kernel(name)
             return self._find_bundled(path, held.name if held else str(name), dtype, device, sizes)
@@ -283,15 +310,15 @@ class Dispatcher:
         candidates = Candidates(location, problem)
         stored = candidates.winners()
         index, properties = self._device(device, stored)
-        choice = choose(
-            kernel,
-            problem,
-            properties,
-            nvrtc_of(stored),
-            stored,
-            rules=candidates.rules(),
-            checks=candidates.checks,
-        )
+        version = nvrtc_of(stored)
+        request = Requested(kernel, problem, properties, version, location)
+        choice = self.pins.choice_for(request, numerics)
+        if choice is None:
+            choice = choose(
+                kernel, problem, properties, version, stored, rules=candidates.rules(), checks=candidates.checks
+            )
+            if like is not None and choice.config != like.config:
+                choice = exchanged(like, request)
         if candidates.fault:
             choice = replace(choice, unread=candidates.fault)
         return BoundKernel(kernel, problem, properties, index, choice)
@@ -312,6 +339,7 @@ class Dispatcher:
         *,
         bundle: str | Path | None = None,
         library: bool = True,
+        numerics: Numerics | None = None,
         anew: bool = False,
     ) -> BoundKernel:
         """Return what `serve_operation` would serve, without keeping it and without counting a miss.
@@ -320,7 +348,7 @@ class Dispatcher:
         ----------
         name
             Name of the operation, or path of its file.
-        dtype, device, location, sizes, bundle, library
+        dtype, device, location, sizes, bundle, library, numerics
             As for `find_best_kernel`.
         anew
             Whether the database has changed.
@@ -343,7 +371,11 @@ class Dispatcher:
             table = self._tables[key] = OperationTable(
                 operation, problem.dtype, location, lambda stored: self._device(device, stored), nvrtc_of
             )
-        return table.serve(problem, library=library)
+        served = self.pins.serve_operation(table, problem, library=library, numerics=numerics)
+        if served is None:
+            served = table.serve(problem, library=library)
+        served.operation, served.library_allowed = problem, library
+        return served
 
     def matmul(
         self,
@@ -356,6 +388,7 @@ class Dispatcher:
         deterministic: bool = True,
         emulate: bool = True,
         library: bool = True,
+        numerics: Numerics | None = None,
         database: str | Path | None = None,
         stream: Any = None,
     ) -> Any:
@@ -372,6 +405,7 @@ class Dispatcher:
             deterministic=deterministic,
             emulate=emulate,
             library=library,
+            numerics=numerics,
             database=database,
             stream=stream,
         )
@@ -417,7 +451,7 @@ class Dispatcher:
         return BoundKernel(bundled.kernel, problem, properties, index, choice, packed=cubin)
 
     def _refuse(self, served: BoundKernel, location: str, bundle: str | Path | None) -> NotTunedError:
-        path = _bundle_path(bundle) or self._bundle
+        path = bundle_path(bundle) or self._bundle
         if path is not None:
             bundled = self._bundles[path].kernel(served.kernel)
             return refusal(served, bundled.winners, bundled.nvrtc_version)
@@ -432,30 +466,6 @@ class Dispatcher:
         return index, live_device(index) if index is not None else absent_device(None, stored)
 
 
-def _bundle_path(bundle: str | Path | None) -> str | None:
-    return str(absolute_path(bundle, "a bundle")) if bundle else None
-
-
-def _device_index(device: object) -> int:
-    try:
-        return operator.index(device)  # type: ignore[arg-type]
-    except TypeError:
-        raise DeviceError(
-            f"the device is {device!r}, expected a CUDA index such as 0, or a name such as 'h200'"
-        ) from None
-
-
-def _whole(size: Any) -> Any:
-    """Return a number that equals a whole number as that, since both are one key of a dictionary: 2048.0 as 2048."""
-    if type(size) is not int and isinstance(size, Number | np.bool_):
-        try:
-            whole = int(size.real)  # type: ignore[union-attr]
-        except (OverflowError, ValueError):
-            return size
-        return whole if whole == size else size
-    return size
-
-
 default_dispatcher = Dispatcher()
 """The dispatcher of `get_best_kernel` and `autotile.matmul`."""
 
@@ -463,6 +473,9 @@ get_best_kernel = default_dispatcher.get_best_kernel
 """`Dispatcher.get_best_kernel` of the default dispatcher; a function around it would double the time of a call."""
 
 find_best_kernel = default_dispatcher.find_best_kernel
+
+pin = default_dispatcher.pins.pin
+unpin = default_dispatcher.pins.unpin
 
 
 def forget_served() -> None:

@@ -161,6 +161,21 @@ class BoundLibrary(BoundKernel):
         return True
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether it can be called at once."""
+        return self.can_launch
+
+    def load(self) -> None:
+        """Do nothing, as a library is loaded."""
+
+    def adopt(self, other: BoundKernel) -> bool:
+        """Take over the choice of the same library, such as a new measurement; return whether it is the same."""
+        if not other.is_library or other.kernel != self.kernel:
+            return False
+        self.choice = other.choice
+        return True
+
+    @property
     def geometry(self) -> NoReturn:
         """A library has none: an `AttributeError`."""
         raise AttributeError(f"{self.kernel} is a library, which has no launch geometry")

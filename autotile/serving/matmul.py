@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -14,6 +13,7 @@ from autotile.kernel.operation import load_operation
 from autotile.serving.arrays import as_bits, as_cupy, element_type, library_of, new_array, on_stream
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import Dispatcher, default_dispatcher
+from autotile.settings import Numerics
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +201,7 @@ def best_matmul(
     device: int | str | None = None,
     database: str | Path | None = None,
     library: bool = True,
+    numerics: Numerics | None = None,
     dispatcher: Dispatcher = default_dispatcher,
 ) -> BoundKernel:
     """Return what is served for a product: a kernel, or a library; see `autotile.serving.operations`.
@@ -209,7 +210,7 @@ def best_matmul(
     ----------
     product
         The product.
-    device, database, library
+    device, database, library, numerics
         As for `get_best_kernel`.
     dispatcher
         Dispatcher that it is taken from.
@@ -220,7 +221,7 @@ def best_matmul(
         No kernel computes such a product on the device.
     """
     return dispatcher.serve_operation(
-        OPERATION, product.sizes, product.dtype, device=device, database=database, library=library
+        OPERATION, product.sizes, product.dtype, device=device, database=database, library=library, numerics=numerics
     )
 
 
@@ -234,6 +235,7 @@ def matmul(
     deterministic: bool = True,
     emulate: bool = True,
     library: bool = True,
+    numerics: Numerics | None = None,
     database: str | Path | None = None,
     stream: Any = None,
 ) -> Any:
@@ -258,6 +260,9 @@ def matmul(
     library
         Whether cuBLAS may compute the product: where it was measured or is expected to be faster than the kernels, and
         where nothing is known of these. float32 products are then IEEE fp32, too.
+    numerics
+        ``"same"``: while the program runs, or with `autotile.pin`, only configurations that compute the same bits are
+        exchanged; ``"any"``: all are. None for the setting.
     database
         Path or URL; None for the user's own.
     stream
@@ -286,6 +291,7 @@ def matmul(
         deterministic=deterministic,
         emulate=emulate,
         library=library,
+        numerics=numerics,
         database=database,
         stream=stream,
     )
@@ -302,6 +308,7 @@ def multiply(
     deterministic: bool,
     emulate: bool,
     library: bool,
+    numerics: Numerics | None,
     database: str | Path | None,
     stream: Any,
 ) -> Any:
@@ -312,6 +319,7 @@ def multiply(
         "deterministic": deterministic,
         "emulate": emulate,
         "library": library,
+        "numerics": numerics,
         "database": database,
     }
     if stream is not None:
@@ -347,12 +355,13 @@ def _kernel(
     deterministic: bool,
     emulate: bool,
     library: bool,
+    numerics: Numerics | None,
     database: str | Path | None,
 ) -> BoundKernel:
     """Return the kernel for arrays, chosen once for arrays of one kind."""
     x, y, _ = arrays
     aligned, device = are_aligned(*arrays), device_index(x)
-    flags = aligned, deterministic, emulate, library
+    flags = aligned, deterministic, emulate, library, numerics
     key = (x.shape, y.shape, types, left.transpose, right.transpose, device, flags, database)
     kernel = dispatcher.matmul_kernels.get(key) or dispatcher.matmul_kernels.recall(key)
     if kernel is None:
@@ -373,14 +382,10 @@ def _kernel(
             aligned=aligned,
             emulate=emulate,
         )
-        found = best_matmul(product, device=device, database=database, library=library, dispatcher=dispatcher)
-        cache = dispatcher.matmul_kernels
-        kernel = cache.keep(key, found)
-        location = dispatcher.location(database)
-        again = partial(
-            dispatcher.find_for_operation, OPERATION, dtype, device, location, product.sizes, library=library, anew=True
+        found = best_matmul(
+            product, device=device, database=database, library=library, numerics=numerics, dispatcher=dispatcher
         )
-        dispatcher.refresher.add_operation(location, cache, key, lambda _: again())
+        kernel = dispatcher.matmul_kernels.keep(key, found)
     return kernel
 
 

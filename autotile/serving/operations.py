@@ -28,6 +28,7 @@ from autotile.serving.bound import BoundKernel
 from autotile.serving.candidates import Candidates
 from autotile.serving.choice import Choice, Contender, choose, choose_stored, wrong_configs
 from autotile.serving.libraries import BoundLibrary, Library, computes, libraries_for
+from autotile.serving.numerics import Requested
 
 SHOWN = 3
 """Contenders that a choice keeps for its explanation."""
@@ -354,6 +355,34 @@ class OperationTable:
             ):
                 found.setdefault(tuple([known.sizes.get(name, 0) for name in self._measured_names]), winner)
         return found
+
+    def requested(self, kernel: str, sizes: Sizes) -> Requested | None:
+        """Return a problem of one of the kernels, given its name and its sizes; None if there is no such kernel.
+
+        Raises
+        ------
+        InputError
+            The sizes are not those of the kernel.
+        """
+        member = self._members.get(kernel)
+        if member is None:
+            return None
+        problem = resolve_problem(member.kernel.spec, sizes, self._dtype)
+        return Requested(member.kernel, problem, self.device, self._nvrtc_version, self._location)
+
+    def bind_kernel(self, request: Requested, choice: Choice) -> BoundKernel:
+        """Return a kernel with a choice that was made elsewhere."""
+        return BoundKernel(request.kernel, request.problem, self.device, self.device_index, choice)
+
+    def bind_library(self, name: str, problem: Problem, choice: Choice) -> BoundKernel | None:
+        """Return a library with a choice that was made elsewhere; None if it is not here."""
+        library = next((one for one in self._libraries if one.name == name), None)
+        if library is None or not computes(library, self.operation, problem):
+            return None
+        fits = {member.name: sizes for member, sizes in self.operation.fitting(problem, self.device)}
+        served = self._library(library, problem, fits, None).bind(choice.contenders)
+        served.choice = choice
+        return served
 
     def _refusals(self) -> str:
         return "; ".join(f"{name}: {table.refusal}" for name, table in self._members.items() if table.refusal)

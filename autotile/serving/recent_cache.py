@@ -51,24 +51,12 @@ class RecentCache(dict[Key, Value]):
                 self._add(key, found := value)
             return found
 
-    def find(self, key: Key) -> Value | None:
-        """Return an entry of either generation, or None, without using it."""
-        with self._lock:
-            return self.get(key, self._older.get(key))
-
-    def replace(self, key: Key, old: Value, new: Value) -> bool:
-        """Replace an entry of either generation if it is still the old one; return whether it was."""
+    def exchange(self, old: Value, new: Value) -> None:
+        """Replace a value by another wherever it is kept."""
         with self._lock:
             for entries in (self, self._older):
-                if entries.get(key) is old:
+                for key in [key for key, value in entries.items() if value is old]:
                     entries[key] = new
-                    return True
-        return False
-
-    def entries(self) -> list[tuple[Key, Value]]:
-        """Return all entries of both generations."""
-        with self._lock:
-            return [*self.items(), *self._older.items()]
 
     def clear(self) -> None:
         """Remove all entries."""

@@ -15,7 +15,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -28,12 +28,12 @@ from autotile.database.fast_access import (
     read_changes_fast,
 )
 from autotile.errors import AutotileError
-from autotile.serving.recent_cache import MAX_SERVED, RecentCache
 from autotile.settings import read_settings
 
 if TYPE_CHECKING:
     from autotile.serving.bound import BoundKernel
     from autotile.serving.miss_counter import MissCounter
+    from autotile.serving.recent_cache import RecentCache
 
 Pause = Callable[[float], object]
 
@@ -92,20 +92,27 @@ class _Place:
             return None
 
 
-ChooseAgain = Callable[[Any], Any]
-"""Function that returns what would be served now in place of what is, which it is called with."""
+ChooseAgain = Callable[["BoundKernel"], "BoundKernel"]
+"""Function that returns what would be served now in place of a kernel, or the kernel itself."""
 
 
 class Refresher:
     """Chooses again what a dispatcher has served.
 
     Kernels are known as long as the program or the dispatcher keeps them.
+
+    Parameters
+    ----------
+    misses
+        Counter of the calls of fallbacks.
+    caches
+        Where the dispatcher keeps kernels.
     """
 
-    def __init__(self, misses: MissCounter) -> None:
+    def __init__(self, misses: MissCounter, caches: Sequence[RecentCache[Any, BoundKernel]]) -> None:
         self._misses = misses
+        self._caches = caches
         self._kernels: WeakKeyDictionary[BoundKernel, tuple[str, ChooseAgain]] = WeakKeyDictionary()
-        self._operations: RecentCache[Any, tuple[str, RecentCache[Any, Any], ChooseAgain]] = RecentCache(MAX_SERVED)
         self._places: dict[str, _Place] = {}
         self.renew_locks()
 
@@ -122,16 +129,17 @@ class Refresher:
         location
             Path or URL of the database.
         choose_again
-            Returns another kernel of the same definition, problem and device. It must not refer to the kernel.
+            Chooses again. It must not refer to the kernel.
         """
         with self._lock:
             self._kernels[kernel] = location, choose_again
         if kernel.can_launch:
             _thread.watch(self)
 
-    def add_operation(self, location: str, cache: RecentCache[Any, Any], key: Any, choose_again: ChooseAgain) -> None:
-        """Refresh an entry of a cache from now on: it is replaced as a whole, by what is loaded."""
-        self._operations.keep(key, (location, cache, choose_again))
+    def kernels(self) -> list[tuple[BoundKernel, str, ChooseAgain]]:
+        """Return the kernels that the program or the dispatcher keeps, each with its database."""
+        with FORK_LOCK, self._lock:
+            return [(kernel, *known) for kernel, known in self._kernels.items()]
 
     def poll(self, pause: Pause = lambda _: None) -> int:
         """Choose again what new results concern; return the number of replacements.
@@ -142,7 +150,8 @@ class Refresher:
             Called with a time in seconds after each choice, for a thread to leave the interpreter to others.
         """
         with self._polling:
-            return sum(self._poll(location, pause) for location in self._locations())
+            locations = sorted({location for _, location, _ in self.kernels()})
+            return sum(self._poll(location, pause) for location in locations)
 
     def _poll(self, location: str, pause: Pause) -> int:
         place = self._places.setdefault(location, _Place(location))
@@ -171,77 +180,56 @@ class Refresher:
         """
         replaced = 0
         for kernel, place, choose_again in sorted(self.kernels(), key=lambda one: -one[0].calls):
-            if location not in (None, place):
-                continue
-            if changed is None or (kernel.kernel, kernel.problem.dtype) in changed:
+            is_concerned = changed is None or (kernel.kernel, kernel.problem.dtype) in changed
+            if location in (None, place) and (is_concerned or kernel.operation is not None):
                 start_s = time.monotonic()
-                replaced += self._replace(place, kernel, choose_again)
-                pause((time.monotonic() - start_s) * (1 / _SHARE - 1))
-        with FORK_LOCK:
-            operations = self._operations.entries()
-        for key, (place, cache, choose_again) in operations:
-            if location in (None, place):
-                start_s = time.monotonic()
-                replaced += _replace_entry(cache, key, choose_again)
+                with suppress(Exception):  # the program goes on with what it has
+                    replaced += self._refresh(place, kernel, choose_again)
                 pause((time.monotonic() - start_s) * (1 / _SHARE - 1))
         return replaced
 
-    def kernels(self) -> list[tuple[BoundKernel, str, ChooseAgain]]:
-        """Return the kernels that the program or the dispatcher keeps, each with its database."""
-        with FORK_LOCK, self._lock:
-            return [(kernel, *known) for kernel, known in self._kernels.items()]
-
-    def _locations(self) -> list[str]:
-        with FORK_LOCK:
-            operations = [location for _, (location, *_) in self._operations.entries()]
-        return sorted({*(location for _, location, _ in self.kernels()), *operations})
-
-    def _replace(self, location: str, kernel: BoundKernel, choose_again: ChooseAgain) -> bool:
-        try:
-            fresh = choose_again(kernel)
-            return not fresh.choice.unread and self.adopt(location, kernel, fresh)
-        except Exception:  # the program goes on with what it has
+    def _refresh(self, location: str, kernel: BoundKernel, choose_again: ChooseAgain) -> bool:
+        fresh = choose_again(kernel)
+        if fresh is kernel or fresh.choice.unread or not kernel.has_shapes_of(fresh):
             return False
+        return self.exchange(location, kernel, fresh, choose_again)
 
-    def adopt(self, location: str, kernel: BoundKernel, fresh: BoundKernel) -> bool:
-        """Let a kernel serve another choice, which is loaded first; return whether it differs and was taken over.
+    def exchange(self, location: str, kernel: BoundKernel, fresh: BoundKernel, choose_again: ChooseAgain) -> bool:
+        """Serve another choice in place of a kernel's, loaded first if the kernel is; return whether they differ.
 
-        A choice for which arrays have other shapes is not, as the callers have allocated theirs.
+        The kernel itself adopts it, unless one of the two is a library: then callers get the other object at their next
+        look-up.
 
         Raises
         ------
         ToolchainError, CompileError, InputError
             As for a call.
         """
-        if fresh.choice == kernel.choice or fresh.shapes != kernel.shapes:
+        if fresh.choice == kernel.choice and fresh.kernel == kernel.kernel:
             return False
-        if fresh.config != kernel.config and kernel.is_loaded:
+        if kernel.is_loaded:
             fresh.load()
-        if not kernel.can_launch:
-            return kernel.adopt(fresh)
-        self._misses.release(kernel)
-        try:
-            return kernel.adopt(fresh)
-        finally:
-            if kernel.tier != "exact":
-                self._misses.watch(location, kernel)
-
-
-def _replace_entry(cache: RecentCache[Any, Any], key: Any, choose_again: ChooseAgain) -> bool:
-    with FORK_LOCK:
-        served = cache.find(key)
-    if served is None:
-        return False
-    try:
-        fresh = choose_again(served)
-        if fresh is served:
-            return False
-        if served.is_loaded:
+        if kernel.can_launch:
+            self._misses.release(kernel)
+        adopted = kernel.adopt(fresh)
+        if not (adopted or kernel.is_library or fresh.is_library):  # it was loaded meanwhile
             fresh.load()
-    except Exception:  # the program goes on with what it has
-        return False
-    with FORK_LOCK:
-        return cache.replace(key, served, fresh)
+            adopted = kernel.adopt(fresh)
+        if not adopted:
+            fresh.request, fresh.operation = kernel.request, kernel.operation
+            fresh.library_allowed = kernel.library_allowed
+            with FORK_LOCK:
+                for cache in self._caches:
+                    cache.exchange(kernel, fresh)
+            self.add(location, fresh, choose_again)
+            kernel = fresh
+        self.count_misses(location, kernel)
+        return True
+
+    def count_misses(self, location: str, kernel: BoundKernel) -> None:
+        """Count the calls of a kernel if it is a fallback."""
+        if kernel.tier != "exact" and kernel.can_launch and not kernel.is_library:
+            self._misses.watch(location, kernel)
 
 
 class _Thread:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import runpy
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 import autotile
 from autotile.core.model import Outcome, Trial
 from autotile.serving import libraries
+from autotile.settings import child_environment
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
@@ -64,8 +64,7 @@ def test_the_benchmark_at_random_sizes(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "any_size.py"), "--operation", str(FOLDER / "row_sums.toml")]
     command += ["--python", str(FOLDER / "row_sums.py"), "ROWS=1..4096", "N=16..100000", "--count", "4"]
     command += ["--limit", "6", "--output", str(output)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=child_environment())
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(output.read_text())["rows"]
     assert {row["class"]: None for row in rows} == {"float32": None, "float32_no_library": None}

@@ -342,6 +342,7 @@ class TestDocument:
             "aged": [],
             "shipped": False,
             "bundle": None,
+            "pinned": None,
             "estimated": None,
             "resources": {
                 "registers": 24,

@@ -9,20 +9,24 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from autotile.core.device import device_profile
-from autotile.core.model import Outcome, Trial
+from autotile.core.model import Measurement, Outcome, Trial
+from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.fast_access import file_signature, read_changes_fast
+from autotile.database.keys import key_of
 from autotile.errors import CompileError
+from autotile.kernel.library import load_kernel
+from autotile.kernel.operation import load_operation
+from autotile.kernel.problem import resolve_problem
 from autotile.serving import refresh as refreshing
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher, get_best_kernel
-from autotile.serving.recent_cache import RecentCache
+from autotile.serving.libraries import Library, _added
 from autotile.settings import read_settings
 
 BEST, BETTER = {"THREADS": 256, "WORK": 4}, {"THREADS": 64, "WORK": 2}
@@ -132,6 +136,7 @@ class TestKernels:
         store.put(4096, BEST)
         shapes = {id(kernel): {"x": (4096,)}}
         monkeypatch.setattr(BoundKernel, "shapes", property(lambda self: shapes.get(id(self), {"x": (8192,)})))
+        assert not kernel.has_shapes_of(store.ask(8192))
         assert (poll(), kernel.tier) == (0, "default")
 
     @pytest.mark.usefixtures("live_gpu")
@@ -226,25 +231,54 @@ class TestLoading:
         assert (failures, kernel.config) == ([], BEST)
 
 
-class TestOperations:
-    def test_an_entry_is_replaced_when_it_is_loaded(self, store: Any) -> None:
-        cache: RecentCache[str, Any] = RecentCache(10)
-        order: list[str] = []
-        served = cache.keep("key", SimpleNamespace(is_loaded=True))
-        fresh = SimpleNamespace(load=lambda: order.append(f"replaced {cache.get('key') is not served}"))
-        location = read_settings().database
-        default_dispatcher.refresher.add_operation(location, cache, "key", lambda _: fresh)
-        store.put(4096, BEST)
-        assert poll() == 1
-        assert (cache["key"], order) == (fresh, ["replaced False"])
+SIZES = {"M": 640, "N": 640, "K": 640}
 
-    def test_one_that_cannot_be_loaded_is_not(self, store: Any) -> None:
-        cache: RecentCache[str, Any] = RecentCache(10)
-        served = cache.keep("key", SimpleNamespace(is_loaded=True))
-        fresh = SimpleNamespace(load=lambda: 1 / 0)
-        default_dispatcher.refresher.add_operation(read_settings().database, cache, "key", lambda _: fresh)
-        store.put(4096, BEST)
-        assert (poll(), cache["key"]) == (0, served)
+
+def put_product(name: str, time_us: float) -> None:
+    """Store the default of a kernel of products as the result of a session on an H200."""
+    kernel, device = load_kernel(name), replace(device_profile("h200"), source="cuda")
+    problem = resolve_problem(kernel.spec, SIZES, "float32")
+    key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
+    measurement = Measurement(time_us, 0.99 * time_us, 1.01 * time_us)
+    trial = Trial(kernel.spec.default, Outcome.OK, "", "finals", measurement=measurement)
+    with Database.open(read_settings().database) as database:
+        study = database.study(key, device)
+        run = database.start_run(study, sampler="random")
+        database.add_trial(study, run, trial, phase="final", rank=1)
+        database.end_run(run)
+
+
+@pytest.mark.usefixtures("live_gpu")
+class TestOperations:
+    def test_another_kernel_takes_over(self, loads: list[str]) -> None:
+        put_product("sgemm", 50.0)
+        kernel = get_best_kernel("matmul", **SIZES, dtype="float32", library=False)
+        assert (kernel.kernel, kernel.tier) == ("sgemm", "exact")
+        kernel.load()
+        poll()
+        put_product("sgemm_ws", 20.0)
+        assert poll() == 1
+        assert (kernel.kernel, kernel.problem.kernel, kernel.tier) == ("sgemm_ws", "sgemm_ws", "exact")
+        assert kernel._launcher.config == kernel.config == load_kernel("sgemm_ws").spec.default
+        assert len(loads) == 2
+        assert get_best_kernel("matmul", **SIZES, dtype="float32", library=False) is kernel
+
+    def test_a_library_gives_way_to_a_kernel(self, loads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        operation = load_operation("matmul")
+        monkeypatch.setitem(_added, operation.name, {"mine": Library("mine", "1", print)})
+        monkeypatch.setattr("autotile.serving.libraries.LIBRARIES", ())
+        again = get_best_kernel("matmul", **SIZES, dtype="float32", EMULATE=0)
+        assert again.is_library
+        poll()
+        put_product("sgemm", 1.0)
+        poll()
+        served = get_best_kernel("matmul", **SIZES, dtype="float32", EMULATE=0)
+        assert (served.kernel, served.tier, again.is_library) == ("sgemm", "exact", True)
+        assert served.request == again.request
+        poll()
+        put_product("sgemm_ws", 0.5)
+        poll()
+        assert served.kernel == "sgemm_ws"
 
 
 class TestDatabase:
@@ -329,7 +363,7 @@ class TestThread:
 
     def test_a_long_refresh_ends_with_the_process(self, store: Any) -> None:
         thread = refreshing._Thread()
-        refresher = refreshing.Refresher(default_dispatcher.misses)
+        refresher = refreshing.Refresher(default_dispatcher.misses, ())
         refresher.poll = lambda pause: pause(1000.0)  # type: ignore[method-assign]
         thread._refreshers.add(refresher)
         thread._thread = threading.Thread(target=thread._run, args=(0.001,), daemon=True)

@@ -1,0 +1,100 @@
+"""What a program asks for: its arguments in one form, so that it can be asked again here or in another process."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from numbers import Number
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from autotile.errors import DeviceError
+from autotile.settings import Numerics, absolute_path, read_settings
+
+if TYPE_CHECKING:
+    from autotile.serving.bound import BoundKernel
+    from autotile.serving.dispatcher import Dispatcher
+
+
+class Request(NamedTuple):
+    """Arguments of a call of `get_best_kernel`, which mean the same in another process; None for those not given."""
+
+    name: str
+    """Name of the kernel, or absolute path of its search-space file."""
+    sizes: Mapping[str, int]
+    dtype: str | None
+    device: str | None
+    """Name of a GPU; None for the current CUDA device."""
+    database: str | None
+    bundle: str | None
+    library: bool = True
+    """Whether libraries may compute an operation."""
+    numerics: Numerics | None = None
+    """Whether only configurations that compute the same bits are exchanged."""
+
+
+class Asked(NamedTuple):
+    """What a kernel was asked for with, beside its sizes."""
+
+    operation: str | None
+    """Name or path of the operation; None if a kernel was asked for."""
+    dtype: str | None
+    place: int | str | None
+    location: str
+    library: bool
+    numerics: Numerics | None
+
+
+def choose_again(dispatcher: Dispatcher, sizes: Mapping[str, int], asked: Asked, served: BoundKernel) -> BoundKernel:
+    """Return what a dispatcher would serve now; what is served if that must not change."""
+    operation, dtype, place, location, library, numerics = asked
+    pin = dispatcher.pins.in_force()
+    must_match = pin is None and (numerics or read_settings().numerics) == "same"
+    if operation is not None and not must_match:
+        fresh = dispatcher.find_for_operation(
+            operation, dtype, place, location, sizes, library=library, numerics=numerics, anew=True
+        )
+    elif served.is_library:
+        return served
+    else:
+        problem, like = served.problem, served.choice if must_match else None
+        fresh = dispatcher.find_best_kernel(
+            served.definition, problem.dtype, place, location, problem.sizes, numerics=numerics, like=like
+        )
+    is_same = fresh.kernel == served.kernel and fresh.config == served.config
+    must_stay = pin is not None and (not fresh.choice.pinned or (pin.is_recording and is_same))
+    return served if must_stay else fresh
+
+
+def bundle_path(bundle: str | Path | None) -> str | None:
+    """Return the absolute path of a bundle; None if none is given."""
+    return str(absolute_path(bundle, "a bundle")) if bundle else None
+
+
+def device_index(device: object) -> int:
+    """Return a CUDA device index as a number of Python's.
+
+    Raises
+    ------
+    DeviceError
+        It is no whole number.
+    """
+    try:
+        return operator.index(device)  # type: ignore[arg-type]
+    except TypeError:
+        raise DeviceError(
+            f"the device is {device!r}, expected a CUDA index such as 0, or a name such as 'h200'"
+        ) from None
+
+
+def whole_size(size: Any) -> Any:
+    """Return a number that equals a whole number as that, since both are one key of a dictionary: 2048.0 as 2048."""
+    if type(size) is not int and isinstance(size, Number | np.bool_):
+        try:
+            whole = int(size.real)  # type: ignore[union-attr]
+        except (OverflowError, ValueError):
+            return size
+        return whole if whole == size else size
+    return size

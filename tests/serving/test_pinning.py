@@ -1,0 +1,438 @@
+"""Pinned choices: files, what they fix, what is refused, ranks, and exchanges that keep the bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotile
+from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Measurement, Outcome, Trial
+from autotile.database.database import Database
+from autotile.database.fast_access import read_digested_rows_fast
+from autotile.errors import InputError, PinError, PinWarning
+from autotile.serving.bound import BoundKernel
+from autotile.serving.dispatcher import Dispatcher, default_dispatcher, get_best_kernel
+from autotile.serving.pinned_choices import parse_choices, read_choices, write_choices
+from autotile.serving.pinning import Pin
+from autotile.settings import read_settings
+
+BEST, BETTER = {"THREADS": 256, "WORK": 4}, {"THREADS": 64, "WORK": 2}
+DEFAULT, ALIKE = {"THREADS": 128, "WORK": 1}, {"THREADS": 32, "WORK": 1}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "choices.json"
+
+
+@pytest.fixture(autouse=True)
+def _unpinned() -> Iterator[None]:
+    yield
+    default_dispatcher.pins.forget()
+
+
+def ask(store: Any, n: int, **named: Any) -> BoundKernel:
+    return get_best_kernel(store.path, n=n, device="h200", **named)
+
+
+def anew() -> None:
+    """Serve as a new process does."""
+    default_dispatcher.pins.forget()
+    default_dispatcher.clear()
+
+
+class TestFile:
+    def test_what_was_served_and_will_be_is_written(self, store: Any, file: Path) -> None:
+        store.put(4096, BEST)
+        ask(store, 4096)
+        autotile.pin(file)
+        first = json.loads(file.read_text())
+        ask(store, 8192)
+        default_dispatcher.pins.in_force().flush()  # type: ignore[union-attr]
+        choices = read_choices(file)
+        assert first["format"] == 1
+        assert len(first["choices"]) == 1
+        assert (
+            first["choices"][0].items()
+            >= {"kernel": "scale", "config": BEST, "tier": "exact", "source": "kernel"}.items()
+        )
+        assert {(one.sizes["n"], one.tier, one.gpu_name) for one in choices} == {
+            (4096, "exact", "NVIDIA H200"),
+            (8192, "nearest", "NVIDIA H200"),
+        }
+
+    def test_a_file_decides_whatever_the_results_are(self, store: Any, file: Path) -> None:
+        ask(store, 4096)
+        autotile.pin(file)
+        text = file.read_text()
+        anew()
+        store.put(4096, BEST)
+        assert ask(store, 4096).config == BEST
+        kernel = ask(store, 4096)
+        autotile.pin(file)
+        assert (kernel.tier, kernel.config) == ("default", store.kernel.spec.default)
+        assert f"pinned by {file}" in kernel.explain()
+        assert kernel.to_json()["pinned"] == str(file)
+        default_dispatcher.clear()
+        assert ask(store, 4096).config == store.kernel.spec.default
+        store.put(4096, BETTER)
+        default_dispatcher.refresher.poll()
+        assert kernel.config == store.kernel.spec.default
+        autotile.unpin()
+        assert kernel.config == BETTER
+        assert file.read_text() == text
+
+    def test_new_results_change_nothing_while_choices_are_added(self, store: Any, file: Path) -> None:
+        kernel = ask(store, 4096)
+        autotile.pin(file)
+        store.put(4096, BEST)
+        assert (default_dispatcher.refresher.poll(), kernel.tier) == (0, "default")
+        default_dispatcher.clear()
+        assert ask(store, 4096).tier == "default"
+
+    def test_other_problems_are_served_with_a_warning_or_refused(self, store: Any, file: Path) -> None:
+        ask(store, 4096)
+        autotile.pin(file)
+        anew()
+        autotile.pin(file)
+        with pytest.warns(PinWarning, match="scale n=8192 float32 on NVIDIA H200 is not among the choices"):
+            kernel = ask(store, 8192)
+        store.put(8192, BEST)
+        default_dispatcher.refresher.poll()
+        assert kernel.tier == "default"
+        del kernel
+        anew()
+        autotile.pin(file, strict=True)
+        with pytest.raises(PinError, match=r"no others are allowed; pin without strict, or delete .*choices.json"):
+            ask(store, 8192)
+        assert ask(store, 4096).choice.pinned == str(file)
+
+    def test_pinning_strictly_what_is_served_otherwise_is_refused(self, store: Any, file: Path) -> None:
+        ask(store, 4096)
+        autotile.pin(file)
+        anew()
+        kernel = ask(store, 8192)
+        with pytest.raises(PinError, match="no others are allowed"):
+            autotile.pin(file, strict=True)
+        assert default_dispatcher.pins.in_force() is None
+        assert kernel.choice.pinned == ""
+
+    def test_another_version_of_the_kernel_is_refused(self, store: Any, file: Path) -> None:
+        ask(store, 4096)
+        autotile.pin(file)
+        anew()
+        source = store.path.with_suffix(".cu")
+        source.write_text(source.read_text().replace("factor * x", "x[i] * factor + 0 * x"))
+        autotile.pin(file)
+        with pytest.raises(
+            PinError, match=r"another version of scale: its template changed since; .*delete .* pin again"
+        ):
+            ask(store, 4096)
+
+    @pytest.mark.parametrize(
+        ("config", "said"),
+        [
+            ({"THREADS": 999, "WORK": 1}, "THREADS"),
+            ({"THREADS": 64}, "WORK"),
+            ({"THREADS": 256, "WORK": "4"}, "WORK"),
+        ],
+    )
+    def test_a_configuration_that_cannot_run_is_refused(
+        self, store: Any, file: Path, config: dict[str, Any], said: str
+    ) -> None:
+        ask(store, 4096)
+        autotile.pin(file)
+        anew()
+        document = json.loads(file.read_text())
+        document["choices"][0]["config"] = config
+        file.write_text(json.dumps(document))
+        autotile.pin(file)
+        with pytest.raises(PinError, match=said):
+            ask(store, 4096)
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("", "holds no pinned choices"),
+            ("[]", "holds no pinned choices"),
+            ('{"format": 2, "choices": []}', "has format 2, expected 1"),
+            ('{"format": 1, "choices": [{}]}', "holds no pinned choices"),
+            ('{"format": 1, "choices": [], "more": 1}', "holds no pinned choices"),
+            ("[" * 100_000, "holds no pinned choices"),
+        ],
+    )
+    def test_what_is_no_such_file_is_refused(self, file: Path, text: str, said: str) -> None:
+        file.write_text(text)
+        with pytest.raises(PinError, match=said):
+            autotile.pin(file)
+        assert default_dispatcher.pins.in_force() is None
+
+    def test_a_problem_that_is_named_twice_is_refused(self, store: Any, file: Path) -> None:
+        ask(store, 4096)
+        autotile.pin(file)
+        document = json.loads(file.read_text())
+        document["choices"] *= 2
+        with pytest.raises(PinError, match="names a problem twice"):
+            parse_choices(json.dumps(document), "it")
+
+    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(PinError, match="cannot be written"):
+            autotile.pin(tmp_path / "none" / "choices.json")
+        assert default_dispatcher.pins.in_force() is None
+
+    def test_equal_choices_make_equal_files(self, store: Any) -> None:
+        for n in (8192, 4096, 2048):
+            ask(store, n)
+        choices = default_dispatcher.pins.served_choices()
+        text = write_choices(choices)
+        assert write_choices(reversed(choices)) == text == write_choices(parse_choices(text, "it"))
+
+    def test_a_file_that_appears_meanwhile_is_left(self, store: Any, file: Path) -> None:
+        pin = Pin(str(file), [], path=file)
+        file.write_text("of another process")
+        with pytest.warns(PinWarning, match="written by another process"):
+            pin.flush()
+        assert (pin.is_recording, file.read_text()) == (False, "of another process")
+
+    def test_dispatchers_pin_for_themselves(self, store: Any, file: Path) -> None:
+        ask(store, 4096)
+        autotile.pin(file)
+        store.put(4096, BEST)
+        assert Dispatcher().get_best_kernel(store.path, n=4096, device="h200").config == BEST
+
+
+class TestOperations:
+    def test_the_kernel_is_pinned_with_its_configuration(self, file: Path) -> None:
+        sizes = {"M": 512, "N": 512, "K": 512}
+
+        def product(**named: Any) -> BoundKernel:
+            return get_best_kernel("matmul", **sizes, dtype="float32", device="h200", **named)
+
+        kernel = product(library=False)
+        name, default = kernel.kernel, dict(kernel.definition.spec.default)
+        autotile.pin(file)
+        document = json.loads(file.read_text())
+        (choice,) = document["choices"]
+        assert choice.items() >= {"operation": "matmul", "kernel": name, "library_allowed": False}.items()
+        assert choice["sizes"] == {**choice["sizes"], **sizes}
+        choice["config"] = default
+        file.write_text(json.dumps(document))
+        anew()
+        autotile.pin(file)
+        pinned = product(library=False)
+        assert (pinned.kernel, pinned.config, pinned.choice.pinned) == (name, default, str(file))
+        assert kernel.config == default  # the object that the program had
+        assert f"pinned by {file}" in pinned.explain()
+        with pytest.warns(PinWarning, match="matmul M=512"):
+            product()
+
+    def test_a_library_that_is_not_here_is_refused(self, file: Path) -> None:
+        sizes = {"M": 512, "N": 512, "K": 512}
+        get_best_kernel("matmul", **sizes, device="h200")
+        autotile.pin(file)
+        document = json.loads(file.read_text())
+        document["choices"][0] |= {"source": "library", "kernel": "another", "library_version": "1", "config": {}}
+        file.write_text(json.dumps(document))
+        anew()
+        autotile.pin(file)
+        with pytest.raises(PinError, match="the library another, which is not here"):
+            get_best_kernel("matmul", **sizes, device="h200")
+
+
+class TestSetting:
+    def test_processes_share_a_file(self, store: Any, file: Path) -> None:
+        program = (
+            "import sys, autotile;print(autotile.get_best_kernel(sys.argv[1], n=4096, device='h200').config['THREADS'])"
+        )
+
+        def run(*options: str) -> str:
+            command = [sys.executable, *options, "-c", program, str(store.path)]
+            environment = {**os.environ, "AUTOTILE_PIN": str(file)}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+        assert run() == "128"
+        store.put(4096, BEST)
+        assert [one.config["THREADS"] for one in read_choices(file)] == [128]
+        assert run() == "128"
+        file.unlink()
+        assert run() == "256"
+
+    def test_strict(self, store: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        file.write_text('{"format": 1, "choices": []}')
+        monkeypatch.setenv("AUTOTILE_PIN", str(file))
+        with pytest.warns(PinWarning, match="served as usual"):
+            ask(store, 4096)
+        monkeypatch.setenv("AUTOTILE_PIN_STRICT", "on")
+        with pytest.raises(PinError, match="no others are allowed"):
+            ask(store, 8192)
+        monkeypatch.setenv("AUTOTILE_PIN_STRICT", "perhaps")
+        with pytest.raises(InputError, match="AUTOTILE_PIN_STRICT"):
+            ask(store, 2048)
+
+
+class _Ranks:
+    """Ranks that are threads, each with a dispatcher of its own."""
+
+    def __init__(self, count: int) -> None:
+        self._barrier = threading.Barrier(count, timeout=20)
+        self._data = b""
+        self._votes: list[bool] = []
+
+    def rank(self, number: int) -> Any:
+        shared = self
+
+        class Rank:
+            is_first = number == 0
+
+            def broadcast(self, data: bytes) -> bytes:
+                if self.is_first:
+                    shared._data = data
+                shared._barrier.wait()
+                return shared._data
+
+            def all_agree(self, agrees: bool) -> bool:
+                shared._votes.append(agrees)
+                shared._barrier.wait()
+                return all(shared._votes)
+
+        return Rank()
+
+
+def synchronize(dispatchers: list[Dispatcher]) -> list[Exception | None]:
+    ranks = _Ranks(len(dispatchers))
+
+    def run(number: int) -> Exception | None:
+        try:
+            dispatchers[number].pins.synchronize(ranks.rank(number))
+        except PinError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(len(dispatchers)) as threads:
+        return list(threads.map(run, range(len(dispatchers))))
+
+
+class TestRanks:
+    def test_all_serve_what_the_first_does(self, store: Any, tmp_path: Path) -> None:
+        store.put(4096, BEST)
+        dispatchers = [Dispatcher(), *(Dispatcher(database=tmp_path / f"{i}.db") for i in range(2))]
+        kernels = [one.get_best_kernel(store.path, n=4096, device="h200") for one in dispatchers]
+        assert [kernel.tier for kernel in kernels] == ["exact", "default", "default"]
+        assert synchronize(dispatchers) == [None, None, None]
+        assert [dict(kernel.config) for kernel in kernels] == [BEST] * 3
+        store.put(4096, BETTER)
+        for dispatcher in dispatchers:
+            dispatcher.refresher.poll()
+        assert [dict(kernel.config) for kernel in kernels] == [BEST] * 3
+
+    def test_one_that_cannot_changes_none(self, store: Any, tmp_path: Path) -> None:
+        store.put(4096, BEST)
+        dispatchers = [Dispatcher(), Dispatcher(database=tmp_path / "other.db")]
+        first = dispatchers[0].get_best_kernel(store.path, n=4096, device="h200")
+        source = store.path.with_suffix(".cu")
+        source.write_text(source.read_text().replace("factor * x", "x[i] * factor + 0 * x"))
+        second = dispatchers[1].get_best_kernel(store.path, n=4096, device="h200")
+        errors = synchronize(dispatchers)
+        assert "another rank cannot serve" in str(errors[0])
+        assert "the choices of rank 0 pins scale" in str(errors[1])
+        assert (first.choice.pinned, second.tier, second.choice.pinned) == ("", "default", "")
+
+
+class TestNumerics:
+    def finals(self, store: Any, times: list[tuple[dict[str, int], float, str]], *, refuse: Any = None) -> None:
+        """Store the finals of a session: configurations with their times and the digests of their outputs."""
+        key = store.put(4096, times[0][0], time_us=times[0][1])
+        with Database.open(read_settings().database) as database:
+            study = database.find_study(key)
+            assert study is not None
+            run = database.start_run(study, sampler="random")
+            for rank, (config, time_us, digest) in enumerate(times, 1):
+                trial = Trial(
+                    config,
+                    Outcome.OK,
+                    "",
+                    "finals",
+                    measurement=Measurement(time_us, 0.99 * time_us, 1.01 * time_us),
+                    telemetry={OUTPUT_DIGEST: digest} if digest else {},
+                )
+                database.add_trial(study, run, trial, phase="final", rank=rank)
+            if refuse is not None:
+                database.add_trial(study, run, Trial(refuse, Outcome.WRONG_RESULT, "wrong", "finals"), phase="final")
+            database.end_run(run)
+            rows = database.digested_rows(key.digest, "{}")
+        assert rows == read_digested_rows_fast(read_settings().database, key.digest, "{}")
+        assert len(rows) > len(times)
+
+    def test_the_fastest_with_the_same_bits_takes_over(self, store: Any) -> None:
+        kernels = {numerics: ask(store, 4096, numerics=numerics) for numerics in (None, "any", "same")}
+        times = [(BEST, 5.0, "in:other"), (BETTER, 6.0, VARYING_OUTPUTS), (ALIKE, 7.0, "in:out")]
+        self.finals(store, [*times, (DEFAULT, 9.0, "in:out")])
+        default_dispatcher.refresher.poll()
+        assert {name: dict(kernel.config) for name, kernel in kernels.items()} == {
+            None: BEST,
+            "any": BEST,
+            "same": ALIKE,
+        }
+        assert kernels["same"].tier == "exact"
+
+    @pytest.mark.parametrize(
+        ("alike", "default"),
+        [
+            ((7.0, "other inputs:out"), (9.0, "in:out")),
+            ((7.0, ""), (9.0, "in:out")),
+            ((7.0, "in:out"), (9.0, "")),
+            ((7.0, VARYING_OUTPUTS), (9.0, VARYING_OUTPUTS)),
+            ((9.0, "in:out"), (7.0, "in:out")),
+        ],
+    )
+    def test_else_it_stays(self, store: Any, alike: tuple[float, str], default: tuple[float, str]) -> None:
+        kernel = ask(store, 4096, numerics="same")
+        self.finals(store, [(BEST, 5.0, "in:other"), (ALIKE, *alike), (DEFAULT, *default)])
+        default_dispatcher.refresher.poll()
+        assert kernel.config == DEFAULT
+
+    def test_what_varied_once_is_not_exchanged(self, store: Any) -> None:
+        kernel = ask(store, 4096, numerics="same")
+        self.finals(store, [(ALIKE, 7.0, VARYING_OUTPUTS), (DEFAULT, 9.0, "in:out")])
+        self.finals(store, [(ALIKE, 7.0, "in:out"), (DEFAULT, 9.0, "in:out")])
+        default_dispatcher.refresher.poll()
+        assert kernel.config == DEFAULT
+
+    def test_what_was_found_to_be_wrong_is_not_exchanged(self, store: Any) -> None:
+        kernel = ask(store, 4096, numerics="same")
+        self.finals(store, [(ALIKE, 7.0, "in:out"), (DEFAULT, 9.0, "in:out")], refuse=ALIKE)
+        default_dispatcher.refresher.poll()
+        assert kernel.config == DEFAULT
+
+    def test_a_pin_gives_way_to_the_same_bits_alone(
+        self, store: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kernel = ask(store, 4096)
+        autotile.pin(file)
+        anew()
+        self.finals(store, [(BEST, 5.0, "in:other"), (ALIKE, 7.0, "in:out"), (DEFAULT, 9.0, "in:out")])
+        autotile.pin(file)
+        assert ask(store, 4096).config == DEFAULT
+        assert ask(store, 4096, numerics="same").config == ALIKE
+        monkeypatch.setenv("AUTOTILE_NUMERICS", "same")
+        default_dispatcher.clear()
+        kernel = ask(store, 4096)
+        assert (kernel.config, kernel.choice.pinned) == (ALIKE, str(file))
+        assert f"same bits as the configuration that {file} pins" in kernel.explain()
+
+    def test_other_words_are_refused(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(InputError, match="numerics is 'exact', expected 'any' or 'same'"):
+            ask(store, 4096, numerics="exact")
+        monkeypatch.setenv("AUTOTILE_NUMERICS", "exact")
+        with pytest.raises(InputError, match="AUTOTILE_NUMERICS"):
+            read_settings()
