@@ -200,14 +200,6 @@ class BoundLibrary(BoundKernel):
         return self._arrays.shapes
 
     @property
-    def is_loaded(self) -> bool:
-        """Whether it can be called without loading anything: it can."""
-        return True
-
-    def load(self) -> None:
-        """Do nothing, as nothing is compiled."""
-
-    @property
     def resources(self) -> None:
         """None, as those of a library are not known."""
         return None

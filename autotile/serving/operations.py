@@ -29,6 +29,7 @@ from autotile.serving.candidates import Candidates
 from autotile.serving.choice import Choice, Contender, choose, choose_stored, wrong_configs
 from autotile.serving.libraries import BoundLibrary, Library, computes, libraries_for
 from autotile.serving.numerics import Requested
+from autotile.settings import read_settings
 
 SHOWN = 3
 """Contenders that a choice keeps for its explanation."""
@@ -154,6 +155,7 @@ class OperationTable:
         self.fault = next((candidates.fault for candidates in stored.values() if candidates.fault), "")
         self._stored = stored
         self._measured_names = [name for name in operation.sizes if name not in operation.conditions]
+        self._races = read_settings().race and read_settings().numerics != "same"
         self._specs = {name: table.kernel.spec for name, table in self._members.items()}
         self._model = shipped_model(operation.name, dtype, self.device.name)
         self._libraries = libraries_for(operation, is_present=self.device_index is not None)
@@ -184,7 +186,7 @@ class OperationTable:
         names = {*self._members, *(f"{self.operation.name}:{library.name}" for library in self._libraries)}
         return frozenset(one for one in read_changes_fast(self._location) or () if one[0] in names)
 
-    def serve(self, problem: Problem, *, library: bool = True) -> BoundKernel:
+    def serve(self, problem: Problem, *, library: bool = True, race: bool = False) -> BoundKernel:
         """Return what computes a problem.
 
         Parameters
@@ -193,6 +195,8 @@ class OperationTable:
             Problem of the operation, with its conditions.
         library
             Whether a library may compute it.
+        race
+            Whether the first call may race the best few ways, if nothing was measured for the problem.
 
         Raises
         ------
@@ -211,12 +215,30 @@ class OperationTable:
         expected = self._expected(problem, fits, libraries)
         if measured and expected and _is_clearly_faster(expected[0].contender, measured[0].contender):
             return _bind_first([expected[0], *measured, *expected[1:]])
-        if measured or expected:
-            return _bind_first([*measured, *expected])
-        if libraries:
-            way = self._library(libraries[0], problem, fits, None)
-            return _bind_first([way, *(self._library(one, problem, fits, None) for one in libraries[1:])])
-        return self._nearest(problem, fits)
+        ways = [*measured, *expected] or [self._library(one, problem, fits, None) for one in libraries]
+        served = _bind_first(ways) if ways else self._nearest(problem, fits)
+        if (race or self._races) and not measured and served.can_launch:
+            return self._raced(served, ways, problem, fits, libraries)
+        return served
+
+    def _raced(
+        self,
+        served: BoundKernel,
+        ways: list[_Way],
+        problem: Problem,
+        fits: Mapping[str, Sizes],
+        libraries: list[Library],
+    ) -> BoundKernel:
+        """Return a kernel whose first call races what is served, the next best ways, and a library."""
+        from autotile.serving.racing import RacedKernel
+
+        rivals = [way.bind(()) for way in ways[1:SHOWN]]
+        present = [served, *rivals]
+        if libraries and not any(one.is_library for one in present):
+            present.append(self._library(libraries[0], problem, fits, None).bind(()))
+        if not self._model and served.is_library:
+            present.append(self._nearest(problem, fits))
+        return RacedKernel(present, self.operation, self._location) if len(present) > 1 else served
 
     def _measured(self, problem: Problem, fits: Mapping[str, Sizes], libraries: list[Library]) -> list[_Way]:
         """Return what was measured for exactly this problem on this GPU, the fastest first."""

@@ -109,6 +109,12 @@ class RacedKernel(BoundKernel):
         """Load what is served."""
         self._winner.load()
 
+    def adopt(self, other: BoundKernel) -> bool:
+        """Serve another kernel from the next call on, as a result that was stored meanwhile says."""
+        self._waiting, self._winner = (), other
+        self.choice, self.kernel = other.choice, other.kernel
+        return True
+
     def __repr__(self) -> str:
         return repr(self._winner)
 
@@ -134,6 +140,8 @@ class RacedKernel(BoundKernel):
                 raced = None if is_captured else race(self._waiting, arrays, scalars)
             if raced:
                 self._keep(raced)
+            elif raced is not None:
+                self._waiting = ()  # it would take too long, or too much memory
         finally:
             self._race_lock.release()
 
@@ -160,7 +168,7 @@ def _place(device_index: int, arrays: Sequence[Any], stream: Any) -> Iterator[bo
         yield current != 0 and bool(cuda.runtime.streamIsCapturing(current))
 
 
-def race(contenders: Sequence[BoundKernel], arrays: Sequence[Any], scalars: Mapping[str, float]) -> list[Raced]:
+def race(contenders: Sequence[BoundKernel], arrays: Sequence[Any], scalars: Mapping[str, float]) -> list[Raced] | None:
     """Race contenders on CuPy's current stream, and return those that agree, the fastest first.
 
     Parameters
@@ -174,14 +182,14 @@ def race(contenders: Sequence[BoundKernel], arrays: Sequence[Any], scalars: Mapp
 
     Returns
     -------
-    list of Raced
-        Empty if there cannot be a race: an output overlaps another array, memory is short, results cannot be compared,
-        or one launch takes too long.
+    list of Raced or None
+        Empty if there is no race: memory is short, or one launch takes too long. None if these arrays cannot be raced
+        on: an output overlaps another array, or results of its type cannot be compared.
     """
     ordered = sorted(contenders, key=lambda one: not one.is_library)
     try:
         scratch = _Scratch(ordered[0], arrays)
-        return _race(ordered, scratch, scalars) if scratch.is_raceable else []
+        return _race(ordered, scratch, scalars) if scratch.is_raceable else None
     except load_cupy().cuda.memory.OutOfMemoryError:
         return []
 
@@ -202,8 +210,6 @@ def _race(ordered: Sequence[BoundKernel], scratch: _Scratch, scalars: Mapping[st
             return []
         if spent_us > BUDGET_US / 2:
             break
-    if len(entrants) < 2:
-        return []
     racing = list(entrants)
     flush, flush_us = _flush(ordered[0])
     timers = [EventTimer(lambda one=one: one.kernel(*scratch.written, **scalars), flush) for one in entrants]  # type: ignore[misc]
