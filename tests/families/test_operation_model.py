@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autotile.core.device import device_profile
+from autotile.core.documents import decode_json, encode_json
+from autotile.core.model import Config, Resources
+from autotile.errors import DataError, InputError
+from autotile.families.model_fit import Fitted, Measurements, choice_ratios, fit_model
+from autotile.families.model_inputs import ModelCandidate
+from autotile.families.operation_model import Expected, MeasuredProblem, OperationModel
+from autotile.kernel.library import load_kernel
+from autotile.space.limits import check_config
+
+DEVICE = device_profile("h200")
+SPECS = {name: load_kernel(name).spec for name in ("sgemm", "sgemm_ws")}
+SMALL: Config = {**SPECS["sgemm"].default, "BM": 64, "BN": 64, "WM": 32, "WN": 32, "TM": 8, "TN": 4, "MIN_BLOCKS": 1}
+RESOURCES = Resources(128, 0, 0, 0, 0)
+CANDIDATES = (
+    ModelCandidate("sgemm", SPECS["sgemm"].default, RESOURCES),
+    ModelCandidate("sgemm", SMALL, RESOURCES),
+    ModelCandidate("sgemm_ws", SPECS["sgemm_ws"].default, RESOURCES),
+    ModelCandidate("cublas", {}),
+)
+
+
+def _kernels(sizes: dict[str, int]) -> dict[str, dict[str, int]]:
+    return {
+        name: {**spec.sizes, **{size: value for size, value in sizes.items() if size in spec.sizes}}
+        for name, spec in SPECS.items()
+    }
+
+
+def _times_us(sizes: dict[str, int]) -> dict[int, float]:
+    """Return times by whole rounds of blocks; the library is slow for small products, and fast for large ones."""
+    m, n, k = sizes["M"], sizes["N"], sizes["K"]
+    tiles = (128, 64, 128)
+    rounds = [math.ceil(math.ceil(m / tile) * math.ceil(n / tile) / 132) for tile in tiles]
+    rates = (1.0, 1.1, 0.8)
+    times = [3 + 2e-5 * r * t * t * k * q / 3 for r, t, q in zip(rounds, tiles, rates, strict=True)]
+    library = 8 * min(times) if m * n < 2**18 else 0.5 * min(times)
+    return dict(enumerate([*times, library]))
+
+
+def _problem(random: np.random.Generator) -> MeasuredProblem:
+    m, n, k = (int(2**x) for x in random.uniform(4, 12, 3))
+    sizes = {"M": m, "N": n, "K": k, "TRANS_A": 0, "TRANS_B": int(random.integers(2))}
+    return MeasuredProblem(sizes, _kernels(sizes), _times_us(sizes))
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Fitted:
+    random = np.random.default_rng(0)
+    measured = Measurements(CANDIDATES, [_problem(random) for _ in range(120)])
+    return fit_model("product", "float32", DEVICE, SPECS, measured, flags=("TRANS_A", "TRANS_B"), epochs=12)
+
+
+def _choose(model: OperationModel, sizes: dict[str, int], **options: Any) -> list[Expected]:
+    return model.choose(sizes, _kernels(sizes), SPECS, DEVICE, **options)
+
+
+def _sizes(m: int, n: int, k: int) -> dict[str, int]:
+    return {"M": m, "N": n, "K": k, "TRANS_A": 0, "TRANS_B": 0}
+
+
+def test_it_predicts_problems_that_were_held_out(fitted: Fitted) -> None:
+    held_out = fitted.held_out
+    errors = np.abs(np.log(held_out.times_us) - math.log(2) * held_out.log2_us)
+    assert np.nanmedian(errors) < 0.2
+
+
+def test_kernels_and_library_are_each_chosen_where_they_are_faster(fitted: Fitted) -> None:
+    assert not _choose(fitted.model, _sizes(90, 90, 1000), libraries=("cublas",))[0].candidate.is_library
+    assert _choose(fitted.model, _sizes(3000, 3000, 1000), libraries=("cublas",))[0].candidate.is_library
+
+
+def test_choices_seldom_lose_against_the_library(fitted: Fitted) -> None:
+    ratios = choice_ratios(
+        CANDIDATES, fitted.held_out, fitted.model.doubts, [0, 1, 2], confidence=fitted.model.confidence
+    )
+    assert np.percentile(ratios, 2) >= 0.95
+    assert ratios.max() > 1.5
+
+
+def test_a_library_that_may_not_be_used_is_not_chosen(fitted: Fitted) -> None:
+    found = _choose(fitted.model, _sizes(3000, 3000, 1000))
+    assert found
+    assert not any(one.candidate.is_library for one in found)
+
+
+def test_the_library_is_listed_even_if_many_kernels_are_faster(fitted: Fitted) -> None:
+    found = _choose(fitted.model, _sizes(200, 200, 1000), libraries=("cublas",), count=9)
+    assert any(one.candidate.is_library for one in found)
+    assert len(found) > 1
+
+
+def test_only_valid_configurations_are_chosen(fitted: Fitted) -> None:
+    random = np.random.default_rng(1)
+    for _ in range(40):
+        sizes = dict(_problem(random).sizes)
+        for one in _choose(fitted.model, sizes, count=9):
+            name = one.candidate.kernel
+            assert not check_config(SPECS[name], one.candidate.config, _kernels(sizes)[name], DEVICE, "float32")
+
+
+def test_a_kernel_that_is_not_named_is_not_chosen(fitted: Fitted) -> None:
+    sizes = _sizes(500, 500, 500)
+    kernels = {"sgemm": _kernels(sizes)["sgemm"]}
+    found = fitted.model.choose(sizes, kernels, SPECS, DEVICE, count=9)
+    assert {one.candidate.kernel for one in found} == {"sgemm"}
+
+
+def test_nothing_is_chosen_where_no_kernel_is_named(fitted: Fitted) -> None:
+    assert fitted.model.choose(_sizes(5, 5, 5), {}, SPECS, DEVICE) == []
+
+
+def test_doubt_grows_outside_of_the_measured_sizes(fitted: Fitted) -> None:
+    inside = _choose(fitted.model, _sizes(2048, 2048, 2048))[0]
+    outside = _choose(fitted.model, _sizes(2048, 2048, 2**20))[0]
+    assert outside.doubt > inside.doubt + 1
+
+
+def test_json_round_trip(fitted: Fitted) -> None:
+    again = OperationModel.from_json(decode_json(encode_json(fitted.model.to_json()), dict))
+    assert again.to_json() == fitted.model.to_json()
+    sizes = _sizes(777, 1234, 99)
+    assert _choose(again, sizes, libraries=("cublas",)) == _choose(fitted.model, sizes, libraries=("cublas",))
+
+
+def _without_a_network(document: dict[str, Any]) -> None:
+    document["kernels"] = None
+
+
+def _with_a_candidate_twice(document: dict[str, Any]) -> None:
+    document["candidates"][1] = document["candidates"][0]
+
+
+def _of_another_format(document: dict[str, Any]) -> None:
+    document["format"] = 2
+
+
+def _without_doubt(document: dict[str, Any]) -> None:
+    del document["doubts"]["sgemm"]
+
+
+def _with_an_empty_range(document: dict[str, Any]) -> None:
+    document["ranges"]["M"] = [0, 5]
+
+
+def _with_a_further_size(document: dict[str, Any]) -> None:
+    document["vocabulary"]["sizes"].append("L")
+    document["ranges"]["L"] = [1, 2]
+
+
+def _with_a_negative_doubt(document: dict[str, Any]) -> None:
+    document["doubts"]["sgemm"][0] = -1.0
+
+
+def _with_a_candidate_less(document: dict[str, Any]) -> None:
+    document["candidates"].pop(0)
+
+
+def _without_its_kernels(document: dict[str, Any]) -> None:
+    document["vocabulary"]["members"] = []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _without_a_network,
+        _with_a_candidate_twice,
+        _of_another_format,
+        _without_doubt,
+        _with_an_empty_range,
+        _with_a_further_size,
+        _with_a_negative_doubt,
+        _with_a_candidate_less,
+        _without_its_kernels,
+    ],
+)
+def test_a_damaged_model_is_refused(fitted: Fitted, damage: Any) -> None:
+    document = copy.deepcopy(decode_json(encode_json(fitted.model.to_json()), dict))
+    damage(document)
+    with pytest.raises(DataError):
+        OperationModel.from_json(document)
+
+
+def test_few_problems_are_refused() -> None:
+    measured = Measurements(CANDIDATES, [_problem(np.random.default_rng(0))])
+    with pytest.raises(InputError, match="at least 20"):
+        fit_model("product", "float32", DEVICE, SPECS, measured)
+
+
+def test_problems_without_any_library_give_a_model_of_kernels() -> None:
+    random = np.random.default_rng(0)
+    problems = [_problem(random) for _ in range(30)]
+    own = [problem._replace(times_us={n: problem.times_us[n] for n in range(3)}) for problem in problems]
+    measured = Measurements(CANDIDATES[:3], own)
+    model = fit_model("product", "float32", DEVICE, SPECS, measured, flags=("TRANS_A", "TRANS_B"), epochs=2).model
+    assert model.libraries is None
+    assert _choose(OperationModel.from_json(model.to_json()), _sizes(100, 100, 100), libraries=("cublas",))
