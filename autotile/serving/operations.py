@@ -32,7 +32,7 @@ from autotile.serving.numerics import Requested
 from autotile.settings import read_settings
 
 SHOWN = 3
-"""Contenders that a choice keeps for its explanation."""
+"""Contenders that an explanation states. A look-up asks the model for the first only, since each one is checked."""
 _CLEARLY = 3.0
 """Standard deviations by which the model must expect something to be faster than what was measured."""
 _RECHECK_S = 1.0
@@ -211,15 +211,22 @@ class OperationTable:
         if not fits:
             raise InputError(f"no kernel computes {problem}: {self._refusals() or 'none is written for it'}")
         libraries = [one for one in self._libraries if library and computes(one, self.operation, problem)]
-        measured = self._measured(problem, fits, libraries)
-        expected = self._expected(problem, fits, libraries)
-        if measured and expected and _is_clearly_faster(expected[0].contender, measured[0].contender):
-            return _bind_first([expected[0], *measured, *expected[1:]])
-        ways = [*measured, *expected] or [self._library(one, problem, fits, None) for one in libraries]
-        served = _bind_first(ways) if ways else self._nearest(problem, fits)
-        if (race or self._races) and not measured and served.can_launch:
+        race = (race or self._races) and self.device_index is not None
+        ways = self._ways(problem, fits, libraries, SHOWN if race else 1)
+        served = ways[0].bind((ways[0].contender,)) if ways else self._nearest(problem, fits)
+        if ways:
+            served.find_contenders = lambda: _shown(self._ways(problem, fits, libraries, SHOWN))
+        if race and served.tier != "exact":
             return self._raced(served, ways, problem, fits, libraries)
         return served
+
+    def _ways(self, problem: Problem, fits: Mapping[str, Sizes], libraries: list[Library], count: int) -> list[_Way]:
+        """Return ways to compute a problem, the one to serve first, with at most ``count`` of the model; maybe none."""
+        measured = self._measured(problem, fits, libraries)
+        expected = self._expected(problem, fits, libraries, count)
+        if measured and expected and _is_clearly_faster(expected[0].contender, measured[0].contender):
+            return [expected[0], *measured, *expected[1:]]
+        return [*measured, *expected] or [self._library(one, problem, fits, None) for one in libraries]
 
     def _raced(
         self,
@@ -263,13 +270,15 @@ class OperationTable:
         contender = Contender(name, choice.config, choice.measurement.time_us)
         return _Way(contender, lambda shown: self._bind(table.kernel, problem, choice, shown))
 
-    def _expected(self, problem: Problem, fits: Mapping[str, Sizes], libraries: list[Library]) -> list[_Way]:
+    def _expected(
+        self, problem: Problem, fits: Mapping[str, Sizes], libraries: list[Library], count: int
+    ) -> list[_Way]:
         """Return what the model of times expects to be the fastest; nothing if there is no model for this GPU."""
         if self._model is None:
             return []
         own = {library.name: library for library in libraries}
         found = self._model.choose(
-            problem.sizes, fits, self._specs, self.device, libraries=list(own), count=SHOWN, dtype=self._dtype
+            problem.sizes, fits, self._specs, self.device, libraries=list(own), count=count, dtype=self._dtype
         )
         ways = []
         for expected in found:
@@ -449,12 +458,12 @@ def _nearness(member: Member, problem: Problem, choice: Choice) -> tuple[Any, ..
     return order, size_distance(choice.tuned_sizes or {}, problem.sizes), time_us
 
 
-def _bind_first(ways: list[_Way]) -> BoundKernel:
-    """Bind the first of several ways; the choice states it and the next ones, each once."""
+def _shown(ways: list[_Way]) -> tuple[Contender, ...]:
+    """Return the contenders that an explanation states, each once."""
     shown: dict[tuple[str, tuple[tuple[str, Any], ...]], Contender] = {}
     for way in ways:
         shown.setdefault((way.contender.kernel, tuple(way.contender.config.items())), way.contender)
-    return ways[0].bind(tuple(shown.values())[:SHOWN])
+    return tuple(shown.values())[:SHOWN]
 
 
 def _is_clearly_faster(expected: Contender, measured: Contender) -> bool:
